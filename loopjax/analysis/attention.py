@@ -1,0 +1,90 @@
+"""Where the attention of each head goes: memory, sequence, row, column, box.
+
+Maps are attention weights [..., S, S], queries by keys, memory tokens first,
+every row summing to one. All results are linear in the maps or ratios of such,
+so that maps averaged over examples give the pooled numbers.
+
+"s" is the sequence, "m" the memory; "sm" reads: queries of the sequence, mass
+on memory.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+QUADRANTS = ("sm", "ss", "mm", "ms")
+
+
+def quadrants(maps: np.ndarray, num_memory: int) -> dict[str, np.ndarray]:
+  """Attention mass by kind of query and key (UTM, table 6).
+
+  Args:
+    maps: f32 [..., S, S].
+    num_memory: M.
+
+  Returns:
+    "sm", "ss", "mm", "ms": mean over queries of the mass on such keys, [...].
+    sm + ss = 1 and mm + ms = 1; without memory ss = 1 and the others are 0.
+  """
+  to_memory = maps[..., :num_memory].sum(axis=-1)
+  to_sequence = maps[..., num_memory:].sum(axis=-1)
+  result = {
+    "sm": to_memory[..., num_memory:].mean(axis=-1),
+    "ss": to_sequence[..., num_memory:].mean(axis=-1),
+  }
+  if num_memory:
+    result["mm"] = to_memory[..., :num_memory].mean(axis=-1)
+    result["ms"] = to_sequence[..., :num_memory].mean(axis=-1)
+  else:
+    result["mm"] = result["ms"] = np.zeros_like(result["ss"])
+  return result
+
+
+def roles(mass: dict[str, np.ndarray]) -> list[str]:
+  """What each head is for, by the thresholds of the paper's own script.
+
+  Args:
+    mass: from `quadrants`, f32 [R, H].
+
+  Returns:
+    For each head, by its means over loops: "reader" (sm > 0.4), "writer"
+    (ms > 0.7), "internal" (mm > 0.6), or else "constraint", in this order.
+  """
+  mean = {name: value.mean(axis=0) for name, value in mass.items()}
+  return [
+    "reader"
+    if mean["sm"][head] > 0.4
+    else "writer"
+    if mean["ms"][head] > 0.7
+    else "internal"
+    if mean["mm"][head] > 0.6
+    else "constraint"
+    for head in range(len(mean["sm"]))
+  ]
+
+
+def coordinate_shares(
+  maps: np.ndarray, num_memory: int, coordinates: Sequence[Sequence[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Share of the sequence's attention to itself that shares a coordinate.
+
+  On a board the coordinates are row, column and box, so that a head which
+  propagates a rule stands out. A token shares all coordinates with itself.
+
+  Args:
+    maps: f32 [..., S, S].
+    num_memory: M.
+    coordinates: of every position of the sequence, [T, A].
+
+  Returns:
+    (share of the ss mass on keys with the query's coordinate a, [..., A]; what
+    uniform attention over the sequence would give, [A]).
+  """
+  inside = maps[..., num_memory:, num_memory:]
+  points = np.asarray(coordinates)
+  same = points[:, None, :] == points[None, :, :]
+  mass = np.einsum("...qk,qka->...a", inside, same.astype(inside.dtype))
+  total = inside.sum(axis=(-2, -1))[..., None]
+  # A head that looks at memory alone has no mass to share out.
+  share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+  return share, same.mean(axis=(0, 1))

@@ -1,0 +1,246 @@
+"""Pictures of numbers over training steps and over loops."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import ticker
+
+from loopjax.analysis import draw
+
+Rows = list[dict[str, Any]]
+_STEPS = "optimizer steps"
+
+# Panels of curves.png: title, unit, scale and (split, metric, label, colour).
+_PANELS = (
+  (
+    "Loss",
+    "nats per token",
+    "linear",
+    (
+      ("train", "loss", "training, with penalties", draw.BLUE),
+      ("eval", "loss", "evaluation", draw.ORANGE),
+    ),
+  ),
+  (
+    "Accuracy on the evaluation split",
+    "share",
+    "linear",
+    (
+      ("eval", "exact_match", "exact match", draw.GREEN),
+      ("eval", "cell_accuracy", "cell accuracy", draw.PURPLE),
+    ),
+  ),
+  (
+    "Steps until a token halts",
+    "loops",
+    "linear",
+    (
+      ("train", "halting_steps", "all tokens", draw.BLUE),
+      ("train", "halting_steps_cells", "cells", draw.GREEN),
+      ("train", "halting_steps_memory", "memory tokens", draw.ORANGE),
+    ),
+  ),
+  (
+    "Gradient norm, before clipping",
+    "norm",
+    "log",
+    (
+      ("train", "grad_norm", "all parameters", draw.GREY),
+      ("train", "grad_norm/router", "router", draw.RED),
+    ),
+  ),
+)
+
+
+def draw_training(
+  rows: Rows, num_loops: int, directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """curves.png: loss, accuracy, halting and gradients over training.
+
+  Args:
+    rows: of metrics.jsonl; a panel without any is left out.
+    num_loops: K, drawn as the ceiling of the halting steps.
+    directory: where to write.
+  """
+  panels = [
+    panel
+    for panel in _PANELS
+    if any(len(series(rows, split, name)[0]) for split, name, *_ in panel[3])
+  ]
+  if not panels:
+    return []
+  num_rows = (len(panels) + 1) // 2
+  figure = draw.new(11, 3.6 * num_rows)
+  grid = figure.subplots(num_rows, 2, squeeze=False).ravel()
+  for axes in grid[len(panels) :]:
+    axes.set_visible(False)
+  for axes, (title, unit, scale, lines) in zip(grid, panels, strict=False):
+    for line in lines:
+      _draw_line(axes, rows, *line)
+    if unit == "loops":
+      axes.axhline(num_loops, color=draw.GREY, linestyle=":", label="trained K")
+    if unit == "share":
+      axes.set_ylim(-0.02, 1.02)
+    axes.set_yscale(scale)
+    draw.tidy(axes, title, _STEPS, unit)
+    axes.legend(frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "curves.png")]
+
+
+def _draw_line(axes: axes_lib.Axes, rows: Rows, split, name, label, color):
+  steps, values = series(rows, split, name)
+  if not len(steps):
+    return
+  marker = "o" if split == "eval" else None
+  axes.plot(steps, values, label=label, color=color, marker=marker, ms=4)
+  at, errors = series(rows, split, f"{name}/standard_error")
+  if split == "eval" and np.array_equal(at, steps):
+    low, high = values - errors, values + errors
+    axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def draw_router(rows: Rows, directory: pathlib.Path) -> list[pathlib.Path]:
+  """router.png: the router's probability per loop, over training and last."""
+  steps, probability = by_loop(rows, "train", "router_probability")
+  if not len(steps):
+    return []
+  _, spread = by_loop(rows, "train", "router_probability_std")
+  _, weight = by_loop(rows, "train", "output_weight")
+  loops = np.arange(1, probability.shape[1] + 1)
+  figure = draw.new(11, 4.2)
+  left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+  mesh = left.pcolormesh(
+    steps, loops, probability.T, cmap="viridis", vmin=0, shading="nearest"
+  )
+  figure.colorbar(mesh, ax=left, label="mean halting probability")
+  draw.tidy(left, "Router over training", _STEPS, "loop")
+  left.grid(False)
+  right.bar(
+    loops,
+    weight[-1],
+    color=draw.ORANGE,
+    alpha=0.6,
+    label="weight in the output",
+  )
+  mean, std = probability[-1], spread[-1]
+  right.plot(
+    loops, mean, color=draw.BLUE, marker="o", ms=4, label="halting probability"
+  )
+  right.fill_between(
+    loops,
+    np.clip(mean - std, 0, 1),
+    np.clip(mean + std, 0, 1),
+    color=draw.BLUE,
+    alpha=0.15,
+    linewidth=0,
+    label="spread over tokens (1 std)",
+  )
+  right.set_ylim(0, 1)
+  draw.tidy(right, f"At step {steps[-1]}, mean over tokens", "loop", "share")
+  for axis in (left.yaxis, right.xaxis):
+    axis.set_major_locator(ticker.MaxNLocator(integer=True))
+  right.legend(frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "router.png")]
+
+
+def draw_depth(
+  scores: Mapping[str, np.ndarray],
+  num_loops: int,
+  num_examples: int,
+  directory: pathlib.Path,
+) -> list[pathlib.Path]:
+  """depth.png: scores after each loop (UTM, figure 7).
+
+  Args:
+    scores: from `depth.scores_by_loop`.
+    num_loops: K, the trained depth.
+    num_examples: behind the scores.
+    directory: where to write.
+  """
+  figure = draw.new(8.5, 4.4)
+  axes = figure.subplots()
+  names = [name for name in scores if not name.endswith("/standard_error")]
+  colors = {"exact_match": draw.GREEN, "cell_accuracy": draw.PURPLE}
+  for name in sorted(names, key=lambda name: scores[name].max()):
+    color = colors.get(name, draw.BLUE)
+    mean, error = scores[name], scores[f"{name}/standard_error"]
+    loops = np.arange(1, len(mean) + 1)
+    best = int(np.argmax(mean))
+    label = (
+      f"{name.replace('_', ' ')}: {mean[num_loops - 1]:.3f} after"
+      f" {num_loops}, best {mean[best]:.3f} after {best + 1}"
+    )
+    axes.plot(loops, mean, color=color, label=label)
+    axes.fill_between(
+      loops, mean - error, mean + error, color=color, alpha=0.25, linewidth=0
+    )
+    axes.plot(best + 1, mean[best], "o", color=color, ms=5)
+  axes.axvline(num_loops, color=draw.GREY, linestyle=":")
+  axes.annotate(
+    " trained depth",
+    (num_loops, 1.0),
+    xycoords=("data", "axes fraction"),
+    va="top",
+    color=draw.GREY,
+    fontsize=9,
+  )
+  axes.set_ylim(-0.02, 1.08)
+  axes.set_xlim(left=0)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  title = f"Answers read off after every loop, {num_examples:,} examples"
+  draw.tidy(axes, f"{title}, ±1 standard error", "loops run", "share")
+  figure.legend(loc="outside lower center", frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "depth.png")]
+
+
+def draw_halting(
+  shares: Mapping[str, np.ndarray], means: Mapping[str, float], directory
+) -> list[pathlib.Path]:
+  """halting.png: how many tokens took how many steps.
+
+  Args:
+    shares: from `halting.histogram`. means: mean steps by the same names.
+    directory: where to write.
+  """
+  figure = draw.new(8, 4)
+  axes = figure.subplots()
+  colors = {"cells": draw.GREEN, "memory": draw.ORANGE}
+  width = 0.8 / len(shares)
+  for index, (name, share) in enumerate(shares.items()):
+    loops = np.arange(1, len(share) + 1)
+    label = f"{name}, mean {means[name]:.1f}"
+    where = loops + (index - (len(shares) - 1) / 2) * width
+    axes.bar(where, share, width, color=colors[name], label=label)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  draw.tidy(axes, "Steps taken before halting", "steps", "share of tokens")
+  axes.legend(frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "halting.png")]
+
+
+def series(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Steps and values of one metric, [N] each, in the rows that have it."""
+  found = [
+    (row["step"], row[name])
+    for row in rows
+    if row["split"] == split and name in row
+  ]
+  steps, values = zip(*found, strict=True) if found else ((), ())
+  return np.asarray(steps, int), np.asarray(values, float)
+
+
+def by_loop(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Steps [N] and values [N, R] of a metric that has one value a loop."""
+  prefix = f"{name}/loop="
+  keys = {key for row in rows for key in row if key.startswith(prefix)}
+  ordered = [f"{prefix}{loop}" for loop in range(len(keys))]
+  complete = [
+    row
+    for row in rows
+    if row["split"] == split and keys and all(key in row for key in ordered)
+  ]
+  steps = np.asarray([row["step"] for row in complete], int)
+  values = [[row[key] for key in ordered] for row in complete]
+  return steps, np.asarray(values, float).reshape(len(steps), len(ordered))

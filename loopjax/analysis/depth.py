@@ -1,0 +1,70 @@
+"""Accuracy after every loop, at and past the trained depth."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax.analysis import view as view_lib
+from loopjax.types import Array, Batch, Output
+
+
+def accuracy_by_depth(view: view_lib.View) -> dict[str, np.ndarray]:
+  """Scores of head(g_k) for every k (UTM, section 5.2 and figure 7).
+
+  One run of `eval.depth_factor` times the trained number of loops over
+  `eval.depth_examples` examples; a forced stop, if the model has one, comes at
+  the new last loop.
+
+  Returns:
+    See `scores_by_loop`; R = depth_factor * model.num_loops.
+  """
+  settings = view.settings
+  num_examples = settings.eval.depth_examples
+  output = view.forward(
+    ("prediction",),
+    num_loops=settings.eval.depth_factor * settings.model.num_loops,
+    num_examples=num_examples,
+  )
+  batch = {name: value[:num_examples] for name, value in view.batch.items()}
+  return scores_by_loop(
+    settings.task_module.score,
+    output.trace["prediction"],
+    batch,
+    view.spec.vocab_size,
+  )
+
+
+def scores_by_loop(
+  score: Callable[[Output, Batch], dict[str, Array]],
+  prediction: Array,
+  batch: Batch,
+  vocab_size: int,
+) -> dict[str, np.ndarray]:
+  """A task's scores of the tokens that each loop would answer with.
+
+  Args:
+    score: the task's; it sees the predictions as one-hot logits.
+    prediction: token ids, int [R, B, T].
+    batch: the B examples.
+    vocab_size: V.
+
+  Returns:
+    "<score>" and "<score>/standard_error", f64 [R], entry k after k + 1 loops.
+    "loss" is left out: a one-hot prediction has none.
+  """
+
+  def score_one(prediction):
+    logits = jax.nn.one_hot(prediction, vocab_size)
+    values = score(Output(logits, {}, {}, {}, {}), batch)
+    values.pop("loss", None)
+    return values
+
+  scores = jax.jit(lambda p: jax.lax.map(score_one, p))(jnp.asarray(prediction))
+  result = {}
+  for name, value in scores.items():
+    value = np.asarray(value, np.float64)
+    result[name] = value.mean(axis=1)
+    result[f"{name}/standard_error"] = value.std(axis=1) / value.shape[1] ** 0.5
+  return result

@@ -1,0 +1,30 @@
+"""What all pictures have in common. Nothing global is touched: no pyplot."""
+
+import pathlib
+
+from matplotlib import axes as axes_lib
+from matplotlib import figure as figure_lib
+
+BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
+RED, PURPLE, GREY = "#d55e00", "#8e5ea2", "#7f7f7f"
+
+
+def new(width: float, height: float) -> figure_lib.Figure:
+  """An empty figure of this size in inches that lays itself out."""
+  return figure_lib.Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:
+  """Writes a PNG; returns its path."""
+  figure.savefig(path, dpi=120, facecolor="white")
+  return path
+
+
+def tidy(axes: axes_lib.Axes, title: str, x: str, y: str) -> None:
+  """Title and labels, a light grid, and no frame above and to the right."""
+  axes.set_title(title, fontsize=11, loc="left")
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.grid(color="0.92")
+  axes.set_axisbelow(True)
+  axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,87 @@
+"""All pictures of a run, in one call."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax.analysis import curves, depth, halting, maps
+from loopjax.analysis import view as view_lib
+from loopjax.types import Dataset
+
+
+def make_figures(
+  settings: config_lib.Settings,
+  graphdef: nnx.GraphDef,
+  params: Any,
+  dataset: Dataset,
+  workdir: pathlib.Path,
+) -> dict[str, Any]:
+  """Draws everything that applies to this model and task.
+
+  Args:
+    settings: of the run.
+    graphdef: the model without its parameters.
+    params: parameters or their average, whole on this process.
+    dataset: the evaluation split.
+    workdir: of the run; its metrics.jsonl is read, figures/ is written.
+
+  Returns:
+    {"depth": vectors over loops by name, for the row of split "depth" (empty
+    if eval.depth_factor is 0), "files": paths of what was written}.
+  """
+  view = view_lib.make_view(settings, graphdef, params, dataset, workdir)
+  num_loops = settings.model.num_loops
+  files = curves.draw_training(view.rows, num_loops, view.directory)
+  steps = halting_steps(view)
+  if steps is not None:
+    files += curves.draw_router(view.rows, view.directory)
+    files += _draw_halting(view, steps)
+  if "attention" in view.output.trace:
+    files += _draw_attention(view)
+  scores = {}
+  if settings.eval.depth_factor and "prediction" in view.output.trace:
+    scores = depth.accuracy_by_depth(view)
+    num_examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
+    files += curves.draw_depth(scores, num_loops, num_examples, view.directory)
+  if hasattr(settings.task_module, "figures"):
+    files += settings.task_module.figures(view)
+  return {"depth": scores, "files": files}
+
+
+def halting_steps(view: view_lib.View) -> np.ndarray | None:
+  """Steps of every token [B, S]; None if the model never stops early."""
+  rule = getattr(view.settings.model, "halting", "fixed")
+  if rule == "fixed" or "weight" not in view.output.trace:
+    return None
+  weight = view.output.trace["weight"]
+  if rule == "ponder":
+    return halting.expected_steps(weight)
+  return halting.steps_taken(weight)
+
+
+def _draw_halting(view: view_lib.View, steps: np.ndarray):
+  num_memory = view.num_memory
+  shares = halting.histogram(steps, view.settings.model.num_loops, num_memory)
+  means = {"cells": steps[:, num_memory:].mean()}
+  if num_memory:
+    means["memory"] = steps[:, :num_memory].mean()
+  return curves.draw_halting(shares, means, view.directory)
+
+
+def _draw_attention(view: view_lib.View):
+  weights = view.output.trace["attention"]
+  num_axes = len(view.spec.coordinates[0])
+  names = getattr(
+    view.settings.task_module,
+    "COORDINATE_NAMES",
+    tuple(f"coordinate {index}" for index in range(num_axes)),
+  )
+  return [
+    *maps.draw_attention(weights, view.num_memory, view.directory),
+    *maps.draw_heads(
+      weights, view.num_memory, view.spec, names, view.directory
+    ),
+  ]

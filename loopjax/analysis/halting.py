@@ -1,0 +1,66 @@
+"""How many steps every token took before it stopped."""
+
+import numpy as np
+
+
+def steps_taken(weight: np.ndarray) -> np.ndarray:
+  """Steps until a token stopped (ACT): its last step that counts.
+
+  Args:
+    weight: w_k, what each step's output counted for, f32 [R, ...].
+
+  Returns:
+    int [...], 1 to R; 0 where no step counted.
+  """
+  steps = np.arange(1, len(weight) + 1)
+  steps = steps.reshape(-1, *[1] * (weight.ndim - 1))
+  return np.max(np.where(weight > 0, steps, 0), axis=0)
+
+
+def expected_steps(weight: np.ndarray) -> np.ndarray:
+  """sum_k k w_k, in steps from 1: where no token ever stops (PonderNet).
+
+  Args:
+    weight: w_k, f32 [R, ...].
+
+  Returns:
+    f32 [...].
+  """
+  steps = np.arange(1, len(weight) + 1, dtype=weight.dtype)
+  return np.tensordot(steps, weight, axes=(0, 0))
+
+
+def histogram(
+  steps: np.ndarray, num_loops: int, num_memory: int
+) -> dict[str, np.ndarray]:
+  """Share of tokens that took 1, 2, ... R steps.
+
+  Args:
+    steps: [B, S], memory tokens first; rounded to whole steps.
+    num_loops: R.
+    num_memory: M.
+
+  Returns:
+    "cells" and, if there are memory tokens, "memory": f64 [R], each sums to 1.
+  """
+  parts = {"cells": steps[:, num_memory:]}
+  if num_memory:
+    parts["memory"] = steps[:, :num_memory]
+  whole = {name: np.rint(part).astype(int) for name, part in parts.items()}
+  return {
+    name: np.bincount(part.ravel(), minlength=num_loops + 1)[1:] / part.size
+    for name, part in whole.items()
+  }
+
+
+def mean_by_position(steps: np.ndarray, num_memory: int) -> np.ndarray:
+  """Mean steps of every position of the sequence over examples.
+
+  Args:
+    steps: [B, S], memory tokens first.
+    num_memory: M.
+
+  Returns:
+    f64 [T].
+  """
+  return steps[:, num_memory:].mean(axis=0, dtype=np.float64)

@@ -1,0 +1,191 @@
+"""Pictures of attention maps, and the numbers beside them."""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import colors as colors_lib
+
+from loopjax import workdir as workdir_lib
+from loopjax.analysis import attention, draw
+from loopjax.types import TaskSpec
+
+
+def draw_attention(
+  maps: np.ndarray, num_memory: int, directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """attention.png: head-averaged maps at three loops (UTM, figure 5).
+
+  Args:
+    maps: f32 [R, H, S, S], averaged over examples.
+    num_memory: M.
+    directory: where to write.
+  """
+  num_loops = len(maps)
+  loops = sorted({0, num_loops // 2, num_loops - 1})
+  panels = [maps[loop].mean(axis=0) for loop in loops]
+  figure = draw.new(4.2 * len(panels) + 0.8, 4.5)
+  grid = figure.subplots(1, len(panels), squeeze=False)[0]
+  norm = _norm(np.stack(panels))
+  for axes, loop, panel in zip(grid, loops, panels, strict=True):
+    image = _draw_map(axes, panel, num_memory, norm)
+    axes.set_title(f"loop {loop + 1} of {num_loops}", fontsize=11)
+    axes.set_xlabel("key")
+  grid[0].set_ylabel("query")
+  figure.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
+  figure.suptitle("Attention, mean over heads and examples", fontsize=12)
+  return [draw.save(figure, directory / "attention.png")]
+
+
+def draw_heads(
+  maps: np.ndarray,
+  num_memory: int,
+  spec: TaskSpec,
+  names: tuple[str, ...],
+  directory: pathlib.Path,
+) -> list[pathlib.Path]:
+  """attention_heads.png and .json: each head at the last loop (figure 6).
+
+  Args:
+    maps: f32 [R, H, S, S], averaged over examples.
+    num_memory: M.
+    spec: for the coordinates.
+    names: of the coordinates, [A].
+    directory: where to write.
+  """
+  numbers = head_numbers(maps, num_memory, spec, names)
+  last, num_heads = maps[-1], maps.shape[1]
+  columns = min(4, num_heads)
+  num_rows = math.ceil(num_heads / columns)
+  width = max(3.1 * columns, 9.5)
+  text_height = 0.27 * (num_heads + 2)
+  figure = draw.new(width, 3.3 * num_rows + text_height)
+  upper, lower = figure.subfigures(
+    2, 1, height_ratios=(3.3 * num_rows, text_height)
+  )
+  grid = upper.subplots(num_rows, columns, squeeze=False).ravel()
+  norm = _norm(last)
+  for head, axes in enumerate(grid):
+    if head >= num_heads:
+      axes.set_visible(False)
+      continue
+    image = _draw_map(axes, last[head], num_memory, norm)
+    role = numbers["heads"][head]["role"]
+    axes.set_title(f"head {head}: {role}", fontsize=10)
+  upper.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
+  upper.suptitle(
+    f"Attention of each head at loop {len(maps)}, mean over examples",
+    fontsize=12,
+  )
+  _draw_table(lower.subplots(), numbers, names)
+  path = directory / "attention_heads.json"
+  workdir_lib.write_json(path, numbers)
+  return [draw.save(figure, directory / "attention_heads.png"), path]
+
+
+def head_numbers(
+  maps: np.ndarray,
+  num_memory: int,
+  spec: TaskSpec,
+  names: tuple[str, ...],
+) -> dict[str, Any]:
+  """Quadrants, shares and role of each head, as JSON can hold them.
+
+  Arguments are those of `draw_heads`. "last" is at the last loop, "mean" over
+  all loops, "quadrants_by_loop" [R][H].
+  """
+  mass = attention.quadrants(maps, num_memory)
+  shares, uniform = attention.coordinate_shares(
+    maps, num_memory, spec.coordinates
+  )
+
+  def at(mass, head):
+    return {name: round(float(mass[name][head]), 4) for name in mass}
+
+  last = {name: value[-1] for name, value in mass.items()}
+  mean = {name: value.mean(axis=0) for name, value in mass.items()}
+  heads = []
+  for head, role in enumerate(attention.roles(mass)):
+    share = shares[-1, head]
+    heads.append(
+      {
+        "head": head,
+        "role": role,
+        "last": at(last, head),
+        "mean": at(mean, head),
+        "same": {
+          name: round(float(value), 4)
+          for name, value in zip(names, share, strict=True)
+        },
+      }
+    )
+  return {
+    "num_memory": num_memory,
+    "num_loops": len(maps),
+    "uniform": {
+      name: round(float(value), 4)
+      for name, value in zip(names, uniform, strict=True)
+    },
+    "heads": heads,
+    "quadrants_by_loop": {
+      name: np.round(value, 4).tolist() for name, value in mass.items()
+    },
+  }
+
+
+def _norm(maps: np.ndarray) -> colors_lib.Normalize:
+  """Square-root colours up to a high percentile: weak structure shows."""
+  top = float(np.percentile(maps, 99.5))
+  return colors_lib.PowerNorm(0.5, vmin=0.0, vmax=max(top, 1e-6))
+
+
+def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
+  """One map, its memory quadrants set off by lines."""
+  image = axes.imshow(panel, cmap="magma", norm=norm, interpolation="nearest")
+  size = len(panel)
+  middles, labels = [(num_memory + size - 1) / 2], ["sequence"]
+  if num_memory:
+    middles.insert(0, (num_memory - 1) / 2)
+    labels.insert(0, "mem.")
+    for line in (axes.axhline, axes.axvline):
+      line(num_memory - 0.5, color="#4cc9f0", linewidth=1.2)
+  axes.set_xticks(middles, labels, fontsize=8)
+  axes.set_yticks(middles, labels, fontsize=8, rotation=90, va="center")
+  axes.tick_params(length=0)
+  return image
+
+
+def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
+  """Quadrants, and how far each head goes by row, column and box."""
+  header = ["head", "s→m", "s→s", "m→m", "m→s", "role, over\nall loops"]
+  header += [
+    f"same {name}\n(uniform {numbers['uniform'][name]:.2f})" for name in names
+  ]
+  cells = [
+    [
+      str(head["head"]),
+      *(
+        f"{head['last'][name]:.2f}"
+        if numbers["num_memory"] or name == "ss"
+        else "–"
+        for name in attention.QUADRANTS
+      ),
+      head["role"],
+      *(f"{head['same'][name]:.2f}" for name in names),
+    ]
+    for head in numbers["heads"]
+  ]
+  axes.axis("off")
+  table = axes.table(
+    cells, colLabels=header, cellLoc="center", bbox=(0, 0, 1, 1)
+  )
+  table.auto_set_font_size(False)
+  table.set_fontsize(9)
+  for (row, _), cell in table.get_celld().items():
+    cell.set_linewidth(0.4)
+    cell.set_edgecolor("0.8")
+    if row == 0:
+      cell.set_facecolor("0.95")
+      cell.set_height(2 * cell.get_height())

@@ -1,0 +1,169 @@
+"""What the figures of a run are drawn from, gathered once."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax import workdir as workdir_lib
+from loopjax.types import Dataset, Output, TaskSpec
+
+NUM_LOOKED_AT = 256
+_TRACES = ("prediction", "confidence", "probability", "weight", "attention")
+_CHUNK = 32  # Examples per device call when whole attention maps are traced.
+
+
+class View(NamedTuple):
+  """A trained model and what it did on some evaluation examples.
+
+  Attributes:
+    settings: of the run.
+    spec: what the model knows of the task.
+    num_memory: M, memory tokens in front of the sequence; 0 for none.
+    batch: evaluation examples, numpy [N, ...] by name, in random order, so
+      that any prefix is a fair sample.
+    output: the model's output at the trained depth on the first
+      `NUM_LOOKED_AT` of them, with every trace that the family has; "attention"
+      is averaged over examples, [R, H, S, S].
+    forward: runs the model on the first examples, see `make_forward`.
+    rows: of metrics.jsonl.
+    directory: where pictures go; it exists.
+  """
+
+  settings: config_lib.Settings
+  spec: TaskSpec
+  num_memory: int
+  batch: Mapping[str, np.ndarray]
+  output: Output
+  forward: Callable[..., Output]
+  rows: list[dict[str, Any]]
+  directory: pathlib.Path
+
+
+def make_view(
+  settings: config_lib.Settings,
+  graphdef: nnx.GraphDef,
+  params: Any,
+  dataset: Dataset,
+  workdir: pathlib.Path,
+) -> View:
+  """Runs the model once and reads the run's metrics.
+
+  Args:
+    settings: of the run.
+    graphdef: the model without its parameters.
+    params: its parameters; this process must hold every array as a whole.
+    dataset: the evaluation split.
+    workdir: of the run; the pictures' directory is made in it.
+  """
+  directory = workdir / "figures"
+  directory.mkdir(parents=True, exist_ok=True)
+  batch = sample(dataset, max(settings.eval.depth_examples, NUM_LOOKED_AT))
+  forward = make_forward(settings, graphdef, params, batch["inputs"])
+  return View(
+    settings=settings,
+    spec=settings.task_module.spec(settings.task),
+    num_memory=getattr(settings.model, "num_memory_tokens", 0),
+    batch=batch,
+    output=forward(
+      tuple(name for name in _TRACES if name in settings.family.TRACES),
+      averaged=("attention",),
+      num_examples=NUM_LOOKED_AT,
+    ),
+    forward=forward,
+    rows=workdir_lib.read_metrics(workdir),
+    directory=directory,
+  )
+
+
+def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
+  """Up to `num_examples` examples from batches spread over the whole split.
+
+  Evaluation files are often sorted by difficulty, so that the first examples
+  would all be easy ones. The same examples come every time.
+
+  Returns:
+    Numpy arrays [N, ...] by name, in random order, all of them valid.
+  """
+  total = len(dataset.batches)
+  size = len(dataset.batches[0]["valid"])
+  num_batches = min(total, num_examples // size + 1)
+  picked = np.unique(np.linspace(0, total - 1, num_batches).round().astype(int))
+  batches = [dataset.batches[int(index)] for index in picked]
+  batch = {
+    name: np.concatenate([np.asarray(part[name]) for part in batches])
+    for name in batches[0]
+  }
+  rows = np.random.default_rng(0).permutation(np.flatnonzero(batch["valid"]))
+  return {name: value[rows[:num_examples]] for name, value in batch.items()}
+
+
+def make_forward(
+  settings: config_lib.Settings,
+  graphdef: nnx.GraphDef,
+  params: Any,
+  inputs: np.ndarray,
+) -> Callable[..., Output]:
+  """Compiles a forward pass that shows what happens inside.
+
+  Returns:
+    forward(trace=(), *, averaged=(), num_loops=None, num_examples=None): an
+    `Output` of numpy arrays for the first examples (all if None) at that many
+    loops (as trained if None). Traces named in `averaged` are averaged over the
+    examples on the device, [R, ...] instead of [R, B, ...]. `losses` and
+    `loops` are empty: they are means over chunks, not over examples.
+  """
+  device = jax.local_devices()[0]
+  params = jax.device_put(jax.device_get(params), device)
+
+  @functools.partial(jax.jit, static_argnums=(3, 4, 5))
+  def run(params, inputs, counted, trace, averaged, num_loops):
+    model = nnx.merge(graphdef, params)
+    output = model(inputs, num_loops=num_loops, trace=trace)
+    traces = {
+      name: jnp.einsum("b,rb...->r...", counted, value)
+      if name in averaged
+      else value
+      for name, value in output.trace.items()
+    }
+    return output.logits, output.stats, traces
+
+  def forward(trace=(), *, averaged=(), num_loops=None, num_examples=None):
+    rows = inputs[:num_examples]
+    large = {"attention", "hidden"}.intersection(trace)
+    size = min(_CHUNK if large else settings.eval.batch_size, len(rows))
+    chunks = []
+    for start in range(0, len(rows), size):
+      chunk = rows[start : start + size]
+      missing = size - len(chunk)  # Filled up, so that one program serves all.
+      counted = (np.arange(size) < len(chunk)) / len(rows)
+      chunk = np.concatenate([chunk, rows[:missing]])
+      args = jax.device_put((chunk, counted.astype(np.float32)), device)
+      parts = run(params, *args, trace, averaged, num_loops)
+      chunks.append(jax.device_get(parts))
+    logits, stats, traces = zip(*chunks, strict=True)
+    return Output(
+      logits=np.concatenate(logits)[: len(rows)],
+      losses={},
+      stats={
+        name: np.concatenate([part[name] for part in stats])[: len(rows)]
+        for name in stats[0]
+      },
+      loops={},
+      trace={
+        name: np.sum([part[name] for part in traces], axis=0)
+        if name in averaged
+        else np.concatenate([part[name] for part in traces], axis=1)[
+          :, : len(rows)
+        ]
+        for name in trace
+      },
+    )
+
+  return forward

@@ -1,0 +1,114 @@
+"""Grain graphs whose order depends on the seed alone.
+
+The order of the examples and the randomness of each do not depend on how many
+processes read, nor on where a run was interrupted: position i of the stream is
+the same example with the same noise for ever, so that one integer, the number
+of batches consumed, is the whole state of the iterator.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import grain
+import jax
+import numpy as np
+
+Rows = np.ndarray
+
+
+def training_batches(
+  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
+  num_examples: int,
+  batch_size: int,
+  seed: int,
+) -> grain.MapDataset:
+  """Endless batches, reshuffled every epoch.
+
+  Args:
+    make_batch: (rows [b] of the data, positions [b] in the stream) -> batch of
+      this process; all its randomness must come from the positions.
+    num_examples: rows of the data.
+    batch_size: over all processes.
+    seed: of the order.
+
+  Returns:
+    Graph whose element i is this process's part of global batch i.
+  """
+  draws = (
+    grain.MapDataset.range(num_examples)
+    .seed(seed)
+    .shuffle()
+    .repeat(None)
+    .map_with_index(lambda position, row: np.array([row, position]))
+  )
+  return _per_process(draws, batch_size).map(
+    lambda draws: make_batch(draws[:, 0], draws[:, 1])
+  )
+
+
+def evaluation_batches(
+  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
+  num_examples: int,
+  batch_size: int,
+) -> grain.MapDataset:
+  """Every row once and in order; the last batch is filled up with row 0.
+
+  "valid" [b] bool marks the rows that count.
+  """
+  num_batches = -(-num_examples // batch_size)
+  draws = grain.MapDataset.range(num_batches * batch_size).map(
+    lambda position: np.array([position, position])
+  )
+
+  def make(draws):
+    valid = draws[:, 0] < num_examples
+    batch = make_batch(np.where(valid, draws[:, 0], 0), draws[:, 1])
+    return {**batch, "valid": valid}
+
+  return _per_process(draws, batch_size).map(make)
+
+
+def _per_process(draws: grain.MapDataset, batch_size: int) -> grain.MapDataset:
+  """This process's contiguous block of every global batch."""
+  processes = jax.process_count()
+  return draws.batch(batch_size // processes, drop_remainder=True)[
+    jax.process_index() :: processes
+  ]
+
+
+def iterate(
+  batches: grain.MapDataset, start: int = 0, num_threads: int = 2
+) -> Iterator[Mapping[str, np.ndarray]]:
+  """Iterates from batch `start` on, a few batches ahead in threads."""
+  options = grain.ReadOptions(
+    num_threads=num_threads, prefetch_buffer_size=8 if num_threads else 0
+  )
+  return iter(batches[start:].to_iter_dataset(options))
+
+
+def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
+  """Random numbers in [0, 1) that belong to positions of the stream.
+
+  A counter-based generator (SplitMix64's mixing function, Steele et al. 2014):
+  the same (seed, position, column) gives the same number on any process.
+
+  Args:
+    seed: of the stream.
+    positions: int [N].
+    num: numbers per position.
+
+  Returns:
+    float64 [N, num].
+  """
+  golden = np.uint64(0x9E3779B97F4A7C15)
+  counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(
+    1, num + 1, dtype=np.uint64
+  )
+  with np.errstate(over="ignore"):
+    z = _mix(counters * golden + _mix(np.uint64(seed) * golden + golden))
+  return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+  z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return z ^ (z >> np.uint64(31))

@@ -1,0 +1,1 @@
+"""Sudoku: boards, solver, symmetries, generator, puzzle bank and files."""

@@ -1,0 +1,89 @@
+"""The puzzles that come with the package: `bank.npz`, and how it is packed.
+
+Each size of board has three arrays, named after its boxes (`3x3_givens`).
+`givens` holds one bit for every cell, `answers` four bits for every cell and
+`ratings` one number for every puzzle. The question is the answer where a bit of
+the givens is set, and blank elsewhere.
+"""
+
+import pathlib
+
+import numpy as np
+
+from loopjax import errors
+from loopjax.data.sudoku import board as board_lib
+
+PATH = pathlib.Path(__file__).with_name("bank.npz")
+
+
+def load_bank(
+  board: board_lib.Board, path: pathlib.Path = PATH
+) -> board_lib.Puzzles:
+  """Loads all puzzles of one size from the bank.
+
+  Args:
+    board: the geometry.
+    path: file that `save_bank` wrote.
+
+  Returns:
+    The puzzles, in random order; ratings are numbers of wrong guesses, as
+    `solver.solve` counts them.
+
+  Raises:
+    errors.UserError: if the bank has no puzzles of this size, or is missing.
+  """
+  name = _name(board)
+  try:
+    with np.load(path) as arrays:
+      sizes = sorted({key.split("_")[0] for key in arrays})
+      if name not in sizes:
+        raise errors.UserError(
+          f"{path}: no puzzles with {name} boxes; use one of {sizes}"
+        )
+      givens, packed, ratings = (
+        arrays[f"{name}_{part}"] for part in ("givens", "answers", "ratings")
+      )
+  except FileNotFoundError:
+    raise errors.UserError(
+      f"{path}: the puzzle bank is missing; install the package again or run "
+      f"python -m loopjax.data.sudoku.make_bank --output={path}"
+    ) from None
+  halves = np.stack([packed >> 4, packed & 15], axis=2)
+  answers = halves.reshape(len(packed), -1)[:, : board.num_cells]
+  answers = np.ascontiguousarray(answers)
+  given = np.unpackbits(givens, axis=1, count=board.num_cells)
+  return board_lib.Puzzles(
+    questions=answers * given,
+    answers=answers,
+    ratings=ratings.astype(np.int32),
+    sources=("bank",),
+    source_ids=np.zeros(len(answers), np.int32),
+  )
+
+
+def save_bank(
+  path: pathlib.Path,
+  content: dict[board_lib.Board, board_lib.Puzzles],
+):
+  """Writes puzzles of several sizes in the layout that `load_bank` reads.
+
+  Args:
+    path: where to write.
+    content: the puzzles of each size, in the order in which to store them.
+      Ratings above 65535 are stored as 65535.
+  """
+  arrays = {}
+  for board, puzzles in content.items():
+    name = _name(board)
+    # The answers of odd boards end in half a byte of zeros.
+    padded = np.pad(puzzles.answers, [(0, 0), (0, board.num_cells % 2)])
+    arrays[f"{name}_givens"] = np.packbits(puzzles.questions != 0, axis=1)
+    arrays[f"{name}_answers"] = padded[:, 0::2] << 4 | padded[:, 1::2]
+    arrays[f"{name}_ratings"] = np.minimum(puzzles.ratings, 65535).astype(
+      np.uint16
+    )
+  np.savez_compressed(path, **arrays)
+
+
+def _name(board):
+  return f"{board.box_rows}x{board.box_cols}"

@@ -1,0 +1,139 @@
+"""Random Sudoku solutions, and puzzles dug out of them."""
+
+import numpy as np
+
+from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import solver
+
+# Solutions grown at a time; bounds memory.
+_BATCH = 8192
+
+
+def random_solutions(
+  board: board_lib.Board, num: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Draws solutions at random, nearly but not exactly uniformly.
+
+  Each one grows from the empty board: random candidates are placed, each in a
+  random one of the cells with the fewest candidates, and singles are followed
+  in between. A board that runs into a contradiction starts again.
+
+  Args:
+    board: the geometry.
+    num: how many.
+    rng: source of all randomness.
+
+  Returns:
+    uint8 `[num, cells]`; repetitions are possible.
+  """
+  found, missing = [], num
+  while missing:
+    grids = _grow(board, min(missing, _BATCH), rng)
+    found.append(grids)
+    missing -= len(grids)
+  return np.concatenate(found) if found else _no_boards(board)
+
+
+def generate(
+  board: board_lib.Board,
+  num: int,
+  rng: np.random.Generator,
+  min_clues: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Makes puzzles that have exactly one solution.
+
+  Clues are removed from random solutions, in random order, as long as the
+  solution stays the only one, down to a target drawn for each puzzle: uniform
+  between `min_clues` and two thirds of the cells. A target that is out of
+  reach gives a minimal puzzle, in which no clue can be spared.
+
+  Args:
+    board: the geometry.
+    num: how many.
+    rng: source of all randomness.
+    min_clues: smallest target; a fifth of the cells if not given, which is
+      out of reach for almost every solution.
+
+  Returns:
+    questions, uint8 `[num, cells]`; answers, uint8 `[num, cells]`; ratings,
+    int32 `[num]`, see `solver.solve`.
+  """
+  most = 2 * board.num_cells // 3
+  least = board.num_cells // 5 if min_clues is None else min_clues
+  targets = rng.integers(least, max(most, least), num, endpoint=True)
+  answers = random_solutions(board, num, rng)
+  questions = dig(board, answers, targets, rng)
+  return questions, answers, solver.solve(board, questions).guesses
+
+
+def dig(
+  board: board_lib.Board,
+  answers: np.ndarray,
+  targets: np.ndarray,
+  rng: np.random.Generator,
+) -> np.ndarray:
+  """Removes clues at random while the solution stays the only one.
+
+  Args:
+    board: the geometry.
+    answers: solutions, `[N, cells]`.
+    targets: stop at this many clues, `[N]`.
+    rng: source of all randomness.
+
+  Returns:
+    Questions, uint8 `[N, cells]`. One with more clues than its target is
+    minimal: without any of its clues it would have several solutions.
+  """
+  cells = np.tile(np.arange(board.num_cells), (len(answers), 1))
+  order = rng.permuted(cells, axis=1)
+  questions = np.array(answers, np.uint8)
+  clues = np.full(len(questions), board.num_cells)
+  # Round t tries the clue `order[n, t]` of every puzzle n at once.
+  for cell in order.T:
+    rows = np.flatnonzero(clues > targets)
+    removed = cell[rows]
+    digit = questions[rows, removed]
+    attempt = questions[rows]
+    attempt[np.arange(rows.size), removed] = 0
+    candidates = solver.candidates_of(board, attempt)
+    # The other solutions, if any, have another digit in this cell. Without
+    # its own digit, most boards are refuted quickly.
+    own = np.uint16(1) << (digit - 1).astype(np.uint16)
+    candidates[removed, np.arange(rows.size)] ^= own
+    others = solver.solve_candidates(board, candidates, max_solutions=1)
+    spare = others.num_solutions == 0
+    questions[rows[spare], removed[spare]] = 0
+    clues[rows[spare]] -= 1
+  return questions
+
+
+def _grow(board, num, rng):
+  """Grows `num` boards and returns the solutions among them, `[M, cells]`."""
+  full = np.uint16(2**board.size - 1)
+  candidates = np.full((board.num_cells, num), full)
+  finished = []
+  while candidates.shape[1]:
+    tight, dead, solved = solver.tighten(board, candidates)
+    finished.append(solver.digits_of(candidates.compress(solved, axis=1)))
+    stuck = (tight == candidates).all(axis=0) & ~dead & ~solved
+    _place(tight, np.flatnonzero(stuck), rng)
+    candidates = tight.compress(~dead & ~solved, axis=1)
+  return np.concatenate(finished)
+
+
+def _place(candidates, boards, rng):
+  """Places a random digit on each of the given boards, in place."""
+  cells = candidates[:, boards]
+  count = np.bitwise_count(cells).astype(np.float32)
+  count[count == 1] = np.inf
+  # Noise below 1 chooses among the cells with the fewest candidates.
+  target = (count + rng.random(count.shape, np.float32)).argmin(axis=0)
+  masks = cells[target, np.arange(boards.size)]
+  bits = np.uint16(1) << np.arange(16, dtype=np.uint16)[:, None]
+  noise = rng.random((16, boards.size), np.float32)
+  digit = np.where(masks & bits, noise, -1).argmax(axis=0)
+  candidates[target, boards] = bits[digit, 0]
+
+
+def _no_boards(board):
+  return np.empty((0, board.num_cells), np.uint8)

@@ -1,0 +1,98 @@
+"""Makes the puzzles that come with the package, in a few minutes:
+
+python -m loopjax.data.sudoku.make_bank --output=bank.npz --seed=0
+"""
+
+import argparse
+import pathlib
+
+import numpy as np
+
+from loopjax.data.sudoku import bank, generator, solver
+from loopjax.data.sudoku import board as board_lib
+
+# The puzzles of each size: how many are made, the share that is dug to the
+# last clue that can be spared (the others stop at random numbers of clues),
+# and how many are kept.
+_PLAN = {
+  board_lib.Board(2, 2): (6000, 0.7, 2000),
+  board_lib.Board(2, 3): (50000, 0.8, 20000),
+  board_lib.Board(3, 3): (64000, 0.7, 24000),
+}
+
+# Puzzles are kept in equal parts from the ratings below 1, 1 to 2, 3 to 9, and
+# 10 or more, as far as there are enough.
+_RATING_EDGES = (1, 3, 10)
+
+
+def make_puzzles(
+  board: board_lib.Board,
+  num_made: int,
+  minimal_share: float,
+  num_kept: int,
+  rng: np.random.Generator,
+) -> board_lib.Puzzles:
+  """Makes distinct puzzles of all difficulties, in random order.
+
+  Args:
+    board: the geometry.
+    num_made: how many puzzles to choose from.
+    minimal_share: share of them without any clue that can be spared.
+    num_kept: how many to return, at most.
+    rng: source of all randomness.
+
+  Returns:
+    Puzzles, rated by `solver.solve`.
+  """
+  num_minimal = round(num_made * minimal_share)
+  # No puzzle has a single solution and no clue: 0 is out of reach for all.
+  answers = generator.random_solutions(board, num_minimal, rng)
+  no_clues = np.zeros(num_minimal, np.int64)
+  minimal = generator.dig(board, answers, no_clues, rng)
+  easier, more_answers, _ = generator.generate(
+    board, num_made - num_minimal, rng
+  )
+  questions = np.concatenate([minimal, easier])
+  answers = np.concatenate([answers, more_answers])
+  _, distinct = np.unique(questions, axis=0, return_index=True)
+  questions, answers = questions[distinct], answers[distinct]
+  ratings = solver.solve(board, questions).guesses
+  kept = _spread(np.digitize(ratings, _RATING_EDGES), num_kept, rng)
+  return board_lib.Puzzles(
+    questions=questions[kept],
+    answers=answers[kept],
+    ratings=ratings[kept],
+    sources=("bank",),
+    source_ids=np.zeros(len(kept), np.int32),
+  )
+
+
+def _spread(strata, num, rng):
+  """Draws `num` positions without replacement, evenly over the strata."""
+  order = rng.permutation(len(strata))
+  # The place of each item among the items of its stratum, in random order:
+  # taking the smallest places first takes from all strata in turn.
+  place = np.empty(len(strata), np.int64)
+  for stratum in np.unique(strata):
+    members = order[strata[order] == stratum]
+    place[members] = np.arange(len(members))
+  first = order[np.argsort(place[order], kind="stable")][:num]
+  return rng.permutation(first)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--output", type=pathlib.Path, required=True)
+  parser.add_argument("--seed", type=int, default=0)
+  arguments = parser.parse_args()
+  rng = np.random.default_rng(arguments.seed)
+  content = {}
+  for board, plan in _PLAN.items():
+    content[board] = make_puzzles(board, *plan, rng)
+    counts = np.bincount(np.digitize(content[board].ratings, _RATING_EDGES))
+    print(f"{board}: puzzles by difficulty {counts.tolist()}", flush=True)
+  bank.save_bank(arguments.output, content)
+
+
+if __name__ == "__main__":
+  main()

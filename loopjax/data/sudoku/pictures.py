@@ -1,0 +1,237 @@
+"""Sudoku boards, drawn: how a puzzle gets solved, and where it takes long."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import colors as colors_lib
+from matplotlib import patches
+
+from loopjax.analysis import draw, halting
+from loopjax.analysis import view as view_lib
+from loopjax.data.sudoku import board as board_lib
+
+_GIVEN, _RIGHT, _WRONG = "#d9d9d9", "#2a9d5c", "#d1495b"
+_NUM_MOMENTS = 4
+
+
+class Moment(NamedTuple):
+  """What stands on the board at some time.
+
+  Attributes:
+    title: of the panel.
+    digits: int [T], below 1 for none.
+    confidence: probability of each digit, f32 [T].
+  """
+
+  title: str
+  digits: np.ndarray
+  confidence: np.ndarray
+
+
+def draw_all(view: view_lib.View) -> list[pathlib.Path]:
+  """puzzle.png, puzzle_failed.png if any fails, halting_map.png if any halts.
+
+  Args:
+    view: of a model with the traces "prediction" and "confidence"; the halting
+      map also needs "weight" and a rule that stops.
+  """
+  board = view.settings.task.board
+  solved, failed = choose(view)
+  files = [_draw_puzzle(view, board, solved, view.directory / "puzzle.png")]
+  path = view.directory / "puzzle_failed.png"
+  path.unlink(missing_ok=True)  # Of an earlier model.
+  if failed is not None:
+    files.append(_draw_puzzle(view, board, failed, path))
+  if view.settings.model.halting != "fixed":
+    files.append(_draw_halting_map(view, board, solved))
+  return files
+
+
+def choose(view: view_lib.View) -> tuple[int, int | None]:
+  """A hard puzzle that gets solved, and a hard one that does not.
+
+  Hard: the highest rating group, then solved after the most loops, then the
+  most blanks.
+
+  Returns:
+    (the row of the first; if none is solved, of the one with the most right
+    cells, row of the second or None).
+  """
+  answer = np.argmax(view.output.logits, axis=-1)
+  count = len(answer)
+  targets = view.batch["targets"][:count]
+  blanks = np.sum(view.batch["inputs"][:count] == 1, axis=1)
+  rating = view.batch["group/rating"][:count]
+  right = np.sum(answer == targets, axis=1)
+  solved = right == targets.shape[1]
+  after = view.output.trace["prediction"] == targets  # [R, B, T]
+  loops_wrong = np.sum(~np.all(after, axis=2), axis=0)
+  by_hardness = np.lexsort((blanks, loops_wrong, rating))[::-1]
+  failing = by_hardness[~solved[by_hardness]]
+  if solved.any():
+    first = int(by_hardness[solved[by_hardness]][0])
+  else:
+    first = int(np.argmax(right))
+    failing = failing[failing != first]
+  return first, int(failing[0]) if len(failing) else None
+
+
+def _draw_puzzle(view, board, row: int, path: pathlib.Path) -> pathlib.Path:
+  """One puzzle over the loops (UTM, figures 8 and 9)."""
+  given = view.batch["inputs"][row] - 1
+  answer = view.batch["targets"][row] - 1
+  moments = _moments(view, row)
+  columns = 3
+  num_rows = -(-(len(moments) + 1) // columns)
+  side = 0.42 * board.size
+  figure = draw.new(columns * side + 0.8, num_rows * (side + 0.5) + 0.9)
+  grid = figure.subplots(num_rows, columns).ravel()
+  for axes in grid[len(moments) + 1 :]:
+    axes.axis("off")
+  colors = np.ones((board.num_cells, 4))
+  colors[given > 0] = colors_lib.to_rgba(_GIVEN)
+  _draw_board(grid[0], board, given, colors, given > 0)
+  givens = int(np.sum(given > 0))
+  grid[0].set_title(f"puzzle: {givens} givens", fontsize=11)
+  for axes, moment in zip(grid[1:], moments, strict=False):
+    _draw_moment(axes, board, given, answer, moment)
+  handles = [
+    patches.Patch(color=_GIVEN, label="given"),
+    patches.Patch(color=_RIGHT, label="right"),
+    patches.Patch(color=_WRONG, label="wrong"),
+  ]
+  figure.legend(
+    handles=handles,
+    loc="outside lower center",
+    ncols=3,
+    frameon=False,
+    fontsize=9,
+    title="stronger colour: more certain",
+    title_fontsize=9,
+  )
+  return draw.save(figure, path)
+
+
+def _moments(view: view_lib.View, row: int) -> list[Moment]:
+  """A handful of loops spread over the trained depth, then the output."""
+  trace, logits = view.output.trace, view.output.logits[row]
+  num_loops = len(trace["prediction"])
+  loops = np.linspace(0, num_loops - 1, _NUM_MOMENTS).round().astype(int)
+  moments = [
+    Moment(
+      f"after loop {loop + 1}",
+      trace["prediction"][loop, row] - 1,
+      trace["confidence"][loop, row],
+    )
+    for loop in np.unique(loops)
+  ]
+  chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  chances /= chances.sum(axis=-1, keepdims=True)
+  output = Moment("output", logits.argmax(axis=-1) - 1, chances.max(axis=-1))
+  return [*moments, output]
+
+
+def _draw_moment(axes, board, given, answer, moment: Moment) -> None:
+  """Right cells green, wrong ones red, as strong as the model is certain."""
+  right = moment.digits == answer
+  chance = 1 / board.size
+  strength = np.clip((moment.confidence - chance) / (1 - chance), 0, 1)
+  colors = np.empty((board.num_cells, 4))
+  for cell in range(board.num_cells):
+    base = _RIGHT if right[cell] else _WRONG
+    colors[cell] = (*colors_lib.to_rgb(base), 0.08 + 0.57 * strength[cell])
+  colors[right & (given > 0)] = colors_lib.to_rgba(_GIVEN)
+  _draw_board(axes, board, moment.digits, colors, given > 0)
+  number = f"{int(right.sum())}/{board.num_cells} right"
+  state = "solved" if right.all() else number
+  axes.set_title(f"{moment.title}: {state}", fontsize=11)
+
+
+def _draw_halting_map(view, board, row: int) -> pathlib.Path:
+  """Mean steps of every cell, and the steps of one puzzle's cells."""
+  weight, num_memory = view.output.trace["weight"], view.num_memory
+  ponder = view.settings.model.halting == "ponder"
+  count = halting.expected_steps if ponder else halting.steps_taken
+  steps = count(weight)
+  mean = halting.mean_by_position(steps, num_memory)
+  cells = steps[:, num_memory:]
+  blank = view.batch["inputs"][: len(cells)] == 1
+  side = max(0.55 * board.size, 3.0)
+  figure = draw.new(2 * side + 2.2, side + 1.1)
+  left, right = figure.subplots(1, 2)
+  top = len(weight)
+  _draw_steps(figure, left, board, mean, f"mean over {len(cells)} puzzles", top)
+  one = f"one puzzle with {int(blank[row].sum())} blanks"
+  _draw_steps(figure, right, board, cells[row], one, top)
+  given = view.batch["inputs"][row] - 1
+  for cell in np.flatnonzero(given > 0):
+    corner = (board.column[cell] + 0.08, board.row[cell] + 0.08)
+    right.add_patch(
+      patches.Rectangle(
+        corner, 0.84, 0.84, fill=False, linewidth=2, color=draw.RED
+      )
+    )
+  figure.suptitle(
+    f"Steps until a cell halts: givens {cells[~blank].mean():.2f}, blanks"
+    f" {cells[blank].mean():.2f} (framed: givens)",
+    fontsize=11,
+  )
+  return draw.save(figure, view.directory / "halting_map.png")
+
+
+def _draw_steps(figure, axes, board, steps, title: str, top: int) -> None:
+  """A heat map of steps with its own colours and the numbers in it."""
+  low, high = float(steps.min()), float(steps.max())
+  if high - low < 0.5:  # Do not blow up noise.
+    low, high = max(low - 0.5, 0.0), min(high + 0.5, float(top))
+  image = axes.imshow(
+    steps.reshape(board.size, board.size),
+    cmap="YlGnBu",
+    vmin=low,
+    vmax=high,
+    extent=(0, board.size, board.size, 0),
+  )
+  decimals = 0 if np.array_equal(steps, np.rint(steps)) else 1
+  for cell, value in enumerate(steps):
+    dark = value > low + 0.6 * (high - low)
+    color = "white" if dark else "black"
+    text = f"{value:.{decimals}f}"
+    _write(axes, board, cell, text, color=color, fontsize=9)
+  _draw_lines(axes, board)
+  axes.set_title(title, fontsize=10)
+  figure.colorbar(image, ax=axes, shrink=0.8, label="steps")
+
+
+def _draw_board(axes: axes_lib.Axes, board, digits, colors, bold) -> None:
+  """Digits [T] on backgrounds [T, 4]; below 1 there is no digit."""
+  size = board.size
+  axes.imshow(colors.reshape(size, size, 4), extent=(0, size, size, 0))
+  for cell in np.flatnonzero(digits > 0):
+    weight = "bold" if bold[cell] else "normal"
+    text = str(digits[cell])
+    _write(axes, board, cell, text, fontsize=12, fontweight=weight)
+  _draw_lines(axes, board)
+
+
+def _write(axes: axes_lib.Axes, board, cell: int, text: str, **style) -> None:
+  """Text in the middle of a cell."""
+  where = (board.column[cell] + 0.5, board.row[cell] + 0.52)
+  written = axes.text(*where, text, ha="center", va="center", **style)
+  written.set_in_layout(False)  # It is inside; asking costs seconds.
+
+
+def _draw_lines(axes: axes_lib.Axes, board: board_lib.Board) -> None:
+  """Thin lines between cells, thick ones between boxes."""
+  size = board.size
+  at = np.arange(size + 1)
+  thin = {"color": "0.6", "linewidth": 0.5}
+  thick = {"color": "black", "linewidth": 1.6}
+  axes.vlines(at, 0, size, **thin)
+  axes.hlines(at, 0, size, **thin)
+  axes.vlines(at[:: board.box_cols], 0, size, **thick)
+  axes.hlines(at[:: board.box_rows], 0, size, **thick)
+  axes.set_xlim(-0.05, size + 0.05)
+  axes.set_ylim(size + 0.05, -0.05)
+  axes.axis("off")

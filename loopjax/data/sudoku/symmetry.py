@@ -1,0 +1,223 @@
+"""Symmetries of Sudoku: at random, as class keys, and as a split.
+
+A symmetry renames the digits, permutes the bands, the rows within each band,
+the stacks and the columns within each stack, and for square boxes may also
+transpose the board. It maps solutions to solutions and puzzles with one
+solution to puzzles with one solution.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.data.sudoku import board as board_lib
+
+# Chosen among small integers so that the test split has a fifth of the 6x6
+# grids and of the 9x9 grids, and of the two classes of 4x4 grids exactly the
+# smaller one (96 of the 288 grids).
+_SPLIT_SALT = 525
+_TEST_SHARE = 0.2
+
+# Grids whose class key is computed at a time, to bound memory.
+_KEY_CHUNK = 256
+
+
+class Symmetry(NamedTuple):
+  """N symmetries of one board.
+
+  Attributes:
+    cell_permutation: int64 `[N, cells]`; cell i of the result is taken from
+      this cell of the argument.
+    relabelling: uint8 `[N, size + 1]`; the new name of every digit. Entry 0
+      is 0: a blank stays a blank.
+  """
+
+  cell_permutation: np.ndarray
+  relabelling: np.ndarray
+
+
+def num_uniforms(board: board_lib.Board) -> int:
+  """The number of random numbers that determine one symmetry."""
+  # One for each permutation of bands, stacks, rows of a band and columns of
+  # a stack; one for the transposition; one sort key for each digit.
+  return 2 + board.box_cols + board.box_rows + 1 + board.size
+
+
+def from_uniforms(board: board_lib.Board, uniforms: np.ndarray) -> Symmetry:
+  """Makes symmetries, all equally likely, from given random numbers.
+
+  Args:
+    board: the geometry.
+    uniforms: floats in [0, 1), independent and uniform,
+      `[N, num_uniforms(board)]`.
+
+  Returns:
+    N symmetries.
+  """
+  bands, stacks = board.box_cols, board.box_rows
+  lines, flip, digits = np.split(uniforms, [2 + bands + stacks, -board.size], 1)
+  by_row, by_column = lines[:, : 1 + bands], lines[:, 1 + bands :]
+  row = _line_permutations(bands, board.box_rows, by_row)
+  column = _line_permutations(stacks, board.box_cols, by_column)
+  row *= board.size
+  cells = row[:, :, None] + column[:, None, :]
+  if board.box_rows == board.box_cols:
+    transposed = np.flatnonzero(flip[:, 0] < 0.5)
+    cells[transposed] = cells[transposed].swapaxes(1, 2)
+  relabelling = np.zeros((len(uniforms), board.size + 1), np.uint8)
+  relabelling[:, 1:] = np.argsort(digits, axis=1) + 1
+  return Symmetry(cells.reshape(-1, board.num_cells), relabelling)
+
+
+def apply(symmetry: Symmetry, boards: np.ndarray) -> np.ndarray:
+  """Applies symmetry n to board n.
+
+  Args:
+    symmetry: N symmetries.
+    boards: `[N, cells]`, puzzles or solutions.
+
+  Returns:
+    uint8 `[N, cells]`.
+  """
+  cells, names = symmetry
+  # Flat indices are several times faster than take_along_axis.
+  first_cell = np.arange(len(cells))[:, None] * cells.shape[1]
+  first_name = np.arange(len(names))[:, None] * names.shape[1]
+  moved = np.ascontiguousarray(boards).ravel()[cells + first_cell]
+  return names.ravel()[moved + first_name]
+
+
+def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
+  """Computes a number that no symmetry changes.
+
+  Two grids with different keys are not symmetric to each other. The converse
+  mostly holds too, but not always.
+
+  Any two rows of a solution define a permutation of the columns: from the
+  place of a digit in one row to its place in the other. Its cycle lengths stay
+  whatever the order of the columns, and so does the number of columns that
+  remain in their stack when it is applied once, twice and so on. A row is
+  described by these numbers for the other rows of its band and for the rows of
+  other bands, a band by its rows, and the board by its bands; likewise for
+  columns.
+
+  Args:
+    board: the geometry.
+    grids: solutions, `[N, cells]`.
+
+  Returns:
+    uint64 `[N]`.
+  """
+  size = board.size
+  keys = np.empty(len(grids), np.uint64)
+  for start in range(0, len(grids), _KEY_CHUNK):
+    part = slice(start, start + _KEY_CHUNK)
+    # Boards last, so that numpy works along contiguous memory.
+    square = np.asarray(grids[part]).T.reshape(size, size, -1)
+    by_columns = _line_key(square, board.box_rows, board.box_cols)
+    turned = square.swapaxes(0, 1)
+    by_rows = _line_key(turned, board.box_cols, board.box_rows)
+    if board.box_rows != board.box_cols:
+      by_columns = _mix(by_columns)  # Rows and columns cannot be exchanged.
+    keys[part] = _mix(by_rows) + _mix(by_columns)
+  return keys
+
+
+def split_of(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
+  """Says which solutions belong to the test split.
+
+  Symmetric grids are always in the same split.
+
+  Args:
+    board: the geometry.
+    grids: solutions, `[N, cells]`.
+
+  Returns:
+    bool `[N]`, True for the test split.
+  """
+  salted = _mix(class_key(board, grids) ^ np.uint64(_SPLIT_SALT))
+  return salted < np.uint64(_TEST_SHARE * 2**64)
+
+
+def _line_permutations(num_groups, group_size, uniforms):
+  """Permutes groups, and lines within each, `[N, groups * group_size]`."""
+  groups = _table_permutations(num_groups, uniforms[:, 0])
+  within = _table_permutations(group_size, uniforms[:, 1:])
+  lines = groups[:, :, None] * group_size + within
+  return lines.reshape(len(uniforms), -1)
+
+
+def _table_permutations(length, uniforms):
+  """Looks up one of the permutations of `length` for every uniform."""
+  table = np.array(list(itertools.permutations(range(length))))
+  # The product may round up to the number of permutations for float32.
+  index = (uniforms * len(table)).astype(np.int64)
+  return table[np.minimum(index, len(table) - 1)]
+
+
+def _line_key(square, place_group, line_group):
+  """Hashes how all pairs of columns are related.
+
+  Args:
+    square: digits by row and column, `[size, size, N]`; swap these two axes
+      to hash the rows.
+    place_group: rows in a band.
+    line_group: columns in a stack.
+
+  Returns:
+    uint64 `[N]`.
+  """
+  size, _, num = square.shape
+  first, second = np.triu_indices(size, 1)
+  codes = _pair_codes(
+    square.take(first, axis=1), square.take(second, axis=1), place_group
+  )
+  pairs = np.zeros((size, size, num), np.uint64)
+  pairs[first, second] = pairs[second, first] = _mix(codes)
+  group = np.arange(size) // line_group
+  inside = (group[:, None] == group)[:, :, None]
+  # Sums, and not chains, of hashes: the order of lines must not matter.
+  same_group = (pairs * inside).sum(axis=0)
+  lines = _mix(_mix(same_group) + (pairs * ~inside).sum(axis=0))
+  groups = _mix(lines.reshape(-1, line_group, num).sum(axis=1))
+  return groups.sum(axis=0)
+
+
+def _pair_codes(left, right, place_group):
+  """Numbers what the permutation from one line to another keeps.
+
+  Args:
+    left: digits by place, `[size, pairs, N]`.
+    right: digits by place, `[size, pairs, N]`, nowhere equal to `left`.
+    place_group: number of consecutive places that form a group.
+
+  Returns:
+    uint64 `[pairs, N]`; exchanging the two lines does not change it.
+  """
+  size, lines = len(left), left[0].size
+  # All permutations are worked on as one long one that maps `place * lines +
+  # line` to numbers of the same form.
+  here = np.arange(size * lines, dtype=np.int32)
+  line = here[:lines].reshape(left[0].shape)
+  place = np.empty_like(here)
+  place[((left - np.int32(1)) * lines + line).ravel()] = here
+  step = place[((right - np.int32(1)) * lines + line).ravel()]
+  group = (here // (lines * place_group)).astype(np.uint8)
+  power, code = here, np.zeros(left[0].shape, np.uint64)
+  # At most one cycle is longer than half the size: the fixed points of the
+  # powers up to there tell all cycle lengths.
+  for _ in range(size // 2):
+    power = step[power]
+    for kept in (power == here, group[power] == group):
+      count = kept.reshape(left.shape).sum(axis=0, dtype=np.uint8)
+      code = code * np.uint64(size + 1) + count
+  return code
+
+
+def _mix(values):
+  """Scrambles uint64 values one to one (the finaliser of splitmix64)."""
+  values = values + np.uint64(0x9E3779B97F4A7C15)
+  values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return values ^ (values >> np.uint64(31))

@@ -1,0 +1,217 @@
+"""The Sudoku task: read a board, predict every cell at once.
+
+Tokens: 0 is padding (never seen), 1 a blank, digit d is d + 1 (the encoding of
+every published Sudoku-Extreme baseline).
+"""
+
+import dataclasses
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import losses
+from loopjax.data import pipeline
+from loopjax.data.sudoku import bank, files, symmetry
+from loopjax.data.sudoku import board as boards
+from loopjax.errors import UserError
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+RATING_EDGES = (0, 1, 3, 10, 30, 100)
+COORDINATE_NAMES = ("row", "column", "box")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Where the puzzles come from.
+
+  Attributes:
+    box_rows, box_cols: of one box: 2x2, 2x3 or 3x3 cells and so on.
+    train_csv, test_csv: files in the Sudoku-Extreme schema, plain or gzip, or
+      hf://OWNER/NAME/FILE; empty for the puzzles that come with the package.
+    on_bad_row: "error" stops at a malformed row, "skip" leaves it out and
+      counts it in the summary.
+    check_solutions: also check that every puzzle has exactly one solution.
+    augment: a random symmetry of every puzzle each time it is seen in training.
+    num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
+      for all.
+    loss_on: "all" cells, givens included (the paper), or "blanks".
+  """
+
+  box_rows: int = 3
+  box_cols: int = 3
+  train_csv: str = ""
+  test_csv: str = ""
+  on_bad_row: str = "error"
+  check_solutions: bool = False
+  augment: bool = False
+  num_train_puzzles: int = 0
+  loss_on: str = "all"
+
+  def __post_init__(self):
+    boards.Board(self.box_rows, self.box_cols)  # Raises on impossible boxes.
+    for field, allowed in (
+      ("on_bad_row", ("error", "skip")),
+      ("loss_on", ("all", "blanks")),
+    ):
+      if getattr(self, field) not in allowed:
+        raise UserError(
+          f"task.{field}={getattr(self, field)!r} is none of"
+          f" {', '.join(allowed)}"
+        )
+    if self.num_train_puzzles < 0:
+      raise UserError(
+        f"task.num_train_puzzles={self.num_train_puzzles} must be at least 0"
+      )
+
+  @property
+  def board(self) -> boards.Board:
+    return boards.Board(self.box_rows, self.box_cols)
+
+
+def spec(config: Config) -> TaskSpec:
+  """Vocabulary, length and (row, column, box) of every cell."""
+  board = config.board
+  coordinates = np.stack([board.row, board.column, board.box], axis=1)
+  return TaskSpec(
+    vocab_size=board.size + 2,
+    sequence_length=board.num_cells,
+    coordinates=tuple(map(tuple, coordinates.tolist())),
+  )
+
+
+def make_dataset(
+  config: Config, split: str, *, batch_size: int, seed: int
+) -> Dataset:
+  """Training or evaluation batches.
+
+  Args:
+    config: the task.
+    split: "train" or "eval".
+    batch_size: over all processes.
+    seed: of the order, the augmentation and the choice of a subset.
+
+  Returns:
+    Batches with "inputs" and "targets" i32 [b, T], "weights" f32 [b, T],
+    "group/rating" and "group/source" i32 [b]; in evaluation "valid" bool [b].
+
+  Raises:
+    UserError: a file is missing or malformed.
+  """
+  puzzles = _puzzles(config, split)
+  if split == "train" and config.num_train_puzzles:
+    puzzles = _subset(puzzles, config.num_train_puzzles, seed)
+  board = config.board
+  rating = np.searchsorted(RATING_EDGES, puzzles.ratings, side="right") - 1
+  augment = split == "train" and config.augment
+
+  def make_batch(rows, positions):
+    questions, answers = puzzles.questions[rows], puzzles.answers[rows]
+    if augment:
+      numbers = pipeline.uniforms(
+        seed, positions, symmetry.num_uniforms(board)
+      )
+      change = symmetry.from_uniforms(board, numbers)
+      questions = symmetry.apply(change, questions)
+      answers = symmetry.apply(change, answers)
+    blank = questions == 0
+    counted = blank if config.loss_on == "blanks" else np.ones_like(blank)
+    return {
+      "inputs": questions.astype(np.int32) + 1,
+      "targets": answers.astype(np.int32) + 1,
+      "weights": counted.astype(np.float32),
+      "group/rating": rating[rows].astype(np.int32),
+      "group/source": puzzles.source_ids[rows].astype(np.int32),
+    }
+
+  if split == "train":
+    batches = pipeline.training_batches(
+      make_batch, len(rating), batch_size, seed
+    )
+  else:
+    batches = pipeline.evaluation_batches(make_batch, len(rating), batch_size)
+  return Dataset(
+    batches=batches,
+    num_examples=len(rating),
+    groups={"rating": _rating_names(), "source": puzzles.sources},
+    facts={
+      f"{split}_examples": len(rating),
+      f"{split}_rows_skipped": puzzles.num_skipped,
+    },
+  )
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Per-example scores, f32 [B].
+
+  "exact_match": every cell is right; "cell_accuracy": share of the blank cells
+  that are right; "loss": mean cross-entropy of the counted cells in nats.
+  """
+  inputs, targets = batch["inputs"], batch["targets"]
+  right = (jnp.argmax(output.logits, axis=-1) == targets).astype(jnp.float32)
+  blank = (inputs == 1).astype(jnp.float32)
+  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  weights = batch["weights"]
+  return {
+    "exact_match": jnp.min(right, axis=1),
+    "cell_accuracy": jnp.sum(right * blank, axis=1)
+    / jnp.maximum(jnp.sum(blank, axis=1), 1.0),
+    "loss": jnp.sum(cross_entropy * weights, axis=1)
+    / jnp.maximum(jnp.sum(weights, axis=1), 1.0),
+  }
+
+
+def figures(view) -> list[pathlib.Path]:
+  """Draws boards; `view` is a `loopjax.analysis.view.View`.
+
+  Returns the paths of the pictures.
+  """
+  # Only drawing needs matplotlib, and `view` needs this module to be complete.
+  from loopjax.data.sudoku import pictures
+
+  return pictures.draw_all(view)
+
+
+def _puzzles(config: Config, split: str) -> boards.Puzzles:
+  """All puzzles of a split, from the file or from the packaged bank."""
+  board = config.board
+  path = config.train_csv if split == "train" else config.test_csv
+  if path:
+    return files.read_csv(
+      board,
+      path,
+      on_bad_row=config.on_bad_row,
+      check_solutions=config.check_solutions,
+    )
+  puzzles = bank.load_bank(board)
+  in_test = symmetry.split_of(board, puzzles.answers)
+  return _rows(puzzles, np.flatnonzero(in_test == (split == "eval")))
+
+
+def _subset(puzzles: boards.Puzzles, num: int, seed: int) -> boards.Puzzles:
+  """`num` rows drawn without replacement."""
+  available = len(puzzles.ratings)
+  if num > available:
+    raise UserError(
+      f"task.num_train_puzzles={num} is more than the {available} there are"
+    )
+  rng = np.random.default_rng(seed)
+  return _rows(puzzles, rng.choice(available, num, replace=False))
+
+
+def _rows(puzzles: boards.Puzzles, rows: np.ndarray) -> boards.Puzzles:
+  return puzzles._replace(
+    questions=puzzles.questions[rows],
+    answers=puzzles.answers[rows],
+    ratings=puzzles.ratings[rows],
+    source_ids=puzzles.source_ids[rows],
+  )
+
+
+def _rating_names() -> tuple[str, ...]:
+  """"0", "1-2", "3-9", ...: the buckets between RATING_EDGES."""
+  pairs = zip(RATING_EDGES, RATING_EDGES[1:], strict=False)
+  names = [
+    str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in pairs
+  ]
+  return (*names, f"{RATING_EDGES[-1]}+")

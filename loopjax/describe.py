@@ -1,0 +1,38 @@
+"""What a config would build, without building it."""
+
+import math
+from typing import Any
+
+import jax
+import ml_collections
+from flax import nnx
+
+from loopjax import config as config_lib
+
+
+def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Resolved config, parameters and costs, as JSON-ready data.
+
+  Returns:
+    "config"; "parameters" and "parameters_by_module"; "flops_per_example":
+    forward floating-point operations (a multiply-add is two) up to and with
+    each loop; "cache_bytes_per_token" of generation.
+  """
+  settings = config_lib.resolve(config)
+  spec = settings.task_module.spec(settings.task)
+  model = nnx.eval_shape(
+    lambda: settings.family.Model(
+      settings.model, spec, settings.loop, rngs=nnx.Rngs(params=0)
+    )
+  )
+  params = nnx.to_pure_dict(nnx.state(model))
+  return {
+    "config": config_lib.to_dict(config),
+    "parameters": _size(params),
+    "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
+    **settings.family.costs(settings.model, spec, settings.eval_loops),
+  }
+
+
+def _size(tree: Any) -> int:
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,1 @@
+"""The loop, and what is carried and decided between its steps."""

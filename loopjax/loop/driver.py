@@ -1,0 +1,90 @@
+"""One loop for every family: train with scan, stop early with while."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.types import Array
+
+Carry = TypeVar("Carry")
+KINDS = ("scan", "while", "unroll")
+REMAT_POLICIES: dict[str, Any] = {
+  "none": None,
+  "full": jax.checkpoint_policies.nothing_saveable,
+  "dots": jax.checkpoint_policies.dots_saveable,
+}
+
+
+def run_loop(
+  step_fn: Callable[[Carry, Array], tuple[Carry, Any]],
+  carry: Carry,
+  num_steps: int,
+  *,
+  kind: str = "scan",
+  remat: str = "none",
+  done_fn: Callable[[Carry], Array] | None = None,
+) -> tuple[Carry, Any, Array]:
+  """Applies `step_fn` up to `num_steps` times.
+
+  Args:
+    step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
+      its structure, shapes and dtypes.
+    carry: what goes from step to step.
+    num_steps: R >= 1, static.
+    kind: "scan" compiles one step and is differentiable in reverse mode;
+      "unroll" compiles R copies, differentiable, for debugging; "while" leaves
+      as soon as `done_fn` holds and has no reverse mode (JAX raises if asked).
+    remat: what a step keeps for the backward pass: "none" keeps everything,
+      "full" recomputes the step, "dots" keeps the matrix products.
+    done_fn: carry -> bool scalar, true when further steps change nothing that
+      matters. Only "while" asks it, so the kinds agree exactly if it is right.
+
+  Returns:
+    (carry, records stacked along a leading axis [R, ...], i32 number of steps
+    run). Records of steps that "while" did not run are zeros.
+  """
+  if remat != "none":
+    step_fn = jax.checkpoint(
+      step_fn, policy=REMAT_POLICIES[remat], prevent_cse=kind == "unroll"
+    )
+  if kind == "while":
+    return _while_loop(step_fn, carry, num_steps, done_fn)
+  if kind == "scan":
+    carry, records = jax.lax.scan(step_fn, carry, jnp.arange(num_steps))
+  elif kind == "unroll":
+    rows = []
+    for step in range(num_steps):
+      carry, record = step_fn(carry, jnp.asarray(step))
+      rows.append(record)
+    records = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+  else:
+    raise ValueError(f"loop kind {kind!r} is none of {KINDS}")
+  return carry, records, jnp.asarray(num_steps)
+
+
+def _while_loop(step_fn, carry, num_steps, done_fn):
+  """The early-exit form: records go into buffers of R rows."""
+  record = jax.eval_shape(step_fn, carry, jnp.asarray(0))[1]
+  buffers = jax.tree.map(
+    lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), record
+  )
+
+  def keep_going(state):
+    step, carry, _ = state
+    finished = done_fn(carry) if done_fn else jnp.asarray(False)
+    return (step < num_steps) & ~finished
+
+  def body(state):
+    step, carry, buffers = state
+    carry, record = step_fn(carry, step)
+    buffers = jax.tree.map(
+      lambda buffer, leaf: buffer.at[step].set(leaf), buffers, record
+    )
+    return step + 1, carry, buffers
+
+  step, carry, records = jax.lax.while_loop(
+    keep_going, body, (jnp.asarray(0), carry, buffers)
+  )
+  return carry, records, step

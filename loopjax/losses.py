@@ -1,0 +1,37 @@
+"""Losses in nats, in float32."""
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.types import Array
+
+
+def token_cross_entropy(logits: Array, targets: Array) -> Array:
+  """-log softmax(logits)[target] per token.
+
+  Args:
+    logits: [..., V].
+    targets: int [...].
+
+  Returns:
+    f32 [...], nats.
+  """
+  logits = logits.astype(jnp.float32)
+  picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+  return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def weighted_mean(values: Array, weights: Array) -> Array:
+  """sum(values * weights) / sum(weights); 0 where all weights are 0."""
+  weights = weights.astype(jnp.float32)
+  return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1e-9)
+
+
+def linear_warmup(step: Array, num_steps: int) -> Array:
+  """min(1, step / num_steps): how much of a penalty applies; 1 if no warm-up.
+
+  UTM, section 5.1 (lambda warm-up).
+  """
+  if num_steps == 0:
+    return jnp.ones((), jnp.float32)
+  return jnp.minimum(1.0, step.astype(jnp.float32) / num_steps)

@@ -1,0 +1,150 @@
+"""Where numbers go: metrics.jsonl, TensorBoard, and the terminal."""
+
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import matplotlib.image
+import numpy as np
+import tensorboardX
+import tqdm
+
+from loopjax import workdir as workdir_lib
+
+
+class Writer:
+  """Writes the rows of one run; process 0 writes, the others are silent.
+
+  After a restore the rows past the restored step are dropped, because they
+  will come again.
+  """
+
+  def __init__(self, workdir: pathlib.Path, num_steps: int, start_step: int):
+    self.active = jax.process_index() == 0
+    self.last: dict[str, float] = {}
+    if not self.active:
+      return
+    path = workdir / "metrics.jsonl"
+    rows = [
+      row
+      for row in workdir_lib.read_metrics(workdir)
+      if row["step"] <= start_step
+    ]
+    temporary = path.with_name(".metrics.jsonl.tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    temporary.replace(path)
+    for row in rows:
+      self._remember(row)
+    self._file = path.open("a")
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir / "tb"), purge_step=start_step + 1 if start_step else None
+    )
+    self._num_steps = num_steps
+    self._bar = tqdm.tqdm(
+      total=num_steps, initial=start_step, unit="step", disable=None
+    )
+
+  def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+    """Appends one row.
+
+    Args:
+      step: optimizer steps taken.
+      split: "train", "eval", ...
+      values: numbers, or vectors over loops that become name/loop=k.
+    """
+    if not self.active:
+      return
+    scalars = workdir_lib.finite(flat(values))
+    row = {"step": step, "split": split, **scalars}
+    self._file.write(json.dumps(row, allow_nan=False) + "\n")
+    self._file.flush()
+    self._remember(row)
+    for name, value in scalars.items():
+      self._board.add_scalar(f"{split}/{name}", value, step)
+    self._show(step, split, scalars)
+
+  def images(self, step: int, files: Iterable[pathlib.Path]) -> None:
+    """Adds PNG files to TensorBoard, named after the files."""
+    for file in files if self.active else ():
+      if file.suffix == ".png":
+        pixels = matplotlib.image.imread(file)[..., :3]
+        self._board.add_image(file.stem, pixels, step, dataformats="HWC")
+
+  def close(self) -> None:
+    if self.active:
+      self._bar.close()
+      self._file.close()
+      self._board.close()
+
+  def _remember(self, row: Mapping[str, Any]) -> None:
+    for name, value in row.items():
+      if name not in ("step", "split"):
+        self.last[f"{row['split']}/{name}"] = value
+
+  def _show(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+    """The few numbers that a person follows."""
+    names = [
+      "loss",
+      "exact_match",
+      "cell_accuracy",
+      "halting_steps",
+      "steps_per_second",
+    ]
+    shown = "  ".join(
+      f"{name} {scalars[name]:.4g}" for name in names if name in scalars
+    )
+    self._bar.update(step - self._bar.n)
+    if self._bar.disable:
+      print(f"step {step}/{self._num_steps}  {split}  {shown}", flush=True)
+    else:
+      self._bar.write(f"step {step}  {split}  {shown}", file=sys.stdout)
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, float]:
+  """Scalars by name; the entries of a vector become name/loop=k."""
+  scalars = {}
+  for name, value in values.items():
+    array = np.asarray(value, np.float64)
+    if array.ndim == 0:
+      scalars[name] = float(array)
+    else:
+      for loop, entry in enumerate(array):
+        scalars[f"{name}/loop={loop}"] = float(entry)
+  return scalars
+
+
+class Clock:
+  """Wall time, and the share of it spent waiting for data."""
+
+  def __init__(self):
+    self.reset()
+
+  def reset(self) -> None:
+    self._start = time.perf_counter()
+    self._waited = 0.0
+    self._steps = 0
+
+  def wait(self, function, *args):
+    """Calls a function that may block on data."""
+    start = time.perf_counter()
+    result = function(*args)
+    self._waited += time.perf_counter() - start
+    return result
+
+  def count(self, steps: int) -> None:
+    self._steps += steps
+
+  def rates(self, batch_size: int) -> dict[str, float]:
+    """Rates since the last call (steps and examples per second)."""
+    seconds = time.perf_counter() - self._start
+    rates = {
+      "steps_per_second": self._steps / seconds,
+      "examples_per_second": self._steps * batch_size / seconds,
+      "data_wait_fraction": self._waited / seconds,
+    }
+    self.reset()
+    return rates

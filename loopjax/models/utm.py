@@ -1,0 +1,434 @@
+"""UTM: one universal-transformer block with memory tokens and ACT.
+
+Source: G. Sapunov, arXiv 2604.21999. Memory tokens and cells go through the
+same block again and again; a router decides per token how much every step
+counts and when the token stops.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax import losses
+from loopjax.errors import UserError
+from loopjax.loop import driver, halting
+from loopjax.nn import block, norm, rope
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  LoopOptions,
+  Metrics,
+  Output,
+  TaskSpec,
+)
+
+TRACES = (
+  "hidden",
+  "prediction",
+  "confidence",
+  "probability",
+  "weight",
+  "attention",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; the defaults are the paper's (section 4.1).
+
+  Attributes:
+    width: D. num_heads: H. mlp_ratio: F = floor(mlp_ratio D).
+    num_loops: K, steps trained with.
+    num_memory_tokens: T in the paper, learned tokens in front of the cells.
+    memory_init_std: of their initial values.
+    norm: derf_utm | derf | rmsnorm | layernorm.
+    positions: rotary positions. "overlap": memory 0..M-1 and cells 0..T-1 (the
+      paper); "offset": cells follow memory; "grid": the task's coordinates,
+      for a board (row, column, box); "none": no rotation.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    step_embedding: vector added before step k; past the trained depth it wraps
+      (the paper), clamps to the last one; or "none".
+    halting: "act" (the paper), "ponder" (PonderNet weights) or "fixed" (the
+      last step is the output; the ACT fields then have no effect and must keep
+      their defaults).
+    router_bias: start of the router's bias; -3 is the paper's deep start.
+    router_input: the router reads the state after the "block" (the paper) or
+      the "state" before it (as in T2T and Scenic).
+    epsilon: a token stops at 1 - epsilon.
+    forced_remainder: the last step takes all weight that is left.
+    freeze: a token that stops keeps the state from before its last step ("pre",
+      the paper), from after it ("post"), or goes on changing ("none").
+    ponder_weight: lambda. ponder_warmup_steps: it grows linearly over these.
+    ponder_over: the cost averages over "all" tokens (the paper) or "cells".
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 512
+  num_heads: int = 8
+  mlp_ratio: float = 8 / 3
+  num_loops: int = 18
+  num_memory_tokens: int = 16
+  memory_init_std: float = 0.02
+  norm: str = "derf_utm"
+  positions: str = "overlap"
+  rope_base: float = 10_000.0
+  step_embedding: str = "wrap"
+  halting: str = "act"
+  router_bias: float = -3.0
+  router_input: str = "block"
+  epsilon: float = 0.05
+  forced_remainder: bool = True
+  freeze: str = "pre"
+  ponder_weight: float = 0.0
+  ponder_warmup_steps: int = 0
+  ponder_over: str = "all"
+  precision: str = "float32"
+
+  def __post_init__(self):
+    choices = {
+      "norm": tuple(norm.NORMS),
+      "positions": ("overlap", "offset", "grid", "none"),
+      "step_embedding": ("wrap", "clamp", "none"),
+      "halting": ("act", "ponder", "fixed"),
+      "router_input": ("block", "state"),
+      "freeze": ("pre", "post", "none"),
+      "ponder_over": ("all", "cells"),
+      "precision": tuple(PRECISIONS),
+    }
+    for field, allowed in choices.items():
+      if getattr(self, field) not in allowed:
+        raise UserError(
+          f"model.{field}={getattr(self, field)!r} is none of"
+          f" {', '.join(allowed)}"
+        )
+    for field, least in (
+      ("width", 1),
+      ("num_heads", 1),
+      ("num_loops", 1),
+      ("num_memory_tokens", 0),
+      ("ponder_weight", 0),
+      ("ponder_warmup_steps", 0),
+    ):
+      if getattr(self, field) < least:
+        raise UserError(
+          f"model.{field}={getattr(self, field)} must be at least {least}"
+        )
+    if self.width % (2 * self.num_heads):
+      raise UserError(
+        f"model.width={self.width} must be a multiple of twice"
+        f" model.num_heads={self.num_heads}"
+      )
+    if not 0.0 < self.epsilon < 1.0:
+      raise UserError(f"model.epsilon={self.epsilon} must be in (0, 1)")
+    if self.ponder_warmup_steps and not self.ponder_weight:
+      raise UserError(
+        "model.ponder_warmup_steps has no effect while model.ponder_weight=0"
+      )
+    self._refuse_settings_without_effect()
+
+  def _refuse_settings_without_effect(self):
+    """Raises if a field was changed that another field disables."""
+    disabled: dict[str, tuple[str, ...]] = {
+      "act": (),
+      "ponder": ("epsilon", "forced_remainder", "freeze"),
+      "fixed": (
+        "router_bias",
+        "router_input",
+        "epsilon",
+        "forced_remainder",
+        "freeze",
+        "ponder_weight",
+        "ponder_over",
+      ),
+    }
+    for field in dataclasses.fields(self):
+      if field.name in disabled[self.halting]:
+        if getattr(self, field.name) != field.default:
+          raise UserError(
+            f"model.{field.name} has no effect while"
+            f" model.halting={self.halting!r}"
+          )
+
+  @property
+  def mlp_width(self) -> int:
+    return int(self.width * self.mlp_ratio)
+
+
+class Carry(NamedTuple):
+  """What goes from step to step.
+
+  Attributes:
+    hidden: h_k, f32 [B, S, D].
+    output: sum of w_k g_k so far, f32 [B, S, D].
+    halting: per-token halting state [B, S].
+  """
+
+  hidden: Array
+  output: Array
+  halting: halting.HaltingState
+
+
+class Model(nnx.Module):
+  """The universal transformer with memory tokens."""
+
+  def __init__(
+    self,
+    config: Config,
+    spec: TaskSpec,
+    options: LoopOptions = LoopOptions(),
+    *,
+    rngs: nnx.Rngs,
+  ):
+    self.config, self.spec, self.options = config, spec, options
+    self.precision = PRECISIONS[config.precision]
+    num_memory = config.num_memory_tokens
+
+    def embed(num_embeddings: int) -> nnx.Embed:
+      return nnx.Embed(
+        num_embeddings,
+        config.width,
+        dtype=self.precision.accumulate,
+        param_dtype=self.precision.params,
+        rngs=rngs,
+      )
+
+    def linear(num_outputs: int) -> nnx.Linear:
+      return nnx.Linear(
+        config.width,
+        num_outputs,
+        dtype=self.precision.accumulate,
+        param_dtype=self.precision.params,
+        rngs=rngs,
+      )
+
+    self.token_embedding = embed(spec.vocab_size)
+    self.cell_type = embed(1)
+    if num_memory:
+      self.memory_type = embed(1)
+      self.memory_tokens = nnx.Param(
+        config.memory_init_std
+        * jax.random.normal(rngs.params(), (num_memory, config.width))
+      )
+    if config.step_embedding != "none":
+      self.step_embedding = embed(config.num_loops)
+    self.block = block.Block(
+      config.width,
+      config.num_heads,
+      config.mlp_width,
+      config.norm,
+      precision=self.precision,
+      rngs=rngs,
+    )
+    if config.halting != "fixed":
+      self.router = linear(1)
+      self.router.bias[...] = jnp.full((1,), config.router_bias)
+    self.head = linear(spec.vocab_size)
+
+  def __call__(
+    self,
+    inputs: Array,
+    *,
+    num_loops: int | None = None,
+    kind: str | None = None,
+    trace: tuple[str, ...] = (),
+  ) -> Output:
+    """Predicts every cell at once (sections 2.1 and 2.2).
+
+    Args:
+      inputs: token ids [B, T].
+      num_loops: K; more than it was trained with is allowed.
+      kind: how the loop runs; the model's own options if None.
+      trace: names out of TRACES: "hidden" g_k f32 [R, B, S, D], "prediction"
+        argmax of head(g_k) i32 [R, B, T], "confidence" its softmax probability
+        f32 [R, B, T], "probability" p_k and "weight" w_k f32 [R, B, S],
+        "attention" f32 [R, B, H, S, S]. Memory comes first in S.
+    """
+    config = self.config
+    num_loops = num_loops or config.num_loops
+    num_memory = config.num_memory_tokens
+    rule = self._halting_rule()
+    tables = rope.rope_tables(
+      self._positions(), config.width // config.num_heads, config.rope_base
+    )
+
+    def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
+      u_BxSxD = carry.hidden + self._step_vector(k)
+      g_BxSxD = self.block(u_BxSxD, tables)  # One shared block, each step.
+      router_input = g_BxSxD if config.router_input == "block" else u_BxSxD
+      p_BxS = self._probability(router_input)  # p_k = sigmoid(w g_k + b)
+      before = carry.halting
+      w_BxS, after = rule.update(before, p_BxS, k == num_loops - 1)
+      output = carry.output + w_BxS[..., None] * g_BxSxD
+      frozen = {
+        "pre": after.halted,
+        "post": before.halted,
+        "none": jnp.zeros_like(before.halted),
+      }[config.freeze]
+      hidden = jnp.where(frozen[..., None], carry.hidden, g_BxSxD)
+      record = {
+        "probability": p_BxS,
+        "weight": w_BxS,
+        "running": ~before.halted,
+        **self._trace(trace, u_BxSxD, g_BxSxD, tables),
+      }
+      return Carry(hidden, output, after), record
+
+    hidden = self._embed(inputs)
+    start = Carry(hidden, jnp.zeros_like(hidden), rule.init(hidden.shape[:2]))
+    carry, records, steps_run = driver.run_loop(
+      step,
+      start,
+      num_loops,
+      kind=kind or self.options.kind,
+      remat=self.options.remat,
+      done_fn=lambda carry: jnp.all(carry.halting.halted),
+    )
+    logits = self.head(carry.output[:, num_memory:])
+    cost_over = 0 if config.ponder_over == "all" else num_memory
+    steps_BxS = carry.halting.steps
+    stats = {
+      "halting_steps": jnp.mean(steps_BxS, axis=1),
+      "halting_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
+      "loops_run": jnp.broadcast_to(
+        steps_run.astype(jnp.float32), inputs.shape[:1]
+      ),
+    }
+    if num_memory:
+      stats["halting_steps_memory"] = jnp.mean(
+        steps_BxS[:, :num_memory], axis=1
+      )
+    return Output(
+      logits=logits,
+      losses={"ponder": jnp.mean(carry.halting.cost[:, cost_over:])},
+      stats=stats,
+      loops=_loop_statistics(records),
+      trace={name: records[name] for name in trace},
+    )
+
+  def _embed(self, inputs: Array) -> Array:
+    """Token and type embeddings, memory in front: f32 [B, S, D]."""
+    cell_type = self.cell_type.embedding[...][None]
+    cells = self.token_embedding(inputs) + cell_type
+    if not self.config.num_memory_tokens:
+      return cells
+    memory = self.memory_tokens[...] + self.memory_type.embedding[...]
+    memory = jnp.broadcast_to(
+      memory[None], (inputs.shape[0], *memory.shape)
+    )
+    return jnp.concatenate([memory, cells], axis=1)
+
+  def _positions(self) -> Array:
+    """Rotary positions [S, A] of memory tokens and cells."""
+    config = self.config
+    memory = jnp.arange(config.num_memory_tokens)[:, None]
+    cells = jnp.arange(self.spec.sequence_length)[:, None]
+    if config.positions == "none":
+      memory, cells = jnp.zeros_like(memory), jnp.zeros_like(cells)
+    elif config.positions == "offset":
+      cells = cells + config.num_memory_tokens
+    elif config.positions == "grid":
+      cells = jnp.asarray(self.spec.coordinates)
+      memory = jnp.broadcast_to(memory, (memory.shape[0], cells.shape[1]))
+    return jnp.concatenate([memory, cells])
+
+  def _step_vector(self, k: Array) -> Array:
+    """The vector that is added to every token before step k."""
+    if self.config.step_embedding == "none":
+      return jnp.zeros(())
+    trained = self.config.num_loops
+    wraps = self.config.step_embedding == "wrap"
+    row = k % trained if wraps else jnp.minimum(k, trained - 1)
+    return self.step_embedding(row)[None, None]
+
+  def _halting_rule(self):
+    config = self.config
+    if config.halting == "act":
+      return halting.ACT(config.epsilon, config.forced_remainder)
+    if config.halting == "ponder":
+      return halting.PonderNet()
+    return halting.FixedSteps()
+
+  def _probability(self, x_BxSxD: Array) -> Array:
+    """sigmoid(w x + b), f32 [B, S]; zero where there is no router."""
+    if self.config.halting == "fixed":
+      return jnp.zeros(x_BxSxD.shape[:2])
+    return jax.nn.sigmoid(self.router(x_BxSxD)[..., 0])
+
+  def _trace(self, names, u_BxSxD, g_BxSxD, tables) -> dict[str, Array]:
+    """The expensive records, computed only when asked for."""
+    record = {}
+    if "hidden" in names:
+      record["hidden"] = g_BxSxD
+    cells = g_BxSxD[:, self.config.num_memory_tokens :]
+    if "prediction" in names:
+      record["prediction"] = jnp.argmax(self.head(cells), axis=-1)
+    if "confidence" in names:
+      chances = jax.nn.softmax(self.head(cells).astype(jnp.float32))
+      record["confidence"] = jnp.max(chances, axis=-1)
+    if "attention" in names:
+      record["attention"] = self.block.attention_weights(u_BxSxD, tables)
+    return record
+
+
+def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
+  """Means over batch and tokens for every step: f32 [R] by name."""
+  probability, weight = records["probability"], records["weight"]
+  return {
+    "router_probability": jnp.mean(probability, axis=(1, 2)),
+    "router_probability_std": jnp.std(probability, axis=(1, 2)),
+    "output_weight": jnp.mean(weight, axis=(1, 2)),
+    "running": jnp.mean(records["running"].astype(jnp.float32), axis=(1, 2)),
+  }
+
+
+def loss(
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+) -> tuple[Array, Metrics]:
+  """Cross-entropy + lambda min(1, step / warm-up) ponder cost (section 5.1).
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  del key, frozen  # No dropout, no teacher.
+  config = model.config
+  output = model(batch["inputs"])
+  cross_entropy = losses.weighted_mean(
+    losses.token_cross_entropy(output.logits, batch["targets"]),
+    batch["weights"],
+  )
+  ponder_weight = config.ponder_weight * losses.linear_warmup(
+    step, config.ponder_warmup_steps
+  )
+  total = cross_entropy + ponder_weight * output.losses["ponder"]
+  return total, {
+    "loss": total,
+    "cross_entropy": cross_entropy,
+    "ponder": output.losses["ponder"],
+    "ponder_weight": ponder_weight,
+    **{name: jnp.mean(value) for name, value in output.stats.items()},
+    **output.loops,
+  }
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by loop, and cache bytes per token.
+
+  A multiply-add counts as two; point-wise operations are left out. The model
+  reads a whole board at once and keeps no cache.
+  """
+  tokens = config.num_memory_tokens + spec.sequence_length
+  projections = 4 * config.width**2 + 3 * config.width * config.mlp_width
+  mixing = 2 * tokens * config.width  # Logits, and the weighted sum.
+  router = 0 if config.halting == "fixed" else config.width
+  per_loop = 2 * tokens * (projections + mixing + router)
+  head = 2 * spec.sequence_length * config.width * spec.vocab_size
+  return {
+    "flops_per_example": [
+      head + per_loop * (loop + 1) for loop in range(num_loops)
+    ],
+    "cache_bytes_per_token": 0,
+  }

@@ -1,0 +1,1 @@
+"""Building blocks: norms, rotary positions, attention, MLP, residual block."""

@@ -1,0 +1,85 @@
+"""Normalisation layers, and the point-wise functions that replace them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.types import Array, Precision
+
+
+class DerfUTM(nnx.Module):
+  """erf(alpha * x + shift), alpha and shift per feature (UTM, section 2.1).
+
+  The form that the UTM authors train: alpha starts at 1 + 0.02 N(0, 1), shift
+  at 0, no gain and no bias after it. x: [..., D]; computed in float32.
+  """
+
+  def __init__(self, width: int, *, precision: Precision, rngs: nnx.Rngs):
+    noise_D = jax.random.normal(rngs.params(), (width,), precision.params)
+    self.alpha = nnx.Param(1.0 + 0.02 * noise_D)
+    self.shift = nnx.Param(jnp.zeros((width,), precision.params))
+    self.precision = precision
+
+  def __call__(self, x: Array) -> Array:
+    x = x.astype(self.precision.accumulate)
+    alpha, shift = _per_feature(x, self.alpha[...], self.shift[...])
+    return jax.scipy.special.erf(alpha * x + shift)
+
+
+class Derf(nnx.Module):
+  """gain * erf(alpha * x + shift) + bias (arXiv 2512.10938).
+
+  alpha (starts at 0.5) and shift (0) are scalars, gain (1) and bias (0) per
+  feature. x: [..., D]; computed in float32.
+  """
+
+  def __init__(self, width: int, *, precision: Precision, rngs: nnx.Rngs):
+    del rngs  # Nothing random in its initial values.
+    self.alpha = nnx.Param(jnp.full((), 0.5, precision.params))
+    self.shift = nnx.Param(jnp.zeros((), precision.params))
+    self.gain = nnx.Param(jnp.ones((width,), precision.params))
+    self.bias = nnx.Param(jnp.zeros((width,), precision.params))
+    self.precision = precision
+
+  def __call__(self, x: Array) -> Array:
+    x = x.astype(self.precision.accumulate)
+    gain, bias = _per_feature(x, self.gain[...], self.bias[...])
+    squashed = jax.scipy.special.erf(self.alpha[...] * x + self.shift[...])
+    return gain * squashed + bias
+
+
+def _per_feature(x: Array, *vectors: Array) -> list[Array]:
+  """Vectors [D] with as many dimensions as x [..., D]."""
+  return [jnp.expand_dims(v, range(x.ndim - 1)) for v in vectors]
+
+
+def rms_norm(width: int, *, precision: Precision, rngs: nnx.Rngs) -> nnx.RMSNorm:
+  """RMS norm with a learned gain; statistics in float32."""
+  return nnx.RMSNorm(
+    width,
+    dtype=precision.accumulate,
+    param_dtype=precision.params,
+    rngs=rngs,
+  )
+
+
+def layer_norm(
+  width: int, *, precision: Precision, rngs: nnx.Rngs
+) -> nnx.LayerNorm:
+  """Layer norm with a learned gain and bias; statistics in float32."""
+  return nnx.LayerNorm(
+    width,
+    dtype=precision.accumulate,
+    param_dtype=precision.params,
+    rngs=rngs,
+  )
+
+
+NORMS: dict[str, Any] = {
+  "derf_utm": DerfUTM,
+  "derf": Derf,
+  "rmsnorm": rms_norm,
+  "layernorm": layer_norm,
+}

@@ -1,0 +1,41 @@
+"""Rotary position embedding over one or several coordinates."""
+
+import jax.numpy as jnp
+
+from loopjax.types import Array
+
+
+def rope_tables(
+  positions: Array, head_width: int, base: float
+) -> tuple[Array, Array]:
+  """Cosines and sines of the rotation angles.
+
+  With A coordinates per token, frequency pair i turns with coordinate i mod A,
+  at the i // A-th of that coordinate's frequencies: with A = 1 this is the
+  usual rotary embedding (arXiv 2104.09864).
+
+  Args:
+    positions: [S, A] coordinates (tokens).
+    head_width: K, even.
+    base: the longest wavelength is about 2 pi base tokens.
+
+  Returns:
+    (cos, sin), each f32 [S, K / 2].
+  """
+  num_coordinates = positions.shape[1]
+  num_pairs = head_width // 2
+  pair = jnp.arange(num_pairs)
+  pairs_each = -(-num_pairs // num_coordinates)
+  frequency = base ** (-(pair // num_coordinates) / pairs_each)
+  coordinate = positions.astype(jnp.float32)[:, pair % num_coordinates]
+  angle = coordinate * frequency.astype(jnp.float32)[None, :]
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
+  """Rotates x [B, S, H, K] in the half-split layout; f32 result."""
+  cos, sin = (table[None, :, None, :] for table in tables)
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate(
+    [first * cos - second * sin, second * cos + first * sin], axis=-1
+  )

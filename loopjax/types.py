@@ -1,0 +1,97 @@
+"""Records that several parts share. Plain data, no behaviour."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Batch = Mapping[str, Any]
+Metrics = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+  """Which dtype each kind of number has.
+
+  Attributes:
+    params: parameters, EMA and optimizer state.
+    compute: inputs of the matrix products.
+    accumulate: residual stream, norm statistics, halting sums, losses.
+  """
+
+  params: Any = jnp.float32
+  compute: Any = jnp.float32
+  accumulate: Any = jnp.float32
+
+
+PRECISIONS = {
+  "float32": Precision(),
+  "bfloat16": Precision(compute=jnp.bfloat16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+  """What a model must know of a task to be built.
+
+  Attributes:
+    vocab_size: number of token ids, padding included.
+    sequence_length: tokens of one example.
+    coordinates: for every position its integer coordinates (row, column, box
+      on a board; the index alone in text), as nested tuples so that the record
+      stays hashable.
+  """
+
+  vocab_size: int
+  sequence_length: int
+  coordinates: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOptions:
+  """How a model's loop is executed; see `loopjax.loop.driver.run_loop`."""
+
+  kind: str = "scan"
+  remat: str = "none"
+
+
+class Output(NamedTuple):
+  """What every model returns.
+
+  Attributes:
+    logits: f32 [B, T, V].
+    losses: auxiliary losses, f32 scalars by name, before their weights.
+    stats: per-example statistics, f32 [B] by name (steps taken, ...).
+    loops: per-loop statistics, f32 [R] by name, averaged over the batch.
+    trace: what the caller asked to see of every loop, arrays [R, B, ...] by
+      name; empty unless asked.
+  """
+
+  logits: Array
+  losses: dict[str, Array]
+  stats: dict[str, Array]
+  loops: dict[str, Array]
+  trace: dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+  """A stream of batches that knows its size.
+
+  Attributes:
+    batches: Grain graph; element i is this process's part of global batch i, a
+      dict of arrays [local batch, ...]. Training graphs repeat for ever.
+    num_examples: distinct examples behind it.
+    groups: names of the groups that scores are also reported for: for each
+      grouping the group names; the batch holds the ids as "group/<grouping>".
+    facts: numbers about loading that belong in the summary.
+  """
+
+  batches: grain.MapDataset
+  num_examples: int
+  groups: Mapping[str, tuple[str, ...]]
+  facts: Mapping[str, int | float]

@@ -1,0 +1,111 @@
+"""The work directory: what a run writes, and who may write there."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from loopjax import config as config_lib
+from loopjax.errors import UserError
+
+# Sections that may differ between starts: they do not change what is learned.
+_FREE_SECTIONS = ("eval", "mesh", "loop")
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[None]:
+  """Holds a work directory for one process.
+
+  Raises:
+    UserError: it cannot be made or written, or another run holds it.
+  """
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = open(workdir / ".lock", "a")  # noqa: SIM115
+  except OSError as error:
+    raise UserError(
+      f"--workdir={workdir}: cannot be written: {error.strerror}"
+    ) from error
+  with lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise UserError(
+        f"--workdir={workdir}: another run is using it"
+      ) from error
+    yield
+
+
+def check_config(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
+  """Raises if the directory holds a run of another configuration."""
+  path = workdir / "config.json"
+  if not path.exists():
+    return
+  old = config_lib.flatten(read_json(path))
+  new = config_lib.flatten(config)
+  differing = [
+    f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
+    for key in sorted({*old, *new})
+    if old.get(key) != new.get(key)
+    and key.split(".")[0] not in _FREE_SECTIONS
+  ]
+  if differing:
+    raise UserError(
+      f"--workdir={workdir} holds a run of another configuration:"
+      f" {'; '.join(differing)}"
+    )
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Reads a JSON file.
+
+  Raises:
+    UserError: missing, unreadable or malformed.
+  """
+  try:
+    return json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+  """Writes JSON atomically: the old file or the new one, never a part."""
+  temporary = path.with_name(f".{path.name}.tmp")
+  temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+  os.replace(temporary, path)
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """Rows of metrics.jsonl, oldest first; none if there is no file."""
+  path = workdir / "metrics.jsonl"
+  if not path.exists():
+    return []
+  rows = []
+  for line in path.read_text().splitlines():
+    with contextlib.suppress(ValueError):  # A line cut off by a kill.
+      rows.append(json.loads(line))
+  return rows
+
+
+def digest(tree: Any) -> str:
+  """sha256 over the bytes of all arrays of a pytree, with their paths."""
+  sha = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    value = np.asarray(jax.device_get(leaf))
+    sha.update(jax.tree_util.keystr(path).encode())
+    sha.update(str((value.shape, value.dtype)).encode())
+    sha.update(np.ascontiguousarray(value).tobytes())
+  return sha.hexdigest()
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+  """Metrics as JSON can hold them: NaN and infinity are left out."""
+  return {k: float(v) for k, v in metrics.items() if math.isfinite(v)}

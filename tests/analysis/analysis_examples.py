@@ -1,0 +1,74 @@
+"""Small runs that the tests of the analyses share."""
+
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax.data import pipeline
+from loopjax.types import Dataset
+
+# A 4x4 solution, and what hides of it: the first puzzle has fewest blanks.
+_ANSWER = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1])
+
+
+def make_settings(**overrides) -> config_lib.Settings:
+  """Settings of a tiny model on 4x4 boards; "model__width=8" overrides."""
+  config = config_lib.make("utm", "sudoku")
+  config.lock()
+  config_lib.override(
+    config,
+    {
+      "task.box_rows": 2,
+      "task.box_cols": 2,
+      "model.width": 16,
+      "model.num_heads": 2,
+      "model.num_loops": 3,
+      "model.num_memory_tokens": 2,
+      "optim.warmup_steps": 1,
+      "eval.batch_size": 8,
+      "eval.depth_factor": 2,
+      "eval.depth_examples": 16,
+      **{key.replace("__", "."): value for key, value in overrides.items()},
+    },
+  )
+  return config_lib.resolve(config)
+
+
+def make_model(settings: config_lib.Settings):
+  """An untrained model, (graphdef, params)."""
+  model = settings.family.Model(
+    settings.model,
+    settings.task_module.spec(settings.task),
+    settings.loop,
+    rngs=nnx.Rngs(params=0),
+  )
+  graphdef, state = nnx.split(model)
+  return graphdef, nnx.to_pure_dict(state)
+
+
+def make_dataset(num_examples: int = 20, batch_size: int = 8) -> Dataset:
+  """Relabelled copies of one puzzle with 4 to 11 blanks, easy ones first."""
+  rng = np.random.default_rng(0)
+  digits = rng.permuted(np.tile(np.arange(1, 5), (num_examples, 1)), axis=1)
+  answers = digits[:, _ANSWER - 1]
+  blanks = np.linspace(4, 11, num_examples).astype(int)
+  order = rng.permuted(np.tile(np.arange(16), (num_examples, 1)), axis=1)
+  questions = np.where(order < blanks[:, None], 0, answers)
+
+  def make_batch(rows, positions):
+    del positions
+    return {
+      "inputs": questions[rows].astype(np.int32) + 1,
+      "targets": answers[rows].astype(np.int32) + 1,
+      "weights": np.ones((len(rows), 16), np.float32),
+      "group/rating": (blanks[rows] > 8).astype(np.int32),
+      "group/source": np.zeros(len(rows), np.int32),
+      "row": rows,
+    }
+
+  return Dataset(
+    batches=pipeline.evaluation_batches(make_batch, num_examples, batch_size),
+    num_examples=num_examples,
+    groups={"rating": ("0", "1"), "source": ("test",)},
+    facts={},
+  )

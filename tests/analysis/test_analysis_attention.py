@@ -1,0 +1,77 @@
+"""Attention quadrants, roles and shares on maps made by hand."""
+
+import numpy as np
+
+from loopjax.analysis import attention
+
+
+def test_quadrants_of_a_known_map():
+  # One memory token, two cells.
+  one = np.array([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.2, 0.4, 0.4]])
+  mass = attention.quadrants(one[None, None], 1)
+  known = {"sm": 0.4, "ss": 0.6, "mm": 0.2, "ms": 0.8}
+  assert mass.keys() == known.keys()
+  for name, value in known.items():
+    np.testing.assert_allclose(mass[name], [[value]])
+
+
+def test_rows_of_queries_sum_to_one():
+  maps = np.random.default_rng(0).dirichlet(np.ones(7), size=(2, 3, 7))
+  mass = attention.quadrants(maps, 3)
+  np.testing.assert_allclose(mass["sm"] + mass["ss"], 1.0)
+  np.testing.assert_allclose(mass["mm"] + mass["ms"], 1.0)
+
+
+def test_without_memory_all_mass_is_in_the_sequence():
+  maps = np.full((2, 3, 4, 4), 0.25)
+  mass = attention.quadrants(maps, 0)
+  for name, value in {"sm": 0, "ss": 1, "mm": 0, "ms": 0}.items():
+    np.testing.assert_array_equal(mass[name], np.full((2, 3), value))
+  assert attention.roles(mass) == ["constraint"] * 3
+
+
+def test_roles_go_by_the_mean_over_loops_and_in_order():
+  def over_loops(*means):  # Two loops that differ, with these means.
+    return np.stack([np.subtract(means, 0.05), np.add(means, 0.05)])
+
+  mass = {
+    "sm": over_loops(0.45, 0.39, 0.1, 0.1, 0.5),
+    "ss": over_loops(0.55, 0.61, 0.9, 0.9, 0.5),
+    "mm": over_loops(0.5, 0.25, 0.61, 0.5, 0.2),
+    "ms": over_loops(0.5, 0.75, 0.39, 0.5, 0.8),
+  }
+  assert attention.roles(mass) == [
+    "reader",
+    "writer",
+    "internal",
+    "constraint",
+    "reader",
+  ]
+
+
+def test_shares_of_a_head_that_stays_in_its_row():
+  # One memory token and a 2x2 board; coordinates are row and column.
+  coordinates = ((0, 0), (0, 1), (1, 0), (1, 1))
+  inside = np.kron(np.eye(2), [[0.1, 0.3], [0.3, 0.1]])
+  maps = np.full((1, 5, 5), 0.2)
+  maps[0, 1:, 1:] = inside
+  maps[0, 1:, 0] = 0.6
+  share, uniform = attention.coordinate_shares(maps, 1, coordinates)
+  # In its row all of the mass, in its column only what it keeps to itself.
+  np.testing.assert_allclose(share, [[1.0, 0.25]])
+  np.testing.assert_allclose(uniform, [0.5, 0.5])
+
+
+def test_uniform_attention_has_the_expected_share():
+  coordinates = [(i // 3, i % 3, 0) for i in range(6)]
+  maps = np.full((2, 8, 8), 1 / 8)
+  share, uniform = attention.coordinate_shares(maps, 2, coordinates)
+  np.testing.assert_allclose(share, np.broadcast_to(uniform, (2, 3)))
+  np.testing.assert_allclose(uniform, [1 / 2, 1 / 3, 1.0])
+
+
+def test_a_head_that_looks_at_memory_alone_gives_no_nan():
+  maps = np.zeros((1, 3, 3))
+  maps[..., 0] = 1.0
+  share, _ = attention.coordinate_shares(maps, 1, ((0,), (1,)))
+  np.testing.assert_array_equal(share, [[0.0]])

@@ -1,0 +1,87 @@
+"""Accuracy by depth: known answers, and agreement with other paths."""
+
+import functools
+
+import analysis_examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from loopjax.analysis import depth
+from loopjax.analysis import view as view_lib
+
+
+def _score(output, batch):
+  right = (jnp.argmax(output.logits, -1) == batch["targets"]).astype(float)
+  return {"right": jnp.mean(right, axis=1), "loss": jnp.zeros(len(right))}
+
+
+def test_scores_of_known_predictions():
+  batch = {"targets": np.array([[1, 2], [0, 2]])}
+  prediction = np.array([[[0, 0], [0, 1]], [[1, 2], [0, 1]]])  # [R, B, T].
+  scores = depth.scores_by_loop(_score, prediction, batch, 3)
+  assert scores.keys() == {"right", "right/standard_error"}
+  np.testing.assert_allclose(scores["right"], [0.25, 0.75])
+  # Values (0, 1/2) and (1, 1/2): deviation 1/4, over root 2.
+  expected = [0.25 / 2**0.5] * 2
+  np.testing.assert_allclose(scores["right/standard_error"], expected)
+
+
+def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
+  settings = analysis_examples.make_settings(
+    model__halting="fixed", eval__depth_examples=20, eval__batch_size=20
+  )
+  graphdef, params = analysis_examples.make_model(settings)
+  # Otherwise an untrained model gets nearly the same score at every depth.
+  params["head"]["kernel"] = params["head"]["kernel"] * 8
+  dataset = analysis_examples.make_dataset(20, 20)
+  view = view_lib.make_view(settings, graphdef, params, dataset, tmp_path)
+  scores = depth.accuracy_by_depth(view)
+  assert len(scores["exact_match"]) == 6
+  assert len(set(scores["cell_accuracy"])) > 3
+  model = nnx.merge(graphdef, params)
+  for loops in (1, 3, 6):
+    run = jax.jit(functools.partial(model, num_loops=loops))
+    output = run(view.batch["inputs"])
+    for name in ("exact_match", "cell_accuracy"):
+      value = settings.task_module.score(output, view.batch)[name]
+      np.testing.assert_allclose(
+        scores[name][loops - 1], np.mean(value), atol=1e-6
+      )
+
+
+def test_chunks_do_not_change_what_is_shown(monkeypatch):
+  # 19 examples in chunks of 8: the last chunk is filled up.
+  monkeypatch.setattr(view_lib, "_CHUNK", 8)
+  settings = analysis_examples.make_settings()
+  graphdef, params = analysis_examples.make_model(settings)
+  batch = view_lib.sample(analysis_examples.make_dataset(), 20)
+  forward = view_lib.make_forward(settings, graphdef, params, batch["inputs"])
+  names = ("prediction", "confidence", "weight", "attention")
+  shown = forward(names, averaged=("attention",), num_loops=4, num_examples=19)
+  model = nnx.merge(graphdef, params)
+  whole = jax.jit(functools.partial(model, num_loops=4, trace=names))(
+    batch["inputs"][:19]
+  )
+  expected = dict(whole.trace)
+  expected["attention"] = expected["attention"].mean(axis=1)
+  assert shown.trace.keys() == expected.keys()
+  for name, value in expected.items():
+    np.testing.assert_allclose(shown.trace[name], value, atol=1e-5)
+  np.testing.assert_allclose(shown.logits, whole.logits, atol=1e-5)
+  for name, value in whole.stats.items():
+    np.testing.assert_allclose(shown.stats[name], value, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_examples", [10, 20, 99])
+def test_sample_covers_easy_and_hard_and_repeats_nothing(num_examples):
+  dataset = analysis_examples.make_dataset(20, 8)
+  batch = view_lib.sample(dataset, num_examples)
+  rows = batch["row"]
+  assert batch["valid"].all()
+  assert len(set(rows)) == len(rows) == min(num_examples, 20)
+  assert min(rows) < 8 <= 12 <= max(rows)
+  again = view_lib.sample(dataset, num_examples)
+  np.testing.assert_array_equal(again["row"], rows)

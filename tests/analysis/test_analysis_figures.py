@@ -1,0 +1,135 @@
+"""Every picture that applies is drawn, and no other."""
+
+import json
+
+import analysis_examples
+import matplotlib.image
+import numpy as np
+import pytest
+
+from loopjax.analysis import curves, figures
+from loopjax.analysis import view as view_lib
+from loopjax.data.sudoku import pictures
+
+_ALWAYS = {"attention", "attention_heads", "depth", "puzzle", "puzzle_failed"}
+_HALTING = {"halting", "halting_map"}
+
+
+def _write_metrics(workdir, num_loops=3):
+  """A short metrics.jsonl as a run writes it."""
+  rows = []
+  for step in (10, 20):
+    row = {"step": step, "split": "train", "loss": 2.0 / step}
+    row |= {"halting_steps": 2.5, "grad_norm": 0.5, "grad_norm/router": 0.1}
+    for loop in range(num_loops):
+      row[f"router_probability/loop={loop}"] = 0.1 * loop
+      row[f"router_probability_std/loop={loop}"] = 0.05
+      row[f"output_weight/loop={loop}"] = 1 / num_loops
+    rows.append(row)
+    evaluated = {"loss": 1.0, "exact_match": 0.5, "cell_accuracy": 0.8}
+    rows.append({"step": step, "split": "eval", **evaluated})
+  lines = [json.dumps(row) + "\n" for row in rows]
+  (workdir / "metrics.jsonl").write_text("".join(lines))
+
+
+def _draw(workdir, **overrides):
+  settings = analysis_examples.make_settings(**overrides)
+  graphdef, params = analysis_examples.make_model(settings)
+  dataset = analysis_examples.make_dataset()
+  return figures.make_figures(settings, graphdef, params, dataset, workdir)
+
+
+def _check(workdir, result, names):
+  """Exactly these pictures are there, and show something."""
+  pictures_there = set((workdir / "figures").glob("*.png"))
+  assert {path.stem for path in pictures_there} == names
+  numbers = workdir / "figures" / "attention_heads.json"
+  assert set(result["files"]) == pictures_there | {numbers}
+  assert len(result["files"]) == len(names) + 1
+  for path in pictures_there:
+    pixels = matplotlib.image.imread(path)
+    assert min(pixels.shape[:2]) > 200
+    assert np.std(pixels[..., :3]) > 0.02, path
+
+
+def test_all_pictures_of_a_model_that_halts(tmp_path):
+  _write_metrics(tmp_path)
+  result = _draw(tmp_path)
+  _check(tmp_path, result, _ALWAYS | _HALTING | {"curves", "router"})
+  assert {value.shape for value in result["depth"].values()} == {(6,)}
+  path = tmp_path / "figures" / "attention_heads.json"
+  numbers = json.loads(path.read_text())
+  assert [head["head"] for head in numbers["heads"]] == [0, 1]
+  for head in numbers["heads"]:
+    assert head["last"]["sm"] + head["last"]["ss"] == pytest.approx(1, abs=1e-3)
+    assert head["same"].keys() == {"row", "column", "box"}
+  assert numbers["uniform"] == {"row": 0.25, "column": 0.25, "box": 0.25}
+
+
+def test_what_does_not_apply_is_left_out(tmp_path):
+  _write_metrics(tmp_path)
+  (tmp_path / "figures").mkdir()
+  result = _draw(
+    tmp_path,
+    model__halting="fixed",
+    model__num_memory_tokens=0,
+    eval__depth_factor=0,
+  )
+  _check(tmp_path, result, _ALWAYS - {"depth"} | {"curves"})
+  assert result["depth"] == {}
+
+
+def test_ponder_model_without_metrics(tmp_path):
+  result = _draw(tmp_path, model__halting="ponder")
+  _check(tmp_path, result, _ALWAYS | _HALTING)
+
+
+def test_the_hard_puzzle_is_chosen(tmp_path):
+  settings = analysis_examples.make_settings()
+  graphdef, params = analysis_examples.make_model(settings)
+  dataset = analysis_examples.make_dataset()
+  view = view_lib.make_view(settings, graphdef, params, dataset, tmp_path)
+  targets = view.batch["targets"]
+  blanks = np.sum(view.batch["inputs"] == 1, axis=1)
+  # Everything is solved, at once, but for one puzzle in the middle.
+  missed = int(np.argsort(blanks)[10])
+  logits = np.eye(6)[targets]
+  logits[missed] = 0.0
+  prediction = np.stack([targets] * 3)
+  output = view.output._replace(
+    logits=logits, trace={**view.output.trace, "prediction": prediction}
+  )
+  solved, failed = pictures.choose(view._replace(output=output))
+  assert blanks[solved] == blanks.max()
+  assert failed == missed
+  all_solved = output._replace(logits=np.eye(6)[targets])
+  assert pictures.choose(view._replace(output=all_solved))[1] is None
+  none_solved = output._replace(logits=np.zeros_like(logits))
+  assert pictures.choose(view._replace(output=none_solved))[1] is not None
+
+
+def test_an_old_picture_of_a_failure_goes(tmp_path):
+  settings = analysis_examples.make_settings(eval__depth_factor=0)
+  graphdef, params = analysis_examples.make_model(settings)
+  dataset = analysis_examples.make_dataset()
+  view = view_lib.make_view(settings, graphdef, params, dataset, tmp_path)
+  stale = tmp_path / "figures" / "puzzle_failed.png"
+  stale.write_bytes(b"old")
+  output = view.output._replace(logits=np.eye(6)[view.batch["targets"]])
+  files = pictures.draw_all(view._replace(output=output))
+  assert not stale.exists()
+  assert {path.stem for path in files} == {"puzzle", "halting_map"}
+
+
+def test_series_skip_rows_that_lack_the_metric():
+  rows = [
+    {"step": 1, "split": "train", "a": 1.0, "b/loop=0": 3.0, "b/loop=1": 4.0},
+    {"step": 2, "split": "eval", "a": 9.0},
+    {"step": 3, "split": "train", "a": 2.0, "b/loop=0": 5.0},
+  ]
+  steps, values = curves.series(rows, "train", "a")
+  np.testing.assert_array_equal([steps, values], [[1, 3], [1.0, 2.0]])
+  steps, values = curves.by_loop(rows, "train", "b")
+  np.testing.assert_array_equal(steps, [1])
+  np.testing.assert_array_equal(values, [[3.0, 4.0]])
+  assert curves.by_loop(rows, "train", "c")[1].shape == (0, 0)

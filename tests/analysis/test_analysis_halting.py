@@ -1,0 +1,56 @@
+"""Halting statistics on weights made by hand and on the rules' own."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loopjax.analysis import halting
+from loopjax.loop import halting as rules
+
+# [R = 3, B = 1, S = 3]: stops after 2, 3 and 1 steps.
+_WEIGHT = np.array([[[0.4, 0.1, 1.0]], [[0.6, 0.0, 0.0]], [[0.0, 0.9, 0.0]]])
+
+
+def test_steps_taken_counts_to_the_last_step_that_weighs():
+  np.testing.assert_array_equal(halting.steps_taken(_WEIGHT), [[2, 3, 1]])
+
+
+def test_expected_steps_is_the_mean_of_the_step_under_the_weights():
+  steps = halting.expected_steps(_WEIGHT)
+  np.testing.assert_allclose(steps, [[1.6, 2.8, 1.0]])
+
+
+@pytest.mark.parametrize(
+  ("rule", "count"),
+  [
+    (rules.ACT(0.05), halting.steps_taken),
+    (rules.PonderNet(), halting.expected_steps),
+    (rules.FixedSteps(), halting.steps_taken),
+  ],
+)
+def test_agrees_with_what_the_rule_counts(rule, count):
+  probability = np.random.default_rng(0).uniform(0, 0.6, (6, 4, 5))
+  state, weights = rule.init((4, 5)), []
+  for k, p in enumerate(probability.astype(np.float32)):
+    weight, state = rule.update(state, jnp.asarray(p), jnp.asarray(k == 5))
+    weights.append(weight)
+  steps = count(np.stack(weights))
+  np.testing.assert_allclose(steps, state.steps, rtol=1e-5)
+
+
+def test_histogram_keeps_memory_and_cells_apart():
+  steps = np.array([[1, 3, 3], [2, 3, 1]])
+  shares = halting.histogram(steps, 3, 1)
+  np.testing.assert_allclose(shares["memory"], [0.5, 0.5, 0.0])
+  np.testing.assert_allclose(shares["cells"], [0.25, 0.0, 0.75])
+
+
+def test_histogram_without_memory_has_cells_alone():
+  shares = halting.histogram(np.array([[1.4, 1.6]]), 3, 0)
+  assert shares.keys() == {"cells"}
+  np.testing.assert_allclose(shares["cells"], [0.5, 0.5, 0.0])
+
+
+def test_mean_by_position_leaves_memory_out():
+  steps = np.array([[9, 1, 3], [9, 2, 5]])
+  np.testing.assert_allclose(halting.mean_by_position(steps, 1), [1.5, 4.0])

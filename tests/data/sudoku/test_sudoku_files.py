@@ -1,0 +1,244 @@
+"""Reading CSV files, and every mistake in them."""
+
+import gzip
+import os
+import pathlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from loopjax import errors
+from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import files
+
+BOARD = board_lib.Board(2, 2)
+HEADER = "source,question,answer,rating\n"
+ANSWER = "1234341221434321"
+QUESTION = "1..4.4.2.1.34..1"
+GOOD = f"mine,{QUESTION},{ANSWER},3\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+  def write_file(content, name="puzzles.csv"):
+    path = tmp_path / name
+    if isinstance(content, str):
+      content = content.encode()
+    path.write_bytes(content)
+    return path
+
+  return write_file
+
+
+def fails(path, *parts, **options):
+  """Reads a file, expects one line that holds all parts, returns it."""
+  with pytest.raises(errors.UserError) as caught:
+    files.read_csv(BOARD, path, **options)
+  message = str(caught.value)
+  assert "\n" not in message
+  for part in parts:
+    assert part in message
+  return message
+
+
+def test_reads_plain_and_gzip_whatever_the_name(write):
+  text = HEADER + GOOD + f"yours,{QUESTION.replace('.', '0')},{ANSWER},0\n"
+  paths = [
+    write(text, "plain.csv.gz"),
+    write(gzip.compress(text.encode()), "packed.csv"),
+    write(text.replace("\n", "\r\n"), "windows.csv"),
+    write(b"\xef\xbb\xbf" + text.encode() + b"\n\n", "marked.csv"),
+  ]
+  for path in paths:
+    puzzles = files.read_csv(BOARD, path, check_solutions=True)
+    expected = [int(c) for c in QUESTION.replace(".", "0")]
+    assert puzzles.questions.tolist() == [expected, expected]
+    assert puzzles.answers.tolist() == [[int(c) for c in ANSWER]] * 2
+    assert puzzles.ratings.tolist() == [3, 0]
+    assert puzzles.sources == ("mine", "yours")
+    assert puzzles.source_ids.tolist() == [0, 1]
+    assert puzzles.num_skipped == 0
+    assert puzzles.questions.dtype == puzzles.answers.dtype == np.uint8
+    assert puzzles.ratings.dtype == puzzles.source_ids.dtype == np.int32
+
+
+def test_missing_file(tmp_path):
+  path = tmp_path / "none.csv"
+  fails(path, f"{path}: no such file", "give the path")
+
+
+def test_directory(tmp_path):
+  fails(tmp_path, f"{tmp_path}: is a directory")
+
+
+def test_no_permission(write, monkeypatch):
+  path = write(HEADER + GOOD)
+
+  def refuse(_):
+    raise PermissionError(13, "Permission denied")
+
+  # The tests may run as a user who may read everything.
+  monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+  fails(path, f"{path}: cannot be read (Permission denied)")
+
+
+def test_corrupt_gzip(write):
+  content = gzip.compress((HEADER + GOOD * 100).encode())
+  scrambled = content[:20] + bytes(30) + content[50:]
+  for broken in (content[:-9], content[:-8] + bytes(8), scrambled):
+    path = write(broken)
+    fails(path, f"{path}: the gzip data is corrupt")
+
+
+def test_not_utf8(write):
+  path = write((HEADER + GOOD).encode().replace(b"mine", b"m\xff"))
+  fails(path, f"{path}: is not UTF-8 text")
+
+
+def test_empty_file(write):
+  for content in ("", "\n\n", gzip.compress(b"")):
+    fails(write(content), "the file is empty")
+
+
+def test_header_only(write):
+  path = write(HEADER)
+  fails(path, f"{path}:1: there are no puzzles")
+
+
+def test_wrong_header(write):
+  path = write("source,puzzle,answer,rating\n" + GOOD)
+  fails(path, f"{path}:1: the header is 'source,puzzle,answer,rating'")
+  fails(write(GOOD), ":1: the header", "must be source,question,answer,rating")
+
+
+def test_not_csv(write):
+  path = write(HEADER + GOOD + "x" * 200000 + "\n")
+  fails(path, f"{path}:3: is not valid CSV")
+
+
+BAD_ROWS = {
+  "has 3 fields": f"mine,{QUESTION},{ANSWER}",
+  "has 5 fields": f"mine,{QUESTION},{ANSWER},3,4",
+  "the question has 15 cells; write 16": f"mine,{QUESTION[1:]},{ANSWER},3",
+  "the answer has 17 cells; write 16": f"mine,{QUESTION},{ANSWER}1,3",
+  "the question holds '5'": f"mine,5{QUESTION[1:]},{ANSWER},3",
+  "the question holds 'é'": f"mine,é{QUESTION[1:]},{ANSWER},3",
+  "the answer holds '.'": f"mine,{QUESTION},.{ANSWER[1:]},3",
+  "the givens of the question clash": f"mine,11{QUESTION[2:]},{ANSWER},3",
+  "the answer is not a solution": f"mine,{QUESTION},{ANSWER[:-1]}2,3",
+  "the answer contradicts": f"mine,.3{QUESTION[2:]},{ANSWER},3",
+  "the rating is '1.5'": f"mine,{QUESTION},{ANSWER},1.5",
+  "the rating is '-1'": f"mine,{QUESTION},{ANSWER},-1",
+  "the rating is ''": f"mine,{QUESTION},{ANSWER},",
+  "the rating is '²'": f"mine,{QUESTION},{ANSWER},²",
+  "the rating is above": f"mine,{QUESTION},{ANSWER},2147483648",
+}
+
+
+@pytest.mark.parametrize(("message", "row"), BAD_ROWS.items(), ids=BAD_ROWS)
+def test_bad_row(write, message, row):
+  path = write(HEADER + GOOD + GOOD + row + "\n" + GOOD)
+  fails(path, f"{path}:4: {message}")
+  puzzles = files.read_csv(BOARD, path, on_bad_row="skip")
+  assert puzzles.num_skipped == 1
+  assert puzzles.ratings.tolist() == [3, 3, 3]
+  assert puzzles.questions.shape == puzzles.answers.shape == (3, 16)
+  assert puzzles.sources == ("mine",)
+
+
+def test_number_of_solutions_on_request(write):
+  several = f"mine,{'.' * 16},{ANSWER},0\n"
+  path = write(HEADER + GOOD + several)
+  assert files.read_csv(BOARD, path).num_skipped == 0
+  message = f"{path}:3: the question has several solutions"
+  fails(path, message, check_solutions=True)
+  puzzles = files.read_csv(BOARD, path, "skip", check_solutions=True)
+  assert puzzles.num_skipped == 1
+
+
+def test_question_without_solution_contradicts_its_answer(write):
+  """No answer fits it, so this shows without solving."""
+  path = write(HEADER + f"mine,123....4........,{ANSWER},0\n")
+  fails(path, f"{path}:2: the answer contradicts", check_solutions=True)
+
+
+def test_the_first_bad_row_is_reported(write):
+  rows = list(BAD_ROWS.values())
+  path = write(HEADER + GOOD + "\n" + "\n".join(rows[::-1]) + "\n")
+  fails(path, f"{path}:4: the rating is above")
+  assert files.read_csv(BOARD, path, "skip").num_skipped == len(rows)
+
+
+def test_lines_are_counted_across_quoted_line_breaks(write):
+  path = write(HEADER + '"a\nb"' + GOOD[4:] + "bad\n")
+  fails(path, f"{path}:4: has 1 fields")
+  assert files.read_csv(BOARD, path, "skip").sources == ("a\nb",)
+
+
+def test_no_row_can_be_used(write):
+  path = write(HEADER + "one\ntwo\n")
+  fails(path, f"{path}:2: has 1 fields", "no other row", on_bad_row="skip")
+
+
+def test_file_errors_are_not_skipped(write):
+  fails(write("wrong\n" + GOOD), ":1: the header", on_bad_row="skip")
+
+
+def test_unknown_choice(write):
+  fails(write(HEADER + GOOD), "on_bad_row='ignore'", on_bad_row="ignore")
+
+
+def test_board_of_another_size(write):
+  with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
+    files.read_csv(board_lib.Board(3, 3), write(HEADER + GOOD))
+
+
+def test_hub_address_must_be_complete():
+  for path in ("hf://owner", "hf://owner/name", "hf://owner//file"):
+    fails(path, "hf://OWNER/NAME/FILE")
+
+
+def test_hub_without_the_package(monkeypatch):
+  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+  fails("hf://o/n/a.csv", "pip install huggingface_hub", "local CSV file")
+
+
+def test_hub_download_fails(monkeypatch):
+  def fail(**_):
+    raise OSError("no route\nto host")
+
+  fake = types.SimpleNamespace(hf_hub_download=fail)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+  fails("hf://o/n/a.csv", "no route to host", "local CSV file")
+
+
+def test_hub_download(monkeypatch, write):
+  asked = []
+
+  def download(**arguments):
+    asked.append(arguments)
+    return str(write(HEADER + GOOD))
+
+  fake = types.SimpleNamespace(hf_hub_download=download)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+  puzzles = files.read_csv(BOARD, "hf://owner/name/folder/a.csv")
+  assert len(puzzles.ratings) == 1
+  assert asked == [
+    {
+      "repo_id": "owner/name",
+      "filename": "folder/a.csv",
+      "repo_type": "dataset",
+    }
+  ]
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_real_file(name):
+  folder = os.environ.get("LOOPJAX_DATA")
+  path = pathlib.Path(folder or "", "sudoku", f"{name}.csv.gz")
+  if not folder or not path.exists():
+    pytest.skip(f"needs LOOPJAX_DATA with sudoku/{name}.csv.gz")
+  puzzles = files.read_csv(board_lib.Board(3, 3), path)
+  assert len(puzzles.ratings) > 1000 and puzzles.num_skipped == 0

@@ -1,0 +1,113 @@
+"""Schedule, decay mask, clipping."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from loopjax import optim
+from loopjax.errors import UserError
+from loopjax.models import utm
+from loopjax.types import TaskSpec
+
+CONFIG = optim.Config(
+  learning_rate=1e-2, final_learning_rate=1e-3, warmup_steps=10
+)
+
+
+def test_cosine_schedule_at_its_corners():
+  schedule = optim.make_schedule(CONFIG, 110)
+  steps = jnp.array([0, 5, 10, 60, 110])
+  middle = (1e-2 + 1e-3) / 2
+  np.testing.assert_allclose(
+    schedule(steps), [0, 5e-3, 1e-2, middle, 1e-3], rtol=1e-5
+  )
+
+
+def test_constant_schedule_stays():
+  config = optim.Config(schedule="constant", learning_rate=0.1, warmup_steps=4)
+  schedule = optim.make_schedule(config, 100)
+  np.testing.assert_allclose(schedule(jnp.array([0, 2, 4, 99])), [0, 0.05, 0.1, 0.1])
+
+
+def utm_params():
+  spec = TaskSpec(6, 16, tuple((i,) for i in range(16)))
+  config = utm.Config(width=16, num_heads=2, num_loops=3, norm="rmsnorm")
+  model = utm.Model(config, spec, rngs=nnx.Rngs(params=0))
+  return nnx.to_pure_dict(nnx.state(model))
+
+
+def names_where(mask):
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, decays in jax.tree_util.tree_leaves_with_path(mask)
+    if decays
+  }
+
+
+def test_matrices_decay_and_nothing_else():
+  projections = {
+    f"block/attention/{name}/kernel"
+    for name in ("query", "key", "value", "output")
+  }
+  mlp = {f"block/mlp/{name}/kernel" for name in ("gate", "value", "output")}
+  expected = projections | mlp | {"router/kernel", "head/kernel"}
+  assert names_where(optim.decay_mask(utm_params(), "matrices")) == expected
+
+
+def test_all_means_all():
+  params = utm_params()
+  mask = optim.decay_mask(params, "all")
+  assert len(names_where(mask)) == len(jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("decay", ["all", "matrices"])
+def test_a_step_without_gradient_decays_what_the_mask_says(decay):
+  config = optim.Config(
+    learning_rate=0.1,
+    weight_decay=0.5,
+    decay=decay,
+    schedule="constant",
+    warmup_steps=0,
+  )
+  tx = optim.make_optimizer(config, 10)
+  params = utm_params()
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  updates, _ = tx.update(zeros, tx.init(params), params)
+  changed = optax.apply_updates(params, updates)
+  kernel = params["head"]["kernel"]
+  np.testing.assert_allclose(changed["head"]["kernel"], 0.95 * kernel, rtol=1e-6)
+  bias = params["router"]["bias"]
+  factor = 0.95 if decay == "all" else 1.0
+  np.testing.assert_allclose(changed["router"]["bias"], factor * bias, rtol=1e-6)
+
+
+def test_clipping_bounds_what_adam_sees():
+  config = optim.Config(clip_norm=1.0, schedule="constant", warmup_steps=0)
+  tx = optim.make_optimizer(config, 10)
+  params = {"head": {"kernel": jnp.ones((2, 2))}}
+  grads = {"head": {"kernel": jnp.full((2, 2), 100.0)}}
+  _, state = tx.update(grads, tx.init(params), params)
+  moment = optax.tree.get(state, "mu")["head"]["kernel"]
+  np.testing.assert_allclose(moment, 0.1 * 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"learning_rate": 0.0}, "learning_rate"),
+    ({"schedule": "step"}, "schedule='step'"),
+    ({"ema_decay": 1.0}, "ema_decay"),
+    ({"weight_decay": -1.0}, "weight_decay"),
+  ],
+)
+def test_impossible_settings_are_named(changes, message):
+  with pytest.raises(UserError, match=message):
+    optim.Config(**changes)
+
+
+def test_warmup_must_end():
+  with pytest.raises(UserError, match="warmup_steps=10"):
+    optim.make_schedule(CONFIG, 10)

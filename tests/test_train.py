@@ -1,0 +1,151 @@
+"""Whole runs: what they write, resuming, refusing."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tests_support import smoke
+
+from loopjax import train
+from loopjax import workdir as workdir_lib
+from loopjax.errors import UserError
+
+TIMING = ("steps_per_second", "examples_per_second", "data_wait_fraction")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """One finished smoke run, shared by the tests that only read it."""
+  workdir = tmp_path_factory.mktemp("finished")
+  train.run(smoke(), workdir, "train_and_eval")
+  return workdir
+
+
+def rows(workdir):
+  """Metrics without the timings."""
+  return [
+    {k: v for k, v in row.items() if k not in TIMING}
+    for row in workdir_lib.read_metrics(workdir)
+  ]
+
+
+def summary(workdir):
+  return json.loads((workdir / "summary.json").read_text())
+
+
+def test_a_run_writes_what_the_contract_says(finished):
+  done = summary(finished)
+  assert done["status"] == "completed"
+  assert done["steps"] == 20
+  assert done["parameters"] > 0
+  assert len(done["digest"]) == 64
+  assert {"devices", "versions", "revision", "command"} <= set(done)
+  for name in ("eval/exact_match", "eval/cell_accuracy", "eval/loss"):
+    assert np.isfinite(done["metrics"][name])
+  assert [(r["step"], r["split"]) for r in rows(finished)] == [
+    (10, "train"),
+    (20, "train"),
+    (20, "eval"),
+    (20, "depth"),
+  ]
+  assert (finished / "figures" / "puzzle.png").stat().st_size > 0
+  assert any((finished / "tb").iterdir())
+
+
+def test_groups_add_up(finished):
+  metrics = summary(finished)["metrics"]
+  total = metrics["eval/count"]
+  by_rating = {
+    k.rsplit("/", 1)[1]: v
+    for k, v in metrics.items()
+    if k.startswith("eval/count/rating=")
+  }
+  assert sum(by_rating.values()) == total
+  mean = sum(
+    count * metrics[f"eval/cell_accuracy/{group}"]
+    for group, count in by_rating.items()
+  )
+  np.testing.assert_allclose(mean / total, metrics["eval/cell_accuracy"])
+
+
+def test_resuming_is_bitwise(finished, tmp_path):
+  """A run cut off after step 10 ends like one that was not."""
+  shutil.copytree(finished, tmp_path / "cut")
+  cut = tmp_path / "cut"
+  (cut / "summary.json").unlink()
+  shutil.rmtree(cut / "checkpoints" / "20")
+  train.run(smoke(), cut, "train_and_eval")
+  assert summary(cut)["digest"] == summary(finished)["digest"]
+  assert rows(cut) == rows(finished)
+
+
+def test_the_digest_sees_the_seed(finished, tmp_path):
+  train.run(smoke(run__seed=1), tmp_path, "train")
+  assert summary(tmp_path)["digest"] != summary(finished)["digest"]
+
+
+def test_a_finished_run_is_not_run_again(finished, capsys):
+  before = (finished / "metrics.jsonl").read_bytes()
+  train.run(smoke(), finished, "train_and_eval")
+  assert "complete already" in capsys.readouterr().out
+  assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_configuration_is_refused_by_its_keys(finished):
+  with pytest.raises(UserError, match=r"model.width \(16 there, 32 here\)"):
+    train.run(smoke(model__width=32), finished, "train")
+
+
+@pytest.mark.parametrize("kind", ["scan", "while"])
+def test_eval_mode_at_another_depth(finished, tmp_path, kind):
+  copy = tmp_path / "copy"
+  shutil.copytree(finished, copy)
+  config = smoke(
+    eval__num_loops=7, eval__loop_kind=kind, eval__checkpoint_step=10
+  )
+  result = train.run(config, copy, "eval")
+  assert result["steps"] == 10
+  assert result["metrics"]["eval/loops_run"] <= 7
+  assert (copy / "evaluation.json").exists()
+  assert summary(copy) == summary(finished)
+
+
+def test_a_missing_checkpoint_is_named(finished, tmp_path):
+  with pytest.raises(UserError, match="no checkpoint of step 13"):
+    train.run(smoke(eval__checkpoint_step=13), finished, "eval")
+  with pytest.raises(UserError, match="holds no run"):
+    train.run(smoke(), tmp_path / "nothing", "eval")
+  assert not (tmp_path / "nothing").exists()
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+  with workdir_lib.locked(tmp_path):
+    with pytest.raises(UserError, match="another run is using it"):
+      train.run(smoke(), tmp_path, "train")
+  assert not (tmp_path / "config.json").exists()
+
+
+def test_an_unwritable_directory_is_named(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError, match="cannot be written"):
+    train.run(smoke(), tmp_path / "file" / "run", "train")
+
+
+def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
+  config = smoke(task__train_csv=str(tmp_path / "none.csv"))
+  with pytest.raises(UserError, match="none.csv"):
+    train.run(config, tmp_path / "run", "train")
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_diverged_run_says_so(tmp_path):
+  config = smoke(optim__learning_rate=1e30, optim__clip_norm=0.0)
+  result = train.run(config, tmp_path, "train")
+  assert result["status"] == "diverged"
+  assert all(
+    np.isfinite(value)
+    for row in workdir_lib.read_metrics(tmp_path)
+    for value in row.values()
+    if not isinstance(value, str)
+  )
