@@ -137,14 +137,14 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
 def apply_presets(
   config: ml_collections.ConfigDict,
   arg: str,
-  presets: Mapping[str, Mapping[str, Any]],
+  presets: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> ml_collections.ConfigDict:
   """Applies `preset[,section.key=value...]` to a config and locks it.
 
   Args:
     config: from `make`.
     arg: what stood behind the colon of --config=FILE:arg.
-    presets: overrides by preset name, each {"section.key": value}.
+    presets: by name, each {"section": {"key": value}}.
 
   Raises:
     UserError: no such preset or key, or a value of another type.
@@ -155,7 +155,7 @@ def apply_presets(
     if equals:
       override(config, {key: _literal(text)})
     elif part in presets:
-      override(config, presets[part])
+      override(config, flatten(presets[part]))
     else:
       raise UserError(
         f"no preset {part!r}; there are {', '.join(sorted(presets))}"

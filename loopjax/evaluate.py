@@ -47,8 +47,8 @@ def make_evaluator(
   placed = sharding.batch_sharding(mesh)
 
   def evaluate(params: Any, num_examples: int = 0) -> dict[str, float]:
-    num_examples = min(num_examples or math.inf, dataset.num_examples)
-    num_batches = math.ceil(num_examples / batch_size)
+    wanted = min(num_examples or math.inf, dataset.num_examples)
+    num_batches = math.ceil(wanted / batch_size)
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
     total = None
     for batch in batches:

@@ -6,23 +6,20 @@ Exit status: 0 done, 2 a mistake of the user's, 3 training diverged.
 import json
 import os
 import pathlib
-import sys
 
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import flags
 
+from loopjax import command_line
 from loopjax.errors import UserError
 
 MODES = ("train", "eval", "train_and_eval", "describe")
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "Config file, with :preset[,section.key=value...] behind it."
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes.")
+flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
 
 
 def main(argv: list[str]) -> int:
+  """Does what --mode says; returns the exit status."""
   del argv
   import jax
 
@@ -30,14 +27,15 @@ def main(argv: list[str]) -> int:
 
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-  if _CONFIG.value is None:
+  config, workdir = command_line.CONFIG.value, command_line.WORKDIR.value
+  if config is None:
     raise UserError("--config=FILE is missing")
   if _MODE.value == "describe":
-    print(json.dumps(describe.describe(_CONFIG.value), indent=2))
+    print(json.dumps(describe.describe(config), indent=2))
     return 0
-  if not _WORKDIR.value:
+  if not workdir:
     raise UserError("--workdir=DIR is missing")
-  summary = train.run(_CONFIG.value, pathlib.Path(_WORKDIR.value), _MODE.value)
+  summary = train.run(config, pathlib.Path(workdir), _MODE.value)
   return {"completed": 0, "diverged": 3}[summary["status"]]
 
 
@@ -47,34 +45,5 @@ def _compilation_cache() -> str:
   return os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
 
 
-def _parse(argv: list[str]) -> list[str]:
-  """Reads the flags; whatever is wrong with them is the user's mistake."""
-  try:
-    return flags.FLAGS(argv)
-  except UserError:
-    raise
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
-    raise UserError(" ".join(str(e.args[0] if e.args else e).split())) from e
-  except (OSError, ImportError, SyntaxError) as error:
-    raise UserError(f"--config: {error}") from error
-
-
-def run(entry) -> None:
-  """Runs `entry(argv) -> status` and turns UserError into one line."""
-
-  def guarded(parse_or_entry, *args):
-    try:
-      return parse_or_entry(*args)
-    except UserError as error:
-      print(f"error: {error}", file=sys.stderr)
-      sys.exit(2)
-
-  logging.set_verbosity(logging.WARNING)
-  app.run(
-    lambda argv: sys.exit(guarded(entry, argv)),
-    flags_parser=lambda argv: guarded(_parse, argv),
-  )
-
-
 if __name__ == "__main__":
-  run(main)
+  command_line.run(main)

@@ -21,11 +21,11 @@ class TrainState(NamedTuple):
     key: base of every random number; folded with the step.
   """
 
-  step: Array
+  step: Any
   params: Any
   ema: Any
   opt_state: Any
-  key: Array
+  key: Any
 
 
 def init_state(
@@ -33,9 +33,7 @@ def init_state(
 ) -> TrainState:
   """The state before the first step; the EMA starts at the parameters."""
   ema = jax.tree.map(jnp.copy, params) if use_ema else {}
-  return TrainState(
-    jnp.zeros((), jnp.int32), params, ema, tx.init(params), key
-  )
+  return TrainState(jnp.zeros((), jnp.int32), params, ema, tx.init(params), key)
 
 
 def train_step(

@@ -71,11 +71,11 @@ class Output(NamedTuple):
       name; empty unless asked.
   """
 
-  logits: Array
-  losses: dict[str, Array]
-  stats: dict[str, Array]
-  loops: dict[str, Array]
-  trace: dict[str, Array]
+  logits: Any
+  losses: dict[str, Any]
+  stats: dict[str, Any]
+  loops: dict[str, Any]
+  trace: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

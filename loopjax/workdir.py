@@ -54,8 +54,7 @@ def check_config(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
   differing = [
     f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-    and key.split(".")[0] not in _FREE_SECTIONS
+    if old.get(key) != new.get(key) and key.split(".")[0] not in _FREE_SECTIONS
   ]
   if differing:
     raise UserError(

@@ -29,7 +29,9 @@ def test_cosine_schedule_at_its_corners():
 def test_constant_schedule_stays():
   config = optim.Config(schedule="constant", learning_rate=0.1, warmup_steps=4)
   schedule = optim.make_schedule(config, 100)
-  np.testing.assert_allclose(schedule(jnp.array([0, 2, 4, 99])), [0, 0.05, 0.1, 0.1])
+  np.testing.assert_allclose(
+    schedule(jnp.array([0, 2, 4, 99])), [0, 0.05, 0.1, 0.1]
+  )
 
 
 def utm_params():
@@ -78,10 +80,14 @@ def test_a_step_without_gradient_decays_what_the_mask_says(decay):
   updates, _ = tx.update(zeros, tx.init(params), params)
   changed = optax.apply_updates(params, updates)
   kernel = params["head"]["kernel"]
-  np.testing.assert_allclose(changed["head"]["kernel"], 0.95 * kernel, rtol=1e-6)
+  np.testing.assert_allclose(
+    changed["head"]["kernel"], 0.95 * kernel, rtol=1e-6
+  )
   bias = params["router"]["bias"]
   factor = 0.95 if decay == "all" else 1.0
-  np.testing.assert_allclose(changed["router"]["bias"], factor * bias, rtol=1e-6)
+  np.testing.assert_allclose(
+    changed["router"]["bias"], factor * bias, rtol=1e-6
+  )
 
 
 def test_clipping_bounds_what_adam_sees():

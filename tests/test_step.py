@@ -16,10 +16,8 @@ from loopjax.data import pipeline
 def make(**overrides):
   settings = config_lib.resolve(smoke(**overrides))
   dataset = train.make_datasets(settings)["train"]
-  batches = list(
-    zip(range(3), pipeline.iterate(dataset.batches, num_threads=0))
-  )
-  return settings, [batch for _, batch in batches]
+  batches = pipeline.iterate(dataset.batches, num_threads=0)
+  return settings, [next(batches) for _ in range(3)]
 
 
 def one_device(settings):

@@ -120,9 +120,9 @@ def test_a_missing_checkpoint_is_named(finished, tmp_path):
 
 
 def test_a_directory_in_use_is_refused(tmp_path):
-  with workdir_lib.locked(tmp_path):
-    with pytest.raises(UserError, match="another run is using it"):
-      train.run(smoke(), tmp_path, "train")
+  in_use = pytest.raises(UserError, match="another run is using it")
+  with workdir_lib.locked(tmp_path), in_use:
+    train.run(smoke(), tmp_path, "train")
   assert not (tmp_path / "config.json").exists()
 
 

@@ -11,7 +11,9 @@ RED, PURPLE, GREY = "#d55e00", "#8e5ea2", "#7f7f7f"
 
 def new(width: float, height: float) -> figure_lib.Figure:
   """An empty figure of this size in inches that lays itself out."""
-  return figure_lib.Figure(figsize=(width, height), layout="constrained")
+  figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
+  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+  return figure
 
 
 def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:

@@ -1,10 +1,13 @@
 """All pictures of a run, in one call."""
 
+import concurrent.futures
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
 from loopjax.analysis import curves, depth, halting, maps
@@ -21,10 +24,12 @@ def make_figures(
 ) -> dict[str, Any]:
   """Draws everything that applies to this model and task.
 
+  All processes call it; the first one draws.
+
   Args:
     settings: of the run.
     graphdef: the model without its parameters.
-    params: parameters or their average, whole on this process.
+    params: parameters or their average.
     dataset: the evaluation split.
     workdir: of the run; its metrics.jsonl is read, figures/ is written.
 
@@ -32,23 +37,48 @@ def make_figures(
     {"depth": vectors over loops by name, for the row of split "depth" (empty
     if eval.depth_factor is 0), "files": paths of what was written}.
   """
+  if jax.process_count() > 1:  # Each holds a part of the arrays.
+    params = multihost_utils.process_allgather(params, tiled=True)
+  if jax.process_index():
+    return {"depth": {}, "files": []}
   view = view_lib.make_view(settings, graphdef, params, dataset, workdir)
-  num_loops = settings.model.num_loops
-  files = curves.draw_training(view.rows, num_loops, view.directory)
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    # The longest computation goes on while the pictures are drawn.
+    depth_scores = thread.submit(_depth_scores, view)
+    files = _draw(view)
+    scores = depth_scores.result()
+  if scores:
+    num_examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
+    files += curves.draw_depth(
+      scores, settings.model.num_loops, num_examples, view.directory
+    )
+  return {"depth": scores, "files": files}
+
+
+def _depth_scores(view: view_lib.View) -> dict[str, np.ndarray]:
+  """Accuracy by depth; empty if it is not asked for or cannot be had."""
+  if not view.settings.eval.depth_factor:
+    return {}
+  if "prediction" not in view.output.trace:
+    return {}
+  return depth.accuracy_by_depth(view)
+
+
+def _draw(view: view_lib.View) -> list[pathlib.Path]:
+  """All pictures but the one of the depth."""
+  settings = view.settings
+  files = curves.draw_training(
+    view.rows, settings.model.num_loops, view.directory
+  )
   steps = halting_steps(view)
   if steps is not None:
     files += curves.draw_router(view.rows, view.directory)
     files += _draw_halting(view, steps)
   if "attention" in view.output.trace:
     files += _draw_attention(view)
-  scores = {}
-  if settings.eval.depth_factor and "prediction" in view.output.trace:
-    scores = depth.accuracy_by_depth(view)
-    num_examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
-    files += curves.draw_depth(scores, num_loops, num_examples, view.directory)
   if hasattr(settings.task_module, "figures"):
     files += settings.task_module.figures(view)
-  return {"depth": scores, "files": files}
+  return files
 
 
 def halting_steps(view: view_lib.View) -> np.ndarray | None:

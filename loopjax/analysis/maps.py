@@ -60,7 +60,7 @@ def draw_heads(
   columns = min(4, num_heads)
   num_rows = math.ceil(num_heads / columns)
   width = max(3.1 * columns, 9.5)
-  text_height = 0.27 * (num_heads + 2)
+  text_height = 0.3 * (num_heads + 2)  # With header and chance.
   figure = draw.new(width, 3.3 * num_rows + text_height)
   upper, lower = figure.subfigures(
     2, 1, height_ratios=(3.3 * num_rows, text_height)
@@ -72,8 +72,7 @@ def draw_heads(
       axes.set_visible(False)
       continue
     image = _draw_map(axes, last[head], num_memory, norm)
-    role = numbers["heads"][head]["role"]
-    axes.set_title(f"head {head}: {role}", fontsize=10)
+    axes.set_title(_head_title(numbers, head), fontsize=10)
   upper.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
   upper.suptitle(
     f"Attention of each head at loop {len(maps)}, mean over examples",
@@ -93,44 +92,47 @@ def head_numbers(
 ) -> dict[str, Any]:
   """Quadrants, shares and role of each head, as JSON can hold them.
 
-  Arguments are those of `draw_heads`. "last" is at the last loop, "mean" over
-  all loops, "quadrants_by_loop" [R][H].
+  Arguments are those of `draw_heads`. Of each head "last" and "same" are at the
+  last loop, "mean" is over all loops; "uniform" is what a head has that looks
+  at everything alike; "quadrants_by_loop" has [R][H] by name.
   """
   mass = attention.quadrants(maps, num_memory)
   shares, uniform = attention.coordinate_shares(
     maps, num_memory, spec.coordinates
   )
 
-  def at(mass, head):
-    return {name: round(float(mass[name][head]), 4) for name in mass}
+  def named(values):
+    return {
+      name: round(float(value), 4)
+      for name, value in zip(names, values, strict=True)
+    }
 
-  last = {name: value[-1] for name, value in mass.items()}
-  mean = {name: value.mean(axis=0) for name, value in mass.items()}
-  heads = []
-  for head, role in enumerate(attention.roles(mass)):
-    share = shares[-1, head]
-    heads.append(
-      {
-        "head": head,
-        "role": role,
-        "last": at(last, head),
-        "mean": at(mean, head),
-        "same": {
-          name: round(float(value), 4)
-          for name, value in zip(names, share, strict=True)
-        },
-      }
-    )
+  def of_head(function, head):
+    return {
+      name: round(float(function(value[:, head])), 4)
+      for name, value in mass.items()
+    }
+
   return {
     "num_memory": num_memory,
     "num_loops": len(maps),
     "uniform": {
-      name: round(float(value), 4)
-      for name, value in zip(names, uniform, strict=True)
+      "last": attention.uniform_quadrants(maps.shape[-1], num_memory),
+      "same": named(uniform),
     },
-    "heads": heads,
+    "heads": [
+      {
+        "head": head,
+        "role": role,
+        "last": of_head(lambda loops: loops[-1], head),
+        "mean": of_head(np.mean, head),
+        "same": named(shares[-1, head]),
+      }
+      for head, role in enumerate(attention.roles(mass))
+    ],
     "quadrants_by_loop": {
-      name: np.round(value, 4).tolist() for name, value in mass.items()
+      name: np.round(value.astype(float), 4).tolist()
+      for name, value in mass.items()
     },
   }
 
@@ -157,25 +159,32 @@ def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
   return image
 
 
+def _head_title(numbers: dict[str, Any], head: int) -> str:
+  """Role and the coordinate that stands out most against chance."""
+  same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
+  name = max(same, key=lambda name: same[name] / uniform[name])
+  role = numbers["heads"][head]["role"]
+  return f"head {head}: {role}, same {name} {same[name]:.2f}"
+
+
 def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
-  """Quadrants, and how far each head goes by row, column and box."""
-  header = ["head", "s→m", "s→s", "m→m", "m→s", "role, over\nall loops"]
-  header += [
-    f"same {name}\n(uniform {numbers['uniform'][name]:.2f})" for name in names
-  ]
+  """Quadrants, how far each head goes by row, column and box, and chance."""
+  header = ["head", "s→m", "s→s", "m→m", "m→s", "role, over all loops"]
+  header += [f"s→s in same {name}" for name in names]
+  uniform = {"head": "uniform", "role": "", **numbers["uniform"]}
   cells = [
     [
-      str(head["head"]),
+      str(row["head"]),
       *(
-        f"{head['last'][name]:.2f}"
+        f"{row['last'][name]:.2f}"
         if numbers["num_memory"] or name == "ss"
         else "–"
         for name in attention.QUADRANTS
       ),
-      head["role"],
-      *(f"{head['same'][name]:.2f}" for name in names),
+      row["role"],
+      *(f"{row['same'][name]:.2f}" for name in names),
     ]
-    for head in numbers["heads"]
+    for row in [*numbers["heads"], uniform]
   ]
   axes.axis("off")
   table = axes.table(
@@ -186,6 +195,5 @@ def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
   for (row, _), cell in table.get_celld().items():
     cell.set_linewidth(0.4)
     cell.set_edgecolor("0.8")
-    if row == 0:
+    if row in (0, len(cells)):
       cell.set_facecolor("0.95")
-      cell.set_height(2 * cell.get_height())

@@ -147,23 +147,28 @@ def make_forward(
       args = jax.device_put((chunk, counted.astype(np.float32)), device)
       parts = run(params, *args, trace, averaged, num_loops)
       chunks.append(jax.device_get(parts))
-    logits, stats, traces = zip(*chunks, strict=True)
-    return Output(
-      logits=np.concatenate(logits)[: len(rows)],
-      losses={},
-      stats={
-        name: np.concatenate([part[name] for part in stats])[: len(rows)]
-        for name in stats[0]
-      },
-      loops={},
-      trace={
-        name: np.sum([part[name] for part in traces], axis=0)
-        if name in averaged
-        else np.concatenate([part[name] for part in traces], axis=1)[
-          :, : len(rows)
-        ]
-        for name in trace
-      },
-    )
+    return _join(chunks, len(rows), averaged)
 
   return forward
+
+
+def _join(chunks, num_examples: int, averaged: tuple[str, ...]) -> Output:
+  """One output from those of the chunks, without what filled up the last."""
+  logits, stats, traces = zip(*chunks, strict=True)
+
+  def join(parts, axis=0):
+    whole = np.concatenate(parts, axis=axis)
+    return np.take(whole, np.arange(num_examples), axis=axis)
+
+  def join_trace(name):
+    parts = [part[name] for part in traces]
+    # Chunks were weighted by their share of the examples.
+    return np.sum(parts, axis=0) if name in averaged else join(parts, axis=1)
+
+  return Output(
+    logits=join(logits),
+    losses={},
+    stats={name: join([part[name] for part in stats]) for name in stats[0]},
+    loops={},
+    trace={name: join_trace(name) for name in traces[0]},
+  )

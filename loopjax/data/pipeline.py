@@ -7,6 +7,7 @@ of batches consumed, is the whole state of the iterator.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import grain
 import jax
@@ -108,7 +109,7 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
   return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
+def _mix(z: Any) -> Any:
   z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return z ^ (z >> np.uint64(31))

@@ -119,9 +119,7 @@ class FixedSteps:
     self, state: HaltingState, probability: Array, is_last: Array
   ) -> tuple[Array, HaltingState]:
     del probability
-    weight = jnp.broadcast_to(
-      is_last.astype(jnp.float32), state.spent.shape
-    )
+    weight = jnp.broadcast_to(is_last.astype(jnp.float32), state.spent.shape)
     return weight, HaltingState(
       spent=state.spent + weight,
       steps=state.steps + 1.0,

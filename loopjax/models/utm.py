@@ -88,7 +88,7 @@ class Config:
   ponder_over: str = "all"
   precision: str = "float32"
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     choices = {
       "norm": tuple(norm.NORMS),
       "positions": ("overlap", "offset", "grid", "none"),
@@ -130,7 +130,7 @@ class Config:
       )
     self._refuse_settings_without_effect()
 
-  def _refuse_settings_without_effect(self):
+  def _refuse_settings_without_effect(self) -> None:
     """Raises if a field was changed that another field disables."""
     disabled: dict[str, tuple[str, ...]] = {
       "act": (),
@@ -146,12 +146,12 @@ class Config:
       ),
     }
     for field in dataclasses.fields(self):
-      if field.name in disabled[self.halting]:
-        if getattr(self, field.name) != field.default:
-          raise UserError(
-            f"model.{field.name} has no effect while"
-            f" model.halting={self.halting!r}"
-          )
+      changed = getattr(self, field.name) != field.default
+      if changed and field.name in disabled[self.halting]:
+        raise UserError(
+          f"model.{field.name} has no effect while"
+          f" model.halting={self.halting!r}"
+        )
 
   @property
   def mlp_width(self) -> int:
@@ -196,10 +196,11 @@ class Model(nnx.Module):
         rngs=rngs,
       )
 
-    def linear(num_outputs: int) -> nnx.Linear:
+    def linear(num_outputs: int, bias: float) -> nnx.Linear:
       return nnx.Linear(
         config.width,
         num_outputs,
+        bias_init=nnx.initializers.constant(bias),
         dtype=self.precision.accumulate,
         param_dtype=self.precision.params,
         rngs=rngs,
@@ -224,9 +225,8 @@ class Model(nnx.Module):
       rngs=rngs,
     )
     if config.halting != "fixed":
-      self.router = linear(1)
-      self.router.bias[...] = jnp.full((1,), config.router_bias)
-    self.head = linear(spec.vocab_size)
+      self.router = linear(1, bias=config.router_bias)
+    self.head = linear(spec.vocab_size, bias=0.0)
 
   def __call__(
     self,
@@ -316,9 +316,7 @@ class Model(nnx.Module):
     if not self.config.num_memory_tokens:
       return cells
     memory = self.memory_tokens[...] + self.memory_type.embedding[...]
-    memory = jnp.broadcast_to(
-      memory[None], (inputs.shape[0], *memory.shape)
-    )
+    memory = jnp.broadcast_to(memory[None], (inputs.shape[0], *memory.shape))
     return jnp.concatenate([memory, cells], axis=1)
 
   def _positions(self) -> Array:

@@ -55,7 +55,9 @@ def _per_feature(x: Array, *vectors: Array) -> list[Array]:
   return [jnp.expand_dims(v, range(x.ndim - 1)) for v in vectors]
 
 
-def rms_norm(width: int, *, precision: Precision, rngs: nnx.Rngs) -> nnx.RMSNorm:
+def rms_norm(
+  width: int, *, precision: Precision, rngs: nnx.Rngs
+) -> nnx.RMSNorm:
   """RMS norm with a learned gain; statistics in float32."""
   return nnx.RMSNorm(
     width,

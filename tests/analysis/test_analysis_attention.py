@@ -1,6 +1,7 @@
 """Attention quadrants, roles and shares on maps made by hand."""
 
 import numpy as np
+import pytest
 
 from loopjax.analysis import attention
 
@@ -28,6 +29,12 @@ def test_without_memory_all_mass_is_in_the_sequence():
   for name, value in {"sm": 0, "ss": 1, "mm": 0, "ms": 0}.items():
     np.testing.assert_array_equal(mass[name], np.full((2, 3), value))
   assert attention.roles(mass) == ["constraint"] * 3
+
+
+def test_uniform_attention_puts_mass_by_numbers():
+  mass = attention.uniform_quadrants(10, 2)
+  assert mass == pytest.approx({"sm": 0.2, "ss": 0.8, "mm": 0.2, "ms": 0.8})
+  assert attention.uniform_quadrants(4, 0)["ss"] == pytest.approx(1.0)
 
 
 def test_roles_go_by_the_mean_over_loops_and_in_order():

@@ -65,7 +65,9 @@ def test_while_has_no_reverse_mode_and_says_so():
 
 def test_scan_compiles_one_step():
   def text(num_steps):
-    return str(jax.make_jaxpr(lambda w: run(w, "scan", num_steps=num_steps))(0.7))
+    return str(
+      jax.make_jaxpr(lambda w: run(w, "scan", num_steps=num_steps))(0.7)
+    )
 
   assert len(text(30)) < 1.1 * len(text(3))
 

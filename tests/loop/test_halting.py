@@ -98,9 +98,7 @@ def test_pondernet_is_the_geometric_product(probabilities):
   expected[-1] = alive[-1]
   np.testing.assert_allclose(weights, expected, atol=1e-6)
   order = np.arange(1, len(p) + 1)[:, None]
-  np.testing.assert_allclose(
-    state.cost, (order * expected).sum(0), rtol=1e-5
-  )
+  np.testing.assert_allclose(state.cost, (order * expected).sum(0), rtol=1e-5)
 
 
 def test_fixed_counts_the_last_step_only(probabilities):

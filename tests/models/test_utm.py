@@ -182,7 +182,9 @@ def test_freeze_says_which_state_a_halted_token_keeps(freeze):
   )
   model = make(config)
   hidden = model(batch()["inputs"], trace=("hidden",)).trace["hidden"]
-  repeats = [jnp.allclose(hidden[k], hidden[k + 1], atol=1e-6) for k in range(3)]
+  repeats = [
+    jnp.allclose(hidden[k], hidden[k + 1], atol=1e-6) for k in range(3)
+  ]
   # pre: h stays the embedding, so every step computes the same g. post: h is
   # g_0 from step 1 on. none: h keeps changing.
   expected = {
@@ -197,8 +199,12 @@ def test_step_embedding_wraps_or_clamps_past_the_trained_depth():
   wrap = make()
   clamp = make(dataclasses.replace(SMALL, step_embedding="clamp"))
   table = wrap.step_embedding.embedding[...]
-  assert jnp.array_equal(wrap._step_vector(jnp.asarray(5)), table[1][None, None])
-  assert jnp.array_equal(clamp._step_vector(jnp.asarray(5)), table[3][None, None])
+  assert jnp.array_equal(
+    wrap._step_vector(jnp.asarray(5)), table[1][None, None]
+  )
+  assert jnp.array_equal(
+    clamp._step_vector(jnp.asarray(5)), table[3][None, None]
+  )
 
 
 @pytest.mark.parametrize("positions", ["overlap", "offset", "grid", "none"])
@@ -219,9 +225,7 @@ def test_trace_is_what_the_model_did():
   output = model(batch()["inputs"], trace=utm.TRACES)
   trace = output.trace
   blend = jnp.einsum("rbs,rbsd->bsd", trace["weight"], trace["hidden"])
-  np.testing.assert_allclose(
-    model.head(blend[:, 3:]), output.logits, atol=1e-4
-  )
+  np.testing.assert_allclose(model.head(blend[:, 3:]), output.logits, atol=1e-4)
   np.testing.assert_allclose(trace["attention"].sum(-1), 1.0, atol=1e-5)
   decoded = jnp.argmax(model.head(trace["hidden"][:, :, 3:]), -1)
   assert jnp.array_equal(decoded, trace["prediction"])

@@ -7,6 +7,7 @@ the givens is set, and blank elsewhere.
 """
 
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def save_bank(
     content: the puzzles of each size, in the order in which to store them.
       Ratings above 65535 are stored as 65535.
   """
-  arrays = {}
+  arrays: dict[str, Any] = {}
   for board, puzzles in content.items():
     name = _name(board)
     # The answers of odd boards end in half a byte of zeros.

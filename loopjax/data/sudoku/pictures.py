@@ -211,7 +211,7 @@ def _draw_board(axes: axes_lib.Axes, board, digits, colors, bold) -> None:
   for cell in np.flatnonzero(digits > 0):
     weight = "bold" if bold[cell] else "normal"
     text = str(digits[cell])
-    _write(axes, board, cell, text, fontsize=12, fontweight=weight)
+    _write(axes, board, int(cell), text, fontsize=12, fontweight=weight)
   _draw_lines(axes, board)
 
 

@@ -94,7 +94,7 @@ def tighten(
   cells = candidates.reshape(shape)
   several = (cells & (cells - np.uint16(1))) != 0
   single = cells * ~several
-  dead = ~candidates.all(axis=0)
+  dead = np.logical_not(candidates.all(axis=0))
   placed = np.zeros_like(cells)
   for axes in _UNIT_AXES:
     union = np.bitwise_or.reduce(single, axis=axes, keepdims=True)

@@ -108,9 +108,7 @@ def make_dataset(
   def make_batch(rows, positions):
     questions, answers = puzzles.questions[rows], puzzles.answers[rows]
     if augment:
-      numbers = pipeline.uniforms(
-        seed, positions, symmetry.num_uniforms(board)
-      )
+      numbers = pipeline.uniforms(seed, positions, symmetry.num_uniforms(board))
       change = symmetry.from_uniforms(board, numbers)
       questions = symmetry.apply(change, questions)
       answers = symmetry.apply(change, answers)
@@ -209,7 +207,7 @@ def _rows(puzzles: boards.Puzzles, rows: np.ndarray) -> boards.Puzzles:
 
 
 def _rating_names() -> tuple[str, ...]:
-  """"0", "1-2", "3-9", ...: the buckets between RATING_EDGES."""
+  """ "0", "1-2", "3-9", ...: the buckets between RATING_EDGES."""
   pairs = zip(RATING_EDGES, RATING_EDGES[1:], strict=False)
   names = [
     str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in pairs

@@ -134,6 +134,16 @@ def test_impossible_boards_have_no_solution():
   assert not result.solutions.any()
 
 
+def test_a_digit_without_a_place_is_a_contradiction_at_once():
+  board = board_lib.Board(3, 3)
+  for unit in board.units:
+    candidates = solver.candidates_of(board, np.zeros((2, 81), np.uint8))
+    candidates[unit, 1] &= ~np.uint16(4)  # Digit 3 is 1 << 2.
+    _, dead, solved = solver.tighten(board, candidates)
+    assert dead.tolist() == [False, True]
+    assert solved.tolist() == [False, False]
+
+
 def test_no_puzzles():
   board = board_lib.Board(3, 3)
   result = solver.solve(board, np.zeros((0, 81), np.uint8))

@@ -1,0 +1,142 @@
+"""Measures training of one config and prints JSON.
+
+  python benchmarks/bench_train.py --config=configs/sudoku_utm.py:tiny
+
+Every number is of this process on this machine; compare two configs or two
+revisions in one session only. Fields:
+
+  start_seconds       trace, lower and compile the train call (cold), or load it
+                      from the persistent cache (warm: run the command twice
+                      with --cache=DIR)
+  device_step_ms      one step when the batch is on the device already
+  loop_step_ms        one step of the training loop as `train` runs it: data,
+                      transfer, dispatch, metrics
+  host_share          1 - device_step_ms / loop_step_ms
+  data_wait_fraction  share of the loop spent waiting for the next batch
+  data_alone_per_s    examples per second that the input pipeline makes alone
+  peak_bytes          arguments + outputs + temporaries of the compiled program
+  eval_*              the evaluation step, scan against while, same parameters
+"""
+
+import json
+import sys
+import time
+
+import jax
+import numpy as np
+from absl import app, flags
+from ml_collections import config_flags
+
+from loopjax import config as config_lib
+from loopjax import evaluate, metrics, sharding, train
+from loopjax.data import pipeline
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
+_CALLS = flags.DEFINE_integer("calls", 5, "Timed calls of the train program.")
+_CACHE = flags.DEFINE_string("cache", None, "Compilation cache directory.")
+
+
+def main(argv):
+  del argv
+  if _CACHE.value:
+    jax.config.update("jax_compilation_cache_dir", _CACHE.value)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  settings = config_lib.resolve(_CONFIG.value)
+  program = train.make_program(settings)
+  dataset = settings.task_module.make_dataset(
+    settings.task,
+    "train",
+    batch_size=settings.run.batch_size,
+    seed=settings.run.seed,
+  )
+  steps = settings.run.steps_per_call
+  calls = train._stacked(pipeline.iterate(dataset.batches), steps)
+  placed = sharding.batch_sharding(program.mesh, stacked=True)
+  batches = sharding.put_batch(next(calls), placed)
+  report = {}
+  start = time.perf_counter()
+  compiled = program.train.lower(program.abstract_state, batches, {}).compile()
+  report["start_seconds"] = time.perf_counter() - start
+  report["peak_bytes"] = _peak_bytes(compiled)
+  state = program.init(jax.random.key(0))
+  state, values = compiled(state, batches, {})
+  jax.block_until_ready(values)
+
+  device, loop, waits = [], [], []
+  for _ in range(_CALLS.value):  # In turns, so that both see the same machine.
+    start = time.perf_counter()
+    state, values = compiled(state, batches, {})
+    jax.block_until_ready((state, values))
+    device.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    fresh = sharding.put_batch(next(calls), placed)
+    waits.append(time.perf_counter() - start)
+    state, values = compiled(state, fresh, {})
+    metrics.flat(jax.device_get(values))
+    loop.append(time.perf_counter() - start)
+  device_s, loop_s = np.median(device) / steps, np.median(loop) / steps
+  report |= {
+    "device_step_ms": 1e3 * device_s,
+    "loop_step_ms": 1e3 * loop_s,
+    "host_share": 1 - device_s / loop_s,
+    "data_wait_fraction": float(np.sum(waits) / np.sum(loop)),
+    "examples_per_second": settings.run.batch_size / loop_s,
+    "data_alone_per_s": _data_rate(dataset, settings.run.batch_size),
+    **_eval_times(settings, program, state),
+    "batch_size": settings.run.batch_size,
+    "steps_per_call": steps,
+    "environment": train._environment()
+    | {"command": " ".join(["python", *sys.argv])},
+  }
+  print(json.dumps(report, indent=2))
+
+
+def _peak_bytes(compiled) -> int:
+  memory = compiled.memory_analysis()
+  return int(
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+
+
+def _data_rate(dataset, batch_size: int, num_batches: int = 50) -> float:
+  """Examples per second of the pipeline in one thread."""
+  batches = pipeline.iterate(dataset.batches, num_threads=0)
+  next(batches)
+  start = time.perf_counter()
+  for _ in range(num_batches):
+    next(batches)
+  return num_batches * batch_size / (time.perf_counter() - start)
+
+
+def _eval_times(settings, program, state) -> dict[str, float]:
+  """Seconds of one evaluation batch by loop kind, after compilation."""
+  dataset = settings.task_module.make_dataset(
+    settings.task,
+    "eval",
+    batch_size=settings.eval.batch_size,
+    seed=settings.run.seed,
+  )
+  times = {}
+  for kind in ("scan", "while"):
+    changed = settings._replace(
+      eval=config_lib.EvalConfig(
+        batch_size=settings.eval.batch_size, loop_kind=kind
+      )
+    )
+    evaluator = evaluate.make_evaluator(
+      changed, program.graphdef, dataset, program.mesh
+    )
+    params = state.ema or state.params
+    evaluator(params, settings.eval.batch_size)
+    start = time.perf_counter()
+    values = evaluator(params, settings.eval.batch_size)
+    times[f"eval_{kind}_seconds"] = time.perf_counter() - start
+    times[f"eval_{kind}_loops_run"] = values["loops_run"]
+  return times
+
+
+if __name__ == "__main__":
+  app.run(main)

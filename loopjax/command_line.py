@@ -1,0 +1,43 @@
+"""What all commands share: two flags, and mistakes that become one line."""
+
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from loopjax.errors import UserError
+
+CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Config file, with :preset[,section.key=value...] behind it."
+)
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes.")
+
+
+def run(entry: Callable[[list[str]], int]) -> None:
+  """Runs `entry(argv) -> status` and turns UserError into one line."""
+
+  def guarded(parse_or_entry, *args):
+    try:
+      return parse_or_entry(*args)
+    except UserError as error:
+      print(f"error: {error}", file=sys.stderr)
+      sys.exit(2)
+
+  logging.set_verbosity(logging.WARNING)
+  app.run(
+    lambda argv: sys.exit(guarded(entry, argv)),
+    flags_parser=lambda argv: guarded(_parse, argv),
+  )
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Reads the flags; whatever is wrong with them is the user's mistake."""
+  try:
+    return flags.FLAGS(argv)
+  except UserError:
+    raise
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+    raise UserError(" ".join(str(e.args[0] if e.args else e).split())) from e
+  except (OSError, ImportError, SyntaxError) as error:
+    raise UserError(f"--config: {error}") from error

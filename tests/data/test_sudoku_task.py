@@ -1,0 +1,148 @@
+"""What the Sudoku task hands to models, and how it scores."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loopjax.data import pipeline
+from loopjax.data.sudoku import board as boards
+from loopjax.data.sudoku import symmetry, task
+from loopjax.errors import UserError
+from loopjax.types import Output
+
+CONFIG = task.Config(box_rows=2, box_cols=2)
+
+
+def batches(config, split, num=3, **kwargs):
+  kwargs = {"batch_size": 8, "seed": 0, **kwargs}
+  dataset = task.make_dataset(config, split, **kwargs)
+  iterator = pipeline.iterate(dataset.batches, num_threads=0)
+  return dataset, list(itertools.islice(iterator, num))
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_batches_are_puzzles_and_their_solutions(augment):
+  config = task.Config(box_rows=2, box_cols=3, augment=augment)
+  dataset, got = batches(config, "train")
+  assert dataset.num_examples > 10_000
+  for batch in got:
+    question, answer = batch["inputs"] - 1, batch["targets"] - 1
+    assert boards.is_solution(config.board, answer).all()
+    given = question > 0
+    np.testing.assert_array_equal(question[given], answer[given])
+    assert (batch["weights"] == 1).all()
+
+
+def test_augmentation_changes_puzzles_but_not_their_class():
+  plain = batches(CONFIG, "train")[1][0]
+  config = task.Config(box_rows=2, box_cols=2, augment=True)
+  changed = batches(config, "train")[1][0]
+  assert not np.array_equal(plain["inputs"], changed["inputs"])
+  keys = [
+    symmetry.class_key(CONFIG.board, (batch["targets"] - 1).astype(np.uint8))
+    for batch in (plain, changed)
+  ]
+  np.testing.assert_array_equal(*keys)
+
+
+def test_loss_on_blanks_leaves_the_givens_out():
+  config = task.Config(box_rows=2, box_cols=2, loss_on="blanks")
+  batch = batches(config, "train")[1][0]
+  np.testing.assert_array_equal(batch["weights"] == 1, batch["inputs"] == 1)
+
+
+def test_splits_share_no_class():
+  keys = {}
+  for split in ("train", "eval"):
+    dataset, got = batches(CONFIG, split, num=30)
+    answers = np.concatenate([b["targets"] - 1 for b in got]).astype(np.uint8)
+    keys[split] = set(symmetry.class_key(CONFIG.board, answers).tolist())
+  assert keys["train"].isdisjoint(keys["eval"])
+
+
+def test_a_subset_is_the_seeds():
+  config = task.Config(box_rows=2, box_cols=2, num_train_puzzles=16)
+  dataset, first = batches(config, "train")
+  assert dataset.num_examples == 16
+  again = batches(config, "train")[1]
+  other = batches(config, "train", seed=1)[1]
+  np.testing.assert_array_equal(first[0]["inputs"], again[0]["inputs"])
+  assert not np.array_equal(first[0]["inputs"], other[0]["inputs"])
+  seen = np.unique(np.concatenate([b["inputs"] for b in first]), axis=0)
+  assert len(seen) <= 16
+
+
+def test_more_puzzles_than_there_are_is_named():
+  config = task.Config(box_rows=2, box_cols=2, num_train_puzzles=10**6)
+  with pytest.raises(UserError, match="num_train_puzzles=1000000"):
+    batches(config, "train")
+
+
+def test_scores_of_hand_made_answers():
+  inputs = jnp.array([[1, 2, 1, 3], [1, 2, 1, 3], [1, 2, 1, 3]])
+  targets = jnp.array([[4, 2, 5, 3]] * 3)
+  answers = jnp.array([[4, 2, 5, 3], [4, 2, 4, 3], [4, 5, 5, 3]])
+  logits = 50.0 * (answers[..., None] == jnp.arange(6)[None, None])
+  output = Output(logits, {}, {}, {}, {})
+  weights = jnp.ones((3, 4))
+  scores = task.score(
+    output, {"inputs": inputs, "targets": targets, "weights": weights}
+  )
+  assert scores["exact_match"].tolist() == [1, 0, 0]
+  assert scores["cell_accuracy"].tolist() == [1, 0.5, 1]  # Blanks alone.
+  np.testing.assert_allclose(scores["loss"], [0, 12.5, 12.5], atol=1e-4)
+
+
+def test_rating_buckets():
+  names = task._rating_names()
+  assert names == ("0", "1-2", "3-9", "10-29", "30-99", "100+")
+  ratings = np.array([0, 1, 2, 3, 9, 10, 99, 100, 5000])
+  ids = np.searchsorted(task.RATING_EDGES, ratings, side="right") - 1
+  assert [names[i] for i in ids] == [
+    "0",
+    "1-2",
+    "1-2",
+    "3-9",
+    "3-9",
+    "10-29",
+    "30-99",
+    "100+",
+    "100+",
+  ]
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"box_rows": 1}, "1x3"),
+    ({"box_rows": 4, "box_cols": 4}, "4x4"),
+    ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
+    ({"loss_on": "givens"}, "loss_on='givens'"),
+    ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
+  ],
+)
+def test_impossible_settings_are_named(changes, message):
+  with pytest.raises(UserError, match=message):
+    task.Config(**changes)
+
+
+def test_read_through_the_csv_path(tmp_path):
+  path = tmp_path / "puzzles.csv"
+  path.write_text(
+    "source,question,answer,rating\n"
+    "here,1...34....12...3,1234341241232341,0\n".replace(
+      "1...34....12...3", "1.3434..4.2.2341"
+    )
+    + "there,.2343412.123234.,1234341241232341,12\n"
+    + "there,short,1234341241232341,1\n"
+  )
+  config = task.Config(
+    box_rows=2, box_cols=2, test_csv=str(path), on_bad_row="skip"
+  )
+  dataset, (batch,) = batches(config, "eval", num=1)
+  assert dataset.facts == {"eval_examples": 2, "eval_rows_skipped": 1}
+  assert dataset.groups["source"] == ("here", "there")
+  assert batch["group/source"][batch["valid"]].tolist() == [0, 1]
+  assert batch["group/rating"][batch["valid"]].tolist() == [0, 3]

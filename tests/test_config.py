@@ -1,0 +1,86 @@
+"""Config files, presets and their mistakes."""
+
+import pytest
+from tests_support import ROOT, load_config, namespace
+
+from loopjax import config as config_lib
+from loopjax import describe
+from loopjax.errors import UserError
+from loopjax.models import utm
+
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("preset", ["", "gpu", "tiny", "smoke"])
+def test_every_preset_of_every_config_builds(name, preset):
+  described = describe.describe(load_config(name, preset))
+  assert described["parameters"] == sum(
+    described["parameters_by_module"].values()
+  )
+  flops = described["flops_per_example"]
+  assert flops == sorted(flops)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_sweep_item_resolves(name):
+  for preset in ("", "gpu", "tiny", "smoke"):
+    base = load_config(name, preset)
+    for items in namespace(name)["sweeps"](base).values():
+      for item in items:
+        config = load_config(name, preset)
+        config_lib.override(config, item)
+        config_lib.resolve(config)
+
+
+def test_the_paper_is_the_default():
+  config = load_config("sudoku_utm", "")
+  settings = config_lib.resolve(config)
+  assert settings.model == utm.Config()
+  assert settings.optim.learning_rate == 3e-4
+  assert settings.run.num_steps >= 59_872
+  assert settings.run.batch_size == 256
+  assert describe.describe(config)["parameters"] == 3_177_612
+
+
+def test_the_argument_overrides_the_preset():
+  config = load_config("sudoku_utm", "smoke,model.width=32,model.norm=rmsnorm")
+  assert (config.model.width, config.model.norm) == (32, "rmsnorm")
+  assert config.is_locked
+
+
+@pytest.mark.parametrize(
+  ("arg", "message"),
+  [
+    ("huge", "no preset 'huge'; there are gpu, smoke, tiny"),
+    ("smoke,model.witdh=3", "model.witdh=3"),
+    ("smoke,model.width=wide", "model.width='wide'"),
+    ("smoke,model.width=1.5", "model.width=1.5"),
+  ],
+)
+def test_wrong_arguments_are_named(arg, message):
+  with pytest.raises(UserError, match=message) as caught:
+    load_config("sudoku_utm", arg)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    ({"model.name": "gpt"}, "model.name='gpt'"),
+    ({"task.name": "chess"}, "task.name='chess'"),
+    ({"loop.kind": "while"}, "loop.kind='while'"),
+    ({"loop.remat": "some"}, "loop.remat='some'"),
+    ({"run.num_steps": 0}, "run.num_steps=0"),
+    ({"run.log_every": 7}, "run.log_every=7"),
+    ({"eval.every": 7}, "eval.every=7"),
+    ({"eval.loop_kind": "for"}, "eval.loop_kind='for'"),
+    ({"eval.num_loops": -1}, "eval.num_loops=-1"),
+    ({"optim.warmup_steps": 20}, "optim.warmup_steps=20"),
+  ],
+)
+def test_impossible_settings_are_named(overrides, message):
+  config = load_config("sudoku_utm", "smoke")
+  config_lib.override(config, overrides)
+  with pytest.raises(UserError, match=message):
+    config_lib.resolve(config)
