@@ -19,7 +19,6 @@ revisions in one session only. Fields:
 """
 
 import json
-import sys
 import time
 
 import jax
@@ -28,7 +27,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from loopjax import config as config_lib
-from loopjax import evaluate, metrics, sharding, train
+from loopjax import evaluate, metrics, provenance, sharding, train
 from loopjax.data import pipeline
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
@@ -85,8 +84,7 @@ def main(argv):
     **_eval_times(settings, program, state),
     "batch_size": settings.run.batch_size,
     "steps_per_call": steps,
-    "environment": train._environment()
-    | {"command": " ".join(["python", *sys.argv])},
+    "environment": provenance.environment(),
   }
   print(json.dumps(report, indent=2))
 

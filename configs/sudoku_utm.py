@@ -40,15 +40,17 @@ PRESETS = {
   "tiny": {
     "task": {**_PACKAGED, "box_rows": 2, "box_cols": 3},
     "model": {
-      "width": 64, "num_heads": 4, "num_loops": 8, "num_memory_tokens": 4,
-      "positions": "grid",
+      "width": 64, "num_heads": 4, "num_loops": 12, "num_memory_tokens": 4,
+      "positions": "grid", "rope_base": 10.0,
     },
-    "optim": {"learning_rate": 3e-3, "warmup_steps": 50, "ema_decay": 0.98},
+    "optim": {
+      "learning_rate": 4e-3, "warmup_steps": 50, "b2": 0.98, "ema_decay": 0.98,
+    },
     "run": {
-      "num_steps": 2000, "batch_size": 32, "steps_per_call": 10,
-      "checkpoint_every": 500,
+      "num_steps": 2400, "batch_size": 16, "steps_per_call": 10,
+      "checkpoint_every": 600,
     },
-    "eval": {"every": 500, "num_examples": 512},
+    "eval": {"every": 600, "num_examples": 512},
   },
   "smoke": {
     "task": {**_PACKAGED, "box_rows": 2, "box_cols": 2},
@@ -75,12 +77,14 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   """Overrides by sweep and item: the paper's tables, then our questions."""
   config = config or get_config()
   third = config.run.num_steps // 3  # The paper: 20k of 59,872 steps.
-  tokens = _axis("model.num_memory_tokens", 0, 4, 8, 16, 32, 64)
-  own_tokens = sorted({0, config.model.num_memory_tokens})
+  memory = "model.num_memory_tokens"
+  tokens = _axis(memory, 0, 4, 8, 16, 32, 64)
+  own = _axis(memory, *sorted({0, config.model.num_memory_tokens}))
   seeds = _axis("run.seed", 0, 42, 123)
   free = {"model.ponder_weight": 0.0, "model.ponder_warmup_steps": 0}
-  cold = {"model.ponder_weight": 1e-3, "model.ponder_warmup_steps": 0}
-  warm = {"model.ponder_weight": 1e-3, "model.ponder_warmup_steps": third}
+  cold = {**free, "model.ponder_weight": 1e-3}
+  warm = {**cold, "model.ponder_warmup_steps": third}
+  places = _axis("model.positions", "overlap", "offset", "grid", "none")
   flat, deep, graves = _axis("model.router_bias", 0.0, -3.0, 1.0)
   # A router that does nothing must keep the default start.
   fixed = {"model.halting": "fixed", **deep, **free}
@@ -101,11 +105,7 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
     "depth": _product([warm, free, {**flat, **free}], seeds[2:]),
     "norm": _product([flat], _axis("model.norm", "derf_utm", "rmsnorm"), seeds),
     "ablation": _product([{}, tokens[0], flat], seeds),
-    "positions": _product(
-      _axis("model.positions", "overlap", "offset", "grid", "none"),
-      _axis("model.num_memory_tokens", *own_tokens),
-      seeds,
-    ),
+    "positions": _product(places, own, seeds),
     "width": _product([wide], seeds),
   }
 

@@ -34,10 +34,14 @@ def run(entry: Callable[[list[str]], int]) -> None:
 def _parse(argv: list[str]) -> list[str]:
   """Reads the flags; whatever is wrong with them is the user's mistake."""
   try:
-    return flags.FLAGS(argv)
+    rest = flags.FLAGS(argv)
+    if CONFIG.value is not None:
+      CONFIG.value.items()  # A file that is not there is noticed only now.
+    return rest
   except UserError:
     raise
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
     raise UserError(" ".join(str(e.args[0] if e.args else e).split())) from e
   except (OSError, ImportError, SyntaxError) as error:
-    raise UserError(f"--config: {error}") from error
+    last_line = str(error).strip().splitlines()[-1].strip()
+    raise UserError(f"--config: {last_line}") from error

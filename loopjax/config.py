@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from loopjax import optim, sharding
+from loopjax import checks, optim, sharding
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.loop import driver
@@ -44,13 +44,9 @@ class RunConfig:
   keep_checkpoints: int = 2
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      least = 0 if field.name == "seed" else 1
-      if getattr(self, field.name) < least:
-        raise UserError(
-          f"run.{field.name}={getattr(self, field.name)} must be at least"
-          f" {least}"
-        )
+    names = [field.name for field in dataclasses.fields(self)]
+    bounds = {name: 0 if name == "seed" else 1 for name in names}
+    checks.at_least("run", self, **bounds)
     for name in ("num_steps", "log_every", "checkpoint_every"):
       if getattr(self, name) % self.steps_per_call:
         raise UserError(
@@ -85,17 +81,17 @@ class EvalConfig:
   depth_examples: int = 2048
 
   def __post_init__(self):
-    if self.loop_kind not in driver.KINDS:
-      raise UserError(
-        f"eval.loop_kind={self.loop_kind!r} is none of"
-        f" {', '.join(driver.KINDS)}"
-      )
-    for field in ("every", "num_examples", "num_loops", "depth_factor"):
-      if getattr(self, field) < 0:
-        raise UserError(f"eval.{field}={getattr(self, field)} must be >= 0")
-    for field in ("batch_size", "depth_examples"):
-      if getattr(self, field) < 1:
-        raise UserError(f"eval.{field}={getattr(self, field)} must be >= 1")
+    checks.one_of("eval", self, loop_kind=driver.KINDS)
+    checks.at_least(
+      "eval",
+      self,
+      every=0,
+      num_examples=0,
+      num_loops=0,
+      depth_factor=0,
+      batch_size=1,
+      depth_examples=1,
+    )
 
 
 class Settings(NamedTuple):
@@ -193,16 +189,10 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
       )
   family, task = MODELS[config.model.name], TASKS[config.task.name]
   options = LoopOptions(**sections["loop"])
-  if options.kind not in ("scan", "unroll"):
-    raise UserError(
-      f"loop.kind={options.kind!r} cannot train: only scan and unroll have"
-      " gradients"
-    )
-  if options.remat not in driver.REMAT_POLICIES:
-    raise UserError(
-      f"loop.remat={options.remat!r} is none of"
-      f" {', '.join(driver.REMAT_POLICIES)}"
-    )
+  # The third kind, "while", has no gradient.
+  checks.one_of(
+    "loop", options, kind=("scan", "unroll"), remat=driver.REMAT_POLICIES
+  )
   settings = Settings(
     family=family,
     task_module=task,

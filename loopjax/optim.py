@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import optax
 
+from loopjax import checks
 from loopjax.errors import UserError
 
 # Path components of parameters that are no matrices of a linear map.
@@ -41,20 +42,15 @@ class Config:
   ema_decay: float = 0.999
 
   def __post_init__(self):
-    for field, allowed in (
-      ("schedule", ("cosine", "constant")),
-      ("decay", ("all", "matrices")),
-    ):
-      if getattr(self, field) not in allowed:
-        raise UserError(
-          f"optim.{field}={getattr(self, field)!r} is none of"
-          f" {', '.join(allowed)}"
-        )
+    checks.one_of(
+      "optim",
+      self,
+      schedule=("cosine", "constant"),
+      decay=("all", "matrices"),
+    )
+    checks.at_least("optim", self, warmup_steps=0, weight_decay=0, clip_norm=0)
     if not self.learning_rate > 0:
       raise UserError(f"optim.learning_rate={self.learning_rate} must be > 0")
-    for field in ("warmup_steps", "weight_decay", "clip_norm"):
-      if getattr(self, field) < 0:
-        raise UserError(f"optim.{field}={getattr(self, field)} must be >= 0")
     for field in ("b1", "b2", "ema_decay"):
       if not 0 <= getattr(self, field) < 1:
         raise UserError(

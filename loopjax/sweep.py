@@ -8,6 +8,7 @@ of the user's.
 """
 
 import hashlib
+import os
 import pathlib
 import runpy
 import subprocess
@@ -53,22 +54,16 @@ class Item(NamedTuple):
 def main(argv: list[str]) -> int:
   """Runs what the flags say; returns the exit status."""
   del argv
-  for name, flag in (
-    ("config", command_line.CONFIG),
-    ("sweep", _SWEEP),
-    ("workdir", command_line.WORKDIR),
-  ):
-    if flag.value is None:
-      raise UserError(f"--{name}=... is missing")
-  config_flag = flags.FLAGS["config"]
-  config_name = config_flags.get_config_filename(config_flag)
-  common = config_flags.get_override_values(config_flag)
-  items = make_items(
-    command_line.CONFIG.value, _load(config_name), _SWEEP.value, common
-  )
+  config, name = command_line.CONFIG.value, _SWEEP.value
+  if config is None or not name or not command_line.WORKDIR.value:
+    raise UserError("--config=FILE, --sweep=NAME and --workdir=DIR are needed")
+  flag = flags.FLAGS["config"]
+  config_name = config_flags.get_config_filename(flag)
+  common = config_flags.get_override_values(flag)
+  items = make_items(config, _load(config_name), name, common)
   workdir = pathlib.Path(command_line.WORKDIR.value)
   if not _DRY_RUN.value:
-    write_manifest(workdir, _SWEEP.value, config_name, common, items)
+    write_manifest(workdir, name, config_name, common, items)
   failed = run_items(
     items,
     workdir,
@@ -103,7 +98,8 @@ def make_items(
     raise UserError(
       f"--sweep={name}: no such sweep; there are {', '.join(sorted(there_are))}"
     )
-  base, items = config_lib.to_dict(config), []
+  base = config_lib.to_dict(config)
+  items = []
   for overrides in there_are[name]:
     if clash := sorted(set(common) & set(overrides)):
       raise UserError(
@@ -171,23 +167,22 @@ def run_items(
   Returns:
     {slug: one-line message} of the items that failed.
   """
-  failed: dict[str, str] = {}
-  started = 0
+  failed, started = {}, 0
   for number, item in enumerate(items, 1):
     state, message = _state(workdir / item.slug, item.config)
     if state in ("new", "unfinished"):
-      if limit and started >= limit:
+      started += 1
+      if limit and started > limit:
         state = f"{state}, past --limit"
-      elif not dry_run:
-        started += 1
-        state, message = _run(item, workdir, arguments)
+      elif dry_run:
+        state = f"{state}, would run"
       else:
-        started += 1
-        state = {"new": "would run", "unfinished": "would go on"}[state]
+        state, message = _run(item, workdir, arguments)
     if message:
       failed[item.slug] = message
-    result = _result(workdir / item.slug) if not message else message
-    print(f"{number}/{len(items)}  {item.slug}  {state}{result}", flush=True)
+    words = [f"{number}/{len(items)}", item.slug, state]
+    words += [message] if message else _result(workdir / item.slug)
+    print("  ".join(words), flush=True)
   return failed
 
 
@@ -217,12 +212,20 @@ def write_manifest(
     ) from error
 
 
-def run_command(command: Sequence[str], log: pathlib.Path) -> int:
-  """Runs a command, appends what it says to a log, returns its status."""
-  with log.open("a") as file:
-    return subprocess.run(
+def run_command(command: Sequence[str], log: pathlib.Path) -> tuple[int, str]:
+  """Runs a command and appends what it says to a log.
+
+  Returns:
+    Its exit status and the last line that it said.
+  """
+  with log.open("a+", errors="replace") as file:
+    before = file.seek(0, os.SEEK_END)
+    done = subprocess.run(
       command, stdout=file, stderr=subprocess.STDOUT, check=False
-    ).returncode
+    )
+    file.seek(before)
+    said = file.read().strip().splitlines()
+  return done.returncode, said[-1].strip() if said else ""
 
 
 def _load(config_name: str) -> Any:
@@ -268,27 +271,24 @@ def _run(
     f"--workdir={directory}",
   ]
   start = time.monotonic()
-  status = run_command(command, log)
+  status, last_line = run_command(command, log)
   if status == 0 and _state(directory, item.config)[0] == "complete":
     return f"done in {time.monotonic() - start:.0f} s", ""
   if status == 3:
     return "failed", f"training diverged; see {log}"
-  lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-  said = [line.strip() for line in lines if line.strip()]
-  mistakes = [line for line in said[-1:] if line.startswith("error: ")]
-  message = mistakes[0].removeprefix("error: ") if mistakes else ""
-  return "failed", message or f"exit status {status}; see {log}"
+  if last_line.startswith("error: "):  # A mistake that says it all.
+    return "failed", last_line.removeprefix("error: ")
+  return "failed", f"exit status {status}: {last_line}; see {log}"
 
 
-def _result(directory: pathlib.Path) -> str:
+def _result(directory: pathlib.Path) -> list[str]:
   """What a person wants to see first, if it is known."""
   if not (directory / "summary.json").exists():
-    return ""
+    return []
   summary = workdir_lib.read_json(directory / "summary.json")
-  text = ""
-  if (exact := summary.get("metrics", {}).get("eval/exact_match")) is not None:
-    text = f"  exact match {100 * exact:.1f} %"
-  return f"{text}  {summary.get('wall_seconds', 0):.0f} s"
+  exact = summary.get("metrics", {}).get("eval/exact_match")
+  words = [] if exact is None else [f"exact match {100 * exact:.1f} %"]
+  return [*words, f"{summary.get('wall_seconds', 0):.0f} s in all"]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import functools
 import itertools
 import math
 import pathlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,10 +19,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-import loopjax
 from loopjax import checkpoint as checkpoint_lib
 from loopjax import config as config_lib
-from loopjax import evaluate, metrics, optim, sharding, step
+from loopjax import evaluate, metrics, optim, provenance, sharding, step
 from loopjax import workdir as workdir_lib
 from loopjax.analysis import figures
 from loopjax.data import pipeline
@@ -188,7 +185,8 @@ def run(
       pictures = figures.make_figures(
         settings, program.graphdef, params, datasets["eval"], workdir
       )
-      writer.write(int(state.step), "depth", pictures["depth"])
+      if pictures["depth"]:
+        writer.write(int(state.step), "depth", pictures["depth"])
       writer.images(int(state.step), pictures["files"])
     checkpoints.close()
     writer.close()
@@ -202,7 +200,7 @@ def run(
         {"params": state.params, "ema": state.ema, "opt": state.opt_state}
       ),
       "data": {**datasets["train"].facts, **datasets["eval"].facts},
-      **_environment(),
+      **provenance.environment(),
     }
     name = "evaluation.json" if mode == "eval" else "summary.json"
     if jax.process_index() == 0:
@@ -294,31 +292,3 @@ def _mean(pending: list[Any]) -> dict[str, Any]:
 
 def _size(params: Any) -> int:
   return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def _environment() -> dict[str, Any]:
-  """Devices, versions and the command: what a result depends on."""
-  device = jax.devices()[0]
-  return {
-    "devices": f"{jax.device_count()} x {device.device_kind}",
-    "versions": {
-      "python": sys.version.split()[0],
-      "loopjax": loopjax.__version__,
-      "jax": jax.__version__,
-    },
-    "revision": _revision(),
-    "command": " ".join(["python -m loopjax.main", *sys.argv[1:]]),
-  }
-
-
-def _revision() -> str:
-  """Commit of the checkout that runs, or "" outside of one."""
-  command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-  here = pathlib.Path(__file__).parent
-  try:
-    done = subprocess.run(
-      command, cwd=here, capture_output=True, text=True, check=True
-    )
-  except (OSError, subprocess.CalledProcessError):
-    return ""
-  return done.stdout.strip()

@@ -160,11 +160,13 @@ def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
 
 
 def _head_title(numbers: dict[str, Any], head: int) -> str:
-  """Role and the coordinate that stands out most against chance."""
+  """Role, and the coordinate that stands out, if one does against chance."""
   same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
   name = max(same, key=lambda name: same[name] / uniform[name])
-  role = numbers["heads"][head]["role"]
-  return f"head {head}: {role}, same {name} {same[name]:.2f}"
+  title = f"head {head}: {numbers['heads'][head]['role']}"
+  if same[name] > 1.5 * uniform[name]:
+    title += f", same {name} {same[name]:.2f}"
+  return title
 
 
 def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:

@@ -7,11 +7,12 @@ of batches consumed, is the whole state of the iterator.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import grain
 import jax
 import numpy as np
+
+from loopjax.data import hashing
 
 Rows = np.ndarray
 
@@ -89,8 +90,8 @@ def iterate(
 def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
   """Random numbers in [0, 1) that belong to positions of the stream.
 
-  A counter-based generator (SplitMix64's mixing function, Steele et al. 2014):
-  the same (seed, position, column) gives the same number on any process.
+  A counter-based generator: the same (seed, position, column) gives the same
+  number on any process.
 
   Args:
     seed: of the stream.
@@ -100,16 +101,8 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
   Returns:
     float64 [N, num].
   """
-  golden = np.uint64(0x9E3779B97F4A7C15)
-  counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(
-    1, num + 1, dtype=np.uint64
-  )
-  with np.errstate(over="ignore"):
-    z = _mix(counters * golden + _mix(np.uint64(seed) * golden + golden))
-  return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(z: Any) -> Any:
-  z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return z ^ (z >> np.uint64(31))
+  column = np.arange(num, dtype=np.uint64)
+  counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + column
+  stream = hashing.splitmix64(np.array([seed], np.uint64))
+  bits = hashing.splitmix64(counters + stream)
+  return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

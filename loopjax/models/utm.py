@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import losses
+from loopjax import checks, losses
 from loopjax.errors import UserError
 from loopjax.loop import driver, halting
 from loopjax.nn import block, norm, rope
@@ -89,34 +89,28 @@ class Config:
   precision: str = "float32"
 
   def __post_init__(self) -> None:
-    choices = {
-      "norm": tuple(norm.NORMS),
-      "positions": ("overlap", "offset", "grid", "none"),
-      "step_embedding": ("wrap", "clamp", "none"),
-      "halting": ("act", "ponder", "fixed"),
-      "router_input": ("block", "state"),
-      "freeze": ("pre", "post", "none"),
-      "ponder_over": ("all", "cells"),
-      "precision": tuple(PRECISIONS),
-    }
-    for field, allowed in choices.items():
-      if getattr(self, field) not in allowed:
-        raise UserError(
-          f"model.{field}={getattr(self, field)!r} is none of"
-          f" {', '.join(allowed)}"
-        )
-    for field, least in (
-      ("width", 1),
-      ("num_heads", 1),
-      ("num_loops", 1),
-      ("num_memory_tokens", 0),
-      ("ponder_weight", 0),
-      ("ponder_warmup_steps", 0),
-    ):
-      if getattr(self, field) < least:
-        raise UserError(
-          f"model.{field}={getattr(self, field)} must be at least {least}"
-        )
+    checks.one_of(
+      "model",
+      self,
+      norm=norm.NORMS,
+      positions=("overlap", "offset", "grid", "none"),
+      step_embedding=("wrap", "clamp", "none"),
+      halting=("act", "ponder", "fixed"),
+      router_input=("block", "state"),
+      freeze=("pre", "post", "none"),
+      ponder_over=("all", "cells"),
+      precision=PRECISIONS,
+    )
+    checks.at_least(
+      "model",
+      self,
+      width=1,
+      num_heads=1,
+      num_loops=1,
+      num_memory_tokens=0,
+      ponder_weight=0,
+      ponder_warmup_steps=0,
+    )
     if self.width % (2 * self.num_heads):
       raise UserError(
         f"model.width={self.width} must be a multiple of twice"
@@ -340,7 +334,7 @@ class Model(nnx.Module):
     trained = self.config.num_loops
     wraps = self.config.step_embedding == "wrap"
     row = k % trained if wraps else jnp.minimum(k, trained - 1)
-    return self.step_embedding(row)[None, None]
+    return self.step_embedding.embedding[...][row][None, None]
 
   def _halting_rule(self):
     config = self.config

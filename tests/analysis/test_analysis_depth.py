@@ -52,8 +52,14 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
   assert len(set(scores["cell_accuracy"])) > 3
   model = nnx.merge(graphdef, params)
   for loops in (2, 6):
-    run = jax.jit(functools.partial(model, num_loops=loops))
+    run = jax.jit(
+      functools.partial(model, num_loops=loops, trace=("confidence",))
+    )
     output = run(view.batch["inputs"])
+    chances = jax.nn.softmax(output.logits)
+    np.testing.assert_allclose(
+      output.trace["confidence"][-1], chances.max(axis=-1), rtol=1e-5
+    )
     for name in ("exact_match", "cell_accuracy"):
       value = settings.task_module.score(output, view.batch)[name]
       np.testing.assert_allclose(

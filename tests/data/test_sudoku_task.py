@@ -132,11 +132,9 @@ def test_read_through_the_csv_path(tmp_path):
   path = tmp_path / "puzzles.csv"
   path.write_text(
     "source,question,answer,rating\n"
-    "here,1...34....12...3,1234341241232341,0\n".replace(
-      "1...34....12...3", "1.3434..4.2.2341"
-    )
-    + "there,.2343412.123234.,1234341241232341,12\n"
-    + "there,short,1234341241232341,1\n"
+    "here,1.3434..4.2.2341,1234341241232341,0\n"
+    "there,.2343412.123234.,1234341241232341,12\n"
+    "there,short,1234341241232341,1\n"
   )
   config = task.Config(
     box_rows=2, box_cols=2, test_csv=str(path), on_bad_row="skip"
@@ -144,5 +142,9 @@ def test_read_through_the_csv_path(tmp_path):
   dataset, (batch,) = batches(config, "eval", num=1)
   assert dataset.facts == {"eval_examples": 2, "eval_rows_skipped": 1}
   assert dataset.groups["source"] == ("here", "there")
-  assert batch["group/source"][batch["valid"]].tolist() == [0, 1]
-  assert batch["group/rating"][batch["valid"]].tolist() == [0, 3]
+  groups = zip(
+    batch["group/source"][batch["valid"]].tolist(),
+    batch["group/rating"][batch["valid"]].tolist(),
+    strict=True,
+  )
+  assert sorted(groups) == [(0, 0), (1, 3)]

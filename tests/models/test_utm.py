@@ -10,6 +10,7 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.models import utm
+from loopjax.nn import rope
 from loopjax.types import LoopOptions, TaskSpec
 
 SPEC = TaskSpec(
@@ -166,8 +167,6 @@ def test_one_fixed_loop_is_one_block():
   )
   model = make(config)
   inputs = batch()["inputs"]
-  from loopjax.nn import rope
-
   tables = rope.rope_tables(model._positions(), 8, config.rope_base)
   u = model._embed(inputs) + model._step_vector(jnp.asarray(0))
   expected = model.head(model.block(u, tables)[:, 3:])

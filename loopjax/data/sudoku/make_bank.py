@@ -16,7 +16,7 @@ from loopjax.data.sudoku import board as board_lib
 # and how many are kept.
 _PLAN = {
   board_lib.Board(2, 2): (6000, 0.7, 2000),
-  board_lib.Board(2, 3): (50000, 0.8, 20000),
+  board_lib.Board(2, 3): (50000, 0.3, 20000),
   board_lib.Board(3, 3): (64000, 0.7, 24000),
 }
 
@@ -85,9 +85,11 @@ def main():
   parser.add_argument("--output", type=pathlib.Path, required=True)
   parser.add_argument("--seed", type=int, default=0)
   arguments = parser.parse_args()
-  rng = np.random.default_rng(arguments.seed)
   content = {}
   for board, plan in _PLAN.items():
+    # Sizes do not depend on each other.
+    key = (arguments.seed, board.box_rows, board.box_cols)
+    rng = np.random.default_rng(key)
     content[board] = make_puzzles(board, *plan, rng)
     counts = np.bincount(np.digitize(content[board].ratings, _RATING_EDGES))
     print(f"{board}: puzzles by difficulty {counts.tolist()}", flush=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loopjax.data import hashing
 from loopjax.data.sudoku import board as board_lib
 
 # Chosen among small integers so that the test split has a fifth of the 6x6
@@ -119,8 +120,10 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
     turned = square.swapaxes(0, 1)
     by_rows = _line_key(turned, board.box_cols, board.box_rows)
     if board.box_rows != board.box_cols:
-      by_columns = _mix(by_columns)  # Rows and columns cannot be exchanged.
-    keys[part] = _mix(by_rows) + _mix(by_columns)
+      by_columns = hashing.splitmix64(
+        by_columns
+      )  # Rows and columns cannot be exchanged.
+    keys[part] = hashing.splitmix64(by_rows) + hashing.splitmix64(by_columns)
   return keys
 
 
@@ -136,7 +139,7 @@ def split_of(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   Returns:
     bool `[N]`, True for the test split.
   """
-  salted = _mix(class_key(board, grids) ^ np.uint64(_SPLIT_SALT))
+  salted = hashing.splitmix64(class_key(board, grids) ^ np.uint64(_SPLIT_SALT))
   return salted < np.uint64(_TEST_SHARE * 2**64)
 
 
@@ -174,13 +177,15 @@ def _line_key(square, place_group, line_group):
     square.take(first, axis=1), square.take(second, axis=1), place_group
   )
   pairs = np.zeros((size, size, num), np.uint64)
-  pairs[first, second] = pairs[second, first] = _mix(codes)
+  pairs[first, second] = pairs[second, first] = hashing.splitmix64(codes)
   group = np.arange(size) // line_group
   inside = (group[:, None] == group)[:, :, None]
   # Sums, and not chains, of hashes: the order of lines must not matter.
   same_group = (pairs * inside).sum(axis=0)
-  lines = _mix(_mix(same_group) + (pairs * ~inside).sum(axis=0))
-  groups = _mix(lines.reshape(-1, line_group, num).sum(axis=1))
+  lines = hashing.splitmix64(
+    hashing.splitmix64(same_group) + (pairs * ~inside).sum(axis=0)
+  )
+  groups = hashing.splitmix64(lines.reshape(-1, line_group, num).sum(axis=1))
   return groups.sum(axis=0)
 
 
@@ -213,11 +218,3 @@ def _pair_codes(left, right, place_group):
       count = kept.reshape(left.shape).sum(axis=0, dtype=np.uint8)
       code = code * np.uint64(size + 1) + count
   return code
-
-
-def _mix(values):
-  """Scrambles uint64 values one to one (the finaliser of splitmix64)."""
-  values = values + np.uint64(0x9E3779B97F4A7C15)
-  values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return values ^ (values >> np.uint64(31))

@@ -10,7 +10,7 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax import losses
+from loopjax import checks, losses
 from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, files, symmetry
 from loopjax.data.sudoku import board as boards
@@ -50,19 +50,10 @@ class Config:
 
   def __post_init__(self):
     boards.Board(self.box_rows, self.box_cols)  # Raises on impossible boxes.
-    for field, allowed in (
-      ("on_bad_row", ("error", "skip")),
-      ("loss_on", ("all", "blanks")),
-    ):
-      if getattr(self, field) not in allowed:
-        raise UserError(
-          f"task.{field}={getattr(self, field)!r} is none of"
-          f" {', '.join(allowed)}"
-        )
-    if self.num_train_puzzles < 0:
-      raise UserError(
-        f"task.num_train_puzzles={self.num_train_puzzles} must be at least 0"
-      )
+    checks.one_of(
+      "task", self, on_bad_row=("error", "skip"), loss_on=("all", "blanks")
+    )
+    checks.at_least("task", self, num_train_puzzles=0)
 
   @property
   def board(self) -> boards.Board:
@@ -101,6 +92,10 @@ def make_dataset(
   puzzles = _puzzles(config, split)
   if split == "train" and config.num_train_puzzles:
     puzzles = _subset(puzzles, config.num_train_puzzles, seed)
+  if split == "eval":
+    # Files are sorted by difficulty; now any prefix is a fair sample.
+    order = np.random.default_rng(0).permutation(len(puzzles.ratings))
+    puzzles = _rows(puzzles, order)
   board = config.board
   rating = np.searchsorted(RATING_EDGES, puzzles.ratings, side="right") - 1
   augment = split == "train" and config.augment

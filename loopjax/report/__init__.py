@@ -1,0 +1,1 @@
+"""Our results beside the papers': `python -m loopjax.report WORKDIR`."""

@@ -1,0 +1,124 @@
+"""The records in which a paper's numbers are written down."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+HEADLINE = 4  # So many of the first facts about the scale are always shown.
+
+
+class Number(NamedTuple):
+  """What a paper prints in one cell.
+
+  Attributes:
+    mean: over seeds, or of the only run; None where the paper prints none.
+    std: sample standard deviation over seeds.
+    seeds: the numbers of single runs, by seed.
+    text: what the paper says beside or instead, such as a range.
+  """
+
+  mean: float | None = None
+  std: float | None = None
+  seeds: Mapping[int, float] = {}
+  text: str = ""
+
+
+class Column(NamedTuple):
+  """One quantity of a table.
+
+  Attributes:
+    key: by which rows name it.
+    label: with its unit.
+    value: (config, summary) of our run -> the same quantity; None if unknown.
+    digits: behind the point.
+  """
+
+  key: str
+  label: str
+  value: Callable[[Mapping[str, Any], Mapping[str, Any]], float | None]
+  digits: int = 1
+
+
+class Row(NamedTuple):
+  """One row of a table.
+
+  Attributes:
+    label: as the paper calls it.
+    overrides: that identify it among the items of the sweep, without the seed;
+      an item belongs to the row with the most overrides that it fulfils.
+    values: by column.
+  """
+
+  label: str
+  overrides: Mapping[str, Any]
+  values: Mapping[str, Number]
+
+
+class Sweep(NamedTuple):
+  """A table or figure of the paper, or a comparison of ours.
+
+  Attributes:
+    title: what is compared.
+    source: table or figure; "ours" if the paper has no such comparison.
+    columns: in their order.
+    rows: the paper's; none if it has no numbers.
+    caveats: what one must know to compare, a sentence each.
+  """
+
+  title: str
+  source: str
+  columns: tuple[Column, ...]
+  rows: tuple[Row, ...] = ()
+  caveats: tuple[str, ...] = ()
+
+
+class Scale(NamedTuple):
+  """One fact about the size of an experiment.
+
+  Attributes:
+    label: what it is.
+    value: (config, summary) of our run -> ours.
+    paper: the paper's.
+  """
+
+  label: str
+  value: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+  paper: str
+
+
+class Paper(NamedTuple):
+  """Everything that the report knows about one paper.
+
+  Attributes:
+    name: author and source.
+    sweeps: by name, as in the config file's `sweeps`.
+    columns: of a sweep that is not in `sweeps`.
+    scale: sizes, ours and the paper's, the most telling first.
+    caveats: for every comparison with the paper.
+  """
+
+  name: str
+  sweeps: Mapping[str, Sweep]
+  columns: tuple[Column, ...]
+  scale: tuple[Scale, ...]
+  caveats: tuple[str, ...]
+
+
+def metric(name: str, factor: float = 1.0):
+  """A `Column.value` that reads one metric of summary.json."""
+
+  def value(config, summary):
+    del config
+    found = summary.get("metrics", {}).get(name)
+    return None if found is None else factor * found
+
+  return value
+
+
+def at_depth(name: str, factor: float, multiple: float):
+  """A metric at so many times the trained number of loops."""
+
+  def value(config, summary):
+    loop = int(multiple * config["model"]["num_loops"]) - 1
+    return metric(f"{name}/loop={loop}", factor)(config, summary)
+
+  return value

@@ -1,0 +1,292 @@
+"""What the report says about one sweep and about one run."""
+
+import collections
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from loopjax.report import document, plots, tables
+from loopjax.report import paper as paper_lib
+from loopjax.report.document import Cell
+from loopjax.report.papers import PAPERS
+
+_MAX_VALUES = 6  # Of one fact about the scale.
+
+
+def sweep_blocks(
+  plan: tables.Plan, pictures: pathlib.Path
+) -> list[document.Block]:
+  """A sweep: ours beside the paper's, the scale, the picture, the commands.
+
+  Args:
+    plan: the sweep and its runs.
+    pictures: directory beside the document that takes the picture.
+  """
+  paper = PAPERS.get(plan.model)
+  sweep = _sweep_of(plan, paper)
+  groups = tables.group_by_seed(plan.runs)
+  blocks: list[document.Block] = [
+    document.Heading(2, f"{sweep.title} ({plan.name})"),
+    document.Paragraph(_source(sweep, paper)),
+    _comparison(sweep, groups),
+  ]
+  if same := _same_everywhere(groups):
+    blocks.insert(2, document.Paragraph(f"In every run: {same}."))
+  key = plots.numeric_key(groups)
+  if key and (picture := plots.draw_curve(groups, sweep, key)):
+    pictures.mkdir(exist_ok=True)
+    (pictures / f"{plan.name}.png").write_bytes(picture)
+    path = f"{pictures.name}/{plan.name}.png"
+    text = "Ours and the paper's. Bars: sample standard deviation over seeds."
+    blocks.append(document.Image(picture, path, text))
+  if sweep.caveats:
+    blocks.append(document.Bullets(sweep.caveats))
+  blocks += scale_blocks(plan.runs, paper)
+  blocks += [
+    document.Code(plan.command),
+    commands_block(plan.runs),
+  ]
+  return blocks
+
+
+def run_blocks(run: tables.Run) -> list[document.Block]:
+  """One run by itself: its state, scale, scores and command."""
+  paper = PAPERS.get(run.config.get("model", {}).get("name"))
+  blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
+  scores = {
+    name.removeprefix("eval/"): value
+    for name, value in run.summary.get("metrics", {}).items()
+    if name.startswith("eval/")
+  }
+  header = [Cell("evaluation"), Cell("mean ± standard error", kind="ours")]
+  whole: list[list[Cell]] = []
+  by_group: list[list[Cell]] = []
+  for name, value in scores.items():
+    if not name.endswith("/standard_error"):
+      text = _score(value, scores.get(f"{name}/standard_error"))
+      rows = by_group if "=" in name else whole
+      rows.append([Cell(name), Cell(text)])
+  if whole:
+    blocks.append(document.Table(header, whole))
+  if by_group:
+    table = document.Table(header, by_group)
+    blocks.append(document.Fold("By group", [table]))
+  return [*blocks, *scale_blocks([run], paper), commands_block([run])]
+
+
+def runs_block(runs: Sequence[tables.Run]) -> document.Table:
+  """Runs that belong to no sweep, a row each."""
+  rows = []
+  for run in runs:
+    paper = PAPERS.get(run.config.get("model", {}).get("name"))
+    columns = paper.columns if paper else _DEFAULT_COLUMNS
+    group = tables.Group({}, [run])
+    scores = [(column, tables.ours(group, column)) for column in columns]
+    text = "; ".join(
+      f"{column.label}: {number(found.mean, column.digits)}"
+      for column, found in scores
+      if found
+    )
+    rows.append([Cell(run.directory.name), Cell(text), Cell(run.state)])
+  header = [Cell("run"), Cell("result", kind="ours"), Cell("state")]
+  return document.Table(header, rows)
+
+
+def scale_blocks(
+  runs: Sequence[tables.Run], paper: paper_lib.Paper | None
+) -> list[document.Block]:
+  """How large our experiment was, beside the paper's."""
+  there = [run for run in runs if run.config]
+  if not there:
+    return [document.Paragraph("None of these runs is there yet.")]
+  facts = [
+    (fact.label, _values(fact.value, there), fact.paper)
+    for fact in (paper.scale if paper else ())
+  ]
+  headline = ", ".join(
+    f"{label} {value} (paper {theirs})"
+    for label, value, theirs in facts[: paper_lib.HEADLINE]
+  )
+  facts += [
+    (label, _values(value, there), "")
+    for label, value in (
+      ("versions", lambda _, s: _pairs(s["versions"])),
+      ("revision", lambda _, s: s["revision"] or "not in a checkout"),
+    )
+  ]
+  header = [Cell("scale"), Cell("", kind="ours"), Cell("", kind="paper")]
+  rows = [
+    [Cell(label), Cell(value, kind="ours"), Cell(theirs, kind="paper")]
+    for label, value, theirs in facts
+  ]
+  title = f"Scale: {headline or 'ours'}"
+  return [document.Fold(title, [document.Table(header, rows)])]
+
+
+def commands_block(runs: Sequence[tables.Run]) -> document.Fold:
+  """Every run, its state, and the command that made it."""
+  lines = []
+  for run in runs:
+    command = run.summary.get("command", "")
+    lines.append(f"# {run.directory.name}: {run.state}")
+    lines += [command] if command else []
+  title = f"Runs and their commands ({len(runs)})"
+  return document.Fold(title, [document.Code("\n".join(lines))])
+
+
+def number(value: float, digits: int) -> str:
+  """With a comma between thousands."""
+  return f"{value:,.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+  """In the unit that a person would take."""
+  if seconds < 120:
+    return f"{seconds:.0f}\u00a0s"
+  if seconds < 7200:
+    return f"{seconds / 60:.0f}\u00a0min"
+  return f"{seconds / 3600:.1f}\u00a0h"
+
+
+_DEFAULT_COLUMNS = (
+  paper_lib.Column(
+    "exact", "exact match, %", paper_lib.metric("eval/exact_match", 100.0)
+  ),
+  paper_lib.Column("loss", "loss, nats", paper_lib.metric("eval/loss"), 3),
+)
+
+
+def _sweep_of(
+  plan: tables.Plan, paper: paper_lib.Paper | None
+) -> paper_lib.Sweep:
+  """What is known of a sweep, or a plain table for an unknown one."""
+  if paper and plan.name in paper.sweeps:
+    return paper.sweeps[plan.name]
+  columns = paper.columns if paper else _DEFAULT_COLUMNS
+  return paper_lib.Sweep(plan.name, "ours", columns)
+
+
+def _source(sweep: paper_lib.Sweep, paper: paper_lib.Paper | None) -> str:
+  if not sweep.rows or paper is None:
+    return f"Source: {sweep.source}; there are no numbers of a paper."
+  return f"Source: {sweep.source}. Paper: {paper.name}."
+
+
+def _comparison(
+  sweep: paper_lib.Sweep, groups: Sequence[tables.Group]
+) -> document.Table:
+  """The table itself."""
+  header = [Cell("setting")]
+  for column in sweep.columns:
+    header.append(Cell(column.label, kind="ours"))
+    if sweep.rows:
+      header.append(Cell(column.label, kind="paper"))
+  labels = ("runs", "evaluated", "steps", "parameters", "wall time")
+  header += [Cell(label, kind="ours") for label in labels]
+  keys = tables.varying(groups)
+  rows = []
+  for group in groups:
+    row = tables.row_of(group.overrides, sweep.rows)
+    changed = {k: v for k, v in group.overrides.items() if k in keys}
+    cells = [
+      Cell(settings(changed) or "as the config is", row.label if row else "")
+    ]
+    for column in sweep.columns:
+      cells.append(_ours_cell(group, column))
+      if sweep.rows:
+        cells.append(_paper_cell(row, column))
+    rows.append([*cells, *_facts(group)])
+  return document.Table(header, rows)
+
+
+def settings(overrides: Mapping[str, Any]) -> str:
+  """Overrides as a person reads them."""
+  return ", ".join(
+    f"{key.partition('.')[2]}\u00a0=\u00a0{value}"
+    for key, value in overrides.items()
+  )
+
+
+def _ours_cell(group: tables.Group, column: paper_lib.Column) -> Cell:
+  found = tables.ours(group, column)
+  if found is None:
+    states = {run.state for run in group.runs}
+    nothing_run = states == {"not run"}
+    return Cell("not run" if nothing_run else "–", kind="ours")
+  return _spread_cell(found, column.digits, "", "ours")
+
+
+def _paper_cell(row: paper_lib.Row | None, column: paper_lib.Column) -> Cell:
+  found = row.values.get(column.key) if row else None
+  if found is None:
+    return Cell("–", kind="paper")
+  return _spread_cell(found, column.digits, found.text, "paper")
+
+
+def _spread_cell(
+  found: tables.Spread | paper_lib.Number, digits: int, text: str, kind: str
+) -> Cell:
+  """Mean and deviation; in small print the text and the single seeds."""
+  main = "–" if found.mean is None else number(found.mean, digits)
+  if found.std is not None:
+    main += f"\u00a0±\u00a0{number(found.std, digits)}"
+  lonely = len(found.seeds) == 1 and found.mean is not None and kind == "ours"
+  seeds = "\u00a0· ".join(
+    f"s{seed}:\u00a0{number(value, digits)}"
+    for seed, value in found.seeds.items()
+  )
+  notes = [text, "" if lonely else seeds]
+  return Cell(main, "; ".join(filter(None, notes)), kind)
+
+
+def _facts(group: tables.Group) -> list[Cell]:
+  """Seeds, examples, steps, parameters and time of a group's runs."""
+  done = [run.summary for run in group.runs if run.done]
+  states = collections.Counter(run.state for run in group.runs if not run.done)
+  missing = "; ".join(f"{n} {state}" for state, n in states.items())
+  counts = [s.get("metrics", {}).get("eval/count") for s in done]
+  walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
+  mean_wall = duration(sum(walls) / len(walls)) if walls else "–"
+  return [
+    Cell(f"{len(done)}\u00a0of\u00a0{len(group.runs)}", missing, "ours"),
+    Cell(_distinct(counts), kind="ours"),
+    Cell(_distinct(s.get("steps") for s in done), kind="ours"),
+    Cell(_distinct(s.get("parameters") for s in done), kind="ours"),
+    Cell(mean_wall, kind="ours"),
+  ]
+
+
+def _same_everywhere(groups: Sequence[tables.Group]) -> str:
+  keys = tables.varying(groups)
+  first = groups[0].overrides if groups else {}
+  return settings({k: v for k, v in first.items() if k not in keys})
+
+
+def _values(value, runs: Iterable[tables.Run]) -> str:
+  """The different values of one fact over runs; "–" where it is unknown."""
+  found = []
+  for run in runs:
+    try:
+      found.append(value(run.config, run.summary))
+    except KeyError:  # Another task, or a run that is not complete.
+      continue
+  return _distinct(found)
+
+
+def _distinct(values: Iterable[Any]) -> str:
+  known = dict.fromkeys(v for v in values if v is not None)
+  texts = [
+    f"{v:,.0f}" if isinstance(v, (int, float)) else str(v) for v in known
+  ]
+  more = [f"and {len(texts) - _MAX_VALUES} more"]
+  shown = texts[:_MAX_VALUES] + (more if len(texts) > _MAX_VALUES else [])
+  return ", ".join(shown) or "–"
+
+
+def _pairs(mapping: Mapping[str, Any]) -> str:
+  return " ".join(f"{key} {value}" for key, value in mapping.items())
+
+
+def _score(value: float, standard_error: float | None) -> str:
+  text = f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+  return f"{text} ± {standard_error:.2g}" if standard_error else text

@@ -1,0 +1,200 @@
+"""Finds the runs under a directory and averages them over seeds."""
+
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from loopjax import config as config_lib
+from loopjax import workdir as workdir_lib
+from loopjax.errors import UserError
+from loopjax.report.paper import Column, Row
+
+SEED = "run.seed"
+
+
+class Run(NamedTuple):
+  """One run, planned or there.
+
+  Attributes:
+    directory: where it is or would be.
+    overrides: that its sweep asked for; none outside of a sweep.
+    state: "completed", "not run", "incomplete, step 10 of 20", ...
+    config: its config.json; empty if there is none.
+    summary: its summary.json if it is completed, else empty.
+  """
+
+  directory: pathlib.Path
+  overrides: Mapping[str, Any]
+  state: str
+  config: Mapping[str, Any]
+  summary: Mapping[str, Any]
+
+  @property
+  def done(self) -> bool:
+    """Whether its numbers count."""
+    return self.state == "completed"
+
+
+class Plan(NamedTuple):
+  """A sweep as it was started: what its sweep-NAME.json says.
+
+  Attributes:
+    name: of the sweep.
+    command: that runs it.
+    model: model.name of its config.
+    runs: in its order.
+  """
+
+  name: str
+  command: str
+  model: str
+  runs: list[Run]
+
+
+class Group(NamedTuple):
+  """The runs that differ in their seed alone."""
+
+  overrides: Mapping[str, Any]
+  runs: list[Run]
+
+
+class Spread(NamedTuple):
+  """Numbers of several seeds.
+
+  Attributes:
+    mean: of them.
+    std: sample standard deviation (n - 1); None of a single number.
+    seeds: by seed.
+  """
+
+  mean: float
+  std: float | None
+  seeds: Mapping[int, float]
+
+
+def collect(workdir: pathlib.Path) -> tuple[list[Plan], list[Run]]:
+  """The sweeps under a directory, and the runs that belong to none.
+
+  Raises:
+    UserError: the directory is missing or holds no run, or a file in it is
+      malformed.
+  """
+  if not workdir.is_dir():
+    raise UserError(f"{workdir}: there is no such directory")
+  plans = [_read_plan(path) for path in sorted(workdir.glob("sweep-*.json"))]
+  known = {run.directory.resolve() for plan in plans for run in plan.runs}
+  others = [
+    read_run(path, {})
+    for path in [workdir, *sorted(workdir.iterdir())]
+    if (path / "config.json").is_file() and path.resolve() not in known
+  ]
+  if not plans and not others:
+    raise UserError(f"{workdir}: holds no run and no sweep")
+  return plans, others
+
+
+def read_run(directory: pathlib.Path, overrides: Mapping[str, Any]) -> Run:
+  """Reads a run and says what state it is in."""
+  if not (directory / "config.json").is_file():
+    return Run(directory, overrides, "not run", {}, {})
+  config = workdir_lib.read_json(directory / "config.json")
+  flat = config_lib.flatten(config)
+  if any(flat.get(key) != value for key, value in overrides.items()):
+    return Run(directory, overrides, "another configuration", {}, {})
+  if not (directory / "summary.json").is_file():
+    rows = workdir_lib.read_metrics(directory)
+    step = rows[-1]["step"] if rows else 0
+    state = f"incomplete, step {step} of {flat.get('run.num_steps')}"
+    return Run(directory, overrides, state, config, {})
+  summary = workdir_lib.read_json(directory / "summary.json")
+  state = str(summary.get("status"))
+  return Run(
+    directory, overrides, state, config, summary if state == "completed" else {}
+  )
+
+
+def group_by_seed(runs: Iterable[Run]) -> list[Group]:
+  """Groups runs by their overrides apart from the seed, in their order."""
+  groups: list[Group] = []
+  for run in runs:
+    key = {k: v for k, v in run.overrides.items() if k != SEED}
+    for group in groups:
+      if group.overrides == key:
+        group.runs.append(run)
+        break
+    else:
+      groups.append(Group(key, [run]))
+  return groups
+
+
+def spread(values: Mapping[int, float]) -> Spread | None:
+  """Mean and sample standard deviation; None of nothing."""
+  if not values:
+    return None
+  numbers = list(values.values())
+  std = statistics.stdev(numbers) if len(numbers) > 1 else None
+  return Spread(statistics.fmean(numbers), std, values)
+
+
+def ours(group: Group, column: Column) -> Spread | None:
+  """One quantity over the completed runs of a group."""
+  values = {}
+  for run in group.runs:
+    if run.done:
+      value = column.value(run.config, run.summary)
+      if value is not None:
+        values[run.config["run"]["seed"]] = value
+  return spread(values)
+
+
+def row_of(overrides: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
+  """The paper's row with the most overrides that all are an item's."""
+  fitting = [
+    row
+    for row in rows
+    if all(
+      key in overrides and overrides[key] == value
+      for key, value in row.overrides.items()
+    )
+  ]
+  return max(fitting, key=lambda row: len(row.overrides), default=None)
+
+
+def varying(groups: Sequence[Group]) -> list[str]:
+  """Keys that are not the same in all groups, in their order."""
+  keys = dict.fromkeys(key for group in groups for key in group.overrides)
+  return [
+    key
+    for key in keys
+    if any(
+      key not in group.overrides
+      or group.overrides[key] != groups[0].overrides.get(key)
+      for group in groups
+    )
+  ]
+
+
+def _read_plan(path: pathlib.Path) -> Plan:
+  """Reads a sweep-NAME.json and the runs that it names."""
+  manifest = workdir_lib.read_json(path)
+  try:
+    common = manifest.get("overrides", {})
+    arguments = [
+      f"--config={manifest['config']}",
+      *(f"--config.{key}={value}" for key, value in common.items()),
+      f"--sweep={manifest['sweep']}",
+      f"--workdir={path.parent}",
+    ]
+    return Plan(
+      # The file's name is safe as the name of a picture.
+      name=path.stem.removeprefix("sweep-"),
+      command=" ".join(["python -m loopjax.sweep", *arguments]),
+      model=manifest.get("model", ""),
+      runs=[
+        read_run(path.parent / item["directory"], item["overrides"])
+        for item in manifest["items"]
+      ],
+    )
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{path}: is not a list of runs: {error!r}") from error

@@ -1,0 +1,105 @@
+"""Layers against their formulas in NumPy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from loopjax.nn import attention, mlp, norm, rope
+from loopjax.types import Precision
+
+RNGS = nnx.Rngs(params=0)
+X = np.asarray(jax.random.normal(jax.random.key(1), (2, 5, 8)))
+erf = np.vectorize(math.erf)
+
+
+def test_derf_utm_is_its_formula():
+  layer = norm.DerfUTM(8, precision=Precision(), rngs=RNGS)
+  alpha = np.asarray(layer.alpha[...])
+  assert 0.9 < alpha.mean() < 1.1
+  assert alpha.std() > 0
+  np.testing.assert_allclose(layer(X), erf(alpha * X), atol=1e-6)
+
+
+def test_derf_is_its_formula():
+  layer = norm.Derf(8, precision=Precision(), rngs=RNGS)
+  np.testing.assert_allclose(layer(X), erf(0.5 * X), atol=1e-6)
+  layer.gain[...] = jnp.arange(8.0)
+  layer.bias[...] = jnp.ones(8)
+  expected = np.arange(8.0) * erf(0.5 * X) + 1
+  np.testing.assert_allclose(layer(X), expected, atol=1e-5)
+
+
+def test_norms_normalise():
+  rms = norm.rms_norm(8, precision=Precision(), rngs=RNGS)(X)
+  np.testing.assert_allclose(np.mean(rms**2, -1), 1, atol=1e-4)
+  layer = norm.layer_norm(8, precision=Precision(), rngs=RNGS)(X)
+  np.testing.assert_allclose(np.mean(layer, -1), 0, atol=1e-5)
+  np.testing.assert_allclose(np.var(layer, -1), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", list(norm.NORMS))
+def test_norms_of_bfloat16_are_float32(kind):
+  layer = norm.NORMS[kind](
+    8, precision=Precision(compute=jnp.bfloat16), rngs=RNGS
+  )
+  assert layer(X.astype(jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_rotation_turns_every_pair_by_its_angle():
+  positions = jnp.array([[0], [3]])
+  tables = rope.rope_tables(positions, 4, 100.0)
+  x = np.asarray(jax.random.normal(jax.random.key(0), (1, 2, 1, 4)))
+  got = np.asarray(rope.rotate(x, tables))
+  np.testing.assert_allclose(got[0, 0], x[0, 0], atol=1e-6)
+  for pair, frequency in enumerate([1.0, 0.1]):  # 100^(-0/2), 100^(-1/2).
+    turned = complex(x[0, 1, 0, pair], x[0, 1, 0, pair + 2])
+    turned *= np.exp(3j * frequency)
+    np.testing.assert_allclose(got[0, 1, 0, pair], turned.real, atol=1e-5)
+    np.testing.assert_allclose(got[0, 1, 0, pair + 2], turned.imag, atol=1e-5)
+
+
+def test_rotated_products_depend_on_differences():
+  query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 12))
+
+  def product(first, second):
+    tables = [
+      rope.rope_tables(jnp.array([p]), 12, 50.0) for p in (first, second)
+    ]
+    return jnp.sum(rope.rotate(query, tables[0]) * rope.rotate(key, tables[1]))
+
+  near, far = product([1, 2, 0], [3, 2, 4]), product([4, 7, 1], [6, 7, 5])
+  np.testing.assert_allclose(near, far, atol=1e-4)
+  assert abs(near - product([1, 2, 0], [3, 3, 4])) > 1e-3
+
+
+def test_attention_is_softmax_of_rotated_normed_products():
+  layer = attention.Attention(8, 2, precision=Precision(), rngs=RNGS)
+  tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
+
+  def heads(linear):
+    return (X @ np.asarray(linear.kernel[...])).reshape(2, 5, 2, 4)
+
+  def rotated(x):
+    x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
+    return np.asarray(rope.rotate(x, tables))
+
+  query, key = rotated(heads(layer.query)), rotated(heads(layer.key))
+  logits = np.einsum("bthk,bshk->bhts", query, key) / 2
+  weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  mixed = np.einsum("bhts,bshk->bthk", weights, heads(layer.value))
+  expected = mixed.reshape(2, 5, 8) @ np.asarray(layer.output.kernel[...])
+  np.testing.assert_allclose(layer(X, tables), expected, atol=1e-4)
+  np.testing.assert_allclose(layer.weights(X, tables), weights, atol=1e-5)
+
+
+def test_swiglu_is_its_formula():
+  layer = mlp.SwiGLU(8, 6, precision=Precision(), rngs=RNGS)
+  gate = X @ np.asarray(layer.gate.kernel[...])
+  value = X @ np.asarray(layer.value.kernel[...])
+  expected = gate / (1 + np.exp(-gate)) * value
+  expected = expected @ np.asarray(layer.output.kernel[...])
+  np.testing.assert_allclose(layer(X), expected, atol=1e-5)

@@ -1,0 +1,304 @@
+"""The report: arithmetic, matching the paper's rows, escaping, states."""
+
+import base64
+import re
+import statistics
+
+import pytest
+from tests_support import load_config, namespace
+
+from loopjax import sweep
+from loopjax import workdir as workdir_lib
+from loopjax.errors import UserError
+from loopjax.report import __main__ as command
+from loopjax.report import page, plots, sections, tables
+from loopjax.report.papers import PAPERS, utm
+
+PNG = base64.b64decode(
+  "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"
+  "kgAAAABJRU5ErkJggg=="
+)
+
+
+def make_run(directory, config, exact, **changes):
+  directory.mkdir(parents=True)
+  workdir_lib.write_json(directory / "config.json", config)
+  summary = {
+    "status": "completed",
+    "metrics": {
+      "eval/exact_match": exact,
+      "eval/exact_match/standard_error": 0.01,
+      "eval/halting_steps": 2.5,
+      "eval/count": 520.0,
+    },
+    "parameters": 3447,
+    "steps": 20,
+    "wall_seconds": 30.0,
+    "devices": "1 x cpu",
+    "versions": {"python": "3.11"},
+    "revision": "abc",
+    "command": "python -m loopjax.main",
+    "data": {"train_examples": 1480},
+    **changes,
+  }
+  workdir_lib.write_json(directory / "summary.json", summary)
+  (directory / "figures").mkdir()
+  (directory / "figures" / "curves.png").write_bytes(PNG)
+
+
+def items_of(name, preset="smoke"):
+  sweeps = namespace("sudoku_utm")["sweeps"]
+  config = load_config("sudoku_utm", preset)
+  return sweep.make_items(config, sweeps, name, {})
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  """A memory curve: T = 0 complete, one of T = 4, one unfinished, no more."""
+  items = items_of("memory_curve")
+  sweep.write_manifest(tmp_path, "memory_curve", "c.py:smoke", {}, items)
+  for item, exact in zip(items, [0.1, 0.2, 0.6, 0.5], strict=False):
+    make_run(tmp_path / item.slug, item.config, exact)
+  unfinished = tmp_path / items[4].slug
+  unfinished.mkdir()
+  workdir_lib.write_json(unfinished / "config.json", items[4].config)
+  (unfinished / "metrics.jsonl").write_text('{"step": 10, "split": "train"}\n')
+  return tmp_path
+
+
+def plan_of(workdir):
+  (plan,), others = tables.collect(workdir)
+  assert others == []
+  return plan
+
+
+def test_mean_and_sample_deviation(workdir):
+  groups = tables.group_by_seed(plan_of(workdir).runs)
+  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  found = tables.ours(groups[0], exact)
+  assert found.mean == pytest.approx(30.0)
+  assert found.std == pytest.approx(26.457513)  # sqrt((400 + 100 + 900) / 2)
+  assert found.seeds == pytest.approx({0: 10.0, 42: 20.0, 123: 60.0})
+  alone = tables.ours(groups[1], exact)
+  assert (alone.mean, alone.std) == (pytest.approx(50.0), None)
+  assert tables.ours(groups[2], exact) is None
+
+
+def test_what_is_not_there_is_said(workdir):
+  runs = plan_of(workdir).runs
+  assert [run.state for run in runs[:6]] == [
+    *["completed"] * 4,
+    "incomplete, step 10 of 20",
+    "not run",
+  ]
+  html, markdown = (path.read_text() for path in page.write(workdir))
+  for text in (html, markdown):
+    assert "30.0\u00a0±\u00a026.5" in text
+    assert "1\u00a0of\u00a03" in text
+    assert "1 incomplete, step 10 of 20; 1 not run" in text
+    assert "not run" in text
+    assert "57.4\u00a0±\u00a00.7" in text  # Table 3, T = 8.
+    assert "bimodal" in text
+
+
+def test_a_diverged_run_does_not_count(workdir):
+  run = plan_of(workdir).runs[2]
+  summary = {**run.summary, "status": "diverged"}
+  workdir_lib.write_json(run.directory / "summary.json", summary)
+  groups = tables.group_by_seed(plan_of(workdir).runs)
+  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  assert tables.ours(groups[0], exact).mean == pytest.approx(15.0)
+  assert "1 diverged" in page.write(workdir)[0].read_text()
+
+
+def test_another_configuration_does_not_count(workdir):
+  run = plan_of(workdir).runs[0]
+  config = {**run.config, "run": {**run.config["run"], "seed": 9}}
+  workdir_lib.write_json(run.directory / "config.json", config)
+  assert plan_of(workdir).runs[0].state == "another configuration"
+
+
+@pytest.mark.parametrize("name", PAPERS["utm"].sweeps)
+@pytest.mark.parametrize("preset", ["", "tiny", "smoke"])
+def test_every_row_of_the_paper_has_its_items(name, preset):
+  rows = utm.PAPER.sweeps[name].rows
+  items = items_of(name, preset)
+  matched = [tables.row_of(item.overrides, rows) for item in items]
+  assert {row.label for row in rows} == {row.label for row in matched if row}
+  if rows:
+    assert None not in matched
+  for item in items:  # No two rows fit equally well.
+    fits = [
+      len(row.overrides)
+      for row in rows
+      if row.overrides.items() <= item.overrides.items()
+    ]
+    assert fits.count(max(fits, default=0)) <= 1
+
+
+def test_the_report_knows_every_sweep():
+  names = namespace("sudoku_utm")["sweeps"]()
+  assert set(utm.PAPER.sweeps) == set(names)
+
+
+def test_the_papers_means_are_those_of_its_seeds():
+  checked = 0
+  for paper_sweep in utm.PAPER.sweeps.values():
+    for row in paper_sweep.rows:
+      number = row.values.get("exact")
+      if number and number.std is not None:
+        values = list(number.seeds.values())
+        assert statistics.mean(values) == pytest.approx(number.mean, abs=0.051)
+        assert statistics.stdev(values) == pytest.approx(number.std, abs=0.051)
+        checked += 1
+  assert checked > 10
+
+
+def test_the_papers_escapes_are_counted_as_it_counts_them():
+  """4 of 13 runs with bias 0 reach more than 20 % (Table 1)."""
+  runs = [
+    value
+    for row in utm.PAPER.sweeps["router_init"].rows
+    if row.overrides["model.router_bias"] == 0.0
+    for value in row.values["exact"].seeds.values()
+  ]
+  assert len(runs) == 13
+  assert sum(value > 20 for value in runs) == 4
+
+
+def test_token_steps_are_tokens_times_steps():
+  column = utm.PAPER.sweeps["tradeoff"].columns[2]
+  config = {
+    "task": {"box_rows": 3, "box_cols": 3},
+    "model": {"num_memory_tokens": 8},
+  }
+  summary = {"metrics": {"eval/halting_steps": 11.6}}
+  assert column.value(config, summary) == pytest.approx(1032, abs=1)
+
+
+def test_depth_is_read_at_multiples_of_the_trained_one():
+  once, twice, most = utm.PAPER.sweeps["depth"].columns
+  metrics = {f"depth/exact_match/loop={k}": k / 100 for k in range(72)}
+  config, summary = {"model": {"num_loops": 18}}, {"metrics": metrics}
+  assert [
+    column.value(config, summary) for column in (once, twice, most)
+  ] == pytest.approx([17, 35, 63])
+
+
+def test_only_one_varying_number_makes_a_curve():
+  def key(name):
+    runs = [
+      tables.Run(None, item.overrides, "not run", {}, {})
+      for item in items_of(name)
+    ]
+    return plots.numeric_key(tables.group_by_seed(runs))
+
+  assert key("memory_curve") == "model.num_memory_tokens"
+  assert key("tradeoff") == "model.num_memory_tokens"
+  for name in ("lambda", "norm", "positions", "width", "ablation"):
+    assert key(name) is None
+
+
+def test_the_page_loads_nothing_and_runs_nothing(workdir):
+  html = page.write(workdir)[0].read_text()
+  sources = re.findall(r'(?:src|href)="([^"]*)"', html)
+  assert sources
+  assert all(source.startswith("data:image/png;base64,") for source in sources)
+  assert "<script" not in html
+  assert "@import" not in html
+  assert "url(" not in html
+  assert "prefers-color-scheme: dark" in html
+
+
+def test_markdown_links_to_files_that_are_there(workdir):
+  text = page.write(workdir)[1].read_text()
+  links = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
+  assert any("report_figures/memory_curve.png" in link for link in links)
+  for link in links:
+    path = re.sub("%([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), link)
+    assert (workdir / path).is_file()
+
+
+def test_values_are_escaped(workdir):
+  bad = "<img src=x onerror=alert(1)>|`"
+  run = plan_of(workdir).runs[0]
+  summary = {**run.summary, "command": bad, "devices": bad, "revision": bad}
+  workdir_lib.write_json(run.directory / "summary.json", summary)
+  manifest = {
+    "sweep": bad,
+    "config": bad,
+    "model": bad,
+    "items": [{"overrides": {"model.x": bad}, "directory": bad}],
+  }
+  workdir_lib.write_json(workdir / "sweep-<img src=x>.json", manifest)
+  html, markdown = (path.read_text() for path in page.write(workdir))
+  assert "<img src=x" not in html
+  assert "&lt;img src=x onerror" in html
+  outside_code = re.sub(r"(?s)(`{3,})\n.*?\n\1", "", markdown)
+  assert "<img src=x" not in outside_code
+  assert r"\|\`" in outside_code
+
+
+def test_a_single_run(workdir):
+  single = plan_of(workdir).runs[0].directory
+  html, markdown = (path.read_text() for path in page.write(single))
+  for text in (html, markdown):
+    assert "State: completed" in text
+    assert "0.1 ± 0.01" in text
+    assert "curves" in text
+    assert "python -m loopjax.main" in text
+  assert "](figures/curves.png)" in markdown
+
+
+def test_a_single_run_that_is_not_finished(workdir):
+  single = plan_of(workdir).runs[4].directory
+  html = page.write(single)[0].read_text()
+  assert "incomplete, step 10 of 20" in html
+
+
+def test_runs_of_no_sweep_are_listed(workdir):
+  config = plan_of(workdir).runs[0].config
+  make_run(workdir / "by_hand", config, 0.75)
+  html = page.write(workdir)[0].read_text()
+  assert "Runs of no sweep" in html
+  assert "exact match, %: 75.0" in html
+
+
+def test_figures_of_a_few_runs_only(workdir):
+  config = plan_of(workdir).runs[0].config
+  for number in range(8):
+    make_run(workdir / f"by_hand_{number}", config, 0.5)
+  html = page.write(workdir)[0].read_text()
+  assert html.count("(figures: 1)") == page.MAX_RUNS_WITH_FIGURES
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+  for path, message in (
+    (tmp_path / "none", "no such directory"),
+    (tmp_path, "holds no run and no sweep"),
+  ):
+    assert command.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+  (tmp_path / "sweep-x.json").write_text("[1]")
+  with pytest.raises(UserError, match="sweep-x.json"):
+    page.write(tmp_path)
+
+
+def test_the_command_prints_its_files(workdir, capsys):
+  assert command.main([str(workdir)]) == 0
+  printed = capsys.readouterr().out.split()
+  assert printed == [
+    str(workdir / name) for name in ("report.html", "report.md")
+  ]
+
+
+def test_times_are_readable():
+  seconds = [3, 119, 600, 7200]
+  assert [sections.duration(s).replace("\u00a0", " ") for s in seconds] == [
+    "3 s",
+    "119 s",
+    "10 min",
+    "2.0 h",
+  ]

@@ -1,0 +1,59 @@
+"""Means, errors and counts over a whole split."""
+
+import jax
+import numpy as np
+from flax import nnx
+from tests_support import smoke
+
+from loopjax import config as config_lib
+from loopjax import evaluate, train
+from loopjax.data import pipeline
+
+
+def test_scores_are_those_of_the_examples_one_by_one():
+  """Padding of the last batch does not count; groups partition the split."""
+  settings = config_lib.resolve(smoke(eval__batch_size=64))
+  program = train.make_program(settings, jax.devices()[:1])
+  dataset = train.make_datasets(settings)["eval"]
+  assert dataset.num_examples % 64  # There is padding.
+  params = program.init(jax.random.key(0)).params
+  evaluator = evaluate.make_evaluator(
+    settings, program.graphdef, dataset, program.mesh
+  )
+  got = evaluator(params)
+
+  model = nnx.merge(program.graphdef, params)
+  values, ratings = [], []
+
+  @jax.jit
+  def score(batch):
+    return settings.task_module.score(model(batch["inputs"]), batch)
+
+  for batch in pipeline.iterate(dataset.batches, num_threads=0):
+    accuracy = np.asarray(score(batch)["cell_accuracy"])
+    values.append(accuracy[batch["valid"]])
+    ratings.append(batch["group/rating"][batch["valid"]])
+  values, ratings = np.concatenate(values), np.concatenate(ratings)
+  assert got["count"] == len(values) == dataset.num_examples
+  np.testing.assert_allclose(got["cell_accuracy"], values.mean(), rtol=1e-5)
+  np.testing.assert_allclose(
+    got["cell_accuracy/standard_error"],
+    values.std() / np.sqrt(len(values)),
+    rtol=1e-3,
+  )
+  easy = values[ratings == 0]
+  assert got["count/rating=0"] == len(easy)
+  np.testing.assert_allclose(
+    got["cell_accuracy/rating=0"], easy.mean(), rtol=1e-5
+  )
+
+
+def test_a_part_of_the_split_is_its_first_batches():
+  settings = config_lib.resolve(smoke(eval__batch_size=64))
+  program = train.make_program(settings, jax.devices()[:1])
+  dataset = train.make_datasets(settings)["eval"]
+  evaluator = evaluate.make_evaluator(
+    settings, program.graphdef, dataset, program.mesh
+  )
+  params = program.init(jax.random.key(0)).params
+  assert evaluator(params, 100)["count"] == 128
