@@ -82,6 +82,7 @@ def parameter_shardings(mesh: Mesh, params: Any) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+  """The whole array on every device."""
   return NamedSharding(mesh, P())
 
 

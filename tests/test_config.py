@@ -52,7 +52,7 @@ def test_the_argument_overrides_the_preset():
 @pytest.mark.parametrize(
   ("arg", "message"),
   [
-    ("huge", "no preset 'huge'; there are gpu, smoke, tiny"),
+    ("huge", "no preset 'huge'; there are gpu, paper, smoke, tiny"),
     ("smoke,model.witdh=3", "model.witdh=3"),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),

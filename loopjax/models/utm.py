@@ -6,7 +6,7 @@ counts and when the token stops.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from flax import nnx
 from loopjax import checks, losses
 from loopjax.errors import UserError
 from loopjax.loop import driver, halting
-from loopjax.nn import block, norm, rope
+from loopjax.nn import block, linear, norm, rope
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -126,18 +126,12 @@ class Config:
 
   def _refuse_settings_without_effect(self) -> None:
     """Raises if a field was changed that another field disables."""
+    act = ("epsilon", "forced_remainder", "freeze")
+    router = ("router_bias", "router_input", "ponder_weight", "ponder_over")
     disabled: dict[str, tuple[str, ...]] = {
       "act": (),
-      "ponder": ("epsilon", "forced_remainder", "freeze"),
-      "fixed": (
-        "router_bias",
-        "router_input",
-        "epsilon",
-        "forced_remainder",
-        "freeze",
-        "ponder_weight",
-        "ponder_over",
-      ),
+      "ponder": act,
+      "fixed": (*act, *router),
     }
     for field in dataclasses.fields(self):
       changed = getattr(self, field.name) != field.default
@@ -181,46 +175,22 @@ class Model(nnx.Module):
     self.precision = PRECISIONS[config.precision]
     num_memory = config.num_memory_tokens
 
-    def embed(num_embeddings: int) -> nnx.Embed:
-      return nnx.Embed(
-        num_embeddings,
-        config.width,
-        dtype=self.precision.accumulate,
-        param_dtype=self.precision.params,
-        rngs=rngs,
-      )
-
-    def linear(num_outputs: int, bias: float) -> nnx.Linear:
-      return nnx.Linear(
-        config.width,
-        num_outputs,
-        bias_init=nnx.initializers.constant(bias),
-        dtype=self.precision.accumulate,
-        param_dtype=self.precision.params,
-        rngs=rngs,
-      )
-
-    self.token_embedding = embed(spec.vocab_size)
-    self.cell_type = embed(1)
+    width = config.width
+    shared: dict[str, Any] = {"precision": self.precision, "rngs": rngs}
+    self.token_embedding = linear.embedding(spec.vocab_size, width, **shared)
+    self.cell_type = linear.embedding(1, width, **shared)
     if num_memory:
-      self.memory_type = embed(1)
-      self.memory_tokens = nnx.Param(
-        config.memory_init_std
-        * jax.random.normal(rngs.params(), (num_memory, config.width))
-      )
+      self.memory_type = linear.embedding(1, width, **shared)
+      noise = jax.random.normal(rngs.params(), (num_memory, width))
+      self.memory_tokens = nnx.Param(config.memory_init_std * noise)
     if config.step_embedding != "none":
-      self.step_embedding = embed(config.num_loops)
+      self.step_embedding = linear.embedding(config.num_loops, width, **shared)
     self.block = block.Block(
-      config.width,
-      config.num_heads,
-      config.mlp_width,
-      config.norm,
-      precision=self.precision,
-      rngs=rngs,
+      width, config.num_heads, config.mlp_width, config.norm, **shared
     )
     if config.halting != "fixed":
-      self.router = linear(1, bias=config.router_bias)
-    self.head = linear(spec.vocab_size, bias=0.0)
+      self.router = linear.readout(width, 1, bias=config.router_bias, **shared)
+    self.head = linear.readout(width, spec.vocab_size, **shared)
 
   def __call__(
     self,

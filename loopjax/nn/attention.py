@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.nn import norm, rope
+from loopjax.nn import linear, norm, rope
 from loopjax.types import Array, Precision
 
 
@@ -23,18 +23,11 @@ class Attention(nnx.Module):
     precision: Precision,
     rngs: nnx.Rngs,
   ):
-    def linear() -> nnx.Linear:
-      return nnx.Linear(
-        width,
-        width,
-        use_bias=False,
-        dtype=precision.compute,
-        param_dtype=precision.params,
-        rngs=rngs,
-      )
+    def square() -> nnx.Linear:
+      return linear.linear(width, width, precision=precision, rngs=rngs)
 
-    self.query, self.key, self.value = linear(), linear(), linear()
-    self.output = linear()
+    self.query, self.key, self.value = square(), square(), square()
+    self.output = square()
     head_width = width // num_heads
     self.query_norm = norm.rms_norm(head_width, precision=precision, rngs=rngs)
     self.key_norm = norm.rms_norm(head_width, precision=precision, rngs=rngs)

@@ -1,8 +1,11 @@
 """Gated feed-forward layer."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 
+from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
 
@@ -17,19 +20,10 @@ class SwiGLU(nnx.Module):
     precision: Precision,
     rngs: nnx.Rngs,
   ):
-    def linear(inputs: int, outputs: int) -> nnx.Linear:
-      return nnx.Linear(
-        inputs,
-        outputs,
-        use_bias=False,
-        dtype=precision.compute,
-        param_dtype=precision.params,
-        rngs=rngs,
-      )
-
-    self.gate = linear(width, hidden_width)
-    self.value = linear(width, hidden_width)
-    self.output = linear(hidden_width, width)
+    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
+    self.gate = linear.linear(width, hidden_width, **shared)
+    self.value = linear.linear(width, hidden_width, **shared)
+    self.output = linear.linear(hidden_width, width, **shared)
 
   def __call__(self, x: Array) -> Array:
     """x: [..., D]; returns [..., D] in the compute dtype."""

@@ -80,7 +80,8 @@ def _spread(strata, num, rng):
   return rng.permutation(first)
 
 
-def main():
+def main() -> None:
+  """Makes, reports and writes the puzzles of every size."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--output", type=pathlib.Path, required=True)
   parser.add_argument("--seed", type=int, default=0)
