@@ -31,7 +31,7 @@ from loopjax import evaluate, metrics, provenance, sharding, train
 from loopjax.data import pipeline
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
-_CALLS = flags.DEFINE_integer("calls", 5, "Timed calls of the train program.")
+_CALLS = flags.DEFINE_integer("calls", 5, "Timed calls; 0 to compile only.")
 _CACHE = flags.DEFINE_string("cache", None, "Compilation cache directory.")
 
 
@@ -42,27 +42,37 @@ def main(argv):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   settings = config_lib.resolve(_CONFIG.value)
   program = train.make_program(settings)
-  dataset = settings.task_module.make_dataset(
-    settings.task,
-    "train",
-    batch_size=settings.run.batch_size,
-    seed=settings.run.seed,
+  dataset = train.make_datasets(settings)["train"]
+  calls = train.stacked(
+    pipeline.iterate(dataset.batches), settings.run.steps_per_call
   )
-  steps = settings.run.steps_per_call
-  calls = train._stacked(pipeline.iterate(dataset.batches), steps)
   placed = sharding.batch_sharding(program.mesh, stacked=True)
   batches = sharding.put_batch(next(calls), placed)
-  report = {}
   start = time.perf_counter()
   compiled = program.train.lower(program.abstract_state, batches, {}).compile()
-  report["start_seconds"] = time.perf_counter() - start
-  report["peak_bytes"] = _peak_bytes(compiled)
-  state = program.init(jax.random.key(0))
-  state, values = compiled(state, batches, {})
-  jax.block_until_ready(values)
+  report = {
+    "start_seconds": time.perf_counter() - start,
+    "peak_bytes": _peak_bytes(compiled),
+    "batch_size": settings.run.batch_size,
+    "steps_per_call": settings.run.steps_per_call,
+  }
+  if _CALLS.value:
+    state = program.init(jax.random.key(0))
+    state, times = _time_loop(settings, compiled, state, batches, calls, placed)
+    report |= times | _eval_times(settings, program, state)
+    report["data_alone_per_s"] = _data_rate(dataset, settings.run.batch_size)
+  print(json.dumps(report | provenance.environment(), indent=2))
 
+
+def _time_loop(settings, compiled, state, batches, calls, placed):
+  """Calls on a batch that is there already, and calls as training makes them.
+
+  They take turns, so that both see the same machine.
+  """
+  state, values = compiled(state, batches, {})
+  jax.block_until_ready((state, values))
   device, loop, waits = [], [], []
-  for _ in range(_CALLS.value):  # In turns, so that both see the same machine.
+  for _ in range(_CALLS.value):
     start = time.perf_counter()
     state, values = compiled(state, batches, {})
     jax.block_until_ready((state, values))
@@ -73,20 +83,15 @@ def main(argv):
     state, values = compiled(state, fresh, {})
     metrics.flat(jax.device_get(values))
     loop.append(time.perf_counter() - start)
-  device_s, loop_s = np.median(device) / steps, np.median(loop) / steps
-  report |= {
-    "device_step_ms": 1e3 * device_s,
-    "loop_step_ms": 1e3 * loop_s,
-    "host_share": 1 - device_s / loop_s,
+  steps = settings.run.steps_per_call
+  device_step, loop_step = np.median(device) / steps, np.median(loop) / steps
+  return state, {
+    "device_step_ms": 1e3 * device_step,
+    "loop_step_ms": 1e3 * loop_step,
+    "host_share": 1 - device_step / loop_step,
     "data_wait_fraction": float(np.sum(waits) / np.sum(loop)),
-    "examples_per_second": settings.run.batch_size / loop_s,
-    "data_alone_per_s": _data_rate(dataset, settings.run.batch_size),
-    **_eval_times(settings, program, state),
-    "batch_size": settings.run.batch_size,
-    "steps_per_call": steps,
-    "environment": provenance.environment(),
+    "examples_per_second": settings.run.batch_size / loop_step,
   }
-  print(json.dumps(report, indent=2))
 
 
 def _peak_bytes(compiled) -> int:
@@ -111,12 +116,7 @@ def _data_rate(dataset, batch_size: int, num_batches: int = 50) -> float:
 
 def _eval_times(settings, program, state) -> dict[str, float]:
   """Seconds of one evaluation batch by loop kind, after compilation."""
-  dataset = settings.task_module.make_dataset(
-    settings.task,
-    "eval",
-    batch_size=settings.eval.batch_size,
-    seed=settings.run.seed,
-  )
+  dataset = train.make_datasets(settings)["eval"]
   times = {}
   for kind in ("scan", "while"):
     changed = settings._replace(

@@ -98,6 +98,8 @@ class Writer:
       f"{name} {scalars[name]:.4g}" for name in names if name in scalars
     )
     self._bar.update(step - self._bar.n)
+    if not shown:
+      return
     if self._bar.disable:
       print(f"step {step}/{self._num_steps}  {split}  {shown}", flush=True)
     else:

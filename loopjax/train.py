@@ -244,7 +244,7 @@ def _train(
   run_config = settings.run
   schedule = optim.make_schedule(settings.optim, run_config.num_steps)
   at = int(state.step)
-  calls = _stacked(
+  calls = stacked(
     pipeline.iterate(dataset.batches, start=at), run_config.steps_per_call
   )
   placed = sharding.batch_sharding(program.mesh, stacked=True)
@@ -279,7 +279,7 @@ def _due(settings: config_lib.Settings, at: int) -> bool:
   return every > 0 and at % every == 0 and at < settings.run.num_steps
 
 
-def _stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
+def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
   """Groups of `steps` batches with a new leading axis."""
   while group := list(itertools.islice(batches, steps)):
     yield jax.tree.map(lambda *rows: np.stack(rows), *group)
