@@ -47,6 +47,12 @@ class RunConfig:
     names = [field.name for field in dataclasses.fields(self)]
     bounds = {name: 0 if name == "seed" else 1 for name in names}
     checks.at_least("run", self, **bounds)
+    if self.checkpoint_every % self.log_every:
+      # A resumed run would average the rows in between over fewer steps.
+      raise UserError(
+        f"run.checkpoint_every={self.checkpoint_every} must be a multiple of"
+        f" run.log_every={self.log_every}"
+      )
     for name in ("num_steps", "log_every", "checkpoint_every"):
       if getattr(self, name) % self.steps_per_call:
         raise UserError(

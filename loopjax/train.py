@@ -9,7 +9,7 @@ import itertools
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +45,26 @@ class Program(NamedTuple):
   init: Any
   train: Any
   abstract_state: step.TrainState
+
+
+class Work(NamedTuple):
+  """What a start works with.
+
+  Attributes:
+    settings: the checked config.
+    program: compiled functions and the layout of the state.
+    datasets: by split.
+    checkpoints: of the run.
+    evaluator: (params, num_examples) -> scores of the evaluation split.
+    workdir: of the run.
+  """
+
+  settings: config_lib.Settings
+  program: Program
+  datasets: dict[str, Dataset]
+  checkpoints: checkpoint_lib.Checkpoints
+  evaluator: evaluate.Evaluator
+  workdir: pathlib.Path
 
 
 def make_program(
@@ -144,7 +164,6 @@ def run(
   Raises:
     UserError: a mistake in the config, the data or the directory.
   """
-  started = time.monotonic()
   settings = config_lib.resolve(config)
   plain = config_lib.to_dict(config)
   workdir_lib.check_config(workdir, plain)
@@ -157,55 +176,102 @@ def run(
   datasets = make_datasets(settings)
   with workdir_lib.locked(workdir):
     workdir_lib.check_config(workdir, plain)  # Nobody came in between.
-    if mode != "eval" and jax.process_index() == 0:
-      workdir_lib.write_json(workdir / "config.json", plain)
     checkpoints = checkpoint_lib.Checkpoints(
       workdir / "checkpoints", settings.run.keep_checkpoints
     )
-    state, before = _start(program, settings, checkpoints, mode)
-    writer = metrics.Writer(workdir, settings.run.num_steps, int(state.step))
     evaluator = evaluate.make_evaluator(
       settings, program.graphdef, datasets["eval"], program.mesh
     )
-    status = "completed"
-    if mode != "eval":
-      state, status = _train(
-        program,
-        settings,
-        state,
-        datasets["train"],
-        writer,
-        checkpoints,
-        evaluator if mode == "train_and_eval" else None,
-        lambda: before + time.monotonic() - started,
-      )
-    if mode != "train" and status == "completed":
-      params = state.ema or state.params
-      writer.write(int(state.step), "eval", evaluator(params))
-      pictures = figures.make_figures(
-        settings, program.graphdef, params, datasets["eval"], workdir
-      )
-      if pictures["depth"]:
-        writer.write(int(state.step), "depth", pictures["depth"])
-      writer.images(int(state.step), pictures["files"])
+    work = Work(settings, program, datasets, checkpoints, evaluator, workdir)
+    if mode == "eval":
+      summary, directory = _evaluate(work), workdir / "evaluation"
+    else:
+      if jax.process_index() == 0:
+        workdir_lib.write_json(workdir / "config.json", plain)
+      summary, directory = _train_and_evaluate(work, mode), workdir
     checkpoints.close()
-    writer.close()
-    summary = {
-      "status": status,
-      "metrics": writer.last,
-      "parameters": _size(state.params),
-      "steps": int(state.step),
-      "wall_seconds": round(before + time.monotonic() - started, 2),
-      "digest": workdir_lib.digest(
-        {"params": state.params, "ema": state.ema, "opt": state.opt_state}
-      ),
-      "data": {**datasets["train"].facts, **datasets["eval"].facts},
-      **provenance.environment(),
-    }
-    name = "evaluation.json" if mode == "eval" else "summary.json"
+    summary |= provenance.environment()
     if jax.process_index() == 0:
-      workdir_lib.write_json(workdir / name, summary)
+      directory.mkdir(exist_ok=True)
+      workdir_lib.write_json(directory / "summary.json", summary)
   return summary
+
+
+def _train_and_evaluate(work: Work, mode: str) -> dict[str, Any]:
+  """Trains from where the run stands, scores the result, draws figures."""
+  settings, started = work.settings, time.monotonic()
+  if work.checkpoints.steps():
+    state, meta = work.checkpoints.restore(work.program.abstract_state)
+    started -= meta["wall_seconds"]
+    assert meta["batches"] == int(state.step)
+  else:
+    state = work.program.init(jax.random.key(settings.run.seed))
+  writer = metrics.Writer(work.workdir, settings.run.num_steps, int(state.step))
+  state, status = _train(work, state, writer, started, mode)
+  if mode == "train_and_eval" and status == "completed":
+    params, at = state.ema or state.params, int(state.step)
+    writer.write(at, "eval", work.evaluator(params))
+    pictures = _figures(work, params, work.workdir / "figures")
+    if pictures["depth"]:
+      writer.write(at, "depth", pictures["depth"])
+    writer.images(at, pictures["files"])
+  writer.close()
+  return _summary(work, state, status, writer.last, started)
+
+
+def _evaluate(work: Work) -> dict[str, Any]:
+  """Scores a checkpoint and draws it; the run itself stays as it is."""
+  started = time.monotonic()
+  state, _ = work.checkpoints.restore(
+    work.program.abstract_state, work.settings.eval.checkpoint_step
+  )
+  params = state.ema or state.params
+  scores = {"eval": work.evaluator(params)}
+  directory = work.workdir / "evaluation" / "figures"
+  scores["depth"] = metrics.flat(_figures(work, params, directory)["depth"])
+  values = {
+    f"{split}/{name}": value
+    for split, row in scores.items()
+    for name, value in workdir_lib.finite(row).items()
+  }
+  for name, value in values.items():
+    print(f"{name} {value:.6g}")
+  return _summary(work, state, "completed", values, started)
+
+
+def _figures(
+  work: Work, params: Any, directory: pathlib.Path
+) -> dict[str, Any]:
+  return figures.make_figures(
+    work.settings,
+    work.program.graphdef,
+    params,
+    work.datasets["eval"],
+    workdir_lib.read_metrics(work.workdir),
+    directory,
+  )
+
+
+def _summary(
+  work: Work,
+  state: step.TrainState,
+  status: str,
+  values: dict[str, float],
+  started: float,
+) -> dict[str, Any]:
+  """What the contract of the work directory asks for, but the environment."""
+  facts = [dataset.facts for dataset in work.datasets.values()]
+  return {
+    "status": status,
+    "metrics": values,
+    "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+    "steps": int(state.step),
+    "wall_seconds": round(time.monotonic() - started, 2),
+    "digest": workdir_lib.digest(
+      {"params": state.params, "ema": state.ema, "opt": state.opt_state}
+    ),
+    "data": {name: value for fact in facts for name, value in fact.items()},
+  }
 
 
 def _completed(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -215,43 +281,26 @@ def _completed(workdir: pathlib.Path) -> dict[str, Any] | None:
   return summary if summary.get("status") == "completed" else None
 
 
-def _start(
-  program: Program,
-  settings: config_lib.Settings,
-  checkpoints: checkpoint_lib.Checkpoints,
-  mode: str,
-) -> tuple[step.TrainState, float]:
-  """A fresh state or a checkpoint's, and the seconds that it took so far."""
-  if mode != "eval" and not checkpoints.steps():
-    return program.init(jax.random.key(settings.run.seed)), 0.0
-  wanted = settings.eval.checkpoint_step if mode == "eval" else -1
-  state, meta = checkpoints.restore(program.abstract_state, wanted)
-  assert meta["batches"] == int(state.step)
-  return state, meta["wall_seconds"]
-
-
 def _train(
-  program: Program,
-  settings: config_lib.Settings,
+  work: Work,
   state: step.TrainState,
-  dataset: Dataset,
   writer: metrics.Writer,
-  checkpoints: checkpoint_lib.Checkpoints,
-  evaluator: evaluate.Evaluator | None,
-  wall_seconds: Callable[[], float],
+  started: float,
+  mode: str,
 ) -> tuple[step.TrainState, str]:
   """The loop. Returns the last state and the status."""
-  run_config = settings.run
+  settings, run_config = work.settings, work.settings.run
   schedule = optim.make_schedule(settings.optim, run_config.num_steps)
   at = int(state.step)
   calls = stacked(
-    pipeline.iterate(dataset.batches, start=at), run_config.steps_per_call
+    pipeline.iterate(work.datasets["train"].batches, start=at),
+    run_config.steps_per_call,
   )
-  placed = sharding.batch_sharding(program.mesh, stacked=True)
+  placed = sharding.batch_sharding(work.program.mesh, stacked=True)
   clock, pending = metrics.Clock(), []
   while at < run_config.num_steps:
     batches = clock.wait(lambda: sharding.put_batch(next(calls), placed))
-    state, values = program.train(state, batches, {})
+    state, values = work.program.train(state, batches, {})
     pending.append(values)
     at += run_config.steps_per_call
     clock.count(run_config.steps_per_call)
@@ -263,13 +312,15 @@ def _train(
       writer.write(at, "train", {**row, **clock.rates(run_config.batch_size)})
       if not math.isfinite(float(row["loss"])):
         return state, "diverged"
-    if last or at % run_config.checkpoint_every == 0:
-      meta = {"batches": at, "wall_seconds": wall_seconds()}
-      checkpoints.save(at, state, meta)
-    if evaluator and _due(settings, at):
+    if mode == "train_and_eval" and _due(settings, at):
       params = state.ema or state.params
-      writer.write(at, "eval", evaluator(params, settings.eval.num_examples))
+      scores = work.evaluator(params, settings.eval.num_examples)
+      writer.write(at, "eval", scores)
       clock.reset()
+    # Last, so that a checkpoint's rows are all in metrics.jsonl before it.
+    if last or at % run_config.checkpoint_every == 0:
+      seconds = time.monotonic() - started
+      work.checkpoints.save(at, state, {"batches": at, "wall_seconds": seconds})
   return state, "completed"
 
 
@@ -288,7 +339,3 @@ def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
 def _mean(pending: list[Any]) -> dict[str, Any]:
   rows = jax.device_get(pending)
   return jax.tree.map(lambda *values: np.mean(values, axis=0), *rows)
-
-
-def _size(params: Any) -> int:
-  return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -104,11 +104,17 @@ def test_eval_mode_at_another_depth(finished, tmp_path, kind):
   config = smoke(
     eval__num_loops=7, eval__loop_kind=kind, eval__checkpoint_step=10
   )
+  before = {
+    path.relative_to(copy): path.read_bytes()
+    for path in (copy / "summary.json", copy / "metrics.jsonl")
+  }
   result = train.run(config, copy, "eval")
   assert result["steps"] == 10
   assert result["metrics"]["eval/loops_run"] <= 7
-  assert (copy / "evaluation.json").exists()
-  assert summary(copy) == summary(finished)
+  assert (copy / "evaluation" / "summary.json").exists()
+  assert (copy / "evaluation" / "figures" / "puzzle.png").exists()
+  for name, content in before.items():
+    assert (copy / name).read_bytes() == content
 
 
 def test_a_missing_checkpoint_is_named(finished, tmp_path):

@@ -20,7 +20,8 @@ def make_figures(
   graphdef: nnx.GraphDef,
   params: Any,
   dataset: Dataset,
-  workdir: pathlib.Path,
+  rows: list[dict[str, Any]],
+  directory: pathlib.Path,
 ) -> dict[str, Any]:
   """Draws everything that applies to this model and task.
 
@@ -31,7 +32,8 @@ def make_figures(
     graphdef: the model without its parameters.
     params: parameters or their average.
     dataset: the evaluation split.
-    workdir: of the run; its metrics.jsonl is read, figures/ is written.
+    rows: of the run's metrics.jsonl.
+    directory: where the pictures go; it is made.
 
   Returns:
     {"depth": vectors over loops by name, for the row of split "depth" (empty
@@ -41,7 +43,9 @@ def make_figures(
     params = multihost_utils.process_allgather(params, tiled=True)
   if jax.process_index():
     return {"depth": {}, "files": []}
-  view = view_lib.make_view(settings, graphdef, params, dataset, workdir)
+  view = view_lib.make_view(
+    settings, graphdef, params, dataset, rows, directory
+  )
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     # The longest computation goes on while the pictures are drawn.
     depth_scores = thread.submit(_depth_scores, view)

@@ -11,7 +11,6 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import workdir as workdir_lib
 from loopjax.types import Dataset, Output, TaskSpec
 
 NUM_LOOKED_AT = 256
@@ -51,18 +50,19 @@ def make_view(
   graphdef: nnx.GraphDef,
   params: Any,
   dataset: Dataset,
-  workdir: pathlib.Path,
+  rows: list[dict[str, Any]],
+  directory: pathlib.Path,
 ) -> View:
-  """Runs the model once and reads the run's metrics.
+  """Runs the model once.
 
   Args:
     settings: of the run.
     graphdef: the model without its parameters.
     params: its parameters; this process must hold every array as a whole.
     dataset: the evaluation split.
-    workdir: of the run; the pictures' directory is made in it.
+    rows: of the run's metrics.jsonl.
+    directory: where the pictures go; it is made.
   """
-  directory = workdir / "figures"
   directory.mkdir(parents=True, exist_ok=True)
   batch = sample(dataset, max(settings.eval.depth_examples, NUM_LOOKED_AT))
   forward = make_forward(settings, graphdef, params, batch["inputs"])
@@ -77,7 +77,7 @@ def make_view(
       num_examples=NUM_LOOKED_AT,
     ),
     forward=forward,
-    rows=workdir_lib.read_metrics(workdir),
+    rows=rows,
     directory=directory,
   )
 

@@ -7,6 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from loopjax import workdir as workdir_lib
 from loopjax.analysis import curves, figures
 from loopjax.analysis import view as view_lib
 from loopjax.data.sudoku import pictures
@@ -36,7 +37,10 @@ def _draw(workdir, **overrides):
   settings = analysis_examples.make_settings(**overrides)
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
-  return figures.make_figures(settings, graphdef, params, dataset, workdir)
+  rows = workdir_lib.read_metrics(workdir)
+  return figures.make_figures(
+    settings, graphdef, params, dataset, rows, workdir / "figures"
+  )
 
 
 def _check(workdir, result, names):
@@ -89,7 +93,9 @@ def test_the_hard_puzzle_is_chosen(tmp_path):
   settings = analysis_examples.make_settings()
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
-  view = view_lib.make_view(settings, graphdef, params, dataset, tmp_path)
+  view = view_lib.make_view(
+    settings, graphdef, params, dataset, [], tmp_path / "figures"
+  )
   targets = view.batch["targets"]
   blanks = np.sum(view.batch["inputs"] == 1, axis=1)
   # Everything is solved, at once, but for one puzzle in the middle.
@@ -113,7 +119,9 @@ def test_an_old_picture_of_a_failure_goes(tmp_path):
   settings = analysis_examples.make_settings(eval__depth_factor=0)
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
-  view = view_lib.make_view(settings, graphdef, params, dataset, tmp_path)
+  view = view_lib.make_view(
+    settings, graphdef, params, dataset, [], tmp_path / "figures"
+  )
   stale = tmp_path / "figures" / "puzzle_failed.png"
   stale.write_bytes(b"old")
   output = view.output._replace(logits=np.eye(6)[view.batch["targets"]])
