@@ -40,17 +40,17 @@ PRESETS = {
   "tiny": {
     "task": {**_PACKAGED, "box_rows": 2, "box_cols": 3},
     "model": {
-      "width": 64, "num_heads": 4, "num_loops": 12, "num_memory_tokens": 4,
+      "width": 64, "num_heads": 8, "num_loops": 12, "num_memory_tokens": 4,
       "positions": "grid", "rope_base": 10.0,
     },
     "optim": {
       "learning_rate": 4e-3, "warmup_steps": 300, "b2": 0.98, "ema_decay": 0.98,
     },
     "run": {
-      "num_steps": 2800, "batch_size": 16, "steps_per_call": 10,
-      "checkpoint_every": 700,
+      "num_steps": 2600, "batch_size": 16, "steps_per_call": 10,
+      "checkpoint_every": 600,
     },
-    "eval": {"every": 700, "num_examples": 512},
+    "eval": {"every": 600, "num_examples": 512},
   },
   "smoke": {
     "task": {**_PACKAGED, "box_rows": 2, "box_cols": 2},
