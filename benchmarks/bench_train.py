@@ -28,6 +28,7 @@ from ml_collections import config_flags
 
 from loopjax import config as config_lib
 from loopjax import evaluate, metrics, provenance, sharding, train
+from loopjax import program as program_lib
 from loopjax.data import pipeline
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
@@ -41,7 +42,7 @@ def main(argv):
     jax.config.update("jax_compilation_cache_dir", _CACHE.value)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   settings = config_lib.resolve(_CONFIG.value)
-  program = train.make_program(settings)
+  program = program_lib.make_program(settings)
   dataset = train.make_datasets(settings)["train"]
   calls = train.stacked(
     pipeline.iterate(dataset.batches), settings.run.steps_per_call

@@ -7,13 +7,14 @@ from tests_support import smoke
 
 from loopjax import config as config_lib
 from loopjax import evaluate, train
+from loopjax import program as program_lib
 from loopjax.data import pipeline
 
 
 def test_scores_are_those_of_the_examples_one_by_one():
   """Padding of the last batch does not count; groups partition the split."""
   settings = config_lib.resolve(smoke(eval__batch_size=64))
-  program = train.make_program(settings, jax.devices()[:1])
+  program = program_lib.make_program(settings, jax.devices()[:1])
   dataset = train.make_datasets(settings)["eval"]
   assert dataset.num_examples % 64  # There is padding.
   params = program.init(jax.random.key(0)).params
@@ -50,7 +51,7 @@ def test_scores_are_those_of_the_examples_one_by_one():
 
 def test_a_part_of_the_split_is_its_first_batches():
   settings = config_lib.resolve(smoke(eval__batch_size=64))
-  program = train.make_program(settings, jax.devices()[:1])
+  program = program_lib.make_program(settings, jax.devices()[:1])
   dataset = train.make_datasets(settings)["eval"]
   evaluator = evaluate.make_evaluator(
     settings, program.graphdef, dataset, program.mesh

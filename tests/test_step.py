@@ -9,6 +9,7 @@ from flax import nnx
 from tests_support import smoke
 
 from loopjax import config as config_lib
+from loopjax import program as program_lib
 from loopjax import sharding, step, train
 from loopjax.data import pipeline
 
@@ -21,7 +22,7 @@ def make(**overrides):
 
 
 def one_device(settings):
-  return train.make_program(settings, jax.devices()[:1])
+  return program_lib.make_program(settings, jax.devices()[:1])
 
 
 def stacked(program, batches):
@@ -83,7 +84,7 @@ def test_a_mesh_computes_what_one_device_computes(mesh):
   settings, batches = make(
     mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor
   )
-  on_mesh = train.make_program(settings)
+  on_mesh = program_lib.make_program(settings)
   alone = one_device(settings._replace(mesh=sharding.Config()))
   results = []
   for program in (on_mesh, alone):

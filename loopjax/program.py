@@ -1,0 +1,102 @@
+"""What a run compiles: the model laid out over the mesh, and its steps."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from loopjax import config as config_lib
+from loopjax import optim, sharding, step
+
+
+class Program(NamedTuple):
+  """What is compiled for a run, before any array exists.
+
+  Attributes:
+    mesh: of devices.
+    graphdef: the model without its parameters.
+    init: key -> train state, created sharded.
+    train: (state, stacked batches, frozen) -> (state, mean metrics); donates.
+    abstract_state: shapes, dtypes and shardings of the train state.
+  """
+
+  mesh: Mesh
+  graphdef: nnx.GraphDef
+  init: Any
+  train: Any
+  abstract_state: step.TrainState
+
+
+def make_program(
+  settings: config_lib.Settings, devices: Sequence[Any] | None = None
+) -> Program:
+  """Traces the model and lays its state out over all devices, or some."""
+  mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
+  sharding.check_batch_size(mesh, settings.run.batch_size, "run.batch_size")
+  sharding.check_batch_size(mesh, settings.eval.batch_size, "eval.batch_size")
+  spec = settings.task_module.spec(settings.task)
+
+  def build(key):
+    return settings.family.Model(
+      settings.model, spec, settings.loop, rngs=nnx.Rngs(params=key)
+    )
+
+  graphdef, _ = nnx.split(nnx.eval_shape(build, jax.random.key(0)))
+  tx = optim.make_optimizer(settings.optim, settings.run.num_steps)
+
+  def init(key):
+    params = nnx.to_pure_dict(nnx.state(build(jax.random.fold_in(key, 0))))
+    return step.init_state(
+      params, tx, jax.random.fold_in(key, 1), settings.optim.ema_decay > 0
+    )
+
+  shapes = jax.eval_shape(init, jax.random.key(0))
+  shardings = _state_shardings(mesh, shapes, tx)
+  abstract_state = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    shardings,
+  )
+  train = functools.partial(
+    step.train_steps,
+    graphdef=graphdef,
+    loss_fn=settings.family.loss,
+    tx=tx,
+    ema_decay=settings.optim.ema_decay,
+  )
+  return Program(
+    mesh=mesh,
+    graphdef=graphdef,
+    init=jax.jit(init, out_shardings=shardings),
+    train=jax.jit(
+      train,
+      donate_argnums=0,
+      out_shardings=(shardings, sharding.replicated(mesh)),
+    ),
+    abstract_state=abstract_state,
+  )
+
+
+def _state_shardings(
+  mesh: Mesh, shapes: step.TrainState, tx: optax.GradientTransformation
+) -> step.TrainState:
+  """EMA and optimizer moments lie where their parameter lies."""
+  replicated = sharding.replicated(mesh)
+  params = sharding.parameter_shardings(mesh, shapes.params)
+  return step.TrainState(
+    step=replicated,
+    params=params,
+    ema=params if shapes.ema else {},
+    opt_state=optax.tree.map_params(
+      tx,
+      lambda _, where: where,
+      shapes.opt_state,
+      params,
+      transform_non_params=lambda _: replicated,
+    ),
+    key=replicated,
+  )
