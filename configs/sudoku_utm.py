@@ -59,10 +59,10 @@ PRESETS = {
     },
     "optim": {"warmup_steps": 2},
     "run": {
-      "num_steps": 20, "batch_size": 16, "steps_per_call": 5, "log_every": 10,
-      "checkpoint_every": 10,
+      "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
+      "log_every": 10, "checkpoint_every": 10,
     },
-    "eval": {"every": 0, "batch_size": 64, "depth_examples": 64},
+    "eval": {"every": 0, "num_examples": 0, "batch_size": 64},
   },
 }  # fmt: skip
 
@@ -84,7 +84,8 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   free = {"model.ponder_weight": 0.0, "model.ponder_warmup_steps": 0}
   cold = {**free, "model.ponder_weight": 1e-3}
   warm = {**cold, "model.ponder_warmup_steps": third}
-  places = _axis("model.positions", "overlap", "offset", "grid", "none")
+  unrotated = {"model.positions": "none", "model.rope_base": 10_000.0}
+  places = [*_axis("model.positions", "overlap", "offset", "grid"), unrotated]
   flat, deep, graves = _axis("model.router_bias", 0.0, -3.0, 1.0)
   # A router that does nothing must keep the default start.
   fixed = {"model.halting": "fixed", **deep, **free}

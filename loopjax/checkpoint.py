@@ -32,9 +32,7 @@ class Checkpoints:
     )
 
   def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-    """Starts saving in the background; a step that exists is left alone."""
-    if step in self._manager.all_steps():
-      return
+    """Starts saving in the background."""
     self._manager.save(
       step,
       args=ocp.args.Composite(

@@ -1,5 +1,7 @@
 """Checks that the records of a config share."""
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +16,31 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
         f"{section}.{field}={getattr(record, field)!r} is none of"
         f" {', '.join(values)}"
       )
+
+
+def plain_values(section: str, record: Any) -> None:
+  """Raises UserError unless every field has its default's type and is finite.
+
+  Integers stand for floats; nothing else stands for anything.
+  """
+  for field in dataclasses.fields(record):
+    value = getattr(record, field.name)
+    kind = type(field.default)
+    allowed = (float, int) if kind is float else (kind,)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if type(value) not in allowed or not finite:
+      finite_kind = "finite float" if kind is float else kind.__name__
+      raise UserError(f"{section}.{field.name}={value!r} is no {finite_kind}")
+
+
+def without_effect(
+  section: str, record: Any, because: str, *fields: str
+) -> None:
+  """Raises UserError if a field was changed that another one disables."""
+  for field in dataclasses.fields(record):
+    changed = getattr(record, field.name) != field.default
+    if changed and field.name in fields:
+      raise UserError(f"{section}.{field.name} has no effect while {because}")
 
 
 def at_least(section: str, record: Any, **bounds: float) -> None:

@@ -35,6 +35,8 @@ def _parse(argv: list[str]) -> list[str]:
   """Reads the flags; whatever is wrong with them is the user's mistake."""
   try:
     rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise UserError(f"{rest[1]!r} is no flag; flags begin with --")
     if CONFIG.value is not None:
       CONFIG.value.items()  # A file that is not there is noticed only now.
     return rest

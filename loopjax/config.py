@@ -43,7 +43,8 @@ class RunConfig:
   checkpoint_every: int = 1000
   keep_checkpoints: int = 2
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
+    checks.plain_values("run", self)
     names = [field.name for field in dataclasses.fields(self)]
     bounds = {name: 0 if name == "seed" else 1 for name in names}
     checks.at_least("run", self, **bounds)
@@ -68,7 +69,8 @@ class EvalConfig:
   Attributes:
     every: steps between evaluations in training; 0 for the final one only.
     batch_size: examples per device call over all devices.
-    num_examples: of an evaluation in training; 0 for all.
+    num_examples: of an evaluation in training, rounded up to whole batches;
+      0 for all. The final evaluation always takes all.
     num_loops: 0 for as many as trained with.
     loop_kind: "scan" or "while", which stops when every token has halted.
     checkpoint_step: which checkpoint --mode=eval reads; -1 for the newest.
@@ -86,8 +88,9 @@ class EvalConfig:
   depth_factor: int = 4
   depth_examples: int = 2048
 
-  def __post_init__(self):
-    checks.one_of("eval", self, loop_kind=driver.KINDS)
+  def __post_init__(self) -> None:
+    checks.plain_values("eval", self)
+    checks.one_of("eval", self, loop_kind=("scan", "while"))
     checks.at_least(
       "eval",
       self,
@@ -97,7 +100,10 @@ class EvalConfig:
       depth_factor=0,
       batch_size=1,
       depth_examples=1,
+      checkpoint_step=-1,
     )
+    if not self.every:
+      checks.without_effect("eval", self, "eval.every=0", "num_examples")
 
 
 class Settings(NamedTuple):

@@ -19,8 +19,8 @@ from loopjax import workdir as workdir_lib
 class Writer:
   """Writes the rows of one run; process 0 writes, the others are silent.
 
-  After a restore the rows past the restored step are dropped, because they
-  will come again.
+  After a restore the rows that will come again are dropped: those past the
+  restored step, and at the end of training the final scores.
   """
 
   def __init__(self, workdir: pathlib.Path, num_steps: int, start_step: int):
@@ -32,7 +32,11 @@ class Writer:
     rows = [
       row
       for row in workdir_lib.read_metrics(workdir)
-      if row["step"] <= start_step
+      if row["step"] < start_step
+      or (
+        row["step"] == start_step
+        and (start_step < num_steps or row["split"] == "train")
+      )
     ]
     temporary = path.with_name(".metrics.jsonl.tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -81,9 +85,13 @@ class Writer:
       self._board.close()
 
   def _remember(self, row: Mapping[str, Any]) -> None:
+    prefix = f"{row['split']}/"
+    stale = [name for name in self.last if name.startswith(prefix)]
+    for name in stale:  # A number that is not finite now has no old value.
+      del self.last[name]
     for name, value in row.items():
       if name not in ("step", "split"):
-        self.last[f"{row['split']}/{name}"] = value
+        self.last[prefix + name] = value
 
   def _show(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
     """The few numbers that a person follows."""
@@ -130,10 +138,10 @@ class Clock:
     self._waited = 0.0
     self._steps = 0
 
-  def wait(self, function, *args):
+  def wait(self, function):
     """Calls a function that may block on data."""
     start = time.perf_counter()
-    result = function(*args)
+    result = function()
     self._waited += time.perf_counter() - start
     return result
 

@@ -9,7 +9,7 @@ import optax
 from loopjax import checks
 from loopjax.errors import UserError
 
-# Path components of parameters that are no matrices of a linear map.
+# Parts of the paths of parameters that are no matrices of a linear map.
 _NOT_DECAYED = ("embedding", "_type", "memory_tokens", "norm")
 
 
@@ -41,16 +41,29 @@ class Config:
   clip_norm: float = 1.0
   ema_decay: float = 0.999
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
+    checks.plain_values("optim", self)
     checks.one_of(
       "optim",
       self,
       schedule=("cosine", "constant"),
       decay=("all", "matrices"),
     )
-    checks.at_least("optim", self, warmup_steps=0, weight_decay=0, clip_norm=0)
-    if not self.learning_rate > 0:
-      raise UserError(f"optim.learning_rate={self.learning_rate} must be > 0")
+    checks.at_least(
+      "optim",
+      self,
+      warmup_steps=0,
+      weight_decay=0,
+      clip_norm=0,
+      final_learning_rate=0,
+    )
+    for field in ("learning_rate", "eps"):
+      if not getattr(self, field) > 0:
+        raise UserError(f"optim.{field}={getattr(self, field)} must be > 0")
+    if self.schedule == "constant":
+      checks.without_effect(
+        "optim", self, "optim.schedule='constant'", "final_learning_rate"
+      )
     for field in ("b1", "b2", "ema_decay"):
       if not 0 <= getattr(self, field) < 1:
         raise UserError(

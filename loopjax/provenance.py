@@ -1,6 +1,7 @@
 """What a result depends on: devices, versions, revision, command."""
 
 import pathlib
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -22,18 +23,27 @@ def environment() -> dict[str, Any]:
       **{name: metadata.version(name) for name in packages},
     },
     "revision": _revision(),
-    "command": " ".join(["python", *sys.orig_argv[1:]]),
+    "command": shlex.join(["python", *sys.orig_argv[1:]]),
   }
 
 
 def _revision() -> str:
   """Commit of the checkout that runs, or "" outside of one."""
-  command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-  here = pathlib.Path(__file__).parent
+  package = pathlib.Path(__file__).parent
+
+  def git(*arguments: str) -> str:
+    return subprocess.run(
+      ["git", *arguments],
+      cwd=package,
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
   try:
-    done = subprocess.run(
-      command, cwd=here, capture_output=True, text=True, check=True
-    )
+    # A package that is installed inside somebody's checkout is not of it.
+    if pathlib.Path(git("rev-parse", "--show-toplevel")) != package.parent:
+      return ""
+    return git("describe", "--always", "--dirty", "--abbrev=12")
   except (OSError, subprocess.CalledProcessError):
     return ""
-  return done.stdout.strip()

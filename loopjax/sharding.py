@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from loopjax import checks
 from loopjax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
@@ -36,16 +37,21 @@ class Config:
   fsdp: int = 1
   tensor: int = 1
 
+  def __post_init__(self) -> None:
+    checks.plain_values("mesh", self)
+    sizes = [getattr(self, axis) for axis in AXES]
+    if sizes.count(-1) > 1 or min(sizes) < -1 or 0 in sizes:
+      raise UserError(
+        f"mesh {dict(zip(AXES, sizes, strict=True))} needs positive sizes, and"
+        " -1 at one axis at most"
+      )
+
 
 def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
   """The mesh (data, fsdp, tensor) over devices, all processes' in general."""
   sizes = [getattr(config, axis) for axis in AXES]
   num_devices = len(devices)
   known = int(np.prod([size for size in sizes if size != -1]))
-  if sizes.count(-1) > 1 or min(sizes) < -1 or 0 in sizes:
-    raise UserError(
-      f"mesh {sizes} needs positive sizes, and -1 at one axis at most"
-    )
   if -1 in sizes and num_devices % known == 0:
     sizes[sizes.index(-1)] = num_devices // known
   if int(np.prod(sizes)) != num_devices:

@@ -1,5 +1,6 @@
 """The train state, and the pure functions that change and score it."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -129,9 +130,12 @@ def eval_step(
     groups[grouping] = (batch[f"group/{grouping}"], size)
   sums = {}
   for grouping, (ids, size) in groups.items():
-    member = valid[:, None] * jax.nn.one_hot(ids, size)
-    sums[grouping] = {"count": jnp.sum(member, axis=0)}
+    # Sums, not products of matrices: those may round to fewer bits.
+    by_group = functools.partial(
+      jax.ops.segment_sum, segment_ids=ids, num_segments=size
+    )
+    sums[grouping] = {"count": by_group(valid)}
     for name, value in values.items():
       powers = jnp.stack([value, value**2], axis=1)
-      sums[grouping][name] = member.T @ powers
+      sums[grouping][name] = by_group(powers * valid[:, None])
   return sums

@@ -246,7 +246,7 @@ def _state(
 ) -> tuple[str, str]:
   """ "new", "unfinished", "complete" or "failed", then with its message."""
   try:
-    workdir_lib.check_config(directory, config)
+    workdir_lib.check_config(directory, config, "train_and_eval")
     if not (directory / "summary.json").exists():
       there = (directory / "config.json").exists()
       return ("unfinished" if there else "new"), ""

@@ -5,10 +5,9 @@ summary. Families differ only in the module that `settings.family` names.
 """
 
 import itertools
-import math
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -46,14 +45,16 @@ class Work(NamedTuple):
   workdir: pathlib.Path
 
 
-def make_datasets(settings: config_lib.Settings) -> dict[str, Dataset]:
-  """Both splits; raises UserError on missing or malformed files."""
+def make_datasets(
+  settings: config_lib.Settings, splits: Sequence[str] = ("train", "eval")
+) -> dict[str, Dataset]:
+  """Datasets by split; raises UserError on missing or malformed files."""
   sizes = {"train": settings.run.batch_size, "eval": settings.eval.batch_size}
   return {
     split: settings.task_module.make_dataset(
-      settings.task, split, batch_size=size, seed=settings.run.seed
+      settings.task, split, batch_size=sizes[split], seed=settings.run.seed
     )
-    for split, size in sizes.items()
+    for split in splits
   }
 
 
@@ -74,16 +75,19 @@ def run(
   """
   settings = config_lib.resolve(config)
   plain = config_lib.to_dict(config)
-  workdir_lib.check_config(workdir, plain)
+  workdir_lib.check_config(workdir, plain, mode)
   if mode == "eval" and not (workdir / "config.json").exists():
     raise UserError(f"--workdir={workdir} holds no run to evaluate")
-  if mode != "eval" and (done := _completed(workdir)):
+  if mode != "eval" and settings.eval.checkpoint_step != -1:
+    raise UserError("eval.checkpoint_step has no effect without --mode=eval")
+  if mode != "eval" and (done := _completed(workdir, mode)):
     print(f"{workdir} is complete already")
     return done
   program = program_lib.make_program(settings)
-  datasets = make_datasets(settings)
+  splits = ("eval",) if mode == "eval" else ("train", "eval")
+  datasets = make_datasets(settings, splits)
   with workdir_lib.locked(workdir):
-    workdir_lib.check_config(workdir, plain)  # Nobody came in between.
+    workdir_lib.check_config(workdir, plain, mode)  # Nobody came in between.
     checkpoints = checkpoint_lib.Checkpoints(
       workdir / "checkpoints", settings.run.keep_checkpoints
     )
@@ -96,11 +100,14 @@ def run(
     else:
       if jax.process_index() == 0:
         workdir_lib.write_json(workdir / "config.json", plain)
+        # Written last: none is there while the run goes on.
+        (workdir / "summary.json").unlink(missing_ok=True)
       summary, directory = _train_and_evaluate(work, mode), workdir
     checkpoints.close()
     summary |= provenance.environment()
     if jax.process_index() == 0:
       directory.mkdir(exist_ok=True)
+      workdir_lib.write_json(directory / "config.json", plain)
       workdir_lib.write_json(directory / "summary.json", summary)
   return summary
 
@@ -182,11 +189,13 @@ def _summary(
   }
 
 
-def _completed(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """The summary of a run that has nothing left to do."""
+def _completed(workdir: pathlib.Path, mode: str) -> dict[str, Any] | None:
+  """The summary of a run that has nothing left to do in this mode."""
   path = workdir / "summary.json"
   summary = workdir_lib.read_json(path) if path.exists() else {}
-  return summary if summary.get("status") == "completed" else None
+  scored = any(name.startswith("eval/") for name in summary.get("metrics", {}))
+  done = summary.get("status") == "completed"
+  return summary if done and (scored or mode == "train") else None
 
 
 def _train(
@@ -218,7 +227,7 @@ def _train(
       pending = []
       row["learning_rate"] = float(schedule(at - 1))
       writer.write(at, "train", {**row, **clock.rates(run_config.batch_size)})
-      if not math.isfinite(float(row["loss"])):
+      if not np.isfinite([row["loss"], row["grad_norm"]]).all():
         return state, "diverged"
     if mode == "train_and_eval" and _due(settings, at):
       params = state.ema or state.params

@@ -18,6 +18,8 @@ from loopjax.errors import UserError
 
 # Sections that may differ between starts: they do not change what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
+# What a checkpoint of the run fits; puzzles of another file may be scored.
+_EVAL_SECTIONS = ("model", "optim")
 
 
 @contextlib.contextmanager
@@ -44,8 +46,14 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def check_config(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
-  """Raises if the directory holds a run of another configuration."""
+def check_config(
+  workdir: pathlib.Path, config: Mapping[str, Any], mode: str
+) -> None:
+  """Raises UserError if the directory holds a run of another configuration.
+
+  To go on, all that changes what is learned must be the same; to evaluate, the
+  model and what else is in its checkpoints.
+  """
   path = workdir / "config.json"
   if not path.exists():
     return
@@ -54,7 +62,7 @@ def check_config(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
   differing = [
     f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})
-    if old.get(key) != new.get(key) and key.split(".")[0] not in _FREE_SECTIONS
+    if old.get(key) != new.get(key) and _binds(key.split(".")[0], mode)
   ]
   if differing:
     raise UserError(
@@ -63,16 +71,25 @@ def check_config(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
     )
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """Reads a JSON file.
+def _binds(section: str, mode: str) -> bool:
+  if mode == "eval":
+    return section in _EVAL_SECTIONS
+  return section not in _FREE_SECTIONS
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object.
 
   Raises:
-    UserError: missing, unreadable or malformed.
+    UserError: missing, unreadable, malformed or no object.
   """
   try:
-    return json.loads(path.read_text())
+    value = json.loads(path.read_text())
   except (OSError, ValueError) as error:
     raise UserError(f"{path}: cannot be read: {error}") from error
+  if not isinstance(value, dict):
+    raise UserError(f"{path}: is no JSON object")
+  return value
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

@@ -37,6 +37,7 @@ def command(*arguments, **environment):
     ),
     (["--config=configs/sudoku_utm.py:smoke", "--mode=dance"], "dance"),
     (["--konfig=x"], "konfig"),
+    (["--config=configs/sudoku_utm.py:smoke", "mode=eval"], "'mode=eval'"),
   ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):

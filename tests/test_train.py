@@ -69,15 +69,41 @@ def test_groups_add_up(finished):
   np.testing.assert_allclose(mean / total, metrics["eval/cell_accuracy"])
 
 
-def test_resuming_is_bitwise(finished, tmp_path):
-  """A run cut off after step 10 ends like one that was not."""
-  shutil.copytree(finished, tmp_path / "cut")
+@pytest.mark.parametrize("cut_at", [10, 20])
+def test_resuming_is_bitwise(finished, tmp_path, cut_at):
+  """Cut off after a checkpoint, a run ends like one that was not.
+
+  At 20 the final scores are there already and come again.
+  """
   cut = tmp_path / "cut"
+  shutil.copytree(finished, cut)
   (cut / "summary.json").unlink()
-  shutil.rmtree(cut / "checkpoints" / "20")
+  if cut_at == 10:
+    shutil.rmtree(cut / "checkpoints" / "20")
   train.run(smoke(), cut, "train_and_eval")
   assert summary(cut)["digest"] == summary(finished)["digest"]
   assert rows(cut) == rows(finished)
+
+
+def test_a_trained_run_is_scored_when_asked(tmp_path, finished):
+  train.run(smoke(), tmp_path, "train")
+  assert not any(k.startswith("eval/") for k in summary(tmp_path)["metrics"])
+  train.run(smoke(), tmp_path, "train_and_eval")
+  assert summary(tmp_path)["digest"] == summary(finished)["digest"]
+  assert rows(tmp_path) == rows(finished)
+
+
+def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
+  """Only the model has to be the run's own."""
+  copy = tmp_path / "copy"
+  shutil.copytree(finished, copy)
+  path = tmp_path / "puzzles.csv"
+  path.write_text(
+    "source,question,answer,rating\nmine,1.3434..4.2.2341,1234341241232341,0\n"
+  )
+  files = {"task__train_csv": "unused.csv", "task__test_csv": str(path)}
+  result = train.run(smoke(**files), copy, "eval")
+  assert result["metrics"]["eval/count/source=mine"] == 1
 
 
 def test_the_digest_sees_the_seed(finished, tmp_path):
@@ -97,12 +123,11 @@ def test_another_configuration_is_refused_by_its_keys(finished):
     train.run(smoke(model__width=32), finished, "train")
 
 
-@pytest.mark.parametrize("kind", ["scan", "while"])
-def test_eval_mode_at_another_depth(finished, tmp_path, kind):
+def test_eval_mode_at_another_depth(finished, tmp_path):
   copy = tmp_path / "copy"
   shutil.copytree(finished, copy)
   config = smoke(
-    eval__num_loops=7, eval__loop_kind=kind, eval__checkpoint_step=10
+    eval__num_loops=7, eval__loop_kind="while", eval__checkpoint_step=10
   )
   before = {
     path.relative_to(copy): path.read_bytes()
@@ -110,7 +135,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path, kind):
   }
   result = train.run(config, copy, "eval")
   assert result["steps"] == 10
-  assert result["metrics"]["eval/loops_run"] <= 7
+  assert result["metrics"]["eval/loops_run"] == 7  # Nothing stops by then.
   assert (copy / "evaluation" / "summary.json").exists()
   assert (copy / "evaluation" / "figures" / "puzzle.png").exists()
   for name, content in before.items():
@@ -139,7 +164,8 @@ def test_an_unwritable_directory_is_named(tmp_path):
 
 
 def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
-  config = smoke(task__train_csv=str(tmp_path / "none.csv"))
+  missing = {"task__train_csv": "none.csv", "task__test_csv": "neither.csv"}
+  config = smoke(**missing)
   with pytest.raises(UserError, match="none.csv"):
     train.run(config, tmp_path / "run", "train")
   assert not (tmp_path / "run").exists()

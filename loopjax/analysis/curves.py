@@ -102,6 +102,15 @@ def _draw_line(axes: axes_lib.Axes, rows: Rows, split, name, label, color):
     axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
 
 
+def _edges(centers: np.ndarray) -> np.ndarray:
+  """Edges between centers, also where there is one center only."""
+  centers = np.asarray(centers, float)
+  gap = centers[1] - centers[0] if len(centers) > 1 else 1.0
+  middles = (centers[1:] + centers[:-1]) / 2
+  last = centers[-1] + (centers[-1] - middles[-1] if len(middles) else gap / 2)
+  return np.concatenate([[centers[0] - gap / 2], middles, [last]])
+
+
 def draw_router(rows: Rows, directory: pathlib.Path) -> list[pathlib.Path]:
   """router.png: the router's probability per loop, over training and last."""
   steps, probability = by_loop(rows, "train", "router_probability")
@@ -113,7 +122,7 @@ def draw_router(rows: Rows, directory: pathlib.Path) -> list[pathlib.Path]:
   figure = draw.new(11, 4.2)
   left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
   mesh = left.pcolormesh(
-    steps, loops, probability.T, cmap="viridis", vmin=0, shading="nearest"
+    _edges(steps), _edges(loops), probability.T, cmap="viridis", vmin=0
   )
   figure.colorbar(mesh, ax=left, label="mean halting probability")
   draw.tidy(left, "Router over training", _STEPS, "loop")

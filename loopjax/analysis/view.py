@@ -25,8 +25,8 @@ class View(NamedTuple):
     settings: of the run.
     spec: what the model knows of the task.
     num_memory: M, memory tokens in front of the sequence; 0 for none.
-    batch: evaluation examples, numpy [N, ...] by name, in random order, so
-      that any prefix is a fair sample.
+    batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
+      sample.
     output: the model's output at the trained depth on the first
       `NUM_LOOKED_AT` of them, with every trace that the family has; "attention"
       is averaged over examples, [R, H, S, S].
@@ -83,25 +83,22 @@ def make_view(
 
 
 def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
-  """Up to `num_examples` examples from batches spread over the whole split.
+  """The first examples of a split, up to `num_examples`, all of them valid.
 
-  Evaluation files are often sorted by difficulty, so that the first examples
-  would all be easy ones. The same examples come every time.
+  Tasks shuffle the evaluation split, so that they are a fair sample.
 
   Returns:
-    Numpy arrays [N, ...] by name, in random order, all of them valid.
+    Numpy arrays [N, ...] by name.
   """
-  total = len(dataset.batches)
   size = len(dataset.batches[0]["valid"])
-  num_batches = min(total, num_examples // size + 1)
-  picked = np.unique(np.linspace(0, total - 1, num_batches).round().astype(int))
-  batches = [dataset.batches[int(index)] for index in picked]
+  num_batches = min(len(dataset.batches), -(-num_examples // size))
+  batches = [dataset.batches[index] for index in range(num_batches)]
   batch = {
     name: np.concatenate([np.asarray(part[name]) for part in batches])
     for name in batches[0]
   }
-  rows = np.random.default_rng(0).permutation(np.flatnonzero(batch["valid"]))
-  return {name: value[rows[:num_examples]] for name, value in batch.items()}
+  rows = np.flatnonzero(batch["valid"])[:num_examples]
+  return {name: value[rows] for name, value in batch.items()}
 
 
 def make_forward(

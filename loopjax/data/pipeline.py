@@ -35,16 +35,8 @@ def training_batches(
   Returns:
     Graph whose element i is this process's part of global batch i.
   """
-  draws = (
-    grain.MapDataset.range(num_examples)
-    .seed(seed)
-    .shuffle()
-    .repeat(None)
-    .map_with_index(lambda position, row: np.array([row, position]))
-  )
-  return _per_process(draws, batch_size).map(
-    lambda draws: make_batch(draws[:, 0], draws[:, 1])
-  )
+  rows = grain.MapDataset.range(num_examples).seed(seed).shuffle().repeat(None)
+  return _per_process(rows, batch_size, make_batch)
 
 
 def evaluation_batches(
@@ -57,24 +49,29 @@ def evaluation_batches(
   "valid" [b] bool marks the rows that count.
   """
   num_batches = -(-num_examples // batch_size)
-  draws = grain.MapDataset.range(num_batches * batch_size).map(
-    lambda position: np.array([position, position])
-  )
 
-  def make(draws):
-    valid = draws[:, 0] < num_examples
-    batch = make_batch(np.where(valid, draws[:, 0], 0), draws[:, 1])
-    return {**batch, "valid": valid}
+  def make(rows, positions):
+    valid = rows < num_examples
+    return {**make_batch(np.where(valid, rows, 0), positions), "valid": valid}
 
-  return _per_process(draws, batch_size).map(make)
+  rows = grain.MapDataset.range(num_batches * batch_size)
+  return _per_process(rows, batch_size, make)
 
 
-def _per_process(draws: grain.MapDataset, batch_size: int) -> grain.MapDataset:
+def _per_process(
+  rows: grain.MapDataset,
+  batch_size: int,
+  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
+) -> grain.MapDataset:
   """This process's contiguous block of every global batch."""
-  processes = jax.process_count()
-  return draws.batch(batch_size // processes, drop_remainder=True)[
-    jax.process_index() :: processes
-  ]
+  processes, process = jax.process_count(), jax.process_index()
+  size = batch_size // processes
+  blocks = rows.batch(size, drop_remainder=True)[process::processes]
+  return blocks.map_with_index(
+    lambda index, rows: make_batch(
+      rows, index * batch_size + process * size + np.arange(size)
+    )
+  )
 
 
 def iterate(

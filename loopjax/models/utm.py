@@ -8,6 +8,7 @@ counts and when the token stops.
 import dataclasses
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -89,6 +90,7 @@ class Config:
   precision: str = "float32"
 
   def __post_init__(self) -> None:
+    checks.plain_values("model", self)
     checks.one_of(
       "model",
       self,
@@ -108,9 +110,13 @@ class Config:
       num_heads=1,
       num_loops=1,
       num_memory_tokens=0,
+      memory_init_std=0,
       ponder_weight=0,
       ponder_warmup_steps=0,
+      rope_base=1,
     )
+    if self.mlp_width < 1:
+      raise UserError(f"model.mlp_ratio={self.mlp_ratio} leaves no MLP")
     if self.width % (2 * self.num_heads):
       raise UserError(
         f"model.width={self.width} must be a multiple of twice"
@@ -118,28 +124,21 @@ class Config:
       )
     if not 0.0 < self.epsilon < 1.0:
       raise UserError(f"model.epsilon={self.epsilon} must be in (0, 1)")
-    if self.ponder_warmup_steps and not self.ponder_weight:
-      raise UserError(
-        "model.ponder_warmup_steps has no effect while model.ponder_weight=0"
-      )
-    self._refuse_settings_without_effect()
-
-  def _refuse_settings_without_effect(self) -> None:
-    """Raises if a field was changed that another field disables."""
+    disabled: dict[str, tuple[str, ...]] = {}
     act = ("epsilon", "forced_remainder", "freeze")
     router = ("router_bias", "router_input", "ponder_weight", "ponder_over")
-    disabled: dict[str, tuple[str, ...]] = {
-      "act": (),
-      "ponder": act,
-      "fixed": (*act, *router),
-    }
-    for field in dataclasses.fields(self):
-      changed = getattr(self, field.name) != field.default
-      if changed and field.name in disabled[self.halting]:
-        raise UserError(
-          f"model.{field.name} has no effect while"
-          f" model.halting={self.halting!r}"
-        )
+    if self.halting == "ponder":
+      disabled["model.halting='ponder'"] = act
+    if self.halting == "fixed":
+      disabled["model.halting='fixed'"] = act + router
+    if not self.ponder_weight:
+      disabled["model.ponder_weight=0"] = ("ponder_warmup_steps", "ponder_over")
+    if self.positions == "none":
+      disabled["model.positions='none'"] = ("rope_base",)
+    if not self.num_memory_tokens:
+      disabled["model.num_memory_tokens=0"] = ("memory_init_std",)
+    for because, fields in disabled.items():
+      checks.without_effect("model", self, because, *fields)
 
   @property
   def mlp_width(self) -> int:
@@ -211,6 +210,7 @@ class Model(nnx.Module):
         f32 [R, B, T], "probability" p_k and "weight" w_k f32 [R, B, S],
         "attention" f32 [R, B, H, S, S]. Memory comes first in S.
     """
+    chex.assert_shape(inputs, (None, self.spec.sequence_length))
     config = self.config
     num_loops = num_loops or config.num_loops
     num_memory = config.num_memory_tokens

@@ -37,6 +37,7 @@ def readout(
     bias_init=nnx.initializers.constant(bias),
     dtype=precision.accumulate,
     param_dtype=precision.params,
+    precision="highest",  # Accelerators would round float32 inputs.
     rngs=rngs,
   )
 

@@ -121,6 +121,11 @@ def test_rating_buckets():
     ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
     ({"loss_on": "givens"}, "loss_on='givens'"),
     ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
+    ({"train_csv": "a.csv"}, "go together"),
+    ({"test_csv": "a.csv"}, "go together"),
+    ({"train_csv": "a.csv", "test_csv": "a.csv"}, "is the training file"),
+    ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
+    ({"augment": 1}, "augment=1 is no bool"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):
@@ -137,7 +142,11 @@ def test_read_through_the_csv_path(tmp_path):
     "there,short,1234341241232341,1\n"
   )
   config = task.Config(
-    box_rows=2, box_cols=2, test_csv=str(path), on_bad_row="skip"
+    box_rows=2,
+    box_cols=2,
+    train_csv="unused.csv",
+    test_csv=str(path),
+    on_bad_row="skip",
   )
   dataset, (batch,) = batches(config, "eval", num=1)
   assert dataset.facts == {"eval_examples": 2, "eval_rows_skipped": 1}

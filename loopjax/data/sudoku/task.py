@@ -48,12 +48,24 @@ class Config:
   num_train_puzzles: int = 0
   loss_on: str = "all"
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
     boards.Board(self.box_rows, self.box_cols)  # Raises on impossible boxes.
     checks.one_of(
       "task", self, on_bad_row=("error", "skip"), loss_on=("all", "blanks")
     )
     checks.at_least("task", self, num_train_puzzles=0)
+    if bool(self.train_csv) != bool(self.test_csv):
+      raise UserError(
+        "task.train_csv and task.test_csv go together: the packaged puzzles are"
+        " another distribution, and their splits are not those of your file"
+      )
+    if self.train_csv and self.train_csv == self.test_csv:
+      raise UserError(f"task.test_csv={self.test_csv!r} is the training file")
+    if not self.train_csv:
+      checks.without_effect(
+        "task", self, "task.train_csv=''", "on_bad_row", "check_solutions"
+      )
 
   @property
   def board(self) -> boards.Board:
