@@ -61,7 +61,7 @@ def main(argv):
     state = program.init(jax.random.key(0))
     state, times = _time_loop(settings, compiled, state, batches, calls, placed)
     report |= times | _eval_times(settings, program, state)
-    report["data_alone_per_s"] = _data_rate(dataset, settings.run.batch_size)
+  report["data_alone_per_s"] = _data_rate(dataset, settings.run.batch_size)
   print(json.dumps(report | provenance.environment(), indent=2))
 
 

@@ -6,6 +6,7 @@ the same example with the same noise for ever, so that one integer, the number
 of batches consumed, is the whole state of the iterator.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import grain
@@ -15,13 +16,11 @@ import numpy as np
 from loopjax.data import hashing
 
 Rows = np.ndarray
+MakeBatch = Callable[[Rows, Rows], Mapping[str, np.ndarray]]
 
 
 def training_batches(
-  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
-  num_examples: int,
-  batch_size: int,
-  seed: int,
+  make_batch: MakeBatch, num_examples: int, batch_size: int, seed: int
 ) -> grain.MapDataset:
   """Endless batches, reshuffled every epoch.
 
@@ -35,43 +34,42 @@ def training_batches(
   Returns:
     Graph whose element i is this process's part of global batch i.
   """
-  rows = grain.MapDataset.range(num_examples).seed(seed).shuffle().repeat(None)
-  return _per_process(rows, batch_size, make_batch)
+
+  @functools.lru_cache(maxsize=2)  # A batch can reach into the next epoch.
+  def order(epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(num_examples)
+
+  def make(index: int, _: int) -> Mapping[str, np.ndarray]:
+    positions = _positions(index, batch_size)
+    epochs, offsets = np.divmod(positions, num_examples)
+    rows = [order(e)[offsets[epochs == e]] for e in np.unique(epochs).tolist()]
+    return make_batch(np.concatenate(rows), positions)
+
+  return grain.MapDataset.range(1).repeat(None).map_with_index(make)
 
 
 def evaluation_batches(
-  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
-  num_examples: int,
-  batch_size: int,
+  make_batch: MakeBatch, num_examples: int, batch_size: int
 ) -> grain.MapDataset:
   """Every row once and in order; the last batch is filled up with row 0.
 
   "valid" [b] bool marks the rows that count.
   """
-  num_batches = -(-num_examples // batch_size)
 
-  def make(rows, positions):
-    valid = rows < num_examples
-    return {**make_batch(np.where(valid, rows, 0), positions), "valid": valid}
+  def make(index: int) -> Mapping[str, np.ndarray]:
+    positions = _positions(index, batch_size)
+    valid = positions < num_examples
+    batch = make_batch(np.where(valid, positions, 0), positions)
+    return {**batch, "valid": valid}
 
-  rows = grain.MapDataset.range(num_batches * batch_size)
-  return _per_process(rows, batch_size, make)
+  return grain.MapDataset.range(-(-num_examples // batch_size)).map(make)
 
 
-def _per_process(
-  rows: grain.MapDataset,
-  batch_size: int,
-  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
-) -> grain.MapDataset:
-  """This process's contiguous block of every global batch."""
-  processes, process = jax.process_count(), jax.process_index()
-  size = batch_size // processes
-  blocks = rows.batch(size, drop_remainder=True)[process::processes]
-  return blocks.map_with_index(
-    lambda index, rows: make_batch(
-      rows, index * batch_size + process * size + np.arange(size)
-    )
-  )
+def _positions(index: int, batch_size: int) -> np.ndarray:
+  """Positions in the stream of this process's block of global batch `index`."""
+  size = batch_size // jax.process_count()
+  first = index * batch_size + jax.process_index() * size
+  return np.arange(first, first + size)
 
 
 def iterate(
