@@ -62,6 +62,18 @@ def test_splits_share_no_class():
   assert keys["train"].isdisjoint(keys["eval"])
 
 
+def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
+  """A file that is sorted by difficulty is not scored in that order."""
+  path = tmp_path / "sorted.csv"
+  rows = [f"x,1.3434..4.2.2341,1234341241232341,{i}\n" for i in range(64)]
+  path.write_text("source,question,answer,rating\n" + "".join(rows))
+  config = task.Config(
+    box_rows=2, box_cols=2, train_csv="unused.csv", test_csv=str(path)
+  )
+  (batch,) = batches(config, "eval", num=1, batch_size=16)[1]
+  assert len(set(batch["group/rating"].tolist())) > 2
+
+
 def test_a_subset_is_the_seeds():
   config = task.Config(box_rows=2, box_cols=2, num_train_puzzles=16)
   dataset, first = batches(config, "train")
