@@ -83,6 +83,8 @@ def run(
   if mode != "eval" and (done := _completed(workdir, mode)):
     print(f"{workdir} is complete already")
     return done
+  # At the start: the checkout may change while the run goes on.
+  environment = provenance.environment()
   program = program_lib.make_program(settings)
   splits = ("eval",) if mode == "eval" else ("train", "eval")
   datasets = make_datasets(settings, splits)
@@ -104,7 +106,7 @@ def run(
         (workdir / "summary.json").unlink(missing_ok=True)
       summary, directory = _train_and_evaluate(work, mode), workdir
     checkpoints.close()
-    summary |= provenance.environment()
+    summary |= environment
     if jax.process_index() == 0:
       directory.mkdir(exist_ok=True)
       workdir_lib.write_json(directory / "config.json", plain)

@@ -104,6 +104,7 @@ def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
   files = {"task__train_csv": "unused.csv", "task__test_csv": str(path)}
   result = train.run(smoke(**files), copy, "eval")
   assert result["metrics"]["eval/count/source=mine"] == 1
+  assert result["steps"] == 20  # The newest checkpoint.
 
 
 def test_the_digest_sees_the_seed(finished, tmp_path):
