@@ -3,15 +3,17 @@
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax import config as config_lib
 from loopjax.types import Dataset, Output, TaskSpec
+
+if TYPE_CHECKING:  # Settings know the tasks, and tasks draw from a view.
+  from loopjax import config as config_lib
 
 NUM_LOOKED_AT = 256
 _TRACES = ("prediction", "confidence", "probability", "weight", "attention")
@@ -35,7 +37,7 @@ class View(NamedTuple):
     directory: where pictures go; it exists.
   """
 
-  settings: config_lib.Settings
+  settings: "config_lib.Settings"
   spec: TaskSpec
   num_memory: int
   batch: Mapping[str, np.ndarray]
@@ -46,7 +48,7 @@ class View(NamedTuple):
 
 
 def make_view(
-  settings: config_lib.Settings,
+  settings: "config_lib.Settings",
   graphdef: nnx.GraphDef,
   params: Any,
   dataset: Dataset,
@@ -102,7 +104,7 @@ def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
 
 
 def make_forward(
-  settings: config_lib.Settings,
+  settings: "config_lib.Settings",
   graphdef: nnx.GraphDef,
   params: Any,
   inputs: np.ndarray,
