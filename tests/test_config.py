@@ -30,7 +30,10 @@ def test_every_sweep_item_resolves(name):
       for item in items:
         config = load_config(name, preset)
         config_lib.override(config, item)
-        config_lib.resolve(config)
+        settings = config_lib.resolve(config)
+        for key, value in item.items():
+          section, field = key.split(".")
+          assert getattr(getattr(settings, section), field) == value
 
 
 def test_the_paper_is_the_default():

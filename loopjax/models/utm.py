@@ -253,22 +253,10 @@ class Model(nnx.Module):
     )
     logits = self.head(carry.output[:, num_memory:])
     cost_over = 0 if config.ponder_over == "all" else num_memory
-    steps_BxS = carry.halting.steps
-    stats = {
-      "halting_steps": jnp.mean(steps_BxS, axis=1),
-      "halting_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
-      "loops_run": jnp.broadcast_to(
-        steps_run.astype(jnp.float32), inputs.shape[:1]
-      ),
-    }
-    if num_memory:
-      stats["halting_steps_memory"] = jnp.mean(
-        steps_BxS[:, :num_memory], axis=1
-      )
     return Output(
       logits=logits,
       losses={"ponder": jnp.mean(carry.halting.cost[:, cost_over:])},
-      stats=stats,
+      stats=_halting_statistics(carry.halting.steps, num_memory, steps_run),
       loops=_loop_statistics(records),
       trace={name: records[name] for name in trace},
     )
@@ -334,6 +322,21 @@ class Model(nnx.Module):
     if "attention" in names:
       record["attention"] = self.block.attention_weights(u_BxSxD, tables)
     return record
+
+
+def _halting_statistics(
+  steps_BxS: Array, num_memory: int, steps_run: Array
+) -> dict[str, Array]:
+  """Mean steps until halting, of all tokens and by kind: f32 [B] by name."""
+  stats = {
+    "halting_steps": jnp.mean(steps_BxS, axis=1),
+    "halting_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
+    "loops_run": jnp.full(steps_BxS.shape[:1], steps_run, jnp.float32),
+  }
+  if num_memory:
+    memory_BxM = steps_BxS[:, :num_memory]
+    stats["halting_steps_memory"] = jnp.mean(memory_BxM, axis=1)
+  return stats
 
 
 def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
