@@ -27,7 +27,15 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from loopjax import config as config_lib
-from loopjax import evaluate, metrics, provenance, sharding, train
+from loopjax import (
+  evaluate,
+  metrics,
+  provenance,
+  run_config,
+  sharding,
+  train,
+  train_loop,
+)
 from loopjax import program as program_lib
 from loopjax.data import pipeline
 
@@ -43,12 +51,17 @@ def main(argv):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   settings = config_lib.resolve(_CONFIG.value)
   program = program_lib.make_program(settings)
-  dataset = train.make_datasets(settings)["train"]
-  calls = train.stacked(
+  dataset = train.make_datasets(settings, program.mesh)["train"]
+  calls = train_loop.stacked(
     pipeline.iterate(dataset.batches), settings.run.steps_per_call
   )
-  placed = sharding.batch_sharding(program.mesh, stacked=True)
-  batches = sharding.put_batch(next(calls), placed)
+
+  def put():
+    return sharding.put_batch(
+      program.mesh, next(calls), settings.run.batch_size, stacked=True
+    )
+
+  batches = put()
   start = time.perf_counter()
   compiled = program.train.lower(program.abstract_state, batches, {}).compile()
   report = {
@@ -59,13 +72,13 @@ def main(argv):
   }
   if _CALLS.value:
     state = program.init(jax.random.key(0))
-    state, times = _time_loop(settings, compiled, state, batches, calls, placed)
+    state, times = _time_loop(settings, compiled, state, batches, put)
     report |= times | _eval_times(settings, program, state)
   report["data_alone_per_s"] = _data_rate(dataset, settings.run.batch_size)
   print(json.dumps(report | provenance.environment(), indent=2))
 
 
-def _time_loop(settings, compiled, state, batches, calls, placed):
+def _time_loop(settings, compiled, state, batches, put):
   """Calls on a batch that is there already, and calls as training makes them.
 
   They take turns, so that both see the same machine.
@@ -79,7 +92,7 @@ def _time_loop(settings, compiled, state, batches, calls, placed):
     jax.block_until_ready((state, values))
     device.append(time.perf_counter() - start)
     start = time.perf_counter()
-    fresh = sharding.put_batch(next(calls), placed)
+    fresh = put()
     waits.append(time.perf_counter() - start)
     state, values = compiled(state, fresh, {})
     metrics.flat(jax.device_get(values))
@@ -117,13 +130,11 @@ def _data_rate(dataset, batch_size: int, num_batches: int = 50) -> float:
 
 def _eval_times(settings, program, state) -> dict[str, float]:
   """Seconds of one evaluation batch by loop kind, after compilation."""
-  dataset = train.make_datasets(settings)["eval"]
+  dataset = train.make_datasets(settings, program.mesh)["eval"]
   times = {}
   for kind in ("scan", "while"):
     changed = settings._replace(
-      eval=config_lib.EvalConfig(
-        batch_size=settings.eval.batch_size, loop_kind=kind
-      )
+      eval=run_config.Eval(batch_size=settings.eval.batch_size, loop_kind=kind)
     )
     evaluator = evaluate.make_evaluator(
       changed, program.graphdef, dataset, program.mesh
@@ -131,7 +142,7 @@ def _eval_times(settings, program, state) -> dict[str, float]:
     params = state.ema or state.params
     evaluator(params, settings.eval.batch_size)
     start = time.perf_counter()
-    values = evaluator(params, settings.eval.batch_size)
+    values = evaluator(params, settings.eval.batch_size)["eval"]
     times[f"eval_{kind}_seconds"] = time.perf_counter() - start
     times[f"eval_{kind}_loops_run"] = values["loops_run"]
   return times

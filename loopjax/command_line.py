@@ -1,5 +1,7 @@
 """What all commands share: two flags, and mistakes that become one line."""
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 
@@ -11,6 +13,8 @@ from loopjax.errors import UserError
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, with :preset[,section.key=value...] behind it."
 )
+# What a full or protected disk raises.
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes.")
 
 
@@ -23,12 +27,28 @@ def run(entry: Callable[[list[str]], int]) -> None:
     except UserError as error:
       print(f"error: {error}", file=sys.stderr)
       sys.exit(2)
+    except OSError as error:
+      if error.errno not in _STORAGE:
+        raise
+      where = error.filename or f"--workdir={WORKDIR.value}"
+      print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
+      os._exit(2)  # Whatever still wants to write would fail at length.
 
+  sys.unraisablehook = _without_closed_loops
   logging.set_verbosity(logging.WARNING)
   app.run(
     lambda argv: sys.exit(guarded(entry, argv)),
     flags_parser=lambda argv: guarded(_parse, argv),
   )
+
+
+def _without_closed_loops(unraisable) -> None:
+  """Reports what no code can catch, but for the echo of a save that failed.
+
+  When a save fails Orbax closes its event loop under writes that still answer.
+  """
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
 
 
 def _parse(argv: list[str]) -> list[str]:

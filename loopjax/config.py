@@ -8,102 +8,22 @@ the sections become, so that a name or a type is stated once.
 import ast
 import dataclasses
 import json
+import math
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_collections
 
-from loopjax import checks, optim, sharding
+from loopjax import checks, optim, run_config, sharding
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.loop import driver
 from loopjax.models import MODELS
 from loopjax.types import LoopOptions
 
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-  """How long and how often.
-
-  Attributes:
-    seed: of the parameters, the data order and every other random number.
-    num_steps: optimizer steps.
-    batch_size: examples per step over all devices.
-    steps_per_call: steps that one dispatch runs on the device.
-    log_every, checkpoint_every: steps, multiples of steps_per_call.
-    keep_checkpoints: how many of the newest are kept.
-  """
-
-  seed: int = 0
-  num_steps: int = 1000
-  batch_size: int = 256
-  steps_per_call: int = 10
-  log_every: int = 100
-  checkpoint_every: int = 1000
-  keep_checkpoints: int = 2
-
-  def __post_init__(self) -> None:
-    checks.plain_values("run", self)
-    names = [field.name for field in dataclasses.fields(self)]
-    bounds = {name: 0 if name == "seed" else 1 for name in names}
-    checks.at_least("run", self, **bounds)
-    if self.checkpoint_every % self.log_every:
-      # A resumed run would average the rows in between over fewer steps.
-      raise UserError(
-        f"run.checkpoint_every={self.checkpoint_every} must be a multiple of"
-        f" run.log_every={self.log_every}"
-      )
-    for name in ("num_steps", "log_every", "checkpoint_every"):
-      if getattr(self, name) % self.steps_per_call:
-        raise UserError(
-          f"run.{name}={getattr(self, name)} must be a multiple of"
-          f" run.steps_per_call={self.steps_per_call}"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalConfig:
-  """What is scored, and with how many loops.
-
-  Attributes:
-    every: steps between evaluations in training; 0 for the final one only.
-    batch_size: examples per device call over all devices.
-    num_examples: of an evaluation in training, rounded up to whole batches;
-      0 for all. The final evaluation always takes all.
-    num_loops: 0 for as many as trained with.
-    loop_kind: "scan" or "while", which stops when every token has halted.
-    checkpoint_step: which checkpoint --mode=eval reads; -1 for the newest.
-    depth_factor: the accuracy-against-depth figure goes this many times past
-      the trained number of loops; 0 for no such figure.
-    depth_examples: examples behind that figure.
-  """
-
-  every: int = 0
-  batch_size: int = 256
-  num_examples: int = 0
-  num_loops: int = 0
-  loop_kind: str = "scan"
-  checkpoint_step: int = -1
-  depth_factor: int = 4
-  depth_examples: int = 2048
-
-  def __post_init__(self) -> None:
-    checks.plain_values("eval", self)
-    checks.one_of("eval", self, loop_kind=("scan", "while"))
-    checks.at_least(
-      "eval",
-      self,
-      every=0,
-      num_examples=0,
-      num_loops=0,
-      depth_factor=0,
-      batch_size=1,
-      depth_examples=1,
-      checkpoint_step=-1,
-    )
-    if not self.every:
-      checks.without_effect("eval", self, "eval.every=0", "num_examples")
+_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
 
 
 class Settings(NamedTuple):
@@ -116,8 +36,8 @@ class Settings(NamedTuple):
   optim: optim.Config
   loop: LoopOptions
   mesh: sharding.Config
-  run: RunConfig
-  eval: EvalConfig
+  run: run_config.Run
+  eval: run_config.Eval
 
   @property
   def eval_loops(self) -> int:
@@ -136,8 +56,8 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
     "optim": _fields(optim.Config()),
     "loop": _fields(LoopOptions()),
     "mesh": _fields(sharding.Config()),
-    "run": _fields(RunConfig()),
-    "eval": _fields(EvalConfig()),
+    "run": _fields(run_config.Run()),
+    "eval": _fields(run_config.Eval()),
   }
   return ml_collections.ConfigDict(sections)
 
@@ -158,10 +78,11 @@ def apply_presets(
     UserError: no such preset or key, or a value of another type.
   """
   config.lock()
-  for part in filter(None, arg.split(",")):
+  for part in filter(None, _OUTER_COMMA.split(arg)):
     key, equals, text = part.partition("=")
     if equals:
-      override(config, {key: _literal(text)})
+      is_text = isinstance(flatten(config).get(key), str)
+      override(config, {key: text if is_text else _literal(text)})
     elif part in presets:
       override(config, flatten(presets[part]))
     else:
@@ -176,14 +97,32 @@ def override(
 ) -> None:
   """Sets "section.key" values in place.
 
+  Another "model.name" brings that family's fields; those that both families
+  have keep their values.
+
   Raises:
     UserError: an unknown key or a value of another type.
   """
   for key, value in values.items():
+    if key == "model.name":
+      _switch_model(config, value)
+      continue
     try:
       config.update_from_flattened_dict({key: value})
     except (KeyError, AttributeError, TypeError, ValueError) as error:
       raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
+
+
+def _switch_model(config: ml_collections.ConfigDict, name: Any) -> None:
+  """Makes the section model that of another family."""
+  if name == config.model.name:
+    return
+  _check_name("model", name, MODELS)
+  fields = {"name": name, **_fields(MODELS[name].Config())}
+  old = dict(config.model)
+  kept = {key: old[key] for key in fields if key in old and key != "name"}
+  with config.unlocked():
+    config.model = ml_collections.ConfigDict({**fields, **kept})
 
 
 def resolve(config: ml_collections.ConfigDict) -> Settings:
@@ -194,17 +133,18 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   """
   sections = {name: dict(section) for name, section in config.items()}
   for section, names in (("model", MODELS), ("task", TASKS)):
-    name = sections[section].pop("name")
-    if name not in names:
-      raise UserError(
-        f"{section}.name={name!r} is none of {', '.join(sorted(names))}"
-      )
+    _check_name(section, sections[section].pop("name"), names)
   family, task = MODELS[config.model.name], TASKS[config.task.name]
   options = LoopOptions(**sections["loop"])
   # The third kind, "while", has no gradient.
   checks.one_of(
     "loop", options, kind=("scan", "unroll"), remat=driver.REMAT_POLICIES
   )
+  if sections["model"].keys() != _fields(family.Config()).keys():
+    raise UserError(
+      f"model.name={config.model.name!r} brings other settings and goes behind"
+      f" the colon: --config=FILE:PRESET,model.name={config.model.name}"
+    )
   settings = Settings(
     family=family,
     task_module=task,
@@ -213,16 +153,31 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     optim=optim.Config(**sections["optim"]),
     loop=options,
     mesh=sharding.Config(**sections["mesh"]),
-    run=RunConfig(**sections["run"]),
-    eval=EvalConfig(**sections["eval"]),
+    run=run_config.Run(**sections["run"]),
+    eval=run_config.Eval(**sections["eval"]),
   )
   if settings.eval.every % settings.run.steps_per_call:
     raise UserError(
       f"eval.every={settings.eval.every} must be a multiple of"
       f" run.steps_per_call={settings.run.steps_per_call}"
     )
+  run, every = settings.run, settings.eval.every
+  both = math.lcm(every, run.checkpoint_every)
+  if run.keep_best and not 0 < both < run.num_steps:
+    raise UserError(
+      f"run.keep_best={run.keep_best} needs steps before run.num_steps that are"
+      f" evaluated and saved; eval.every={every},"
+      f" run.checkpoint_every={run.checkpoint_every}"
+    )
   optim.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
   return settings
+
+
+def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
+  if name not in names:
+    raise UserError(
+      f"{section}.name={name!r} is none of {', '.join(sorted(names))}"
+    )
 
 
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -21,10 +21,22 @@ def token_cross_entropy(logits: Array, targets: Array) -> Array:
   return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
-def weighted_mean(values: Array, weights: Array) -> Array:
-  """sum(values * weights) / sum(weights); 0 where all weights are 0."""
+def weighted_mean(
+  values: Array, weights: Array, mean_weight: Array | None = None
+) -> Array:
+  """sum(values * weights) / sum(weights); 0 where all weights are 0.
+
+  Args:
+    values: any shape.
+    weights: the same shape, any dtype.
+    mean_weight: scalar, mean of the weights of the whole batch of which these
+      are a part; the parts' results then average to the whole batch's. Of
+      `weights` themselves if None.
+  """
   weights = weights.astype(jnp.float32)
-  return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1e-9)
+  if mean_weight is None:
+    mean_weight = jnp.mean(weights)
+  return jnp.mean(values * weights) / jnp.maximum(mean_weight, 1e-9)
 
 
 def linear_warmup(step: Array, num_steps: int) -> Array:

@@ -1,28 +1,35 @@
 """Command line: `python -m loopjax.main --config=FILE[:preset] --workdir=DIR`.
 
-Exit status: 0 done, 2 a mistake of the user's, 3 training diverged.
+Exit status: 0 done, 2 a mistake of the user's, 3 training diverged, 4 the run
+was asked to stop and saved, 5 another process of the run was lost. After 4 and
+5 the same command goes on.
 """
 
 import json
 import os
 import pathlib
+import sys
+import traceback
+from typing import NoReturn
 
+import jax
 from absl import flags
 
-from loopjax import command_line
+from loopjax import command_line, distributed
 from loopjax.errors import UserError
 
+_STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
+_LOST = 5
 MODES = ("train", "eval", "train_and_eval", "describe")
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
+flags.adopt_module_key_flags(distributed)
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
 
 
 def main(argv: list[str]) -> int:
   """Does what --mode says; returns the exit status."""
   del argv
-  import jax
-
   from loopjax import describe, train
 
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())
@@ -35,8 +42,36 @@ def main(argv: list[str]) -> int:
     return 0
   if not workdir:
     raise UserError("--workdir=DIR is missing")
-  summary = train.run(config, pathlib.Path(workdir), _MODE.value)
-  return {"completed": 0, "diverged": 3}[summary["status"]]
+  try:
+    distributed.start()
+    summary = train.run(config, pathlib.Path(workdir), _MODE.value)
+  except (distributed.AgreedError, OSError):
+    raise
+  except distributed.Lost as error:
+    _end_alone(error)
+  except Exception as error:
+    if not jax.distributed.is_initialized():
+      raise
+    _end_alone(error)
+  if "reason" in summary:
+    print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
+  return _STATUS[summary["status"]]
+
+
+def _end_alone(error: Exception) -> NoReturn:
+  """Ends at once: a usual end would wait for processes that may be gone."""
+  reason = " ".join(str(error).split())[:300]
+  from_jax = isinstance(error, jax.errors.JaxRuntimeError)
+  out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason
+  if isinstance(error, distributed.Lost) or (from_jax and not out_of_memory):
+    line, status = f"another process was lost: {reason}", _LOST
+  elif isinstance(error, UserError):
+    line, status = f"process {jax.process_index()}: {reason}", 2
+  else:
+    traceback.print_exception(error)
+    line, status = f"process {jax.process_index()} failed: {reason}", 1
+  print(f"error: {line}", file=sys.stderr, flush=True)
+  os._exit(status)
 
 
 def _compilation_cache() -> str:

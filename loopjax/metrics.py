@@ -1,6 +1,7 @@
 """Where numbers go: metrics.jsonl, TensorBoard, and the terminal."""
 
 import json
+import math
 import pathlib
 import sys
 import time
@@ -20,10 +21,25 @@ class Writer:
   """Writes the rows of one run; process 0 writes, the others are silent.
 
   After a restore the rows that will come again are dropped: those past the
-  restored step, and at the end of training the final scores.
+  restored step, and if this step is evaluated again those that come after a
+  checkpoint, which are all but the row of training.
   """
 
-  def __init__(self, workdir: pathlib.Path, num_steps: int, start_step: int):
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    num_steps: int,
+    start_step: int,
+    scored_again: bool,
+  ):
+    """Opens the files.
+
+    Args:
+      workdir: of the run.
+      num_steps: of the run.
+      start_step: where it goes on.
+      scored_again: whether the run will evaluate at this step.
+    """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
     if not self.active:
@@ -33,10 +49,8 @@ class Writer:
       row
       for row in workdir_lib.read_metrics(workdir)
       if row["step"] < start_step
-      or (
-        row["step"] == start_step
-        and (start_step < num_steps or row["split"] == "train")
-      )
+      or row["step"] == start_step
+      and (row["split"] == "train" or not scored_again)
     ]
     temporary = path.with_name(".metrics.jsonl.tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -64,12 +78,24 @@ class Writer:
       return
     scalars = workdir_lib.finite(flat(values))
     row = {"step": step, "split": split, **scalars}
-    self._file.write(json.dumps(row, allow_nan=False) + "\n")
-    self._file.flush()
+    try:
+      self._file.write(json.dumps(row, allow_nan=False) + "\n")
+      self._file.flush()
+    except OSError as error:  # Of a full disk, which names no file.
+      raise OSError(error.errno, error.strerror, self._file.name) from error
     self._remember(row)
     for name, value in scalars.items():
       self._board.add_scalar(f"{split}/{name}", value, step)
     self._show(step, split, scalars)
+
+  def say(self, line: str) -> None:
+    """Shows a line to the person at the terminal."""
+    if not self.active:
+      return
+    if self._bar.disable:
+      print(line, flush=True)
+    else:
+      self._bar.write(line, file=sys.stdout)
 
   def images(self, step: int, files: Iterable[pathlib.Path]) -> None:
     """Adds PNG files to TensorBoard, named after the files."""
@@ -98,6 +124,7 @@ class Writer:
     names = [
       "loss",
       "exact_match",
+      "accuracy",
       "cell_accuracy",
       "halting_steps",
       "steps_per_second",
@@ -108,10 +135,32 @@ class Writer:
     self._bar.update(step - self._bar.n)
     if not shown:
       return
-    if self._bar.disable:
-      print(f"step {step}/{self._num_steps}  {split}  {shown}", flush=True)
-    else:
-      self._bar.write(f"step {step}  {split}  {shown}", file=sys.stdout)
+    of = f"/{self._num_steps}" if self._bar.disable else ""
+    self.say(f"step {step}{of}  {split}  {shown}")
+
+
+def named(split: str, values: Mapping[str, Any]) -> dict[str, float]:
+  """{"split/name": number} of all that are finite."""
+  scalars = workdir_lib.finite(flat(values))
+  return {f"{split}/{name}": value for name, value in scalars.items()}
+
+
+def scores(
+  rows: Iterable[Mapping[str, Any]], best_metric: str
+) -> dict[int, float]:
+  """By step, what `run.best_metric` says in the rows; higher is better.
+
+  Args:
+    rows: of metrics.jsonl.
+    best_metric: "split/name", with a minus in front if lower is better.
+  """
+  split, _, name = best_metric.removeprefix("-").partition("/")
+  sign = -1 if best_metric.startswith("-") else 1
+  return {
+    row["step"]: sign * row[name]
+    for row in rows
+    if row["split"] == split and math.isfinite(row.get(name, math.nan))
+  }
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Learning-rate schedule, weight-decay mask and the optimizer chain."""
+"""Learning-rate schedules, weight-decay mask and the optimizer chain."""
 
 import dataclasses
 from typing import Any
@@ -6,33 +6,52 @@ from typing import Any
 import jax
 import optax
 
-from loopjax import checks
+from loopjax import checks, muon
 from loopjax.errors import UserError
 
 # Parts of the paths of parameters that are no matrices of a linear map.
-_NOT_DECAYED = ("embedding", "_type", "memory_tokens", "norm")
+_NOT_DECAYED = (
+  "embedding", "_type", "memory_tokens", "norm", "bias", "A_log",
+)  # fmt: skip
+_TABLE = "embedding/embedding"
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """AdamW; the defaults are UTM's (section 4.1 and the authors' code).
+  """AdamW, or Muon beside it.
+
+  AdamW's defaults are UTM's (section 4.1 and the authors' code). Muon's rate is
+  that of "Language Models Need Sleep" (arXiv 2605.26099) for automata and Depo,
+  with `learning_rate` 5e-5; `b2` is 0.95 in the recipe that it cites.
 
   Attributes:
-    learning_rate: peak. final_learning_rate: at the last step.
-    schedule: after the warm-up "cosine" to the final rate, or "constant".
+    name: "adamw" for all parameters, or "muon" for the body's matrices and
+      AdamW for the others, as `loopjax.muon.PARTITION` says.
+    learning_rate: AdamW's peak. final_learning_rate: AdamW's at the last step.
+    muon_learning_rate: Muon's peak; it goes in proportion to AdamW's rate.
+    muon_momentum: of Muon.
+    schedule: after the warm-up "cosine" to the final rate, "constant", or
+      "wsd", constant and then linear to the final rate (warm-up, stable, decay,
+      arXiv 2404.06395).
     warmup_steps: linear from 0, counted inside the run's steps.
+    cooldown_fraction: of the run's steps, at their end, in which "wsd" falls.
     b1, b2, eps: of Adam.
-    weight_decay: decoupled (AdamW).
-    decay: what decays: "all" parameters, biases and embeddings included (UTM),
-      or "matrices" alone, the kernels of linear maps.
+    weight_decay: decoupled: times each parameter's own learning rate.
+    decay: what decays: "all" parameters, biases and embeddings included (UTM);
+      "matrices" alone, the kernels of linear maps; or "tables" as well, that
+      is matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
     ema_decay: of the averaged parameters that evaluation uses; 0 for none.
   """
 
+  name: str = "adamw"
   learning_rate: float = 3e-4
   final_learning_rate: float = 1e-5
+  muon_learning_rate: float = 2e-3
+  muon_momentum: float = 0.95
   schedule: str = "cosine"
   warmup_steps: int = 1000
+  cooldown_fraction: float = 0.2
   b1: float = 0.9
   b2: float = 0.999
   eps: float = 1e-8
@@ -46,8 +65,9 @@ class Config:
     checks.one_of(
       "optim",
       self,
-      schedule=("cosine", "constant"),
-      decay=("all", "matrices"),
+      name=("adamw", "muon"),
+      schedule=("cosine", "constant", "wsd"),
+      decay=("all", "matrices", "tables"),
     )
     checks.at_least(
       "optim",
@@ -57,40 +77,64 @@ class Config:
       clip_norm=0,
       final_learning_rate=0,
     )
-    for field in ("learning_rate", "eps"):
+    for field in ("learning_rate", "muon_learning_rate", "eps"):
       if not getattr(self, field) > 0:
         raise UserError(f"optim.{field}={getattr(self, field)} must be > 0")
-    if self.schedule == "constant":
-      checks.without_effect(
-        "optim", self, "optim.schedule='constant'", "final_learning_rate"
-      )
-    for field in ("b1", "b2", "ema_decay"):
+    for field in ("b1", "b2", "muon_momentum", "ema_decay"):
       if not 0 <= getattr(self, field) < 1:
         raise UserError(
           f"optim.{field}={getattr(self, field)} must be in [0, 1)"
         )
+    if not 0 < self.cooldown_fraction <= 1:
+      raise UserError(
+        f"optim.cooldown_fraction={self.cooldown_fraction} must be in (0, 1]"
+      )
+    self._check_effects()
+
+  def _check_effects(self) -> None:
+    """Raises UserError for a setting that another one disables."""
+    for field, value, idle in (
+      ("name", "adamw", ("muon_learning_rate", "muon_momentum")),
+      ("schedule", "constant", ("final_learning_rate", "cooldown_fraction")),
+      ("schedule", "cosine", ("cooldown_fraction",)),
+    ):
+      if getattr(self, field) == value:
+        because = f"optim.{field}={value!r}"
+        checks.without_effect("optim", self, because, *idle)
 
 
 def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
-  """Step (from 0) -> learning rate."""
-  if config.warmup_steps >= num_steps and config.schedule == "cosine":
+  """Step (from 0) -> AdamW's learning rate; Muon's is in proportion to it.
+
+  Raises:
+    UserError: the schedule does not fit the run's steps.
+  """
+  peak, final = config.learning_rate, config.final_learning_rate
+  warmup = config.warmup_steps
+  if warmup >= num_steps and config.schedule == "cosine":
     raise UserError(
-      f"optim.warmup_steps={config.warmup_steps} must be less than"
-      f" run.num_steps={num_steps}"
+      f"optim.warmup_steps={warmup} must be less than run.num_steps={num_steps}"
     )
   if config.schedule == "cosine":
     return optax.warmup_cosine_decay_schedule(
       init_value=0.0,
-      peak_value=config.learning_rate,
-      warmup_steps=config.warmup_steps,
+      peak_value=peak,
+      warmup_steps=warmup,
       decay_steps=num_steps,
-      end_value=config.final_learning_rate,
+      end_value=final,
     )
-  return optax.linear_schedule(
-    0.0 if config.warmup_steps else config.learning_rate,
-    config.learning_rate,
-    max(config.warmup_steps, 1),
-  )
+  rise = optax.linear_schedule(0.0 if warmup else peak, peak, max(warmup, 1))
+  if config.schedule == "constant":
+    return rise
+  cooldown = max(round(config.cooldown_fraction * num_steps), 1)
+  if warmup + cooldown > num_steps:
+    raise UserError(
+      f"optim.warmup_steps={warmup} and the {cooldown} steps of"
+      f" optim.cooldown_fraction={config.cooldown_fraction} must fit into"
+      f" run.num_steps={num_steps}"
+    )
+  fall = optax.linear_schedule(peak, final, cooldown)
+  return optax.join_schedules([rise, fall], [num_steps - cooldown])
 
 
 def decay_mask(params: Any, decay: str) -> Any:
@@ -98,8 +142,9 @@ def decay_mask(params: Any, decay: str) -> Any:
 
   def decays(path, leaf) -> bool:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    excluded = any(part in name for part in _NOT_DECAYED)
-    return decay == "all" or (leaf.ndim >= 2 and not excluded)
+    if decay == "all" or (decay == "tables" and name.endswith(_TABLE)):
+      return True
+    return leaf.ndim >= 2 and not any(part in name for part in _NOT_DECAYED)
 
   return jax.tree_util.tree_map_with_path(decays, params)
 
@@ -107,15 +152,28 @@ def decay_mask(params: Any, decay: str) -> Any:
 def make_optimizer(
   config: Config, num_steps: int
 ) -> optax.GradientTransformation:
-  """Clip by global norm, then AdamW with the schedule and the mask."""
-  adamw = optax.adamw(
-    make_schedule(config, num_steps),
+  """Clips by global norm, then AdamW, or each of Muon and AdamW its part."""
+  schedule = make_schedule(config, num_steps)
+
+  def mask(params: Any) -> Any:
+    return decay_mask(params, config.decay)
+
+  tx: optax.GradientTransformation = optax.adamw(
+    schedule,
     b1=config.b1,
     b2=config.b2,
     eps=config.eps,
     weight_decay=config.weight_decay,
-    mask=lambda params: decay_mask(params, config.decay),
+    mask=mask,
   )
+  if config.name == "muon":
+    ratio = config.muon_learning_rate / config.learning_rate
+    matrices = optax.chain(
+      muon.scale_by_muon(config.muon_momentum),
+      optax.add_decayed_weights(config.weight_decay, mask),
+      optax.scale_by_learning_rate(lambda step: ratio * schedule(step)),
+    )
+    tx = optax.partition({"adamw": tx, "muon": matrices}, muon.partition)
   if not config.clip_norm:
-    return adamw
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+    return tx
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)

@@ -1,7 +1,7 @@
 """What a run compiles: the model laid out over the mesh, and its steps."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,9 @@ class Program(NamedTuple):
     mesh: of devices.
     graphdef: the model without its parameters.
     init: key -> train state, created sharded.
-    train: (state, stacked batches, frozen) -> (state, mean metrics); donates.
+    train: (state, stacked batches, frozen) -> (state, metrics of every step);
+      donates the state, unless run.debug_nans may need it again.
+    step: the same, not compiled.
     abstract_state: shapes, dtypes and shardings of the train state.
   """
 
@@ -28,6 +30,7 @@ class Program(NamedTuple):
   graphdef: nnx.GraphDef
   init: Any
   train: Any
+  step: Any
   abstract_state: step.TrainState
 
 
@@ -36,7 +39,12 @@ def make_program(
 ) -> Program:
   """Traces the model and lays its state out over all devices, or some."""
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
-  sharding.check_batch_size(mesh, settings.run.batch_size, "run.batch_size")
+  sharding.check_batch_size(
+    mesh,
+    settings.run.batch_size,
+    "run.batch_size",
+    settings.run.num_microbatches,
+  )
   sharding.check_batch_size(mesh, settings.eval.batch_size, "eval.batch_size")
   spec = settings.task_module.spec(settings.task)
 
@@ -55,18 +63,20 @@ def make_program(
     )
 
   shapes = jax.eval_shape(init, jax.random.key(0))
-  shardings = _state_shardings(mesh, shapes, tx)
+  shardings = _state_shardings(mesh, shapes, tx, settings.mesh.min_split_size)
   abstract_state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
     shardings,
   )
   train = functools.partial(
-    step.train_steps,
+    on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
     loss_fn=settings.family.loss,
     tx=tx,
     ema_decay=settings.optim.ema_decay,
+    num_microbatches=settings.run.num_microbatches,
+    max_bad_steps=settings.run.max_bad_steps,
   )
   return Program(
     mesh=mesh,
@@ -74,29 +84,51 @@ def make_program(
     init=jax.jit(init, out_shardings=shardings),
     train=jax.jit(
       train,
-      donate_argnums=0,
+      donate_argnums=() if settings.run.debug_nans else 0,
       out_shardings=(shardings, sharding.replicated(mesh)),
     ),
+    step=train,
     abstract_state=abstract_state,
   )
 
 
+def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function, traced where `sharding.by_example` sees the mesh."""
+
+  @functools.wraps(function)
+  def traced(*args, **kwargs):
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return function(*args, **kwargs)
+
+  return traced
+
+
 def _state_shardings(
-  mesh: Mesh, shapes: step.TrainState, tx: optax.GradientTransformation
+  mesh: Mesh,
+  shapes: step.TrainState,
+  tx: optax.GradientTransformation,
+  min_split_size: int,
 ) -> step.TrainState:
   """EMA and optimizer moments lie where their parameter lies."""
+
+  def is_masked(moment: Any) -> bool:
+    """Whether the parameter is another optimizer's."""
+    return isinstance(moment, optax.MaskedNode)
+
   replicated = sharding.replicated(mesh)
-  params = sharding.parameter_shardings(mesh, shapes.params)
+  params = sharding.parameter_shardings(mesh, shapes.params, min_split_size)
   return step.TrainState(
     step=replicated,
     params=params,
     ema=params if shapes.ema else {},
     opt_state=optax.tree.map_params(
       tx,
-      lambda _, where: where,
+      lambda moment, where: moment if is_masked(moment) else where,
       shapes.opt_state,
       params,
       transform_non_params=lambda _: replicated,
+      is_leaf=is_masked,
     ),
     key=replicated,
+    bad=jax.tree.map(lambda _: replicated, shapes.bad),
   )

@@ -1,12 +1,14 @@
 """The device mesh, and which dimension of which array lives where."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -14,12 +16,14 @@ from loopjax import checks
 from loopjax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
+_BATCH_AXES = ("data", "fsdp")
 
-# First match on the parameter's path wins; what matches none is replicated.
+# First match on the parameter's path wins. A spec is of the last dimensions:
+# a stack of layers has more in front, which stay whole.
 PARAMETER_RULES = (
   (r"(query|key|value|gate)/kernel$", P("fsdp", "tensor")),
   (r"output/kernel$", P("tensor", "fsdp")),
-  (r"token_embedding/embedding$", P("tensor", "fsdp")),
+  (r"token_embedding/embedding$", P(("tensor", "fsdp"), None)),
   (r"head/kernel$", P("fsdp", "tensor")),
 )
 
@@ -31,14 +35,19 @@ class Config:
   Attributes:
     data: copies of the model. fsdp: parameters and optimizer state split over
       data-parallel devices. tensor: matrices split within an example.
+    min_split_size: elements. Smaller parameters lie whole on every device:
+      messages about them would cost more than the memory; larger ones must be
+      split where fsdp or tensor ask for it.
   """
 
   data: int = -1
   fsdp: int = 1
   tensor: int = 1
+  min_split_size: int = 2**16
 
   def __post_init__(self) -> None:
     checks.plain_values("mesh", self)
+    checks.at_least("mesh", self, min_split_size=1)
     sizes = [getattr(self, axis) for axis in AXES]
     if sizes.count(-1) > 1 or min(sizes) < -1 or 0 in sizes:
       raise UserError(
@@ -59,32 +68,84 @@ def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
       f"mesh data={config.data}, fsdp={config.fsdp}, tensor={config.tensor}"
       f" does not fit {num_devices} device(s)"
     )
-  return jax.make_mesh(
-    tuple(sizes),
-    AXES,
-    axis_types=(AxisType.Auto,) * len(AXES),
-    devices=devices,
+  # An axis may take a part of a torus dimension, which make_mesh refuses.
+  grid = mesh_utils.create_device_mesh(
+    sizes, devices, allow_split_physical_axes=True
   )
+  return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def parameter_shardings(mesh: Mesh, params: Any) -> Any:
+def parameter_shardings(mesh: Mesh, params: Any, min_split_size: int) -> Any:
   """NamedSharding for every parameter, by PARAMETER_RULES.
 
-  An axis that does not divide its dimension is not used for it.
+  Args:
+    mesh: of devices.
+    params: arrays or their abstract forms.
+    min_split_size: elements; smaller parameters lie whole on every device.
+
+  Raises:
+    UserError: the mesh splits parameters, but a larger one would lie whole on
+      every device, because no rule matches its path or no axis divides its
+      dimensions.
   """
+  splits = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
   def sharding(path, leaf) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    for pattern, spec in PARAMETER_RULES:
-      if re.search(pattern, name):
-        axes = [
-          axis if size % mesh.shape[axis] == 0 else None
-          for axis, size in zip(spec, leaf.shape, strict=True)
-        ]
-        return NamedSharding(mesh, P(*axes))
-    return NamedSharding(mesh, P())
+    if not splits or math.prod(leaf.shape) < min_split_size:
+      return replicated(mesh)
+    rule = _match(name)
+    sizes = leaf.shape[leaf.ndim - len(rule) :]
+    axes = [
+      _dividing(mesh, axis, size)
+      for axis, size in zip(rule, sizes, strict=True)
+    ]
+    if not any(axes):
+      reason = (
+        "its dimensions are no multiples of the axes that split it"
+        if len(rule)
+        else "no pattern of sharding.PARAMETER_RULES matches it"
+      )
+      raise UserError(
+        f"mesh {_sizes(mesh)}: parameter {name} {list(leaf.shape)} would lie"
+        f" whole on every device: {reason}"
+      )
+    return NamedSharding(mesh, P(*[None] * (leaf.ndim - len(rule)), *axes))
 
   return jax.tree_util.tree_map_with_path(sharding, params)
+
+
+def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
+  """Those mesh axes that split a dimension evenly, taken from the left."""
+  used: tuple[str, ...] = ()
+  ways = 1
+  for axis in (axes,) if isinstance(axes, str) else axes or ():
+    more = mesh.shape[axis]
+    if more > 1 and size % (ways * more) == 0:
+      used, ways = (*used, axis), ways * more
+  return used or None
+
+
+def _match(name: str) -> P:
+  for pattern, spec in PARAMETER_RULES:
+    if re.search(pattern, name):
+      return spec
+  return P()
+
+
+def by_example(x: jax.Array) -> jax.Array:
+  """Keeps activations [B, ...] split by example where a mesh is in use.
+
+  Without this the compiler may choose to split features as the parameters are
+  and to gather the batch on every device.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, P(_BATCH_AXES))
+
+
+def _sizes(mesh: Mesh) -> str:
+  return ", ".join(f"{axis}={mesh.shape[axis]}" for axis in AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -94,22 +155,57 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def batch_sharding(mesh: Mesh, *, stacked: bool = False) -> NamedSharding:
   """Examples over data and fsdp; `stacked` batches have a step axis first."""
-  axes = ("data", "fsdp")
-  return NamedSharding(mesh, P(None, axes) if stacked else P(axes))
+  return NamedSharding(
+    mesh, P(None, _BATCH_AXES) if stacked else P(_BATCH_AXES)
+  )
 
 
-def check_batch_size(mesh: Mesh, batch_size: int, name: str) -> None:
-  """Raises unless every device gets the same number of examples."""
-  ways = mesh.shape["data"] * mesh.shape["fsdp"]
-  if batch_size < 1 or batch_size % ways:
+def check_batch_size(
+  mesh: Mesh, batch_size: int, name: str, num_parts: int = 1
+) -> None:
+  """Raises unless every device gets as many examples of every microbatch."""
+  ways = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
+  if batch_size < 1 or batch_size % (ways * num_parts):
+    parts = f" and {num_parts} microbatches" if num_parts > 1 else ""
     raise UserError(
       f"{name}={batch_size} is not a positive multiple of the {ways} devices"
-      " that examples are split over"
+      f"{parts} that examples are split over"
     )
 
 
-def put_batch(batch: Any, sharding: NamedSharding) -> Any:
-  """This process's part of a batch as one global array per entry."""
-  return jax.tree.map(
-    lambda x: jax.make_array_from_process_local_data(sharding, x), batch
-  )
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+  """Rows of a global batch that this process's devices hold, ascending.
+
+  Processes that share an example (a tensor axis across them) both have it.
+  """
+  held = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+  rows = [np.arange(batch_size)[index] for index in held.values()]
+  return np.unique(np.concatenate(rows))
+
+
+def put_batch(
+  mesh: Mesh, batch: Any, batch_size: int, *, stacked: bool = False
+) -> Any:
+  """Global arrays from this process's rows, as `local_rows` names them.
+
+  Args:
+    mesh: of devices.
+    batch: arrays [rows, ...], or [steps, rows, ...] if `stacked`.
+    batch_size: over all processes.
+    stacked: whether there is a step axis in front.
+  """
+  sharding = batch_sharding(mesh, stacked=stacked)
+  rows = local_rows(mesh, batch_size)
+  axis = int(stacked)
+
+  def put(x):
+    shape = (*x.shape[:axis], batch_size, *x.shape[axis + 1 :])
+
+    def part(index):
+      start, stop, _ = index[axis].indices(batch_size)
+      first = int(np.searchsorted(rows, start))
+      return x[(*index[:axis], slice(first, first + stop - start))]
+
+    return jax.make_array_from_callback(shape, sharding, part)
+
+  return jax.tree.map(put, batch)

@@ -11,15 +11,31 @@ from flax import nnx
 from loopjax.types import Array, Batch, Metrics
 
 
+class BadSteps(NamedTuple):
+  """Steps whose loss or gradient was not finite, and so changed nothing.
+
+  Attributes:
+    streak: how many in a row up to now, i32; it stays once it is at the limit.
+    first: step of the first of them, i32.
+    hit: bool [parameters, in the order of jax.tree.leaves]: whose gradients
+      were not finite in one of them.
+  """
+
+  streak: Any
+  first: Any
+  hit: Any
+
+
 class TrainState(NamedTuple):
   """All that training changes.
 
   Attributes:
-    step: optimizer steps taken, i32.
+    step: optimizer steps taken, bad ones included, i32.
     params: parameters, nested dict.
     ema: their moving average; an empty dict if the run keeps none.
     opt_state: of the optimizer.
     key: base of every random number; folded with the step.
+    bad: the bad steps up to now.
   """
 
   step: Any
@@ -27,6 +43,12 @@ class TrainState(NamedTuple):
   ema: Any
   opt_state: Any
   key: Any
+  bad: BadSteps
+
+
+def scored_params(state: TrainState) -> Any:
+  """The parameters to evaluate: the averaged ones if the run averages."""
+  return state.ema or state.params
 
 
 def init_state(
@@ -34,7 +56,9 @@ def init_state(
 ) -> TrainState:
   """The state before the first step; the EMA starts at the parameters."""
   ema = jax.tree.map(jnp.copy, params) if use_ema else {}
-  return TrainState(jnp.zeros((), jnp.int32), params, ema, tx.init(params), key)
+  zero = jnp.zeros((), jnp.int32)
+  bad = BadSteps(zero, zero, jnp.zeros(len(jax.tree.leaves(params)), bool))
+  return TrainState(zero, params, ema, tx.init(params), key, bad)
 
 
 def train_step(
@@ -46,8 +70,13 @@ def train_step(
   loss_fn: Any,
   tx: optax.GradientTransformation,
   ema_decay: float,
+  num_microbatches: int,
+  max_bad_steps: int,
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step.
+
+  A step with a loss or gradient that is not finite changes nothing but the
+  count of steps, and neither does any after `max_bad_steps` of them in a row.
 
   Args:
     state: is consumed if the caller donates it.
@@ -57,28 +86,96 @@ def train_step(
     loss_fn: the family's `loss`.
     tx: the optimizer.
     ema_decay: 0 for no average.
+    num_microbatches: parts that gradients are accumulated over.
+    max_bad_steps: bad steps in a row after which nothing changes any more.
 
   Returns:
     (new state, metrics of this step: scalars and per-loop vectors). Gradient
-    norms are those before clipping, over all and by top-level module.
+    norms are those before clipping, over all and by top-level module;
+    "accepted" is 0 for a step that changed nothing and 1 for all others.
   """
   key = jax.random.fold_in(state.key, state.step)
 
-  def loss_of(params):
+  def loss_of(params, batch, key):
     model = nnx.merge(graphdef, params)
     return loss_fn(model, batch, key, state.step, frozen)
 
-  (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+  metrics, grads = _gradients(
+    loss_of, state.params, batch, key, num_microbatches
+  )
+  norms = jax.tree.map(optax.tree.norm, grads)
+  norm = optax.tree.norm(norms)
+  finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
   if ema_decay:
     ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
-  norms = {
-    f"grad_norm/{name}": optax.tree.norm(part) for name, part in grads.items()
+  accept = finite & (state.bad.streak < max_bad_steps)
+  old = (state.params, state.ema, state.opt_state)
+  params, ema, opt_state = jax.tree.map(
+    lambda new, old: jnp.where(accept, new, old), (params, ema, opt_state), old
+  )
+  bad = _count(state, finite, norms, max_bad_steps)
+  by_module = {
+    f"grad_norm/{name}": optax.tree.norm(part) for name, part in norms.items()
   }
-  metrics = {**metrics, "grad_norm": optax.tree.norm(grads), **norms}
-  return TrainState(state.step + 1, params, ema, opt_state, state.key), metrics
+  metrics = {
+    **metrics,
+    "grad_norm": norm,
+    **by_module,
+    "accepted": accept.astype(jnp.float32),
+  }
+  state = TrainState(state.step + 1, params, ema, opt_state, state.key, bad)
+  return state, metrics
+
+
+def _gradients(loss_of, params, batch, key, num_microbatches):
+  """(metrics, gradients) of a batch, computed in equal parts one by one.
+
+  Part i is every num_microbatches-th example, so that each device's examples
+  stay where they are. Losses weigh by the whole batch's mean weight, which
+  makes the parts' mean the loss of the whole.
+  """
+  value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
+  mean_weight = jnp.mean(batch["weights"].astype(jnp.float32))
+  if num_microbatches == 1:
+    batch = {**batch, "mean_weight": mean_weight}
+    (_, metrics), grads = value_and_grad(params, batch, key)
+    return metrics, grads
+
+  def split(x):
+    parts = x.reshape(-1, num_microbatches, *x.shape[1:])
+    return jnp.swapaxes(parts, 0, 1)
+
+  def body(total, part):
+    index, batch = part
+    batch = {**batch, "mean_weight": mean_weight}
+    (_, metrics), grads = value_and_grad(
+      params, batch, jax.random.fold_in(key, index)
+    )
+    return jax.tree.map(jnp.add, total, grads), metrics
+
+  total, metrics = jax.lax.scan(
+    body,
+    jax.tree.map(jnp.zeros_like, params),
+    (jnp.arange(num_microbatches), jax.tree.map(split, batch)),
+  )
+  grads = jax.tree.map(lambda x: x / num_microbatches, total)
+  return jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics), grads
+
+
+def _count(state, finite, norms, max_bad_steps) -> BadSteps:
+  """The record of bad steps after one more step."""
+  bad = state.bad
+  hit = ~jnp.isfinite(jnp.stack(jax.tree.leaves(norms)))
+  after = BadSteps(
+    streak=jnp.where(finite, 0, bad.streak + 1),
+    first=jnp.where(bad.streak == 0, state.step, bad.first),
+    hit=jnp.where(finite, False, bad.hit | hit),
+  )
+  stopped = bad.streak >= max_bad_steps
+  return jax.tree.map(lambda x, y: jnp.where(stopped, x, y), bad, after)
 
 
 def train_steps(
@@ -86,14 +183,13 @@ def train_steps(
 ) -> tuple[TrainState, Metrics]:
   """Several steps in one call: batches are stacked, [steps, B, ...].
 
-  Returns the new state and the mean of every metric over the steps.
+  Returns the new state and every metric of every step, [steps, ...].
   """
 
   def body(state, batch):
     return train_step(state, batch, frozen, **static)
 
-  state, metrics = jax.lax.scan(body, state, batches)
-  return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+  return jax.lax.scan(body, state, batches)
 
 
 def eval_step(
@@ -105,6 +201,7 @@ def eval_step(
   group_sizes: dict[str, int],
   num_loops: int,
   kind: str,
+  trace: tuple[str, ...] = (),
 ) -> dict[str, dict[str, Array]]:
   """Sums of every score over the batch's valid examples, by group.
 
@@ -116,13 +213,14 @@ def eval_step(
     group_sizes: number of groups of each grouping.
     num_loops: loops to run.
     kind: how the loop runs.
+    trace: records of every loop that the score reads.
 
   Returns:
     {"": ..., "<grouping>": ...}: for each {"count": f32 [G], "<score>": f32
     [G, 2] sum and sum of squares}; G = 1 for "".
   """
   model = nnx.merge(graphdef, params)
-  output = model(batch["inputs"], num_loops=num_loops, kind=kind)
+  output = model(batch["inputs"], num_loops=num_loops, kind=kind, trace=trace)
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)
   groups = {"": (jnp.zeros(valid.shape, jnp.int32), 1)}

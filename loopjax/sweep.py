@@ -3,15 +3,15 @@
   python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME --workdir=DIR
 
 What is complete is skipped and what was cut off goes on, so that the same
-command can be given again. Exit status: 0 done, 1 an item failed, 2 a mistake
-of the user's.
+command can be given again. Jobs that run at the same time share a --workdir,
+each with one --item. Exit status: 0 done, 1 an item failed, 2 a mistake of the
+user's, 4 asked to stop, 5 an item lost a process of its own. After 4 and 5 the
+same command goes on.
 """
 
 import hashlib
-import os
 import pathlib
 import runpy
-import subprocess
 import sys
 import time
 import urllib.parse
@@ -22,12 +22,15 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from loopjax import command_line
+from loopjax import child, command_line
 from loopjax import config as config_lib
 from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 
 _MAX_SLUG = 120  # File systems take 255 bytes; a log's name is longer by 4.
+# What a person wants to see first of a run's scores, if it is there.
+_SHOWN = ("eval/exact_match", "test_id_2/accuracy", "test_ood_2/accuracy")
+_DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 _SWEEP = flags.DEFINE_string("sweep", None, "Name of a sweep of the config.")
@@ -35,6 +38,8 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print only what would be done.")
 _LIMIT = flags.DEFINE_integer(
   "limit", 0, "Run at most this many items that are not complete; 0 for all.", 0
 )
+_ITEM = flags.DEFINE_integer("item", None, "Run only this item, from 0.", 0)
+_COUNT = flags.DEFINE_bool("count", False, "Print only how many items it has.")
 
 
 class Item(NamedTuple):
@@ -55,25 +60,40 @@ def main(argv: list[str]) -> int:
   """Runs what the flags say; returns the exit status."""
   del argv
   config, name = command_line.CONFIG.value, _SWEEP.value
-  if config is None or not name or not command_line.WORKDIR.value:
+  directory = command_line.WORKDIR.value
+  if config is None or not name or not (directory or _COUNT.value):
     raise UserError("--config=FILE, --sweep=NAME and --workdir=DIR are needed")
+  for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
+    if other.present:
+      raise UserError(f"--{other.name} has no effect with --count")
+  if _ITEM.present and _LIMIT.present:
+    raise UserError("--limit has no effect with --item")
   flag = flags.FLAGS["config"]
   config_name = config_flags.get_config_filename(flag)
   common = config_flags.get_override_values(flag)
   items = make_items(config, _load(config_name), name, common)
-  workdir = pathlib.Path(command_line.WORKDIR.value)
+  if _COUNT.value:
+    print(len(items))
+    return 0
+  if _ITEM.value is not None and _ITEM.value >= len(items):
+    raise UserError(
+      f"--item={_ITEM.value}: sweep {name} has {len(items)} items, from 0"
+    )
+  assert directory
+  workdir = pathlib.Path(directory)
   if not _DRY_RUN.value:
     write_manifest(workdir, name, config_name, common, items)
-  failed = run_items(
+  failed, status = run_items(
     items,
     workdir,
     [f"--config={config_name}", *_arguments(common)],
     dry_run=_DRY_RUN.value,
     limit=_LIMIT.value,
+    only=_ITEM.value,
   )
   for slug, message in failed.items():
     print(f"failed: {slug}: {message}", file=sys.stderr)
-  return 1 if failed else 0
+  return status
 
 
 def make_items(
@@ -105,7 +125,7 @@ def make_items(
       raise UserError(
         f"--config.{clash[0]} has no effect: sweep {name} sets it itself"
       )
-    changed = ml_collections.ConfigDict(base)
+    changed = config.copy_and_resolve_references()
     changed.lock()
     try:
       config_lib.override(changed, overrides)
@@ -138,13 +158,19 @@ def slug(
     if before[key] != after[key] or key == "run.seed":
       short = key.partition(".")[2]
       label = short if names.count(short) == 1 else key
-      value = urllib.parse.quote(str(after[key]), safe="+")
-      parts.append(f"{label}={value}")
+      parts.append(f"{label}={_quoted(after[key])}")
   text = ",".join(parts) or "base"
   if len(text) <= _MAX_SLUG:
     return text
   digest = hashlib.sha256(text.encode()).hexdigest()
   return f"{text[: _MAX_SLUG - 16]}~{digest[:16]}"  # Longer than a short one.
+
+
+def _quoted(value: Any) -> str:
+  """As a part of a file name; a tuple (1, 2) is 1+2."""
+  parts = value if isinstance(value, list) else [value]
+  quoted = (urllib.parse.quote(str(part), safe="") for part in parts)
+  return "+".join(quoted)
 
 
 def run_items(
@@ -154,7 +180,8 @@ def run_items(
   *,
   dry_run: bool = False,
   limit: int = 0,
-) -> dict[str, str]:
+  only: int | None = None,
+) -> tuple[dict[str, str], int]:
   """Runs what is not complete and prints one line an item.
 
   Args:
@@ -163,27 +190,33 @@ def run_items(
     arguments: of loopjax.main for all items.
     dry_run: say what would be done.
     limit: start at most this many; 0 for all.
+    only: index of the one item that this is about; None for all.
 
   Returns:
-    {slug: one-line message} of the items that failed.
+    {slug: one-line message} of the items that failed, and the exit status.
   """
-  failed, started = {}, 0
-  for number, item in enumerate(items, 1):
-    state, message = _state(workdir / item.slug, item.config)
-    if state in ("new", "unfinished"):
-      started += 1
-      if limit and started > limit:
-        state = f"{state}, past --limit"
-      elif dry_run:
-        state = f"{state}, would run"
-      else:
-        state, message = _run(item, workdir, arguments)
-    if message:
-      failed[item.slug] = message
-    words = [f"{number}/{len(items)}", item.slug, state]
-    words += [message] if message else _result(workdir / item.slug)
-    print("  ".join(words), flush=True)
-  return failed
+  failed, started, stopped, stop = {}, 0, 0, child.Stop()
+  with stop.listening():
+    for number, item in enumerate(items, 1):
+      if only not in (None, number - 1):
+        continue
+      state, message = _state(workdir / item.slug, item.config)
+      if state in ("new", "unfinished"):
+        started += 1
+        if limit and started > limit:
+          state = f"{state}, past --limit"
+        elif dry_run:
+          state = f"{state}, would run"
+        else:
+          stopped, state, message = _run(item, workdir, arguments, stop)
+      if message:
+        failed[item.slug] = message
+      words = [f"{number}/{len(items)}", item.slug, state]
+      words += [message] if message else _result(workdir / item.slug)
+      print("  ".join(words), flush=True)
+      if stopped:
+        return failed, stopped
+  return failed, 1 if failed else 0
 
 
 def write_manifest(
@@ -198,7 +231,7 @@ def write_manifest(
     "sweep": name,
     "config": config_name,
     "overrides": dict(common),
-    "model": items[0].config["model"]["name"] if items else "",
+    "task": items[0].config["task"]["name"] if items else "",
     "items": [
       {"overrides": item.overrides, "directory": item.slug} for item in items
     ],
@@ -210,22 +243,6 @@ def write_manifest(
     raise UserError(
       f"--workdir={workdir}: cannot be written: {error.strerror}"
     ) from error
-
-
-def run_command(command: Sequence[str], log: pathlib.Path) -> tuple[int, str]:
-  """Runs a command and appends what it says to a log.
-
-  Returns:
-    Its exit status and the last line that it said.
-  """
-  with log.open("a+", errors="replace") as file:
-    before = file.seek(0, os.SEEK_END)
-    done = subprocess.run(
-      command, stdout=file, stderr=subprocess.STDOUT, check=False
-    )
-    file.seek(before)
-    said = file.read().strip().splitlines()
-  return done.returncode, said[-1].strip() if said else ""
 
 
 def _load(config_name: str) -> Any:
@@ -241,6 +258,17 @@ def _arguments(overrides: Mapping[str, Any]) -> list[str]:
   return [f"--config.{key}={value}" for key, value in overrides.items()]
 
 
+def _item_arguments(
+  arguments: Sequence[str], overrides: Mapping[str, Any]
+) -> list[str]:
+  """Arguments of loopjax.main; another family goes behind --config's colon."""
+  first, *others = arguments
+  rest = dict(overrides)
+  if name := rest.pop("model.name", ""):
+    first += f"{',' if ':' in first else ':'}model.name={name}"
+  return [first, *others, *_arguments(rest)]
+
+
 def _state(
   directory: pathlib.Path, config: Mapping[str, Any]
 ) -> tuple[str, str]:
@@ -253,32 +281,46 @@ def _state(
     summary = workdir_lib.read_json(directory / "summary.json")
   except UserError as error:
     return "failed", str(error)
+  if summary.get("status") == "diverged":  # It would do so again.
+    reason = summary.get("reason") or "training diverged"
+    again = f"remove {directory / 'summary.json'} to run it again"
+    return "failed", f"{reason}; {again}"
   complete = summary.get("status") == "completed"
   return ("complete" if complete else "unfinished"), ""
 
 
 def _run(
-  item: Item, workdir: pathlib.Path, arguments: Sequence[str]
-) -> tuple[str, str]:
-  """Runs an item; returns its state and, if it failed, a one-line message."""
+  item: Item, workdir: pathlib.Path, arguments: Sequence[str], stop: child.Stop
+) -> tuple[int, str, str]:
+  """Runs an item.
+
+  Returns:
+    The exit status with which the sweep has to stop, or 0; the item's state;
+    if it failed, a one-line message.
+  """
   directory, log = workdir / item.slug, workdir / f"{item.slug}.log"
   command = [
     sys.executable,
     "-m",
     "loopjax.main",
-    *arguments,
-    *_arguments(item.overrides),
+    *_item_arguments(arguments, item.overrides),
     f"--workdir={directory}",
   ]
   start = time.monotonic()
-  status, last_line = run_command(command, log)
-  if status == 0 and _state(directory, item.config)[0] == "complete":
-    return f"done in {time.monotonic() - start:.0f} s", ""
-  if status == 3:
-    return "failed", f"training diverged; see {log}"
+  status, last_line = child.run_command(command, log, stop)
+  if status == _PREEMPTED or (stop.asked and status < 0):
+    return _PREEMPTED, "preempted; the same command goes on", ""
+  if status == _LOST:
+    return _LOST, "lost a process; the same command goes on", ""
+  stopped = _PREEMPTED if stop.asked else 0
+  state, message = _state(directory, item.config)
+  if status == 0 and state == "complete":
+    return stopped, f"done in {time.monotonic() - start:.0f} s", ""
+  if status == _DIVERGED and state == "failed":
+    return stopped, state, message
   if last_line.startswith("error: "):  # A mistake that says it all.
-    return "failed", last_line.removeprefix("error: ")
-  return "failed", f"exit status {status}: {last_line}; see {log}"
+    return stopped, "failed", last_line.removeprefix("error: ")
+  return stopped, "failed", f"exit status {status}: {last_line}; see {log}"
 
 
 def _result(directory: pathlib.Path) -> list[str]:
@@ -286,8 +328,10 @@ def _result(directory: pathlib.Path) -> list[str]:
   if not (directory / "summary.json").exists():
     return []
   summary = workdir_lib.read_json(directory / "summary.json")
-  exact = summary.get("metrics", {}).get("eval/exact_match")
-  words = [] if exact is None else [f"exact match {100 * exact:.1f} %"]
+  scores = summary.get("metrics", {})
+  words = [
+    f"{name} {100 * scores[name]:.1f} %" for name in _SHOWN if name in scores
+  ]
   return [*words, f"{summary.get('wall_seconds', 0):.0f} s in all"]
 
 

@@ -44,11 +44,17 @@ class TaskSpec:
     coordinates: for every position its integer coordinates (row, column, box
       on a board; the index alone in text), as nested tuples so that the record
       stays hashable.
+    num_padding_tokens: ids at the end of the vocabulary that are no real
+      tokens; models that read a distribution over tokens leave them out.
+    num_answer_tokens: tokens at the end of every sequence that are predicted in
+      one pass, after all before them was read; 0 where no such line is drawn.
   """
 
   vocab_size: int
   sequence_length: int
   coordinates: tuple[tuple[int, ...], ...]
+  num_padding_tokens: int = 0
+  num_answer_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,8 @@ class Output(NamedTuple):
   """What every model returns.
 
   Attributes:
-    logits: f32 [B, T, V].
+    logits: f32 [B, T, V], or of the last tokens alone if nothing before them
+      is predicted.
     losses: auxiliary losses, f32 scalars by name, before their weights.
     stats: per-example statistics, f32 [B] by name (steps taken, ...).
     loops: per-loop statistics, f32 [R] by name, averaged over the batch.
@@ -88,10 +95,10 @@ class Dataset:
     num_examples: distinct examples behind it.
     groups: names of the groups that scores are also reported for: for each
       grouping the group names; the batch holds the ids as "group/<grouping>".
-    facts: numbers about loading that belong in the summary.
+    facts: what is to be known of the data in the summary: counts, hashes.
   """
 
   batches: grain.MapDataset
   num_examples: int
   groups: Mapping[str, tuple[str, ...]]
-  facts: Mapping[str, int | float]
+  facts: Mapping[str, int | float | str]

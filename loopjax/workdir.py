@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,21 +15,39 @@ import jax
 import numpy as np
 
 from loopjax import config as config_lib
+from loopjax import distributed
 from loopjax.errors import UserError
 
 # Sections that may differ between starts: they do not change what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
+_FREE_KEYS = (
+  "run.num_microbatches",
+  "run.checkpoint_every",
+  "run.keep_checkpoints",
+  "run.keep_best",
+  "run.best_metric",
+  "run.max_bad_steps",
+  "run.debug_nans",
+  "run.profile_steps",
+)
 # What a checkpoint of the run fits; puzzles of another file may be scored.
 _EVAL_SECTIONS = ("model", "optim")
 
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds a work directory for one process.
+  """Holds a work directory for one run, by its process 0.
 
   Raises:
     UserError: it cannot be made or written, or another run holds it.
   """
+  with contextlib.ExitStack() as stack:
+    distributed.agreed(lambda: stack.enter_context(_held(workdir)))
+    yield
+
+
+@contextlib.contextmanager
+def _held(workdir: pathlib.Path) -> Iterator[None]:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     lock = open(workdir / ".lock", "a")  # noqa: SIM115
@@ -62,7 +81,7 @@ def check_config(
   differing = [
     f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})
-    if old.get(key) != new.get(key) and _binds(key.split(".")[0], mode)
+    if old.get(key) != new.get(key) and _binds(key, mode)
   ]
   if differing:
     raise UserError(
@@ -71,10 +90,11 @@ def check_config(
     )
 
 
-def _binds(section: str, mode: str) -> bool:
+def _binds(key: str, mode: str) -> bool:
+  section = key.partition(".")[0]
   if mode == "eval":
     return section in _EVAL_SECTIONS
-  return section not in _FREE_SECTIONS
+  return section not in _FREE_SECTIONS and key not in _FREE_KEYS
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -93,8 +113,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes JSON atomically: the old file or the new one, never a part."""
-  temporary = path.with_name(f".{path.name}.tmp")
+  """Writes JSON atomically, also when several processes do.
+
+  Whoever reads sees the old file or a new one, never a part.
+  """
+  temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
   temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
   os.replace(temporary, path)
 
@@ -115,7 +138,7 @@ def digest(tree: Any) -> str:
   """sha256 over the bytes of all arrays of a pytree, with their paths."""
   sha = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    value = np.asarray(jax.device_get(leaf))
+    value = distributed.whole(leaf)
     sha.update(jax.tree_util.keystr(path).encode())
     sha.update(str((value.shape, value.dtype)).encode())
     sha.update(np.ascontiguousarray(value).tobytes())

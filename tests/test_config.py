@@ -6,7 +6,7 @@ from tests_support import ROOT, load_config, namespace
 from loopjax import config as config_lib
 from loopjax import describe
 from loopjax.errors import UserError
-from loopjax.models import utm
+from loopjax.models import MODELS, utm
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 
@@ -31,9 +31,11 @@ def test_every_sweep_item_resolves(name):
         config = load_config(name, preset)
         config_lib.override(config, item)
         settings = config_lib.resolve(config)
+        got = config_lib.flatten(config_lib.to_dict(config))
         for key, value in item.items():
-          section, field = key.split(".")
-          assert getattr(getattr(settings, section), field) == value
+          expected = list(value) if isinstance(value, tuple) else value
+          assert got[key] == expected
+        assert settings.family is MODELS[got["model.name"]]
 
 
 def test_the_paper_is_the_default():
@@ -75,7 +77,14 @@ def test_wrong_arguments_are_named(arg, message):
     ({"loop.kind": "while"}, "loop.kind='while'"),
     ({"loop.remat": "some"}, "loop.remat='some'"),
     ({"run.num_steps": 0}, "run.num_steps=0"),
-    ({"run.log_every": 4}, "checkpoint_every=10 must be a multiple"),
+    ({"run.checkpoint_every": 12}, "run.checkpoint_every=12 must be a multi"),
+    ({"run.keep_best": 1}, "run.keep_best=1 needs steps"),
+    ({"run.init_fresh": "gate"}, "run.init_fresh has no effect"),
+    ({"run.init_from": "x", "run.init_fresh": "("}, "run.init_fresh="),
+    ({"run.profile_steps": "5"}, "run.profile_steps='5'"),
+    ({"run.profile_steps": "5:21"}, "run.profile_steps='5:21'"),
+    ({"run.num_microbatches": 0}, "run.num_microbatches=0"),
+    ({"eval.checkpoint": "last"}, "eval.checkpoint='last'"),
     ({"run.log_every": 1}, "run.log_every=1 must be a multiple"),
     ({"eval.every": 7}, "eval.every=7"),
     ({"eval.loop_kind": "unroll"}, "eval.loop_kind='unroll'"),
@@ -93,6 +102,33 @@ def test_wrong_arguments_are_named(arg, message):
 )
 def test_impossible_settings_are_named(overrides, message):
   config = load_config("sudoku_utm", "smoke")
-  config_lib.override(config, overrides)
   with pytest.raises(UserError, match=message):
+    config_lib.override(config, overrides)
     config_lib.resolve(config)
+
+
+def test_another_family_keeps_what_both_have():
+  config = load_config("multihop_disco", "smoke,model.name=transformer")
+  assert config.model.name == "transformer"
+  assert config.model.width == 16
+  assert "gate" not in config.model
+  assert config_lib.resolve(config).family.__name__.endswith("transformer")
+  with pytest.raises(UserError, match="model.name='none' is none of"):
+    load_config("multihop_disco", "smoke,model.name=none")
+
+
+def test_another_family_on_the_command_line_goes_behind_the_colon():
+  config = load_config("multihop_disco", "smoke")
+  config.model.name = "transformer"
+  with pytest.raises(UserError, match="behind the colon"):
+    config_lib.resolve(config)
+
+
+def test_a_tuple_and_text_behind_the_colon():
+  config = load_config(
+    "multihop_disco",
+    "smoke,task.num_train_chains=(30,),eval.checkpoint=10,run.seed=3",
+  )
+  assert config.task.num_train_chains == (30,)
+  assert config.eval.checkpoint == "10"
+  assert config.run.seed == 3

@@ -2,11 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
-from tests_support import smoke
+from tests_support import make_datasets, smoke
 
 from loopjax import config as config_lib
-from loopjax import evaluate, train
+from loopjax import evaluate
 from loopjax import program as program_lib
 from loopjax.data import pipeline
 
@@ -15,13 +16,13 @@ def test_scores_are_those_of_the_examples_one_by_one():
   """Padding of the last batch does not count; groups partition the split."""
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
-  dataset = train.make_datasets(settings)["eval"]
+  dataset = make_datasets(settings)["eval"]
   assert dataset.num_examples % 64  # There is padding.
   params = program.init(jax.random.key(0)).params
   evaluator = evaluate.make_evaluator(
     settings, program.graphdef, dataset, program.mesh
   )
-  got = evaluator(params)
+  got = evaluator(params)["eval"]
 
   model = nnx.merge(program.graphdef, params)
   values, ratings = [], []
@@ -49,12 +50,35 @@ def test_scores_are_those_of_the_examples_one_by_one():
   )
 
 
+def test_groups_that_are_splits_have_names_of_their_own():
+  """And other groups may be of one of these splits only."""
+  sums = {
+    "": {"count": np.array([4.0]), "right": np.array([[2.0, 2.0]])},
+    "split": {
+      "count": np.array([3.0, 1.0]),
+      "right": np.array([[2.0, 2.0], [0.0, 0.0]]),
+    },
+    "kind": {
+      "count": np.array([1.0, 2.0]),
+      "right": np.array([[1.0, 1.0], [1.0, 1.0]]),
+    },
+  }
+  groups = {"split": ("near", "far"), "kind": ("near/old", "new/er")}
+  scores = evaluate._means(sums, groups)
+  assert set(scores) == {"eval", "near", "far"}
+  assert scores["eval"]["right"] == 0.5
+  assert scores["near"]["right"] == pytest.approx(2 / 3)
+  assert scores["far"]["count"] == 1
+  assert scores["near"]["right/kind=old"] == 1.0
+  assert scores["eval"]["right/kind=new/er"] == 0.5
+
+
 def test_a_part_of_the_split_is_its_first_batches():
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
-  dataset = train.make_datasets(settings)["eval"]
+  dataset = make_datasets(settings)["eval"]
   evaluator = evaluate.make_evaluator(
     settings, program.graphdef, dataset, program.mesh
   )
   params = program.init(jax.random.key(0)).params
-  assert evaluator(params, 100)["count"] == 128
+  assert evaluator(params, 100)["eval"]["count"] == 128

@@ -1,4 +1,4 @@
-"""Schedule, decay mask, clipping."""
+"""Schedules, decay mask, clipping."""
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,41 @@ def test_constant_schedule_stays():
   )
 
 
+def wsd(num_steps, **changes):
+  config = optim.Config(
+    schedule="wsd", learning_rate=0.1, final_learning_rate=0.02, **changes
+  )
+  return optim.make_schedule(config, num_steps)
+
+
+def test_warm_up_stable_decay_at_its_corners():
+  schedule = wsd(100, warmup_steps=4, cooldown_fraction=0.4)
+  np.testing.assert_allclose(
+    schedule(jnp.array([0, 2, 4, 30, 60, 80, 99, 100, 200])),
+    [0, 0.05, 0.1, 0.1, 0.1, 0.06, 0.022, 0.02, 0.02],
+    rtol=1e-5,
+  )
+
+
+def test_warm_up_stable_decay_may_fall_from_the_start():
+  schedule = wsd(10, warmup_steps=0, cooldown_fraction=1.0)
+  np.testing.assert_allclose(
+    schedule(jnp.array([0, 5, 10])), [0.1, 0.06, 0.02], rtol=1e-5
+  )
+
+
+def test_a_cooldown_is_a_step_at_least():
+  schedule = wsd(10, warmup_steps=9, cooldown_fraction=0.01)
+  np.testing.assert_allclose(
+    schedule(jnp.array([8, 9, 10])), [0.8 / 9, 0.1, 0.02], rtol=1e-5
+  )
+
+
+def test_warm_up_and_cooldown_must_fit():
+  with pytest.raises(UserError, match="warmup_steps=7 and the 4 steps of opt"):
+    wsd(10, warmup_steps=7, cooldown_fraction=0.4)
+
+
 def utm_params():
   spec = TaskSpec(6, 16, tuple((i,) for i in range(16)))
   config = utm.Config(width=16, num_heads=2, num_loops=3, norm="rmsnorm")
@@ -49,6 +84,16 @@ def names_where(mask):
   }
 
 
+def test_tables_are_matrices_and_embeddings():
+  matrices = names_where(optim.decay_mask(utm_params(), "matrices"))
+  tables = names_where(optim.decay_mask(utm_params(), "tables"))
+  assert tables - matrices == {
+    "token_embedding/embedding",
+    "step_embedding/embedding",
+  }
+  assert matrices < tables
+
+
 def test_matrices_decay_and_nothing_else():
   projections = {
     f"block/attention/{name}/kernel"
@@ -57,6 +102,12 @@ def test_matrices_decay_and_nothing_else():
   mlp = {f"block/mlp/{name}/kernel" for name in ("gate", "value", "output")}
   expected = projections | mlp | {"router/kernel", "head/kernel"}
   assert names_where(optim.decay_mask(utm_params(), "matrices")) == expected
+
+
+def test_stacked_vectors_are_no_matrices():
+  names = ("query/bias", "A_log", "dt_bias", "attention_norm/scale")
+  params = {f"layers/{name}": jnp.ones((2, 4)) for name in names}
+  assert not names_where(optim.decay_mask(params, "matrices"))
 
 
 def test_all_means_all():
@@ -107,6 +158,22 @@ def test_clipping_bounds_what_adam_sees():
     ({"schedule": "step"}, "schedule='step'"),
     ({"ema_decay": 1.0}, "ema_decay"),
     ({"weight_decay": -1.0}, "weight_decay"),
+    ({"name": "sgd"}, "optim.name='sgd' is none of adamw, muon"),
+    ({"muon_learning_rate": 0.1}, "no effect while optim.name='adamw'"),
+    ({"muon_momentum": 0.9}, "no effect while optim.name='adamw'"),
+    ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate=0.0"),
+    ({"name": "muon", "muon_momentum": 1.0}, "muon_momentum=1.0"),
+    ({"cooldown_fraction": 0.5}, "no effect while optim.schedule='cosine'"),
+    (
+      {"schedule": "constant", "cooldown_fraction": 0.5},
+      "optim.cooldown_fraction has no effect while optim.schedule='constant'",
+    ),
+    (
+      {"schedule": "constant", "final_learning_rate": 0.0},
+      "final_learning_rate has no effect",
+    ),
+    ({"schedule": "wsd", "cooldown_fraction": 0.0}, "cooldown_fraction=0.0"),
+    ({"schedule": "wsd", "cooldown_fraction": 1.5}, "cooldown_fraction=1.5"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):

@@ -4,19 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax import nnx
-from tests_support import smoke
+from tests_support import make_datasets, smoke
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import sharding, step, train
+from loopjax import sharding, step
 from loopjax.data import pipeline
 
 
 def make(**overrides):
   settings = config_lib.resolve(smoke(**overrides))
-  dataset = train.make_datasets(settings)["train"]
+  dataset = make_datasets(settings)["train"]
   batches = pipeline.iterate(dataset.batches, num_threads=0)
   return settings, [next(batches) for _ in range(3)]
 
@@ -27,8 +26,8 @@ def one_device(settings):
 
 def stacked(program, batches):
   tree = jax.tree.map(lambda *rows: np.stack(rows), *batches)
-  placed = sharding.batch_sharding(program.mesh, stacked=True)
-  return sharding.put_batch(tree, placed)
+  size = len(batches[0]["weights"])
+  return sharding.put_batch(program.mesh, tree, size, stacked=True)
 
 
 def test_steps_are_gradient_optimizer_and_average():
@@ -57,7 +56,8 @@ def test_steps_are_gradient_optimizer_and_average():
     jax.tree.map(
       lambda g, e: np.testing.assert_allclose(g, e, atol=2e-6), got, expected
     )
-  assert metrics["grad_norm"] > metrics["grad_norm/router"] > 0
+  total, router = metrics["grad_norm"], metrics["grad_norm/router"]
+  assert (total > router).all() and (router > 0).all()
 
 
 def test_one_call_of_three_steps_is_three_calls():
@@ -74,33 +74,6 @@ def test_one_call_of_three_steps_is_three_calls():
     together.params,
     apart.params,
   )
-
-
-@pytest.mark.parametrize(
-  "mesh", [(8, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)]
-)
-def test_a_mesh_computes_what_one_device_computes(mesh):
-  data, fsdp, tensor = mesh
-  settings, batches = make(
-    mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor
-  )
-  on_mesh = program_lib.make_program(settings)
-  alone = one_device(settings._replace(mesh=sharding.Config()))
-  results = []
-  for program in (on_mesh, alone):
-    state = program.init(jax.random.key(0))
-    results.append(program.train(state, stacked(program, batches), {}))
-  (mesh_state, mesh_metrics), (state, metrics) = results
-  np.testing.assert_allclose(mesh_metrics["loss"], metrics["loss"], rtol=1e-5)
-  np.testing.assert_allclose(
-    mesh_metrics["grad_norm"], metrics["grad_norm"], rtol=1e-4
-  )
-  if fsdp > 1:
-    kernel = mesh_state.params["block"]["attention"]["query"]["kernel"]
-    moment = optax.tree.get(mesh_state.opt_state, "mu")
-    moment = moment["block"]["attention"]["query"]["kernel"]
-    assert kernel.sharding.spec[0] == moment.sharding.spec[0] == "fsdp"
-  assert int(state.step) == int(mesh_state.step) == 3
 
 
 def test_init_state_average_starts_at_the_parameters():

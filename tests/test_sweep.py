@@ -1,15 +1,20 @@
 """Sweeps: directory names, skipping, going on, failing."""
 
+import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from tests_support import ROOT, load_config, namespace, smoke
 
+from loopjax import child, sweep
 from loopjax import config as config_lib
-from loopjax import sweep
 from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 
@@ -23,6 +28,13 @@ def items_of(name, preset="smoke", common=None):
   return sweep.make_items(config, sweeps, name, common or {})
 
 
+ENDS = {
+  0: {"status": "completed"},
+  3: {"status": "diverged", "reason": "loss is not finite at step 7"},
+  4: {"status": "preempted"},
+}
+
+
 class Runner:
   """Stands in for processes: writes what a run writes, or fails."""
 
@@ -31,22 +43,22 @@ class Runner:
     self.fail = fail or {}
     self.commands = []
 
-  def __call__(self, command, log):
+  def __call__(self, command, log, stop):
     self.commands.append(command)
     directory = log.parent / command[-1].rpartition("/")[2]
     log.write_text("what it said\n")
-    if directory.name in self.fail:
-      return self.fail[directory.name]
-    directory.mkdir(exist_ok=True)
-    config = self.configs[directory.name]
-    workdir_lib.write_json(directory / "config.json", config)
-    summary = {
-      "status": "completed",
-      "metrics": {"eval/exact_match": 0.25},
-      "wall_seconds": 7.0,
-    }
-    workdir_lib.write_json(directory / "summary.json", summary)
-    return 0, ""
+    status, said = self.fail.get(directory.name, (0, ""))
+    if status in (0, 3, 4) and not said:
+      directory.mkdir(exist_ok=True)
+      config = self.configs[directory.name]
+      workdir_lib.write_json(directory / "config.json", config)
+      summary = {
+        **ENDS[status],
+        "metrics": {"eval/exact_match": 0.25},
+        "wall_seconds": 7.0,
+      }
+      workdir_lib.write_json(directory / "summary.json", summary)
+    return status, said
 
   @property
   def names(self):
@@ -60,9 +72,11 @@ def items():
 
 def start(monkeypatch, items, tmp_path, fail=None, **options):
   runner = Runner(items, fail)
-  monkeypatch.setattr(sweep, "run_command", runner)
-  failed = sweep.run_items(items, tmp_path, ["--config=c.py:smoke"], **options)
-  return runner, failed
+  monkeypatch.setattr(child, "run_command", runner)
+  failed, status = sweep.run_items(
+    items, tmp_path, ["--config=c.py:smoke"], **options
+  )
+  return runner, failed, status
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -117,8 +131,8 @@ def test_different_changes_have_different_slugs():
 
 
 def test_every_item_is_run_with_its_overrides(monkeypatch, items, tmp_path):
-  runner, failed = start(monkeypatch, items, tmp_path)
-  assert failed == {}
+  runner, failed, status = start(monkeypatch, items, tmp_path)
+  assert (failed, status) == ({}, 0)
   assert runner.names == [item.slug for item in items]
   command = runner.commands[0]
   assert command[:4] == [
@@ -137,20 +151,20 @@ def test_complete_is_skipped_and_unfinished_goes_on(
   start(monkeypatch, items, tmp_path)
   (tmp_path / items[1].slug / "summary.json").unlink()
   path = tmp_path / items[2].slug / "summary.json"
-  workdir_lib.write_json(path, {"status": "diverged"})
+  workdir_lib.write_json(path, {"status": "preempted"})
   # What does not change the parameters does not matter.
   path = tmp_path / items[3].slug / "config.json"
   config = workdir_lib.read_json(path)
   config["eval"]["batch_size"] = 5
   workdir_lib.write_json(path, config)
   capsys.readouterr()
-  runner, failed = start(monkeypatch, items, tmp_path)
-  assert failed == {}
+  runner, failed, status = start(monkeypatch, items, tmp_path)
+  assert (failed, status) == ({}, 0)
   assert runner.names == [items[1].slug, items[2].slug]
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == len(items)
   assert lines[0].startswith(f"1/4  {items[0].slug}  complete")
-  assert "exact match 25.0 %" in lines[0]
+  assert "eval/exact_match 25.0 %" in lines[0]
   assert "7 s" in lines[0]
 
 
@@ -159,7 +173,7 @@ def test_failures_are_named_and_the_rest_is_run(monkeypatch, items, tmp_path):
   other.mkdir()
   config = {**items[3].config, "optim": {"learning_rate": 1.0}}
   workdir_lib.write_json(other / "config.json", config)
-  runner, failed = start(
+  runner, failed, status = start(
     monkeypatch,
     items,
     tmp_path,
@@ -169,9 +183,10 @@ def test_failures_are_named_and_the_rest_is_run(monkeypatch, items, tmp_path):
       items[2].slug: (-9, "half a line"),
     },
   )
+  assert status == 1
   assert runner.names == [item.slug for item in items[:3]]
   assert failed[items[0].slug] == "task.train_csv is wrong"
-  assert "diverged" in failed[items[1].slug]
+  assert "not finite at step 7" in failed[items[1].slug]
   assert "exit status -9: half a line" in failed[items[2].slug]
   assert "optim.learning_rate" in failed[items[3].slug]
   assert all("\n" not in message for message in failed.values())
@@ -180,26 +195,124 @@ def test_failures_are_named_and_the_rest_is_run(monkeypatch, items, tmp_path):
 def test_a_process_that_leaves_no_summary_has_failed(
   monkeypatch, items, tmp_path
 ):
-  _, failed = start(
+  _, failed, status = start(
     monkeypatch, items, tmp_path, fail={items[0].slug: (0, "bye")}
   )
-  assert list(failed) == [items[0].slug]
+  assert (list(failed), status) == ([items[0].slug], 1)
+
+
+def test_a_diverged_item_is_run_again_only_without_its_summary(
+  monkeypatch, items, tmp_path
+):
+  diverging = {items[0].slug: (3, "")}
+  start(monkeypatch, items, tmp_path, fail=diverging)
+  runner, failed, status = start(monkeypatch, items, tmp_path)
+  assert (runner.names, status) == ([], 1)
+  summary = tmp_path / items[0].slug / "summary.json"
+  assert failed == {
+    items[0].slug: "loss is not finite at step 7;"
+    f" remove {summary} to run it again"
+  }
+  summary.unlink()
+  runner, failed, status = start(monkeypatch, items, tmp_path)
+  assert (runner.names, failed, status) == ([items[0].slug], {}, 0)
+
+
+@pytest.mark.parametrize("status", [4, 5])
+def test_the_sweep_stops_with_an_item_that_was_stopped(
+  monkeypatch, items, tmp_path, capsys, status
+):
+  stopping = {items[1].slug: (status, "")}
+  runner, failed, got = start(monkeypatch, items, tmp_path, fail=stopping)
+  assert (failed, got) == ({}, status)
+  assert runner.names == [items[0].slug, items[1].slug]
+  assert "the same command goes on" in capsys.readouterr().out
+  runner, failed, got = start(monkeypatch, items, tmp_path)
+  assert (failed, got) == ({}, 0)
+  assert runner.names == [item.slug for item in items[1:]]
+
+
+def test_one_item_alone(monkeypatch, items, tmp_path, capsys):
+  runner, failed, status = start(monkeypatch, items, tmp_path, only=2)
+  assert (runner.names, failed, status) == ([items[2].slug], {}, 0)
+  assert capsys.readouterr().out.startswith(f"3/4  {items[2].slug}  done")
+  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
+  assert runner.names == [items[0].slug]
+  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
+  assert runner.names == []
 
 
 def test_limit_counts_what_is_started(monkeypatch, items, tmp_path):
-  runner, _ = start(monkeypatch, items, tmp_path, limit=1)
+  runner, _, _ = start(monkeypatch, items, tmp_path, limit=1)
   assert runner.names == [items[0].slug]
-  runner, _ = start(monkeypatch, items, tmp_path, limit=2)
+  runner, _, _ = start(monkeypatch, items, tmp_path, limit=2)
   assert runner.names == [items[1].slug, items[2].slug]
 
 
 def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
   log = tmp_path / "x.log"
   script = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
-  command = [sys.executable, "-c", script]
-  assert sweep.run_command([*command, "first", "2"], log) == (2, "first")
-  assert sweep.run_command([sys.executable, "-c", ""], log) == (0, "")
+  command, stop = [sys.executable, "-c", script], child.Stop()
+  assert child.run_command([*command, "first", "2"], log, stop) == (2, "first")
+  assert child.run_command([sys.executable, "-c", ""], log, stop) == (0, "")
   assert log.read_text() == "first\n"
+
+
+# Saves at the first signal and dies of the second, like a run.
+SAVES = """
+import os, signal, sys, threading
+asked = threading.Event()
+def save(which, frame):
+  signal.signal(which, signal.SIG_DFL)
+  asked.set()
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+assert os.getpgid(0) != os.getpgid(os.getppid())  # Ctrl-C passes it by.
+os.kill(os.getppid(), int(sys.argv[1]))
+assert asked.wait(10)
+print("saved", flush=True)
+sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize("which", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_what_stops_the_sweep_lets_the_run_save(tmp_path, which):
+  before = signal.getsignal(signal.Signals[which])
+  stop, log = child.Stop(), tmp_path / "x.log"
+  command = [sys.executable, "-c", SAVES, str(int(signal.Signals[which]))]
+  with stop.listening():
+    assert child.run_command(command, log, stop) == (4, "saved")
+  assert stop.asked
+  assert signal.getsignal(signal.Signals[which]) == before
+
+
+def test_a_signal_between_two_runs_is_not_lost(tmp_path):
+  stop, log = child.Stop(), tmp_path / "x.log"
+  with stop.listening():
+    os.kill(os.getpid(), signal.SIGTERM)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    status, _ = child.run_command(command, log, stop)
+  assert status == -signal.SIGTERM
+
+
+def test_a_signal_that_is_ignored_stays_so():
+  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  try:
+    with child.Stop().listening():
+      assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_that_ended_before_it_could_save_was_preempted(
+  monkeypatch, items, tmp_path
+):
+  def run(command, log, stop):
+    stop.asked = True
+    return -signal.SIGTERM, ""
+
+  monkeypatch.setattr(child, "run_command", run)
+  assert sweep.run_items(items, tmp_path, ["--config=c.py"]) == ({}, 4)
 
 
 def test_mistakes():
@@ -261,12 +374,91 @@ def test_mistakes_on_the_command_line_are_one_line(arguments, message):
   assert message in done.stderr
 
 
+@flagsaver.flagsaver
+def main_of(*arguments):
+  """What the command does with these flags, in this process."""
+  config = f"--config={ROOT / 'configs' / 'sudoku_utm.py'}:smoke"
+  with warnings.catch_warnings():  # ml_collections loads files the old way.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    flags.FLAGS(["sweep", config, "--sweep=depth", *arguments])
+  return sweep.main([])
+
+
+def test_the_number_of_items_for_scripts(capsys, tmp_path):
+  assert main_of("--count", f"--workdir={tmp_path / 'none'}") == 0
+  assert capsys.readouterr().out == "3\n"
+  assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--workdir=x", "--item=3"], "--item=3: sweep depth has 3 items, from 0"),
+    (["--workdir=x", "--item=0", "--limit=1"], "--limit .* with --item"),
+    (["--count", "--item=0"], "--item has no effect with --count"),
+  ],
+)
+def test_flags_that_do_not_go_together(arguments, message):
+  with pytest.raises(UserError, match=message):
+    main_of(*arguments)
+
+
+def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):
+  statuses = {"1": (4, ""), "2": (1, "error: the disk is full")}
+  depth = items_of("depth")
+  runner = Runner(
+    depth, {depth[int(index)].slug: end for index, end in statuses.items()}
+  )
+  monkeypatch.setattr(child, "run_command", runner)
+  assert [
+    main_of(f"--workdir={tmp_path}", f"--item={index}") for index in range(3)
+  ] == [0, 4, 1]
+  assert "the disk is full" in capsys.readouterr().err
+  assert len(list(tmp_path.glob("sweep-depth.json"))) == 1
+
+
+def test_jobs_may_write_the_manifest_at_the_same_time(items, tmp_path):
+  path = tmp_path / "sweep-tradeoff.json"
+
+  def job(_):
+    for _ in range(100):
+      sweep.write_manifest(tmp_path, "tradeoff", "c.py", {}, items)
+      assert len(workdir_lib.read_json(path)["items"]) == len(items)
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(job, range(8)))
+  assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
 def test_the_manifest_says_what_was_planned(items, tmp_path):
   sweep.write_manifest(tmp_path / "new", "tradeoff", "c.py:smoke", {}, items)
   manifest = workdir_lib.read_json(tmp_path / "new" / "sweep-tradeoff.json")
   assert manifest["sweep"] == "tradeoff"
   assert manifest["config"] == "c.py:smoke"
-  assert manifest["model"] == "utm"
+  assert manifest["task"] == "sudoku"
   assert manifest["items"] == [
     {"overrides": item.overrides, "directory": item.slug} for item in items
   ]
+
+
+def test_another_family_goes_behind_the_colon(monkeypatch, tmp_path):
+  """Its settings have to be there before they are overridden."""
+  base = load_config("multihop_disco", "smoke")
+  sweeps = lambda config: {"two": [{"model.name": "looped", "run.seed": 1}]}  # noqa: E731
+  items = sweep.make_items(base, sweeps, "two", {})
+  assert items[0].slug == "model.name=looped,seed=1"
+  assert "gate" not in items[0].config["model"]
+  commands = []
+
+  def run(command, log, stop):
+    commands.append(command)
+    return 1, ""
+
+  monkeypatch.setattr(child, "run_command", run)
+  for config in ("--config=c.py", "--config=c.py:smoke"):
+    sweep.run_items(items, tmp_path, [config])
+  assert commands[0][3:5] == [
+    "--config=c.py:model.name=looped",
+    "--config.run.seed=1",
+  ]
+  assert commands[1][3] == "--config=c.py:smoke,model.name=looped"

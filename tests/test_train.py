@@ -11,7 +11,12 @@ from loopjax import train
 from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 
-TIMING = ("steps_per_second", "examples_per_second", "data_wait_fraction")
+TIMING = (
+  "steps_per_second",
+  "examples_per_second",
+  "data_wait_fraction",
+  "model_flops_per_second",
+)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +133,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
   copy = tmp_path / "copy"
   shutil.copytree(finished, copy)
   config = smoke(
-    eval__num_loops=7, eval__loop_kind="while", eval__checkpoint_step=10
+    eval__num_loops=7, eval__loop_kind="while", eval__checkpoint="10"
   )
   before = {
     path.relative_to(copy): path.read_bytes()
@@ -143,9 +148,27 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
     assert (copy / name).read_bytes() == content
 
 
+def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
+  """By the rows of the evaluations in training."""
+  copy = tmp_path / "copy"
+  shutil.copytree(finished, copy)
+  best = {"eval__every": 10, "run__keep_best": 1, "eval__checkpoint": "best"}
+  with pytest.raises(UserError, match="no checkpoint has a score"):
+    train.run(smoke(run__best_metric="eval/nothing", **best), copy, "eval")
+  for metric, step in (("eval/fake", 10), ("-eval/fake", 20)):
+    rows_there = [
+      {"step": 10, "split": "eval", "fake": 0.9},
+      {"step": 20, "split": "eval", "fake": 0.1},
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows_there)
+    (copy / "metrics.jsonl").write_text(text)
+    config = smoke(run__best_metric=metric, eval__depth_factor=0, **best)
+    assert train.run(config, copy, "eval")["steps"] == step
+
+
 def test_a_missing_checkpoint_is_named(finished, tmp_path):
   with pytest.raises(UserError, match="no checkpoint of step 13"):
-    train.run(smoke(eval__checkpoint_step=13), finished, "eval")
+    train.run(smoke(eval__checkpoint="13"), finished, "eval")
   with pytest.raises(UserError, match="holds no run"):
     train.run(smoke(), tmp_path / "nothing", "eval")
   assert not (tmp_path / "nothing").exists()
@@ -182,3 +205,33 @@ def test_a_diverged_run_says_so(tmp_path):
     for value in row.values()
     if not isinstance(value, str)
   )
+
+
+def test_training_alone_keeps_the_rows_of_an_evaluation(tmp_path):
+  """They would not come again."""
+  options = {"eval__every": 10, "eval__batch_size": 64, "eval__depth_factor": 0}
+  train.run(smoke(**options), tmp_path, "train_and_eval")
+  expected = rows(tmp_path)
+  (tmp_path / "summary.json").unlink()
+  shutil.rmtree(tmp_path / "checkpoints" / "20")
+  train.run(smoke(**options), tmp_path, "train")
+  assert rows(tmp_path) == [
+    r for r in expected if r["split"] != "eval" or (r["step"] == 10)
+  ]
+
+
+def test_a_score_that_is_none_is_named(tmp_path):
+  config = smoke(
+    eval__every=10, run__keep_best=1, run__best_metric="eval/exactmatch"
+  )
+  with pytest.raises(UserError, match="is no score of the evaluation; those"):
+    train.run(config, tmp_path, "train_and_eval")
+  with pytest.raises(UserError, match="keep_best has no effect"):
+    train.run(smoke(eval__every=10, run__keep_best=1), tmp_path / "b", "train")
+
+
+def test_a_source_can_be_corrected(tmp_path, finished):
+  with pytest.raises(UserError, match="holds no checkpoints"):
+    train.run(smoke(run__init_from="nowhere"), tmp_path, "train")
+  done = train.run(smoke(run__init_from=str(finished)), tmp_path, "train")
+  assert done["status"] == "completed"

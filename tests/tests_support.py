@@ -2,9 +2,21 @@
 
 import pathlib
 
+import jax
+
 from loopjax import config as config_lib
+from loopjax import sharding, train
 
 ROOT = pathlib.Path(__file__).parent.parent
+# A config file and preset of seconds for every family.
+SMOKE = {
+  "disco": ("multihop_disco", "smoke"),
+  "looped": ("multihop_disco", "smoke,model.name=looped"),
+  "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
+  "sleep": ("automaton_sleep", "smoke"),
+  "transformer": ("multihop_disco", "smoke,model.name=transformer"),
+  "utm": ("sudoku_utm", "smoke"),
+}
 
 
 def load_config(name: str, arg: str):
@@ -18,6 +30,12 @@ def namespace(name: str) -> dict:
   path = ROOT / "configs" / f"{name}.py"
   exec(compile(path.read_text(), path, "exec"), names)
   return names
+
+
+def make_datasets(settings):
+  """Both splits as one process reads them."""
+  mesh = sharding.make_mesh(sharding.Config(), jax.devices()[:1])
+  return train.make_datasets(settings, mesh)
 
 
 def smoke(**overrides):

@@ -67,7 +67,7 @@ def draw_training(
   """
   panels = [
     panel
-    for panel in _PANELS
+    for panel in (*_PANELS, _by_split(rows))
     if any(len(series(rows, split, name)[0]) for split, name, *_ in panel[3])
   ]
   if not panels:
@@ -90,14 +90,25 @@ def draw_training(
   return [draw.save(figure, directory / "curves.png")]
 
 
+def _by_split(rows: Rows):
+  """A panel with the accuracy on every evaluation split that has its own."""
+  found = {row["split"]: None for row in rows if "accuracy" in row}  # In order.
+  splits = [split for split in found if split not in ("train", "eval")]
+  lines = [
+    (split, "accuracy", split, draw.PALETTE[index % len(draw.PALETTE)])
+    for index, split in enumerate(splits)
+  ]
+  return "Accuracy by split", "share", "linear", tuple(lines)
+
+
 def _draw_line(axes: axes_lib.Axes, rows: Rows, split, name, label, color):
   steps, values = series(rows, split, name)
   if not len(steps):
     return
-  marker = "o" if split == "eval" else None
+  marker = None if split == "train" else "o"
   axes.plot(steps, values, label=label, color=color, marker=marker, ms=4)
   at, errors = series(rows, split, f"{name}/standard_error")
-  if split == "eval" and np.array_equal(at, steps):
+  if split != "train" and np.array_equal(at, steps):
     low, high = values - errors, values + errors
     axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
 
@@ -173,8 +184,9 @@ def draw_depth(
   axes = figure.subplots()
   names = [name for name in scores if not name.endswith("/standard_error")]
   colors = {"exact_match": draw.GREEN, "cell_accuracy": draw.PURPLE}
-  for name in sorted(names, key=lambda name: scores[name].max()):
-    color = colors.get(name, draw.BLUE)
+  ordered = sorted(names, key=lambda name: scores[name].max())
+  for index, name in enumerate(ordered):
+    color = colors.get(name, draw.PALETTE[index % len(draw.PALETTE)])
     mean, error = scores[name], scores[f"{name}/standard_error"]
     loops = np.arange(1, len(mean) + 1)
     best = int(np.argmax(mean))

@@ -18,7 +18,8 @@ def accuracy_by_depth(view: view_lib.View) -> dict[str, np.ndarray]:
   the new last loop.
 
   Returns:
-    See `scores_by_loop`; R = depth_factor * model.num_loops.
+    See `scores_by_loop`; R = depth_factor * model.num_loops. If the task has
+    several evaluation splits, "<split>/<score>" for each that has examples.
   """
   settings = view.settings
   num_examples = settings.eval.depth_examples
@@ -28,12 +29,18 @@ def accuracy_by_depth(view: view_lib.View) -> dict[str, np.ndarray]:
     num_examples=num_examples,
   )
   batch = {name: value[:num_examples] for name, value in view.batch.items()}
-  return scores_by_loop(
-    settings.task_module.score,
-    output.trace["prediction"],
-    batch,
-    view.spec.vocab_size,
-  )
+  prediction = output.trace["prediction"]
+  score, vocab_size = settings.task_module.score, view.spec.vocab_size
+  if not view.splits:
+    return scores_by_loop(score, prediction, batch, vocab_size)
+  result: dict[str, np.ndarray] = {}
+  for index, split in enumerate(view.splits):
+    rows = np.flatnonzero(batch["group/split"] == index)
+    if len(rows):
+      part = {name: value[rows] for name, value in batch.items()}
+      scores = scores_by_loop(score, prediction[:, rows], part, vocab_size)
+      result |= {f"{split}/{name}": scores[name] for name in scores}
+  return result
 
 
 def scores_by_loop(

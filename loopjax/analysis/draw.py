@@ -7,6 +7,7 @@ from matplotlib import figure as figure_lib
 
 BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
 RED, PURPLE, GREY = "#d55e00", "#8e5ea2", "#7f7f7f"
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
 
 
 def new(width: float, height: float) -> figure_lib.Figure:

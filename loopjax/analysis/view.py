@@ -35,6 +35,8 @@ class View(NamedTuple):
     forward: runs the model on the first examples, see `make_forward`.
     rows: of metrics.jsonl.
     directory: where pictures go; it exists.
+    splits: names of the evaluation splits, by the number in "group/split" of
+      the batch; none if the task has only one.
   """
 
   settings: "config_lib.Settings"
@@ -45,6 +47,7 @@ class View(NamedTuple):
   forward: Callable[..., Output]
   rows: list[dict[str, Any]]
   directory: pathlib.Path
+  splits: tuple[str, ...] = ()
 
 
 def make_view(
@@ -81,6 +84,7 @@ def make_view(
     forward=forward,
     rows=rows,
     directory=directory,
+    splits=tuple(dataset.groups.get("split", ())),
   )
 
 

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import grain
-import jax
 import numpy as np
 
 from loopjax.data import hashing
@@ -20,16 +19,22 @@ MakeBatch = Callable[[Rows, Rows], Mapping[str, np.ndarray]]
 
 
 def training_batches(
-  make_batch: MakeBatch, num_examples: int, batch_size: int, seed: int
+  make_batch: MakeBatch,
+  num_examples: int,
+  batch_size: int,
+  seed: int,
+  rows: Rows | None = None,
 ) -> grain.MapDataset:
   """Endless batches, reshuffled every epoch.
 
   Args:
-    make_batch: (rows [b] of the data, positions [b] in the stream) -> batch of
-      this process; all its randomness must come from the positions.
-    num_examples: rows of the data.
+    make_batch: (examples [b] of the data, positions [b] in the stream) ->
+      batch of these; all its randomness must come from the positions.
+    num_examples: of the data.
     batch_size: over all processes.
     seed: of the order.
+    rows: of every global batch that this process reads, ascending; all if
+      None.
 
   Returns:
     Graph whose element i is this process's part of global batch i.
@@ -40,24 +45,27 @@ def training_batches(
     return np.random.default_rng((seed, epoch)).permutation(num_examples)
 
   def make(index: int, _: int) -> Mapping[str, np.ndarray]:
-    positions = _positions(index, batch_size)
+    positions = _positions(index, batch_size, rows)
     epochs, offsets = np.divmod(positions, num_examples)
-    rows = [order(e)[offsets[epochs == e]] for e in np.unique(epochs).tolist()]
-    return make_batch(np.concatenate(rows), positions)
+    parts = [order(e)[offsets[epochs == e]] for e in np.unique(epochs).tolist()]
+    return make_batch(np.concatenate(parts), positions)
 
   return grain.MapDataset.range(1).repeat(None).map_with_index(make)
 
 
 def evaluation_batches(
-  make_batch: MakeBatch, num_examples: int, batch_size: int
+  make_batch: MakeBatch,
+  num_examples: int,
+  batch_size: int,
+  rows: Rows | None = None,
 ) -> grain.MapDataset:
-  """Every row once and in order; the last batch is filled up with row 0.
+  """Every example once and in order; the last batch is filled up with row 0.
 
-  "valid" [b] bool marks the rows that count.
+  "valid" [b] bool marks the examples that count; `rows` as in training.
   """
 
   def make(index: int) -> Mapping[str, np.ndarray]:
-    positions = _positions(index, batch_size)
+    positions = _positions(index, batch_size, rows)
     valid = positions < num_examples
     batch = make_batch(np.where(valid, positions, 0), positions)
     return {**batch, "valid": valid}
@@ -65,11 +73,9 @@ def evaluation_batches(
   return grain.MapDataset.range(-(-num_examples // batch_size)).map(make)
 
 
-def _positions(index: int, batch_size: int) -> np.ndarray:
-  """Positions in the stream of this process's block of global batch `index`."""
-  size = batch_size // jax.process_count()
-  first = index * batch_size + jax.process_index() * size
-  return np.arange(first, first + size)
+def _positions(index: int, batch_size: int, rows: Rows | None) -> np.ndarray:
+  """Positions in the stream of some rows of global batch `index`, ascending."""
+  return index * batch_size + (np.arange(batch_size) if rows is None else rows)
 
 
 def iterate(

@@ -1,5 +1,6 @@
 """One loop for every family: train with scan, stop early with while."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ REMAT_POLICIES: dict[str, Any] = {
   "none": None,
   "full": jax.checkpoint_policies.nothing_saveable,
   "dots": jax.checkpoint_policies.dots_saveable,
+  "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
 }
 
 
@@ -37,7 +40,9 @@ def run_loop(
       "unroll" compiles R copies, differentiable, for debugging; "while" leaves
       as soon as `done_fn` holds and has no reverse mode (JAX raises if asked).
     remat: what a step keeps for the backward pass: "none" keeps everything,
-      "full" recomputes the step, "dots" keeps the matrix products.
+      "full" recomputes the step, "dots" keeps the matrix products,
+      "dots_no_batch" those with parameters, so no attention weights, and
+      "outputs" what attention and MLP give to the residual stream.
     done_fn: carry -> bool scalar, true when further steps change nothing that
       matters. Only "while" asks it, so the kinds agree exactly if it is right.
 
@@ -62,6 +67,63 @@ def run_loop(
   else:
     raise ValueError(f"loop kind {kind!r} is none of {KINDS}")
   return carry, records, jnp.asarray(num_steps)
+
+
+def run_truncated(
+  step_fn: Callable[[Carry, Array], tuple[Carry, Any]],
+  carry: Carry,
+  num_steps: int,
+  *,
+  num_with_gradient: int = 0,
+  kind: str = "scan",
+) -> tuple[Carry, Carry, Any]:
+  """`run_loop` whose first steps may get no gradient.
+
+  Args:
+    step_fn, carry, num_steps, kind: as in `run_loop`.
+    num_with_gradient: so many last steps; 0 for all. What the loop began with
+      gets no gradient either if some do not.
+
+  Returns:
+    (carry behind the first step, carry behind the last, records [R, ...]). The
+    first carry always has its gradient.
+  """
+  first, record = step_fn(carry, jnp.asarray(0))
+  carry, records = first, [jax.tree.map(lambda x: x[None], record)]
+  cut = num_steps - num_with_gradient if num_with_gradient else 0
+  ends = sorted({1, num_steps, *([cut] if 1 < cut < num_steps else [])})
+  for start, end in itertools.pairwise(ends):
+    if start == cut:
+      carry = jax.lax.stop_gradient(carry)
+    carry, more, _ = run_loop(step_fn, carry, end - start, kind=kind)
+    records.append(more)
+  return first, carry, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
+
+
+def scan(
+  step_fn: Callable[[Carry, Any], tuple[Carry, Any]],
+  carry: Carry,
+  items: Any,
+  *,
+  unroll: bool = False,
+  remat: str = "none",
+) -> tuple[Carry, Any]:
+  """`jax.lax.scan` over items, with the policies of `run_loop`.
+
+  Args:
+    step_fn: (carry, item) -> (carry, record).
+    carry: what goes from item to item.
+    items: arrays with a leading axis of items.
+    unroll: compiles every step by itself.
+    remat: what a step keeps for the backward pass; the carry always is.
+
+  Returns:
+    (carry, records stacked along a leading axis).
+  """
+  if remat != "none":
+    policy: Any = REMAT_POLICIES[remat]
+    step_fn = jax.checkpoint(step_fn, policy=policy, prevent_cse=unroll)
+  return jax.lax.scan(step_fn, carry, items, unroll=unroll)
 
 
 def _while_loop(step_fn, carry, num_steps, done_fn):

@@ -1,5 +1,12 @@
 """Model families by name: each module has `Config`, `Model` and `loss`."""
 
-from loopjax.models import utm
+from loopjax.models import disco, looped, ponderlm, sleep, transformer, utm
 
-MODELS = {"utm": utm}
+MODELS = {
+  "disco": disco,
+  "looped": looped,
+  "ponderlm": ponderlm,
+  "sleep": sleep,
+  "transformer": transformer,
+  "utm": utm,
+}

@@ -364,6 +364,7 @@ def loss(
   cross_entropy = losses.weighted_mean(
     losses.token_cross_entropy(output.logits, batch["targets"]),
     batch["weights"],
+    batch.get("mean_weight"),
   )
   ponder_weight = config.ponder_weight * losses.linear_warmup(
     step, config.ponder_warmup_steps

@@ -1,20 +1,37 @@
 """Linear maps and embedding tables with an explicit precision."""
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.types import Precision
+from loopjax.types import Array, Precision
+
+Initializer = nnx.initializers.Initializer
+
+LECUN_NORMAL = nnx.initializers.lecun_normal()
+UNIT_ROWS = nnx.initializers.variance_scaling(
+  1.0, "fan_in", "normal", out_axis=0
+)
+# Finite, so that a weight of zero still removes the loss of a masked token.
+MASKED_LOGIT = -1e9
 
 
 def linear(
-  inputs: int, outputs: int, *, precision: Precision, rngs: nnx.Rngs
+  inputs: int,
+  outputs: int,
+  *,
+  init: Initializer = LECUN_NORMAL,
+  precision: Precision,
+  rngs: nnx.Rngs,
 ) -> nnx.Linear:
-  """x W without bias, multiplied in the compute dtype; LeCun-normal W."""
+  """x W without bias, multiplied in the compute dtype."""
   return nnx.Linear(
     inputs,
     outputs,
     use_bias=False,
     dtype=precision.compute,
     param_dtype=precision.params,
+    kernel_init=init,
     rngs=rngs,
   )
 
@@ -43,13 +60,46 @@ def readout(
 
 
 def embedding(
-  num_embeddings: int, width: int, *, precision: Precision, rngs: nnx.Rngs
+  num_embeddings: int,
+  width: int,
+  *,
+  init: Initializer = UNIT_ROWS,
+  precision: Precision,
+  rngs: nnx.Rngs,
 ) -> nnx.Embed:
-  """Table of vectors, normal with standard deviation 1 / sqrt(width)."""
+  """Table of vectors; normal with standard deviation 1 / sqrt(width)."""
   return nnx.Embed(
     num_embeddings,
     width,
     dtype=precision.accumulate,
     param_dtype=precision.params,
+    embedding_init=init,
     rngs=rngs,
   )
+
+
+def token_logits(
+  hidden: Array, table: Array, num_padding_tokens: int = 0
+) -> Array:
+  """Logits h W^T with one row of W a token, in float32 like `readout`.
+
+  Args:
+    hidden: [..., D].
+    table: W [V, D], the embedding table where both are tied.
+    num_padding_tokens: the last ids are no real tokens; their logits are
+      MASKED_LOGIT, so that they are never predicted and get no probability.
+
+  Returns:
+    f32 [..., V].
+  """
+  logits = jnp.einsum(
+    "...d,vd->...v",
+    hidden.astype(jnp.float32),
+    table.astype(jnp.float32),
+    precision="highest",  # Accelerators would round float32 inputs.
+  )
+  if not num_padding_tokens:
+    return logits
+  token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  is_real = token < logits.shape[-1] - num_padding_tokens
+  return jnp.where(is_real, logits, MASKED_LOGIT)

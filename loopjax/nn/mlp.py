@@ -1,4 +1,4 @@
-"""Gated feed-forward layer."""
+"""Feed-forward layers."""
 
 from typing import Any
 
@@ -17,10 +17,15 @@ class SwiGLU(nnx.Module):
     width: int,
     hidden_width: int,
     *,
+    init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
-    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
+    shared: dict[str, Any] = {
+      "init": init,
+      "precision": precision,
+      "rngs": rngs,
+    }
     self.gate = linear.linear(width, hidden_width, **shared)
     self.value = linear.linear(width, hidden_width, **shared)
     self.output = linear.linear(hidden_width, width, **shared)
@@ -28,3 +33,31 @@ class SwiGLU(nnx.Module):
   def __call__(self, x: Array) -> Array:
     """x: [..., D]; returns [..., D] in the compute dtype."""
     return self.output(jax.nn.silu(self.gate(x)) * self.value(x))
+
+
+class GELU(nnx.Module):
+  """W_o gelu(W_v x) without biases; gelu by its tanh formula, as in GPT-2."""
+
+  def __init__(
+    self,
+    width: int,
+    hidden_width: int,
+    *,
+    init: linear.Initializer = linear.LECUN_NORMAL,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    shared: dict[str, Any] = {
+      "init": init,
+      "precision": precision,
+      "rngs": rngs,
+    }
+    self.value = linear.linear(width, hidden_width, **shared)
+    self.output = linear.linear(hidden_width, width, **shared)
+
+  def __call__(self, x: Array) -> Array:
+    """x: [..., D]; returns [..., D] in the compute dtype."""
+    return self.output(jax.nn.gelu(self.value(x), approximate=True))
+
+
+MLPS: dict[str, Any] = {"swiglu": SwiGLU, "gelu": GELU}

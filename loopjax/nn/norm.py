@@ -79,6 +79,13 @@ def layer_norm(
   )
 
 
+def rms_normalise(x: Array, epsilon: float) -> Array:
+  """x / sqrt(mean(x^2) + epsilon) over the last axis, without a gain; f32."""
+  x = x.astype(jnp.float32)
+  square = jnp.mean(x * x, axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(square + epsilon)
+
+
 NORMS: dict[str, Any] = {
   "derf_utm": DerfUTM,
   "derf": Derf,

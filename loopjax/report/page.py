@@ -54,7 +54,7 @@ def _body(
     figures = _figures(others[0], workdir)
     return [*sections.run_blocks(others[0]), *figures]
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
-  papers = [PAPERS[m] for m in sorted({p.model for p in plans}) if m in PAPERS]
+  papers = [PAPERS[t] for t in sorted({p.task for p in plans}) if t in PAPERS]
   for paper in papers:
     blocks.append(document.Bullets(paper.caveats))
   for plan in plans:
@@ -78,9 +78,9 @@ def _body(
 
 def _place(plan: tables.Plan) -> tuple[str, int, str]:
   """The paper's order; sweeps that it does not know come last."""
-  known = list(PAPERS[plan.model].sweeps) if plan.model in PAPERS else []
+  known = list(PAPERS[plan.task].sweeps) if plan.task in PAPERS else []
   place = known.index(plan.name) if plan.name in known else len(known)
-  return plan.model, place, plan.name
+  return plan.task, place, plan.name
 
 
 def _representatives(

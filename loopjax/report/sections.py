@@ -22,7 +22,7 @@ def sweep_blocks(
     plan: the sweep and its runs.
     pictures: directory beside the document that takes the picture.
   """
-  paper = PAPERS.get(plan.model)
+  paper = PAPERS.get(plan.task)
   sweep = _sweep_of(plan, paper)
   groups = tables.group_by_seed(plan.runs)
   blocks: list[document.Block] = [
@@ -51,12 +51,12 @@ def sweep_blocks(
 
 def run_blocks(run: tables.Run) -> list[document.Block]:
   """One run by itself: its state, scale, scores and command."""
-  paper = PAPERS.get(run.config.get("model", {}).get("name"))
+  paper = PAPERS.get(run.config.get("task", {}).get("name"))
   blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
   scores = {
     name.removeprefix("eval/"): value
     for name, value in run.summary.get("metrics", {}).items()
-    if name.startswith("eval/")
+    if not name.startswith(("train/", "depth/"))
   }
   header = [Cell("evaluation"), Cell("mean ± standard error", kind="ours")]
   whole: list[list[Cell]] = []
@@ -78,7 +78,7 @@ def runs_block(runs: Sequence[tables.Run]) -> document.Table:
   """Runs that belong to no sweep, a row each."""
   rows = []
   for run in runs:
-    paper = PAPERS.get(run.config.get("model", {}).get("name"))
+    paper = PAPERS.get(run.config.get("task", {}).get("name"))
     columns = paper.columns if paper else _DEFAULT_COLUMNS
     group = tables.Group({}, [run])
     scores = [(column, tables.ours(group, column)) for column in columns]

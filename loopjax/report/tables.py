@@ -42,13 +42,13 @@ class Plan(NamedTuple):
   Attributes:
     name: of the sweep.
     command: that runs it.
-    model: model.name of its config.
+    task: task.name of its config.
     runs: in its order.
   """
 
   name: str
   command: str
-  model: str
+  task: str
   runs: list[Run]
 
 
@@ -190,7 +190,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
       # The file's name is safe as the name of a picture.
       name=path.stem.removeprefix("sweep-"),
       command=" ".join(["python -m loopjax.sweep", *arguments]),
-      model=manifest.get("model", ""),
+      task=manifest.get("task", ""),
       runs=[
         read_run(path.parent / item["directory"], item["overrides"])
         for item in manifest["items"]

@@ -99,3 +99,31 @@ def test_sample_is_the_first_examples_without_padding(num_examples):
   assert rows.tolist() == list(range(min(num_examples, 20)))
   again = view_lib.sample(dataset, num_examples)
   np.testing.assert_array_equal(again["row"], rows)
+
+
+def test_every_split_has_a_depth_of_its_own(tmp_path):
+  """The scores of a split are those of its examples alone."""
+  settings = analysis_examples.make_settings(
+    eval__depth_examples=20, eval__batch_size=20
+  )
+  graphdef, params = analysis_examples.make_model(settings)
+  batch = view_lib.sample(analysis_examples.make_dataset(20, 20), 20)
+  batch["group/split"] = np.array([0, 2] * 10)
+  view = view_lib.View(
+    settings=settings,
+    spec=settings.task_module.spec(settings.task),
+    num_memory=settings.model.num_memory_tokens,
+    batch=batch,
+    output=None,
+    forward=view_lib.make_forward(settings, graphdef, params, batch["inputs"]),
+    rows=[],
+    directory=tmp_path,
+    splits=("here", "nowhere", "there"),
+  )
+  parts = depth.accuracy_by_depth(view)
+  whole = depth.accuracy_by_depth(view._replace(splits=()))
+  assert {name.partition("/")[0] for name in parts} == {"here", "there"}
+  mean = (parts["here/cell_accuracy"] + parts["there/cell_accuracy"]) / 2
+  np.testing.assert_allclose(mean, whole["cell_accuracy"], rtol=1e-6)
+  difference = parts["here/cell_accuracy"] - parts["there/cell_accuracy"]
+  assert np.abs(difference).max() > 1e-3

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
@@ -20,8 +19,10 @@ def take(batches, start, num):
   )
 
 
-def training(batch_size=4, num_examples=10, seed=7):
-  return pipeline.training_batches(make_batch, num_examples, batch_size, seed)
+def training(batch_size=4, num_examples=10, seed=7, rows=None):
+  return pipeline.training_batches(
+    make_batch, num_examples, batch_size, seed, rows
+  )
 
 
 def test_any_start_gives_the_same_batches():
@@ -46,14 +47,12 @@ def test_the_seed_decides_the_order():
   assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("num_processes", [2, 4])
-def test_processes_split_the_same_global_batches(monkeypatch, num_processes):
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_parts_are_rows_of_the_same_global_batches(num_parts):
   whole = take(training(batch_size=8), 0, 3)
-  monkeypatch.setattr(jax, "process_count", lambda: num_processes)
   parts = []
-  for process in range(num_processes):
-    monkeypatch.setattr(jax, "process_index", lambda p=process: p)
-    parts.append(take(training(batch_size=8), 0, 3))
+  for rows in np.split(np.arange(8), num_parts):
+    parts.append(take(training(batch_size=8, rows=rows), 0, 3))
   for index, expected in enumerate(whole):
     for name in expected:
       together = np.concatenate([part[index][name] for part in parts])

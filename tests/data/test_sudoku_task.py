@@ -47,6 +47,16 @@ def test_augmentation_changes_puzzles_but_not_their_class():
   np.testing.assert_array_equal(*keys)
 
 
+@pytest.mark.parametrize("boxes", [(2, 2), (2, 3)])
+def test_abstract_batch_is_what_a_batch_is(boxes):
+  config = task.Config(*boxes)
+  real = batches(config, "train", num=1)[1][0]
+  abstract = task.abstract_batch(config, 8)
+  assert {name: (x.shape, x.dtype) for name, x in real.items()} == {
+    name: (x.shape, x.dtype) for name, x in abstract.items()
+  }
+
+
 def test_loss_on_blanks_leaves_the_givens_out():
   config = task.Config(box_rows=2, box_cols=2, loss_on="blanks")
   batch = batches(config, "train")[1][0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax.nn import attention, mlp, norm, rope
+from loopjax.nn import attention, block, linear, mlp, norm, rope
 from loopjax.types import Precision
 
 RNGS = nnx.Rngs(params=0)
@@ -76,19 +76,26 @@ def test_rotated_products_depend_on_differences():
   assert abs(near - product([1, 2, 0], [3, 3, 4])) > 1e-3
 
 
-def test_attention_is_softmax_of_rotated_normed_products():
-  layer = attention.Attention(8, 2, precision=Precision(), rngs=RNGS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
+  layer = attention.Attention(
+    8, 2, causal=causal, qk_norm=qk_norm, precision=Precision(), rngs=RNGS
+  )
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
 
   def heads(linear):
     return (X @ np.asarray(linear.kernel[...])).reshape(2, 5, 2, 4)
 
   def rotated(x):
-    x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
+    if qk_norm:
+      x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
     return np.asarray(rope.rotate(x, tables))
 
   query, key = rotated(heads(layer.query)), rotated(heads(layer.key))
   logits = np.einsum("bthk,bshk->bhts", query, key) / 2
+  if causal:
+    logits[..., np.triu(np.ones((5, 5), bool), 1)] = -np.inf
   weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   mixed = np.einsum("bhts,bshk->bthk", weights, heads(layer.value))
   expected = mixed.reshape(2, 5, 8) @ np.asarray(layer.output.kernel[...])
@@ -103,3 +110,51 @@ def test_swiglu_is_its_formula():
   expected = gate / (1 + np.exp(-gate)) * value
   expected = expected @ np.asarray(layer.output.kernel[...])
   np.testing.assert_allclose(layer(X), expected, atol=1e-5)
+
+
+def test_gelu_is_its_formula():
+  layer = mlp.GELU(8, 6, precision=Precision(), rngs=RNGS)
+  value = X @ np.asarray(layer.value.kernel[...])
+  inner = math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)
+  expected = 0.5 * value * (1 + np.tanh(inner))
+  expected = expected @ np.asarray(layer.output.kernel[...])
+  np.testing.assert_allclose(layer(X), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_rms_normalise_is_its_formula(epsilon):
+  expected = X / np.sqrt(np.mean(X**2, -1, keepdims=True) + epsilon)
+  actual = norm.rms_normalise(X.astype(jnp.bfloat16), epsilon)
+  assert actual.dtype == jnp.float32
+  np.testing.assert_allclose(actual, expected, atol=0.02)
+  exact = norm.rms_normalise(X, epsilon)
+  np.testing.assert_allclose(exact, expected, atol=1e-5)
+
+
+def test_rms_normalise_of_nothing_is_nothing():
+  def norm_of(x):
+    return jnp.sum(norm.rms_normalise(x, 1e-6))
+
+  assert norm_of(jnp.zeros(4)) == 0
+  assert jnp.isfinite(jax.grad(norm_of)(jnp.zeros(4))).all()
+
+
+def test_padding_logits_are_masked_and_finite():
+  table = jax.random.normal(jax.random.key(2), (7, 8))
+  logits = linear.token_logits(X, table)
+  np.testing.assert_allclose(logits, X @ np.asarray(table).T, atol=1e-5)
+  masked = linear.token_logits(X, table, num_padding_tokens=3)
+  assert jnp.array_equal(masked[..., :4], logits[..., :4])
+  assert (masked[..., 4:] == linear.MASKED_LOGIT).all()
+  assert (0.0 * masked == 0).all()
+
+
+def test_residual_branches_have_names_for_rematerialisation():
+  """Saving the named values alone leaves the rest to be computed again."""
+  layer = block.Block(
+    8, 2, 16, "rmsnorm", causal=True, precision=Precision(), rngs=RNGS
+  )
+  tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
+  text = str(jax.make_jaxpr(lambda x: layer(x, tables))(X))
+  assert "name=attention" in text
+  assert "name=mlp" in text

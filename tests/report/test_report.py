@@ -12,7 +12,7 @@ from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
-from loopjax.report.papers import PAPERS, utm
+from loopjax.report.papers import disco, utm
 
 PNG = base64.b64decode(
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"
@@ -46,9 +46,11 @@ def make_run(directory, config, exact, **changes):
   (directory / "figures" / "curves.png").write_bytes(PNG)
 
 
-def items_of(name, preset="smoke"):
-  sweeps = namespace("sudoku_utm")["sweeps"]
-  config = load_config("sudoku_utm", preset)
+def items_of(name, preset="smoke", file="sudoku_utm"):
+  sweeps = namespace(file)["sweeps"]
+  config = load_config(file, preset)
+  if name == "retrofit":
+    config.run.init_from = "runs/vanilla"
   return sweep.make_items(config, sweeps, name, {})
 
 
@@ -118,15 +120,22 @@ def test_another_configuration_does_not_count(workdir):
   assert plan_of(workdir).runs[0].state == "another configuration"
 
 
-@pytest.mark.parametrize("name", PAPERS["utm"].sweeps)
+@pytest.mark.parametrize(
+  ("file", "paper", "name"),
+  [
+    *(("sudoku_utm", utm.PAPER, name) for name in utm.PAPER.sweeps),
+    *(("multihop_disco", disco.PAPER, name) for name in disco.PAPER.sweeps),
+  ],
+)
 @pytest.mark.parametrize("preset", ["", "tiny", "smoke"])
-def test_every_row_of_the_paper_has_its_items(name, preset):
-  rows = utm.PAPER.sweeps[name].rows
-  items = items_of(name, preset)
+def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
+  rows = paper.sweeps[name].rows
+  items = items_of(name, preset, file)
   matched = [tables.row_of(item.overrides, rows) for item in items]
   assert {row.label for row in rows} == {row.label for row in matched if row}
-  if rows:
-    assert None not in matched
+  if rows:  # The paper has no PonderLM here.
+    others = [i for i, row in zip(items, matched, strict=True) if row is None]
+    assert all(i.overrides["model.name"] == "ponderlm" for i in others)
   for item in items:  # No two rows fit equally well.
     fits = [
       len(row.overrides)
@@ -139,6 +148,23 @@ def test_every_row_of_the_paper_has_its_items(name, preset):
 def test_the_report_knows_every_sweep():
   names = namespace("sudoku_utm")["sweeps"]()
   assert set(utm.PAPER.sweeps) == set(names)
+  config = load_config("multihop_disco", "tiny")
+  config.run.init_from = "runs/vanilla"
+  names = namespace("multihop_disco")["sweeps"](config)
+  assert set(disco.PAPER.sweeps) == set(names)
+  assert set(namespace("language_disco")["sweeps"]()) <= set(names)
+
+
+def test_a_column_of_the_best_depth():
+  """The most accurate read-out of a split, out of distribution."""
+  column = disco.PAPER.sweeps["length_generalisation"].columns[3]
+  metrics = {"depth/test_ood_4/accuracy/loop=2": 0.25}
+  metrics |= {"depth/test_ood_4/accuracy/loop=4": 0.5}
+  metrics |= {"depth/test_ood_4/accuracy/standard_error/loop=4": 0.9}
+  metrics |= {"depth/test_ood_5/accuracy/loop=4": 0.75}
+  assert column.key == "ood_4"
+  assert column.value({}, {"metrics": metrics}) == 50.0
+  assert column.value({}, {"metrics": {}}) is None
 
 
 def test_the_papers_means_are_those_of_its_seeds():

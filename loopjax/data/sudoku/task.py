@@ -7,6 +7,7 @@ every published Sudoku-Extreme baseline).
 import dataclasses
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,6 +20,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
 COORDINATE_NAMES = ("row", "column", "box")
+TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +85,29 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch, without making the data."""
+  tokens = (batch_size, config.board.num_cells)
+  integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
+  ids = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+  return {
+    "inputs": integers,
+    "targets": integers,
+    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+    "group/rating": ids,
+    "group/source": ids,
+  }
+
+
 def make_dataset(
-  config: Config, split: str, *, batch_size: int, seed: int
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
 ) -> Dataset:
   """Training or evaluation batches.
 
@@ -93,10 +116,10 @@ def make_dataset(
     split: "train" or "eval".
     batch_size: over all processes.
     seed: of the order, the augmentation and the choice of a subset.
+    rows: of every global batch that this process reads; all if None.
 
   Returns:
-    Batches with "inputs" and "targets" i32 [b, T], "weights" f32 [b, T],
-    "group/rating" and "group/source" i32 [b]; in evaluation "valid" bool [b].
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
 
   Raises:
     UserError: a file is missing or malformed.
@@ -112,8 +135,9 @@ def make_dataset(
   rating = np.searchsorted(RATING_EDGES, puzzles.ratings, side="right") - 1
   augment = split == "train" and config.augment
 
-  def make_batch(rows, positions):
-    questions, answers = puzzles.questions[rows], puzzles.answers[rows]
+  def make_batch(examples, positions):
+    questions = puzzles.questions[examples]
+    answers = puzzles.answers[examples]
     if augment:
       numbers = pipeline.uniforms(seed, positions, symmetry.num_uniforms(board))
       change = symmetry.from_uniforms(board, numbers)
@@ -125,16 +149,18 @@ def make_dataset(
       "inputs": questions.astype(np.int32) + 1,
       "targets": answers.astype(np.int32) + 1,
       "weights": counted.astype(np.float32),
-      "group/rating": rating[rows].astype(np.int32),
-      "group/source": puzzles.source_ids[rows].astype(np.int32),
+      "group/rating": rating[examples].astype(np.int32),
+      "group/source": puzzles.source_ids[examples].astype(np.int32),
     }
 
   if split == "train":
     batches = pipeline.training_batches(
-      make_batch, len(rating), batch_size, seed
+      make_batch, len(rating), batch_size, seed, rows
     )
   else:
-    batches = pipeline.evaluation_batches(make_batch, len(rating), batch_size)
+    batches = pipeline.evaluation_batches(
+      make_batch, len(rating), batch_size, rows
+    )
   return Dataset(
     batches=batches,
     num_examples=len(rating),

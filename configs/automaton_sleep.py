@@ -1,0 +1,91 @@
+"""Sleep on Rule 110: figure 2 of its paper.
+
+  python -m loopjax.main --config=configs/automaton_sleep.py --workdir=runs/a
+
+Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
+
+  (none)  the paper's t = 32, width 256, about 5 billion tokens. Not run.
+  gpu     t = 32, fewer steps. Not measured.
+  tiny    few steps of few states on two CPU cores. Not measured.
+  smoke   seconds; what the tests run.
+"""
+
+import itertools
+
+import ml_collections
+
+from loopjax import config as config_lib
+
+PRESETS = {
+  "paper": {
+    "optim": {
+      "learning_rate": 3e-4, "schedule": "constant", "warmup_steps": 500,
+      "weight_decay": 0.0, "ema_decay": 0.0,
+    },
+    "run": {
+      "num_steps": 98_000, "batch_size": 512, "steps_per_call": 20,
+      "log_every": 200, "checkpoint_every": 5000,
+    },
+    "eval": {"every": 2000, "batch_size": 1024, "depth_factor": 0},
+  },
+  "gpu": {
+    "run": {"num_steps": 20_000},
+  },
+  "tiny": {
+    "task": {"num_states": 2, "state_width": 16, "num_steps": 8},
+    "model": {
+      "width": 64, "num_layers": 2, "num_memory_heads": 2, "key_width": 32,
+      "value_width": 32, "window": 16,
+    },
+    "optim": {"learning_rate": 1e-3, "warmup_steps": 100},
+    "run": {
+      "num_steps": 4000, "batch_size": 128, "log_every": 100,
+      "checkpoint_every": 2000,
+    },
+    "eval": {"every": 500},
+  },
+  "smoke": {
+    "task": {
+      "num_states": 2, "state_width": 8, "num_steps": 2,
+      "num_eval_examples": 64,
+    },
+    "model": {
+      "width": 16, "num_layers": 2, "num_heads": 2, "num_memory_heads": 2,
+      "key_width": 8, "value_width": 8, "window": 8, "num_passes": 2,
+    },
+    "optim": {"warmup_steps": 2},
+    "run": {
+      "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
+      "log_every": 10, "checkpoint_every": 10,
+    },
+    "eval": {"every": 0, "batch_size": 64},
+  },
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The paper's config, changed by `preset[,section.key=value...]`."""
+  config = config_lib.make("sleep", "automaton")
+  return config_lib.apply_presets(config, f"paper,{arg}", PRESETS)
+
+
+def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
+  """Overrides by sweep and item."""
+  config = config or get_config()
+  passes = _axis("model.num_passes", 1, 2, 3, 4)
+  seeds = _axis("run.seed", 0, 1, 2)
+  steps = _axis("task.num_steps", 1, 2, 4, 8, 16, 32)
+  return {
+    "depth": _product(steps, passes[:1], seeds),  # Figure 2, left.
+    "passes": _product(passes, seeds),  # Figure 2, right.
+  }
+
+
+def _axis(key: str, *values) -> list[dict]:
+  return [{key: value} for value in values]
+
+
+def _product(*axes: list[dict]) -> list[dict]:
+  """Every combination of one dict from each axis, merged."""
+  combinations = itertools.product(*axes)
+  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

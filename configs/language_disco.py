@@ -1,0 +1,96 @@
+"""DiscoLoop on multi-hop facts in English: figures 4 and 6 of its paper.
+
+  python -m loopjax.main --config=configs/language_disco.py:gpu --workdir=runs/b
+
+Source: arXiv 2607.00341, section 5.2 and appendix A.3. Facts read "Finley's
+teacher is Anya"; questions come direct ("Finley's teacher's wife is") or in
+reverse ("Who is the wife of the teacher of Finley? Answer:"), in a closed
+vocabulary of words. The gate is learned. Presets as in
+`configs/multihop_disco.py`:
+
+  (none)  500 + 500 entities, 5,000 epochs of 20,000 sequences. Not run.
+  gpu     the same task, width 256. Not measured.
+  tiny    a smaller task on two CPU cores. Not measured.
+  smoke   seconds; what the tests run.
+"""
+
+import itertools
+
+import ml_collections
+
+from loopjax import config as config_lib
+
+PRESETS = {
+  "paper": {
+    "task": {"format": "direct"},
+    "model": {"gate": "learned"},
+    "optim": {
+      "learning_rate": 1e-4, "schedule": "constant", "warmup_steps": 2000,
+      "weight_decay": 0.1, "decay": "tables", "ema_decay": 0.0,
+    },
+    "run": {
+      "num_steps": 200_000, "batch_size": 500, "steps_per_call": 40,
+      "log_every": 400, "checkpoint_every": 20_000,
+    },
+    "eval": {"every": 4000, "batch_size": 1000, "depth_factor": 0},
+  },
+  "gpu": {
+    "model": {"width": 256, "num_heads": 8},
+    "optim": {"learning_rate": 3e-4},
+  },
+  "tiny": {
+    "task": {
+      "num_entities": 60, "num_relations": 12, "out_degree": 6,
+      "num_train_chains": (720,), "num_test_chains": (400,),
+    },
+    "model": {"width": 64, "num_layers": 2, "num_heads": 4},
+    "optim": {"learning_rate": 1e-3, "warmup_steps": 500},
+    "run": {
+      "num_steps": 20_000, "batch_size": 128, "steps_per_call": 100,
+      "log_every": 500, "checkpoint_every": 10_000,
+    },
+    "eval": {"every": 1000, "batch_size": 512},
+  },
+  "smoke": {
+    "task": {
+      "num_entities": 12, "num_relations": 5, "out_degree": 3,
+      "num_train_chains": (40,), "num_test_chains": (20,), "vocab_multiple": 8,
+    },
+    "model": {"width": 16, "num_layers": 2, "num_heads": 2},
+    "optim": {"warmup_steps": 2},
+    "run": {
+      "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
+      "log_every": 10, "checkpoint_every": 10,
+    },
+    "eval": {"every": 0, "batch_size": 64},
+  },
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The paper's config, changed by `preset[,section.key=value...]`."""
+  config = config_lib.make("disco", "multihop")
+  return config_lib.apply_presets(config, f"paper,{arg}", PRESETS)
+
+
+def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
+  """Overrides by sweep and item."""
+  del config
+  formats = _axis("task.format", "direct", "reverse")
+  models = _axis("model.name", "disco", "looped", "transformer")
+  gates = _axis("model.gate", "learned", "fixed")
+  seeds = _axis("run.seed", 0, 1, 2)
+  return {
+    "models": _product(formats, models, seeds),  # Figures 4 and 6.
+    "gate": _product(formats, gates, seeds),
+  }
+
+
+def _axis(key: str, *values) -> list[dict]:
+  return [{key: value} for value in values]
+
+
+def _product(*axes: list[dict]) -> list[dict]:
+  """Every combination of one dict from each axis, merged."""
+  combinations = itertools.product(*axes)
+  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Trains on a Cloud TPU slice that it asks for as a queued resource.
+#
+#   NAME=run1 ZONE=us-east5-b TYPE=v5litepod-64 SPOT=1 DELETE=1 \
+#     launch/tpu_pod.sh --config=configs/sudoku_utm.py --workdir=/mnt/shared/run
+#
+# Waits until the slice is there, then does what tpu_vm.sh does. A slice that
+# was preempted is asked for again, and the run goes on.
+#
+#   TYPE          accelerator type, such as v4-32, v5litepod-64, v5p-32, v6e-64
+#   RUNTIME       the one for TYPE
+#   SPOT=1        cheaper, may be preempted
+#   DELETE=1      delete the slice when the run has ended, however it ended
+#   NAME ZONE PROJECT SETUP MAX_RESTARTS PAUSE DRY_RUN   as in tpu_vm.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. launch/common.sh
+. launch/tpu.sh
+need TYPE "accelerator type, such as v5litepod-64"
+case $TYPE in
+  v[234]-*) runtime=tpu-ubuntu2204-base ;;
+  v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
+  v5p-*) runtime=v2-alpha-tpuv5 ;;
+  v6e-*) runtime=v2-alpha-tpuv6e ;;
+  *) need RUNTIME "none is known for TYPE=$TYPE" ;;
+esac
+need_flags "--config --workdir" "$@"
+
+create() {
+  local spot=
+  [[ ${SPOT:-0} == 1 ]] && spot=--spot
+  run gcloud compute tpus queued-resources create "$NAME" "${where[@]}" \
+    "--node-id=$NAME" "--accelerator-type=$TYPE" \
+    "--runtime-version=${RUNTIME:-$runtime}" ${spot:+"$spot"}
+}
+
+delete() {
+  run gcloud compute tpus queued-resources delete "$NAME" "${where[@]}" \
+    --force --quiet
+}
+
+# The state of the request or, once that is granted, of the machine.
+state() {
+  local state
+  state=$(gcloud compute tpus queued-resources describe "$NAME" \
+    "${where[@]}" --format='value(state.state)' 2>/dev/null) || state=NONE
+  if [[ $state == ACTIVE ]]; then
+    state=$(machine)
+  fi
+  echo "$state"
+}
+
+ready() {
+  local state
+  if [[ $DRY_RUN == 1 ]]; then
+    create
+    echo "# waits until $NAME is ACTIVE"
+    return
+  fi
+  while true; do
+    state=$(state)
+    echo "$NAME is $state" >&2
+    case $state in
+      READY) return ;;
+      NONE) create ;;
+      SUSPENDED | PREEMPTED | TERMINATED) delete ;;
+      FAILED) fail "the request $NAME has failed; see gcloud, then delete it" ;;
+      *) sleep "$PAUSE" ;;
+    esac
+  done
+}
+
+train "$@"
+if [[ ${DELETE:-0} == 1 ]]; then
+  delete
+fi
+exit "$status"

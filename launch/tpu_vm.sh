@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Trains on a Cloud TPU VM that is there already, of one or several hosts.
+#
+#   NAME=my-tpu ZONE=us-east5-b launch/tpu_vm.sh \
+#     --config=configs/sudoku_utm.py --workdir=/mnt/shared/run
+#
+# Installs what is committed on all hosts, starts the same command on all of
+# them with --distributed, and follows it. Starts it again when it ends with 4
+# or 5 or when the connection is lost. The run outlives this script: the same
+# command again stops it, saved, and goes on. All hosts must see --workdir.
+#
+#   NAME ZONE     of the TPU VM
+#   PROJECT       gcloud's own if empty
+#   SETUP         what every host runs before each start, such as
+#                 'mountpoint -q /mnt/x || sudo mount 10.0.0.2:/x /mnt/x'
+#   MAX_RESTARTS  100
+#   PAUSE         30, seconds before a new start
+#   DRY_RUN=1     print the commands, do nothing
+#
+# With several hosts gcloud wants: ssh-add ~/.ssh/google_compute_engine
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. launch/common.sh
+. launch/tpu.sh
+need_flags "--config --workdir" "$@"
+
+ready() {
+  local state
+  [[ $DRY_RUN == 1 ]] && return
+  while true; do
+    state=$(machine)
+    case $state in
+      READY) return ;;
+      UNKNOWN) ((restarts > 0)) || fail "gcloud knows no $NAME in $ZONE" ;;
+      PREEMPTED | TERMINATED | STOPPED) fail "the TPU VM $NAME is $state" ;;
+    esac
+    sleep "$PAUSE"
+  done
+}
+
+train "$@"
+exit "$status"

@@ -1,0 +1,59 @@
+"""Command line: `python -m loopjax.analysis.multihop WORKDIR`."""
+
+import argparse
+import pathlib
+import sys
+from typing import NoReturn
+
+from loopjax.analysis.multihop import command
+from loopjax.errors import UserError
+
+
+class _Parser(argparse.ArgumentParser):
+  """Mistakes in the flags are mistakes like all others."""
+
+  def error(self, message: str) -> NoReturn:
+    raise UserError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Analyses a run, prints tables and where files are; the exit status."""
+  parser = _Parser(
+    prog="python -m loopjax.analysis.multihop",
+    description=(
+      "Looks between the loops of a multi-hop run: its newest checkpoint. Loops"
+      " count from 1, positions from 0."
+    ),
+  )
+  parser.add_argument("workdir", type=pathlib.Path, help="of the run")
+  parser.add_argument(
+    "--output", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
+  )
+  parser.add_argument(
+    "--examples", type=int, default=0, help="evaluation questions [all]"
+  )
+  parser.add_argument(
+    "--loop", type=int, help="intervene and patch after this loop only [all]"
+  )
+  parser.add_argument(
+    "--position",
+    type=int,
+    help="intervene and patch here [where each bridge can be known first]",
+  )
+  try:
+    arguments = parser.parse_args(argv)
+    command.analyse(
+      arguments.workdir,
+      arguments.output or arguments.workdir / "analysis",
+      num_examples=arguments.examples,
+      loop=arguments.loop,
+      position=arguments.position,
+    )
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

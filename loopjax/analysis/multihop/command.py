@@ -1,0 +1,220 @@
+"""All analyses of a run, in order; each is left out only with a line."""
+
+import os
+import pathlib
+
+from loopjax import config as config_lib
+from loopjax import workdir as workdir_lib
+from loopjax.analysis.multihop import (
+  effects,
+  figures,
+  interventions,
+  patching,
+  questions,
+  readings,
+  restore,
+  rows,
+  subject,
+  tables,
+)
+from loopjax.data.multihop import task
+from loopjax.errors import UserError
+
+# Why a family has nothing to edit between its loops.
+_NOT_EDITED = {
+  "transformer": "its copies are not loops: no weights read the state again",
+  "ponderlm": "its loops hand on embeddings alone, no hidden state",
+}
+
+_TABLES = (
+  tables.stages,
+  tables.coverage,
+  tables.logit_lens,
+  tables.cosines,
+  tables.intervention,
+  tables.patching,
+)
+_PICTURES = (
+  "stages.png",
+  "lens.png",
+  "cosines.png",
+  "intervention_loop*.png",
+  "patching.png",
+  "coverage.png",
+)
+
+
+def analyse(
+  workdir: pathlib.Path,
+  output: pathlib.Path,
+  *,
+  num_examples: int = 0,
+  loop: int | None = None,
+  position: int | None = None,
+) -> None:
+  """Analyses the newest intact checkpoint of a run.
+
+  Writes analysis.jsonl and pictures, prints tables and where the files are.
+
+  Args:
+    workdir: of the run, which may still go on.
+    output: directory to write to.
+    num_examples: evaluation questions to look at; 0 for all.
+    loop: intervene and patch after this loop only, from 1.
+    position: and here, from 0, not where each bridge can be known first.
+
+  Raises:
+    UserError: no such run, or no such loop or position.
+  """
+  settings, family = restore.read_settings(workdir)
+  _check(settings, family, num_examples, loop, position)
+  run = restore.restore(workdir, settings, family)
+  dataset = settings.task_module.make_dataset(
+    settings.task, "eval", batch_size=settings.eval.batch_size, seed=0
+  )
+  asked = questions.gather(settings.task, dataset, num_examples)
+  _make(output)
+  print(
+    f"{workdir}: {family}, step {run.step}, {settings.eval_loops} loops,"
+    f" {len(asked.hops):,} questions"
+  )
+  model = subject.from_run(run)
+  observed = model.observe(asked)
+  found = [
+    *readings.stages(asked, observed),
+    *readings.coverage(asked, observed),
+    *readings.logit_lens(asked, observed),
+    *readings.cosines(asked, observed),
+  ]
+  notes = [
+    f"{split}: no bridge, so no intervention and no patching"
+    for split, hops, _ in asked.by_split()
+    if hops == 1
+  ]
+  if reason := _why_unedited(settings, family):
+    notes = [f"intervention, patching: left out, {reason}"]
+  else:
+    edited, left_out = _edit(run, model, asked, observed, loop, position)
+    found += edited
+    notes += left_out
+  if not rows.select(found, "coverage"):
+    notes.append("coverage: left out, there are no questions of test_id")
+  for table in _TABLES:
+    if text := table(found):
+      print(f"\n{text}")
+  _write(workdir, output, run, found, notes)
+
+
+def _check(
+  settings: config_lib.Settings,
+  family: str,
+  num_examples: int,
+  loop: int | None,
+  position: int | None,
+) -> None:
+  """Raises UserError for flags that this run cannot follow."""
+  if num_examples < 0:
+    raise UserError(f"--examples={num_examples} must be at least 0, for all")
+  reason = _why_unedited(settings, family)
+  for flag, value in (("loop", loop), ("position", position)):
+    if reason and value is not None:
+      raise UserError(f"--{flag}={value} has no effect on {family}: {reason}")
+  last = min(settings.eval_loops, settings.task.max_hops) - 1
+  if loop is not None and not 1 <= loop <= last:
+    raise UserError(
+      f"--loop={loop} must be 1 to {last}: the run has {settings.eval_loops}"
+      f" loops, and its questions {settings.task.max_hops} hops at most"
+    )
+  length = settings.task.sequence_length
+  if position is not None and not 0 <= position < length:
+    raise UserError(
+      f"--position={position} must be 0 to {length - 1}: the longest question"
+      f" has {length} tokens"
+    )
+
+
+def _make(output: pathlib.Path) -> None:
+  """Makes a directory to write to; raises UserError if that is impossible."""
+  try:
+    output.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      f"--output={output}: cannot be written: {error.strerror}"
+    ) from error
+  if not os.access(output, os.W_OK):
+    raise UserError(f"--output={output}: cannot be written")
+
+
+def _why_unedited(settings: config_lib.Settings, family: str) -> str:
+  """Why nothing can be edited between loops; empty if it can."""
+  if family in _NOT_EDITED or settings.eval_loops > 1:
+    return _NOT_EDITED.get(family, "")
+  return "one loop hands nothing on"
+
+
+def _edit(
+  run: restore.Restored,
+  model: subject.Subject,
+  asked: questions.Questions,
+  observed: subject.Observed,
+  loop: int | None,
+  position: int | None,
+) -> tuple[list[rows.Row], list[str]]:
+  """Interventions and patching: (rows, a line for all that is left out)."""
+  config = run.settings.task
+  table = patching.fact_table(task.make_graph(config), config.num_relations)
+  found, notes = [], []
+  for place in interventions.places(asked, model.num_loops, loop, position):
+    found += interventions.sweep(model, asked, observed, place)
+    patched, left_out = patching.patch(
+      model, asked, observed, place, table, 2 * config.num_entities
+    )
+    found += patched
+    notes += left_out
+  for hop in range(model.num_loops, config.max_hops):
+    notes.append(
+      f"bridge{hop}: no intervention and no patching, loop {hop} hands nothing"
+      " on"
+    )
+  if position is not None:
+    notes += [
+      f"{split}: no intervention and no patching, it ends before position"
+      f" {position}"
+      for split, hops, members in asked.by_split()
+      if hops > 1 and asked.last[members[0]] < position
+    ]
+  return found, notes
+
+
+def _write(
+  workdir: pathlib.Path,
+  output: pathlib.Path,
+  run: restore.Restored,
+  found: list[rows.Row],
+  notes: list[str],
+) -> None:
+  """Rows and pictures; prints what was left out and where files are."""
+  for pattern in _PICTURES:  # An earlier analysis may have had more.
+    for old in output.glob(pattern):
+      old.unlink()
+  path = output / "analysis.jsonl"
+  rows.write(path, found, run.step)
+  stages = figures.draw_stages(
+    workdir_lib.read_metrics(workdir),
+    rows.values_of(rows.select(found, "stage"), "split"),
+    run.settings.eval_loops,
+    output,
+  )
+  if not stages:
+    notes.append(
+      "stages.png: left out, metrics.jsonl has no accuracies by loop yet"
+    )
+  pictures = [
+    *stages,
+    *figures.draw_lens(found, output),
+    *figures.draw_cosines(found, output),
+    *effects.draw_interventions(found, output),
+    *effects.draw_patching(found, output),
+    *figures.draw_coverage(found, output),
+  ]
+  print("", *notes, "", path, *pictures, sep="\n")

@@ -1,0 +1,67 @@
+"""What is put in the place of a hidden state. Pure functions on arrays."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from loopjax.nn import norm
+from loopjax.types import Array
+
+# Norm of equation 3. The paper does not say which; "rms" has unit scale as the
+# states of a loop that ends in a norm have.
+NORMS = ("rms", "match_hidden", "final_norm")
+_EPSILON = 1e-6
+
+
+def at_scale(
+  vectors: Array,
+  states: Array,
+  kind: str,
+  final_norm: Callable[[Array], Array],
+) -> Array:
+  """Norm(W[b]) of DiscoLoop's equation 3.
+
+  Args:
+    vectors: W[b], f32 [..., D].
+    states: H that they are to replace, f32 [..., D].
+    kind: out of NORMS: the RMS norm without a gain, W[b] as long as H, or the
+      model's trained norm with its gain.
+    final_norm: that norm.
+
+  Returns:
+    f32 [..., D].
+  """
+  if kind == "rms":
+    return norm.rms_normalise(vectors, _EPSILON)
+  if kind == "final_norm":
+    return final_norm(vectors)
+  assert kind == "match_hidden", kind
+  wanted = jnp.linalg.norm(states, axis=-1, keepdims=True)
+  length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+  return vectors * (wanted / jnp.maximum(length, _EPSILON))
+
+
+def blend(
+  state: Array,
+  k: Array,
+  *,
+  loop: Array,
+  here: Array,
+  alpha: Array,
+  vectors: Array,
+) -> Array:
+  """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
+
+  Args:
+    state: what loop k hands on, f32 [B, T, D].
+    k: index of the loop from 0, i32 scalar.
+    loop: after which to do so, from 1, i32 scalar.
+    here: at which positions, bool [B, T].
+    alpha: f32 scalar. At 0 nothing changes, at 1 nothing of H is left.
+    vectors: v of every example, f32 [B, D], finite.
+
+  Returns:
+    f32 [B, T, D].
+  """
+  blended = (1 - alpha) * state + alpha * vectors[:, None, :]
+  return jnp.where(here[:, :, None] & (k + 1 == loop), blended, state)

@@ -1,0 +1,271 @@
+"""Pictures of what the model does as it is: stages, lens, cosines, coverage."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import figure as figure_lib
+from matplotlib import image as image_lib
+from matplotlib import ticker
+
+from loopjax.analysis import curves, draw
+from loopjax.analysis.multihop import rows, tables
+
+_MARKERS = "os^Dv<>"
+_DASHES = ("-", "--", ":", "-.")  # So that lines on one another show.
+_STATES = {
+  "cosine": "H",
+  "centred_cosine": "H, centred",
+  "mixed_cosine": "what is handed on",
+  "mixed_centred_cosine": "the same, centred",
+}
+
+
+def draw_stages(
+  metrics: list[rows.Row],
+  splits: Sequence[str],
+  num_loops: int,
+  directory: pathlib.Path,
+) -> list[pathlib.Path]:
+  """stages.png: accuracy after every loop over training (figure 3).
+
+  Args:
+    metrics: rows of the run's metrics.jsonl.
+    splits: those to show.
+    num_loops: K.
+    directory: where to write.
+
+  Returns:
+    Paths; none if no such accuracy was written yet.
+  """
+  shown = [
+    split
+    for split in splits
+    if len(curves.series(metrics, split, "stage1_accuracy")[0])
+  ]
+  if not shown:
+    return []
+  figure, panels = panel_grid(len(shown), 3.6, 2.9, num_columns=4)
+  for axes, split in zip(panels, shown, strict=True):
+    for loop in range(num_loops):
+      steps, values = curves.series(metrics, split, f"stage{loop + 1}_accuracy")
+      axes.plot(
+        steps,
+        values,
+        label=f"after loop {loop + 1}",
+        color=draw.PALETTE[loop % len(draw.PALETTE)],
+        linestyle=_DASHES[loop % len(_DASHES)],
+        marker=_MARKERS[loop % len(_MARKERS)],
+        markersize=4,
+      )
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+    draw.tidy(axes, split, "optimizer steps", "accuracy")
+  legend_below(figure, panels[0])
+  figure.suptitle("Answers read off after every loop, over training")
+  return [draw.save(figure, directory / "stages.png")]
+
+
+def draw_lens(
+  found: Sequence[rows.Row], directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """lens.png: probability of every entity by loop, position and split."""
+  lens = [
+    row
+    for row in rows.select(found, "lens")
+    if not row["split"].endswith("_atom")
+  ]
+  if not lens:
+    return []
+  by_split = {
+    split: {
+      entity: rows.select(lens, "lens", split=split, entity=entity)
+      for entity in rows.values_of(
+        rows.select(lens, "lens", split=split), "entity"
+      )
+    }
+    for split in rows.values_of(lens, "split")
+  }
+  num_columns = max(map(len, by_split.values()))
+  width = 1.1 + 0.4 * (1 + max(row["position"] for row in lens))
+  height = 1.2 + 0.4 * max(row["loop"] for row in lens)
+  figure = draw.new(
+    max(width, 3.0) * num_columns + 0.9, height * len(by_split) + 0.5
+  )
+  grid = figure.subplots(len(by_split), num_columns, squeeze=False)
+  for panels, (split, entities) in zip(grid, by_split.items(), strict=True):
+    for axes in panels[len(entities) :]:
+      axes.set_visible(False)
+    for axes, (entity, cells) in zip(panels, entities.items(), strict=False):
+      image = _draw_map(axes, cells)
+      axes.set_title(f"{split}, {entity}", fontsize=10, loc="left")
+  figure.colorbar(
+    image, ax=list(grid.ravel()), label="mean probability", shrink=0.8
+  )
+  figure.suptitle(
+    "Logit lens; framed: where the entity can be known first", fontsize=12
+  )
+  return [draw.save(figure, directory / "lens.png")]
+
+
+def _draw_map(
+  axes: axes_lib.Axes, cells: Sequence[rows.Row]
+) -> image_lib.AxesImage:
+  """Loops by positions, with the numbers inside."""
+  num_loops = max(row["loop"] for row in cells)
+  values = np.array([row["probability"] for row in cells])
+  values = values.reshape(num_loops, -1)  # Rows come by loop, then position.
+  image = axes.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+  for (loop, position), value in np.ndenumerate(values):
+    axes.text(
+      position,
+      loop,
+      f"{value:.2f}".removeprefix("0"),
+      color="black" if value > 0.6 else "white",
+      fontsize=8,
+      ha="center",
+      va="center",
+    )
+  at = cells[0]["hop_position"]
+  axes.axvspan(
+    at - 0.48, at + 0.48, fill=False, edgecolor=draw.RED, linewidth=2.5
+  )
+  axes.set_xticks(range(values.shape[1]))
+  axes.set_yticks(range(num_loops), [str(k + 1) for k in range(num_loops)])
+  axes.set_xlabel("position", fontsize=9)
+  axes.set_ylabel("after loop", fontsize=9)
+  return image
+
+
+def draw_cosines(
+  found: Sequence[rows.Row], directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """cosines.png: bridge k after loop k at its place, beside controls."""
+  cosine = rows.select(found, "cosine")
+  ours = [
+    row
+    for row in cosine
+    if row["entity"] == f"bridge{row['loop']}"
+    and row["position"] == row["hop_position"]
+  ]
+  if not ours:
+    return []
+  metrics = [n for n in _STATES if any(n in row for row in ours)]
+  bridges = rows.values_of(ours, "entity")
+  most = len(rows.values_of(ours, "split"))
+  figure = draw.new(
+    max(3.4, 1.3 + 0.8 * most) * len(metrics), 3.1 * len(bridges) + 0.9
+  )
+  grid = figure.subplots(len(bridges), len(metrics), squeeze=False, sharey=True)
+  colors = (draw.BLUE, draw.ORANGE, draw.PURPLE, draw.GREY)
+  names = ("the bridge", "a", "the relation", "a stranger")
+  for panels, bridge in zip(grid, bridges, strict=True):
+    shown = [row for row in ours if row["entity"] == bridge]
+    tokens = (bridge, *tables.controls_of(bridge))
+    for axes, metric in zip(panels, metrics, strict=True):
+      if metric not in shown[0]:  # The last loop hands nothing on.
+        axes.set_visible(False)
+        continue
+      bars = {
+        name: (color, _at_same_place(cosine, shown, token), metric)
+        for name, color, token in zip(names, colors, tokens, strict=True)
+      }
+      draw_bars(axes, [row["split"] for row in shown], bars)
+      axes.axhline(0, color="0.3", linewidth=0.8)
+      title = f"{bridge}, loop {shown[0]['loop']}: {_STATES[metric]}"
+      draw.tidy(axes, title, "", "cosine")
+  legend_below(figure, grid[0, 0])
+  figure.suptitle("Cosine of the state with embeddings, ± standard error")
+  return [draw.save(figure, directory / "cosines.png")]
+
+
+def _at_same_place(
+  cosine: Sequence[rows.Row], places: Sequence[rows.Row], entity: str
+) -> list[rows.Row]:
+  """Rows of another token, one for each row of `places`."""
+  return [
+    rows.select(
+      cosine,
+      "cosine",
+      entity=entity,
+      **{name: row[name] for name in ("split", "loop", "position")},
+    )[0]
+    for row in places
+  ]
+
+
+def draw_coverage(
+  found: Sequence[rows.Row], directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """coverage.png: accuracy by which facts training composed in their places."""
+  coverage = rows.select(found, "coverage")
+  if not coverage:
+    return []
+  last = max(row["loop"] for row in coverage)
+  splits = rows.values_of(coverage, "split")
+  figure, panels = panel_grid(len(splits), 4.4, 3.2)
+  for axes, split in zip(panels, splits, strict=True):
+    shown = rows.select(coverage, "coverage", split=split, loop=last)
+    groups = [f"{row['coverage']}\nn={row['count']}" for row in shown]
+    draw_bars(axes, groups, {"": (draw.GREEN, shown, "accuracy")})
+    axes.set_ylim(0, 1.03)
+    draw.tidy(axes, split, "facts seen in their place", "accuracy")
+  figure.suptitle(f"Accuracy after loop {last} by role coverage")
+  return [draw.save(figure, directory / "coverage.png")]
+
+
+def draw_bars(
+  axes: axes_lib.Axes,
+  groups: Sequence[str],
+  bars: Mapping[str, tuple[str, Sequence[rows.Row], str]],
+) -> None:
+  """Groups of bars with standard errors.
+
+  Args:
+    axes: where.
+    groups: their names, under the axis.
+    bars: by name, colour, a row for every group, and what to show of it.
+  """
+  width = 0.8 / len(bars)
+  for index, (name, (color, shown, metric)) in enumerate(bars.items()):
+    offset = (index - (len(bars) - 1) / 2) * width
+    axes.bar(
+      np.arange(len(groups)) + offset,
+      [row[metric] for row in shown],
+      width,
+      yerr=[row[f"{metric}/standard_error"] for row in shown],
+      color=color,
+      ecolor="0.2",
+      capsize=2,
+      label=name,
+    )
+  axes.set_xticks(range(len(groups)), groups, fontsize=8)
+
+
+def panel_grid(
+  num: int, width: float, height: float, num_columns: int = 3
+) -> tuple[figure_lib.Figure, list[axes_lib.Axes]]:
+  """A figure of `num` panels of this size in inches, so many in a row."""
+  num_columns = min(num, num_columns)
+  num_rows = math.ceil(num / num_columns)
+  figure = draw.new(width * num_columns, height * num_rows + 0.7)
+  grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+  for axes in grid[num:]:
+    axes.set_visible(False)
+  return figure, list(grid[:num])
+
+
+def legend_below(figure: figure_lib.Figure, axes: axes_lib.Axes) -> None:
+  """The legend of one panel, for all of them."""
+  handles, labels = axes.get_legend_handles_labels()
+  figure.legend(
+    handles,
+    labels,
+    loc="outside lower center",
+    ncols=min(len(labels), 6),
+    frameon=False,
+    fontsize=9,
+  )

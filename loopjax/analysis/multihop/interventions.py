@@ -1,0 +1,106 @@
+"""The training-free intervention: hand on the embedding of a token.
+
+DiscoLoop, arXiv 2607.00341, equation 3 and figure 2: between two loops, at one
+position, H <- (1 - alpha) H + alpha Norm(W[b]). For DiscoLoop itself H is what
+the channel made, H~; b is decoded from the state before it.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.analysis.multihop import edits, rows
+from loopjax.analysis.multihop.questions import Questions
+from loopjax.analysis.multihop.subject import Observed, Subject
+
+ALPHAS = tuple(step / 10 for step in range(11))
+# b: the most likely token as in the paper, the true entity after as many hops
+# as loops, or, as a control, an entity that the question does not touch.
+TARGETS = ("argmax", "bridge", "stranger")
+
+
+class Place(NamedTuple):
+  """Where the states of some questions are changed.
+
+  Attributes:
+    loop: after which, from 1.
+    rows: questions with an entity to look for there: those whose bridge of this
+      number is not yet the answer, int [n].
+    position: in each of them, int [n].
+  """
+
+  loop: int
+  rows: np.ndarray
+  position: np.ndarray
+
+
+def places(
+  questions: Questions,
+  num_loops: int,
+  loop: int | None = None,
+  position: int | None = None,
+) -> Iterator[Place]:
+  """Bridge k at its place after loop k, for all k < K that have any.
+
+  Args:
+    questions: all.
+    num_loops: K.
+    loop: only this k; all if None.
+    position: this one instead of the first that has read all that the bridge
+      depends on.
+  """
+  for k in range(1, num_loops) if loop is None else (loop,):
+    members = np.flatnonzero(questions.hops > k)
+    if position is not None:
+      members = members[questions.last[members] >= position]
+    where = questions.hop_positions[members, k - 1] if len(members) else members
+    if position is not None:
+      where = np.full_like(where, position)
+    if len(members):
+      yield Place(k, members, where)
+
+
+def sweep(
+  subject: Subject, questions: Questions, observed: Observed, place: Place
+) -> list[rows.Row]:
+  """Accuracy by split, target, norm and alpha.
+
+  Args:
+    subject: the model.
+    questions: all.
+    observed: of them all.
+    place: where to intervene.
+  """
+  members, loop, position = place.rows, place.loop, place.position
+  inputs, last = questions.inputs[members], questions.last[members]
+  states = subject.handed_on(inputs, loop, position)
+  targets = {
+    "argmax": observed.prediction[members, loop - 1, position],
+    "bridge": questions.entities[members, loop],
+    "stranger": questions.stranger[members],
+  }
+  assert tuple(targets) == TARGETS
+  found = []
+  for target, tokens in targets.items():
+    for kind in edits.NORMS:
+      vectors = subject.embed(tokens, states, kind)
+      for alpha in ALPHAS:
+        answers = subject.answer(inputs, last, loop, position, alpha, vectors)
+        right = answers == questions.answers[members]
+        for split, _, inside in questions.by_split():
+          chosen = np.isin(members, inside)
+          if chosen.any():
+            found.append(
+              rows.make(
+                "intervention",
+                split,
+                loop,
+                int(position[chosen][0]),
+                {"accuracy": right[chosen]},
+                target=target,
+                norm=kind,
+                alpha=alpha,
+              )
+            )
+  return found

@@ -1,0 +1,184 @@
+"""Causal patching: does the state at the bridge's place carry the bridge?
+
+What a loop hands on there is replaced by what it hands on in another question
+(donor) of the same split. If the next loops read the bridge off that place, the
+answer becomes what the donor's bridge and the question's own remaining
+relations lead to.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.analysis.multihop import rows
+from loopjax.analysis.multihop.interventions import Place
+from loopjax.analysis.multihop.questions import Questions
+from loopjax.analysis.multihop.subject import Observed, Subject
+from loopjax.data.multihop import graph as graph_lib
+
+_MAX_CANDIDATES = 64
+
+
+class Pairs(NamedTuple):
+  """Questions with their donors.
+
+  Attributes:
+    donor: row of the donor of each question, int [n]; -1 if none was found.
+    implied: entity that the patched question leads to, int [n]; -1 likewise.
+    examined: pairs that were looked at.
+    qualified: how many of them could be used.
+  """
+
+  donor: np.ndarray
+  implied: np.ndarray
+  examined: int
+  qualified: int
+
+
+def fact_table(graph: graph_lib.Graph, num_relations: int) -> np.ndarray:
+  """Where relations lead from each entity, int [2 E, R]; -1 for no fact."""
+  table = np.full((2 * graph.num_entities, num_relations), -1)
+  table[graph.heads, graph.relations] = graph.tails
+  return table
+
+
+def follow(
+  table: np.ndarray, entities: np.ndarray, relations: np.ndarray
+) -> np.ndarray:
+  """Where relations [n, m] lead from entities [n], one after the other.
+
+  Returns:
+    int [n]; -1 where a fact is missing.
+  """
+  for step in relations.T:
+    entities = np.where(entities < 0, -1, table[entities, step])
+  return entities
+
+
+def make_pairs(
+  table: np.ndarray,
+  bridges: np.ndarray,
+  relations: np.ndarray,
+  answers: np.ndarray,
+  rng: np.random.Generator,
+) -> Pairs:
+  """Draws a donor for each of n questions.
+
+  A pair qualifies if the facts exist that lead from the donor's bridge along
+  the question's relations, to an entity that is not the question's answer, so
+  that "becomes" and "stays" can be told apart. Up to 64 donors are tried.
+
+  Args:
+    table: from `fact_table`.
+    bridges: of every question, int [n].
+    relations: that remain behind it, int [n, m].
+    answers: int [n].
+    rng: random numbers.
+  """
+  num = len(bridges)
+  order = rng.permutation(num)
+  donor, implied, qualified = np.full(num, -1), np.full(num, -1), 0
+  shifts = range(1, min(_MAX_CANDIDATES + 1, num))
+  for shift in shifts:
+    candidate = np.empty(num, int)
+    candidate[order] = np.roll(order, -shift)
+    leads_to = follow(table, bridges[candidate], relations)
+    fits = (leads_to >= 0) & (leads_to != answers)
+    new = fits & (donor < 0)
+    donor[new], implied[new] = candidate[new], leads_to[new]
+    qualified += int(fits.sum())
+  return Pairs(donor, implied, num * len(shifts), qualified)
+
+
+def patch(
+  subject: Subject,
+  questions: Questions,
+  observed: Observed,
+  place: Place,
+  table: np.ndarray,
+  num_entities: int,
+) -> tuple[list[rows.Row], list[str]]:
+  """How often the patched answer becomes the implied one, by split.
+
+  Rows have the place "patched" and, with the same donors at position 0,
+  "control". "implied" is the share of answers that are the implied entity,
+  "stays" that of answers as without the patch; "examined" pairs were looked at
+  and "qualified" is the share of those that could be used.
+
+  Args:
+    subject: the model.
+    questions: all.
+    observed: of them all.
+    place: what to patch.
+    table: from `fact_table`.
+    num_entities: of both graphs; relations are the tokens behind them.
+
+  Returns:
+    (rows, a line for every split without a usable pair).
+  """
+  found, notes = [], []
+  for split, hops, inside in questions.by_split():
+    chosen = np.isin(place.rows, inside)
+    members, position = place.rows[chosen], place.position[chosen]
+    if not len(members):
+      continue
+    pairs = make_pairs(
+      table,
+      questions.entities[members, place.loop],
+      questions.relations[members, place.loop : hops] - num_entities,
+      questions.answers[members],
+      np.random.default_rng(0),
+    )
+    used = np.flatnonzero(pairs.donor >= 0)
+    if not len(used):
+      notes.append(
+        f"patching of {split} after loop {place.loop}: left out, none of"
+        f" {pairs.examined} pairs leads along existing facts to another answer"
+      )
+      continue
+    for name, where in (("patched", position), ("control", 0 * position)):
+      answers = patched_answers(
+        subject, questions, members, pairs.donor, place.loop, where
+      )
+      before = observed.prediction[members, -1, questions.last[members]]
+      samples = {
+        "implied": (answers == pairs.implied)[used],
+        "stays": (answers == before)[used],
+      }
+      found.append(
+        {
+          **rows.make(
+            "patching", split, place.loop, int(where[0]), samples, place=name
+          ),
+          "examined": pairs.examined,
+          "qualified": pairs.qualified / pairs.examined,
+        }
+      )
+  return found, notes
+
+
+def patched_answers(
+  subject: Subject,
+  questions: Questions,
+  members: np.ndarray,
+  donor: np.ndarray,
+  loop: int,
+  position: np.ndarray,
+) -> np.ndarray:
+  """Answers with the donor's state at one position after one loop.
+
+  Args:
+    subject: the model.
+    questions: all.
+    members: which of them, int [n].
+    donor: of each, a row of `members`, int [n]; -1 for the question itself.
+    loop: after which, from 1.
+    position: in each, int [n], the same in its donor.
+
+  Returns:
+    Token ids, int [n].
+  """
+  inputs, last = questions.inputs[members], questions.last[members]
+  states = subject.handed_on(inputs, loop, position)
+  source = np.where(donor < 0, np.arange(len(donor)), donor)
+  return subject.answer(inputs, last, loop, position, 1.0, states[source])

@@ -1,0 +1,132 @@
+"""Evaluation questions as the analyses ask about them."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.analysis import view as view_lib
+from loopjax.data.multihop import language, task
+from loopjax.types import Dataset
+
+
+class Questions(NamedTuple):
+  """N questions of up to H hops.
+
+  Attributes:
+    splits: names of all splits.
+    split: which of them each is of, int [N].
+    hops: h of each, int [N].
+    inputs: token ids, i32 [N, T].
+    last: position of the answer, int [N].
+    hop_positions: first position that has read all that hops 1, ..., h depend
+      on, int [N, H]; -1 past hop h.
+    entities: token ids of a, of the bridges and of the answer, int [N, 1 + H];
+      -1 past hop h.
+    relations: token ids of r1, ..., rh, int [N, H]; -1 past hop h.
+    stranger: token id of an entity of the same graph that the question has
+      nothing to do with, drawn uniformly, int [N].
+    coverage: group of each, int [N]; -1 where there is none.
+    coverage_names: "SPLIT/GROUP" of every group.
+  """
+
+  splits: tuple[str, ...]
+  split: np.ndarray
+  hops: np.ndarray
+  inputs: np.ndarray
+  last: np.ndarray
+  hop_positions: np.ndarray
+  entities: np.ndarray
+  relations: np.ndarray
+  stranger: np.ndarray
+  coverage: np.ndarray
+  coverage_names: tuple[str, ...]
+
+  @property
+  def answers(self) -> np.ndarray:
+    """Token id of each answer, int [N]."""
+    return self.entities[np.arange(len(self.hops)), self.hops]
+
+  @property
+  def num_hops(self) -> int:
+    """H, hops of the longest question there is."""
+    return self.relations.shape[1]
+
+  def by_split(self) -> Iterator[tuple[str, int, np.ndarray]]:
+    """(name, h, rows int [n]) of every split that has questions."""
+    for index, name in enumerate(self.splits):
+      rows = np.flatnonzero(self.split == index)
+      if len(rows):
+        yield name, int(self.hops[rows[0]]), rows
+
+
+def entity_name(hop: int, hops: int) -> str:
+  """What the entity after a hop is called: "bridge1", ..., "answer"."""
+  return "answer" if hop == hops else f"bridge{hop}"
+
+
+def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
+  """The first questions of the evaluation split, which is shuffled.
+
+  Args:
+    config: of the task.
+    dataset: its evaluation split.
+    num: how many; 0 for all.
+  """
+  batch = view_lib.sample(dataset, num or dataset.num_examples)
+  return from_batch(config, batch, dataset.groups)
+
+
+def from_batch(
+  config: task.Config,
+  batch: Mapping[str, np.ndarray],
+  groups: Mapping[str, tuple[str, ...]],
+) -> Questions:
+  """Questions of a batch of the task.
+
+  Args:
+    config: of the task.
+    batch: as `task.make_dataset` describes it, all examples valid.
+    groups: names of the groups "split" and "coverage".
+  """
+  inputs, bridges = np.asarray(batch["inputs"]), np.asarray(batch["bridges"])
+  num, max_hops = len(inputs), config.max_hops
+  hops = (bridges >= 0).sum(axis=1)
+  entities = np.full((num, 1 + max_hops), -1)
+  relations = np.full((num, max_hops), -1)
+  positions = np.full((num, max_hops), -1)
+  last = np.empty(num, int)
+  for count in np.unique(hops).tolist():
+    rows = hops == count
+    places = language.layout(config.format, count)
+    entities[rows, 0] = inputs[rows, places.index(0)]
+    entities[rows, 1 : count + 1] = bridges[rows, 1 : count + 1]
+    for hop in range(1, count + 1):
+      relations[rows, hop - 1] = inputs[rows, places.index(hop)]
+    positions[rows, :count] = task.hop_positions(config, count)
+    last[rows] = len(places) - 1
+  return Questions(
+    splits=groups["split"],
+    split=np.asarray(batch["group/split"]),
+    hops=hops,
+    inputs=inputs,
+    last=last,
+    hop_positions=positions,
+    entities=entities,
+    relations=relations,
+    stranger=_strangers(entities, config.num_entities),
+    coverage=np.asarray(batch["group/coverage"]),
+    coverage_names=groups["coverage"],
+  )
+
+
+def _strangers(entities: np.ndarray, num_entities: int) -> np.ndarray:
+  """An entity of the same graph that is none of the question's own, int [N].
+
+  In a graph that has no other it is one of its own.
+  """
+  graph = entities[:, :1] // num_entities  # 0 for A, 1 for B.
+  own = np.where(entities >= 0, entities, entities[:, :1])
+  noise = np.random.default_rng(0).random((len(entities), num_entities))
+  np.put_along_axis(noise, own - graph * num_entities, 2.0, axis=1)
+  return np.argmin(noise, axis=1) + graph[:, 0] * num_entities

@@ -1,0 +1,146 @@
+"""What can be read off the model as it is: stages, coverage, lens, cosines."""
+
+import numpy as np
+
+from loopjax.analysis.multihop import lens, rows, subject
+from loopjax.analysis.multihop.questions import Questions, entity_name
+
+
+def stages(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
+  """Accuracy after every loop by split (DiscoLoop, table 1a)."""
+  return [
+    row
+    for split, _, members in questions.by_split()
+    for row in _stages("stage", split, members, questions, observed)
+  ]
+
+
+def coverage(
+  questions: Questions, observed: subject.Observed
+) -> list[rows.Row]:
+  """The same by which facts were composed in training in their places."""
+  found = []
+  for group, name in enumerate(questions.coverage_names):
+    members = np.flatnonzero(questions.coverage == group)
+    split, _, label = name.partition("/")
+    if len(members):
+      found += _stages(
+        "coverage", split, members, questions, observed, coverage=label
+      )
+  return found
+
+
+def _stages(
+  analysis: str,
+  split: str,
+  members: np.ndarray,
+  questions: Questions,
+  observed: subject.Observed,
+  **labels: str,
+) -> list[rows.Row]:
+  """One row per loop."""
+  last = questions.last[members]
+  prediction = observed.prediction[members, :, last]  # [n, K]
+  right = prediction == questions.answers[members][:, None]
+  return [
+    rows.make(
+      analysis, split, loop, int(last[0]), {"accuracy": sample}, **labels
+    )
+    for loop, sample in enumerate(right.T, start=1)
+  ]
+
+
+def logit_lens(
+  questions: Questions, observed: subject.Observed
+) -> list[rows.Row]:
+  """Every bridge and the answer, at every loop and position (table 1b).
+
+  "hop_position" is the first position that has read all that the entity depends
+  on: position 1 for the first bridge in the paper's symbolic format.
+  Beside what `lens.read_out` gives, "argmax" is the share of questions at whose
+  position the entity is the most likely token after this loop, and
+  "first_argmax" the share for which it is so for the first time.
+  """
+  is_argmax = observed.lens["rank"] == 1
+  samples = {
+    **observed.lens,
+    "argmax": is_argmax,
+    "first_argmax": lens.first_loops(is_argmax),
+  }
+  found = []
+  for split, hops, members in questions.by_split():
+    for hop in range(1, hops + 1):
+      part = {key: v[members, ..., hop - 1] for key, v in samples.items()}
+      found += _grid("lens", split, members, questions, part, hop=hop)
+  return found
+
+
+def cosines(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
+  """Every bridge, the answer and the controls, at every loop and position.
+
+  The controls are "start" a, "relation1", ... and "stranger", an entity that
+  the question has nothing to do with. The last loop hands nothing on, so that
+  its rows have no "mixed" cosines.
+  """
+  found = []
+  compared = subject.tokens_compared(questions)
+  for split, _, members in questions.by_split():
+    for index, (name, ids) in enumerate(compared.items()):
+      if ids[members[0]] < 0:
+        continue
+      part = {
+        key: v[members, ..., index] for key, v in observed.cosines.items()
+      }
+      # The entities after each hop come first.
+      hop = index + 1 if index < questions.num_hops else None
+      found += _grid(
+        "cosine", split, members, questions, part, hop=hop, entity=name
+      )
+  return found
+
+
+def _grid(
+  analysis: str,
+  split: str,
+  members: np.ndarray,
+  questions: Questions,
+  samples: dict[str, np.ndarray],
+  *,
+  hop: int | None,
+  entity: str = "",
+) -> list[rows.Row]:
+  """One row per loop and position of a question.
+
+  Args:
+    analysis: which.
+    split: of the members.
+    members: rows of `questions`, int [n].
+    questions: all.
+    samples: values by metric, [n, K, T].
+    hop: the entity after this hop; None for a control.
+    entity: name of the control.
+  """
+  labels: dict[str, str | int] = {"entity": entity}
+  if hop is not None:
+    first = members[0]
+    labels = {
+      "entity": entity_name(hop, int(questions.hops[first])),
+      "hop_position": int(questions.hop_positions[first, hop - 1]),
+    }
+  num_loops = next(iter(samples.values())).shape[1]
+  return [
+    rows.make(
+      analysis,
+      split,
+      loop + 1,
+      position,
+      {
+        name: value[:, loop, position]
+        for name, value in samples.items()
+        if loop + 1 < num_loops or not name.startswith("mixed_")
+      },
+      **labels,
+    )
+    for loop in range(num_loops)
+    for position in range(int(questions.last[members[0]]) + 1)
+  ]

@@ -1,0 +1,94 @@
+"""From a work directory to what is analysed: settings, parameters, step."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+from flax import nnx
+
+from loopjax import checkpoint as checkpoint_lib
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax import sharding
+from loopjax import workdir as workdir_lib
+from loopjax.errors import UserError
+
+TASK = "multihop"
+FAMILIES = ("disco", "looped", "ponderlm", "transformer")
+
+
+class Restored(NamedTuple):
+  """A run as far as it got.
+
+  Attributes:
+    settings: of the run, but for the mesh: one device.
+    family: a name out of FAMILIES.
+    graphdef: the model without its parameters.
+    params: the scored ones of the newest intact checkpoint.
+    step: optimizer steps behind them.
+  """
+
+  settings: config_lib.Settings
+  family: str
+  graphdef: nnx.GraphDef
+  params: Any
+  step: int
+
+
+def read_settings(
+  workdir: pathlib.Path,
+) -> tuple[config_lib.Settings, str]:
+  """The settings of a run and the name of its family.
+
+  Raises:
+    UserError: there is no run, or one of another task or family.
+  """
+  path = workdir / "config.json"
+  if not path.exists():
+    raise UserError(f"{workdir} holds no run: there is no config.json")
+  plain = workdir_lib.read_json(path)
+  try:
+    task, family = plain["task"]["name"], plain["model"]["name"]
+    flat = config_lib.flatten(plain)
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{path}: is no config of a run") from error
+  if task != TASK:
+    raise UserError(f"{workdir}: task.name={task!r} is not {TASK!r}")
+  if family not in FAMILIES:
+    names = ", ".join(FAMILIES)
+    raise UserError(f"{workdir}: model.name={family!r} is none of {names}")
+  config: ml_collections.ConfigDict = config_lib.make(family, task)
+  config.lock()
+  config_lib.override(config, flat)
+  settings = config_lib.resolve(config)
+  return settings._replace(mesh=sharding.Config()), family
+
+
+def restore(
+  workdir: pathlib.Path, settings: config_lib.Settings, family: str
+) -> Restored:
+  """Reads the newest intact checkpoint, also while its run goes on.
+
+  Args:
+    workdir: of the run.
+    settings: from `read_settings`, as is `family`.
+    family: its name.
+
+  Raises:
+    UserError: there is none.
+  """
+  if not (workdir / "checkpoints").is_dir():
+    raise UserError(f"{workdir} holds no checkpoint to analyse")
+  program = program_lib.make_program(settings, jax.local_devices()[:1])
+  abstract = program.abstract_state.params
+  checkpoints = checkpoint_lib.Checkpoints(workdir, read_only=True)
+  found = checkpoints.newest(
+    lambda step: (step, checkpoints.restore_params(abstract, step)),
+    set_aside=False,
+  )
+  checkpoints.close()
+  if found is None:
+    raise UserError(f"{workdir} holds no checkpoint to analyse")
+  step, params = found
+  return Restored(settings, family, program.graphdef, params, step)

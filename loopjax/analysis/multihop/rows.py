@@ -1,0 +1,75 @@
+"""Rows of analysis.jsonl: what all analyses have in common."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from loopjax import workdir as workdir_lib
+
+Row = dict[str, Any]
+
+
+def make(
+  analysis: str,
+  split: str,
+  loop: int,
+  position: int,
+  samples: Mapping[str, np.ndarray],
+  **labels: str | float,
+) -> Row:
+  """A row of means and standard errors.
+
+  Args:
+    analysis: which.
+    split: of the questions.
+    loop: after which, from 1.
+    position: in the question, from 0.
+    samples: values of n > 0 questions by metric, [n].
+    labels: what else the row is about.
+
+  Returns:
+    These, "count" n, and by metric the mean and "<metric>/standard_error".
+  """
+  values = {}
+  for name, sample in samples.items():
+    sample = np.asarray(sample, np.float64)
+    values[name] = sample.mean()
+    values[f"{name}/standard_error"] = sample.std() / len(sample) ** 0.5
+  count = len(next(iter(samples.values())))
+  return {
+    "analysis": analysis,
+    "split": split,
+    **labels,
+    "loop": loop,
+    "position": position,
+    "count": count,
+    **workdir_lib.finite(values),
+  }
+
+
+def select(rows: Iterable[Row], analysis: str, **labels: Any) -> list[Row]:
+  """The rows of an analysis that have all these labels."""
+  wanted = {"analysis": analysis, **labels}
+  return [
+    row
+    for row in rows
+    if all(row.get(name) == value for name, value in wanted.items())
+  ]
+
+
+def values_of(rows: Iterable[Row], label: str) -> list[Any]:
+  """Different values of a label, in the order in which they come."""
+  return list(dict.fromkeys(row[label] for row in rows))
+
+
+def write(path: pathlib.Path, rows: Iterable[Row], step: int) -> None:
+  """Writes one JSON object a line, each with the step of the checkpoint."""
+  lines = [
+    json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rows
+  ]
+  temporary = path.with_name(f".{path.name}.tmp")
+  temporary.write_text("".join(lines))
+  temporary.replace(path)

@@ -1,0 +1,249 @@
+"""The one place that runs the model."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loopjax.analysis.multihop import edits, lens, restore
+from loopjax.analysis.multihop.questions import Questions
+from loopjax.types import Array
+
+
+class Observed(NamedTuple):
+  """What a model did on N questions, numpy arrays.
+
+  Attributes:
+    prediction: argmax of the read-out after every loop, int [N, K, T].
+    lens: by name of `lens.read_out`, f32 [N, K, T, H]; entry j - 1 is about the
+      entity after hop j, and without meaning past the answer.
+    cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, without a norm that
+      only the read-out has, and, for a family that hands on something else,
+      "mixed_cosine" and "mixed_centred_cosine" of that; f32 [N, K, T, n], in
+      the order of `tokens_compared`.
+  """
+
+  prediction: Any
+  lens: dict[str, Any]
+  cosines: dict[str, Any]
+
+
+class Subject(NamedTuple):
+  """A trained model that can be looked into.
+
+  Attributes:
+    num_loops: K.
+    observe: (questions) -> Observed.
+    handed_on: (inputs [n, T], loop, position int [n]) -> what that loop hands
+      to the next one there, f32 [n, D].
+    embed: (token ids int [n], states f32 [n, D], kind) -> Norm(W[token]) of
+      equation 3, f32 [n, D]; see `edits.at_scale`.
+    answer: (inputs [n, T], last int [n], loop, position int [n], alpha, vectors
+      f32 [n, D]) -> the argmax at `last`, int [n], if what that loop hands on
+      at `position` becomes (1 - alpha) H + alpha v. One program serves all
+      loops, positions, alphas and vectors.
+  """
+
+  num_loops: int
+  observe: Callable[[Questions], Observed]
+  handed_on: Callable[..., np.ndarray]
+  embed: Callable[..., np.ndarray]
+  answer: Callable[..., np.ndarray]
+
+
+def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
+  """What hidden states are compared with: token ids by name, int [N].
+
+  "hop1", ... are the entities after each hop; -1 past the answer. The controls
+  are "start" (a), "relation1", ... and "stranger", see `Questions`.
+  """
+  hops = range(1, questions.num_hops + 1)
+  return {
+    **{f"hop{hop}": questions.entities[:, hop] for hop in hops},
+    "start": questions.entities[:, 0],
+    **{f"relation{hop}": questions.relations[:, hop - 1] for hop in hops},
+    "stranger": questions.stranger,
+  }
+
+
+def from_run(run: restore.Restored) -> Subject:
+  """The model of a run, with as many loops as its evaluation has."""
+  settings = run.settings
+  spec = settings.task_module.spec(settings.task)
+  return make_subject(
+    functools.partial(nnx.merge, run.graphdef),
+    run.params,
+    num_padding_tokens=spec.num_padding_tokens,
+    num_loops=settings.eval_loops,
+    batch_size=settings.eval.batch_size,
+    traces=settings.family.TRACES,
+  )
+
+
+def make_subject(
+  build: Callable[[Any], Any],
+  params: Any,
+  *,
+  num_padding_tokens: int,
+  num_loops: int,
+  batch_size: int,
+  traces: Sequence[str],
+) -> Subject:
+  """Compiles what is asked of a model.
+
+  Args:
+    build: parameters -> a model that is called as `models.looped.Model`, with
+      `token_embedding` and `final_norm`; `answer` alone needs the `edit` of its
+      call.
+    params: its parameters.
+    num_padding_tokens: ids at the end that are no tokens.
+    num_loops: K.
+    batch_size: examples per device call.
+    traces: that the model has. If "mixed" is one of them it is what a loop
+      hands on, and "hidden" otherwise.
+  """
+  states = tuple(name for name in ("hidden", "mixed") if name in traces)
+
+  def compiled(function, **static):
+    run = jax.jit(functools.partial(function, build=build, **static))
+    return lambda columns, *shared: _in_batches(
+      lambda *parts: run(params, *parts, *shared), columns, batch_size
+    )
+
+  observe = compiled(
+    _observe,
+    num_loops=num_loops,
+    states=states,
+    num_padding_tokens=num_padding_tokens,
+  )
+  handed_on = compiled(_handed_on, num_loops=num_loops, state=states[-1])
+  embed = {kind: compiled(_embed, kind=kind) for kind in edits.NORMS}
+  answer = compiled(_answer, num_loops=num_loops)
+
+  def observe_questions(questions: Questions) -> Observed:
+    compared = np.stack(list(tokens_compared(questions).values()), axis=1)
+    tokens = (questions.entities[:, 1:], compared)
+    # What is not there is looked up as token 0, and never reported.
+    return observe((questions.inputs, *(np.maximum(ids, 0) for ids in tokens)))
+
+  return Subject(
+    num_loops=num_loops,
+    observe=observe_questions,
+    handed_on=lambda inputs, loop, position: handed_on(
+      (inputs, position), loop
+    ),
+    embed=lambda tokens, states, kind: embed[kind]((tokens, states)),
+    answer=lambda inputs, last, loop, position, alpha, vectors: answer(
+      (inputs, last, position, vectors), loop, alpha
+    ),
+  )
+
+
+def _observe(
+  params: Any,
+  inputs: Array,
+  entities: Array,
+  compared: Array,
+  *,
+  build: Callable[[Any], Any],
+  num_loops: int,
+  states: Sequence[str],
+  num_padding_tokens: int,
+) -> Observed:
+  """One batch of `Subject.observe`: inputs [b, T], tokens [b, H] and [b, n]."""
+  model = build(params)
+  # Stage k is what a run of k loops answers (section 3.2).
+  outputs = [
+    model(inputs, num_loops=loop, trace=states if loop == num_loops else ())
+    for loop in range(1, num_loops + 1)
+  ]
+  logits = jnp.stack([output.logits for output in outputs], axis=1)
+  shape = (*logits.shape[:3], entities.shape[-1])  # [b, K, T, H]
+  seen = lens.read_out(
+    logits, jnp.broadcast_to(entities[:, None, None, :], shape)
+  )
+  table = model.token_embedding.embedding[...]
+  centre = lens.mean_embedding(table, num_padding_tokens)
+  vectors = table[compared][:, None, None]  # [b, 1, 1, n, D]
+  cosines = {}
+  for state in states:
+    hidden = jnp.swapaxes(outputs[-1].trace[state], 0, 1)  # [b, K, T, D]
+    prefix = "" if state == "hidden" else f"{state}_"
+    for name, value in lens.cosines(hidden, vectors, centre).items():
+      cosines[prefix + name] = value
+  return Observed(jnp.argmax(logits, axis=-1), seen, cosines)
+
+
+def _handed_on(
+  params: Any,
+  inputs: Array,
+  position: Array,
+  loop: Array,
+  *,
+  build: Callable[[Any], Any],
+  num_loops: int,
+  state: str,
+) -> Array:
+  """One batch of `Subject.handed_on`."""
+  output = build(params)(inputs, num_loops=num_loops, trace=(state,))
+  return output.trace[state][loop - 1, jnp.arange(len(inputs)), position]
+
+
+def _embed(
+  params: Any,
+  tokens: Array,
+  states: Array,
+  *,
+  build: Callable[[Any], Any],
+  kind: str,
+) -> Array:
+  """One batch of `Subject.embed`."""
+  model = build(params)
+  vectors = model.token_embedding.embedding[...][tokens]
+  return edits.at_scale(vectors, states, kind, model.final_norm)
+
+
+def _answer(
+  params: Any,
+  inputs: Array,
+  last: Array,
+  position: Array,
+  vectors: Array,
+  loop: Array,
+  alpha: Array,
+  *,
+  build: Callable[[Any], Any],
+  num_loops: int,
+) -> Array:
+  """One batch of `Subject.answer`."""
+  edit = functools.partial(
+    edits.blend,
+    loop=loop,
+    here=jnp.arange(inputs.shape[1])[None] == position[:, None],
+    alpha=alpha,
+    vectors=vectors,
+  )
+  output = build(params)(inputs, num_loops=num_loops, edit=edit)
+  return jnp.argmax(output.logits[jnp.arange(len(inputs)), last], axis=-1)
+
+
+def _in_batches(
+  function: Callable[..., Any], columns: Sequence[np.ndarray], size: int
+) -> Any:
+  """Calls a function on batches of rows and joins what it gives.
+
+  The last batch is filled up with the first rows, so that one program serves
+  all.
+  """
+  num = len(columns[0])
+  parts = []
+  for start in range(0, num, size):
+    rows = np.arange(start, start + size) % num
+    parts.append(
+      jax.device_get(function(*(column[rows] for column in columns)))
+    )
+  return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:num], *parts)

@@ -1,0 +1,212 @@
+"""The rows of an analysis as text for a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from loopjax.analysis.multihop import edits, interventions, rows
+
+_COSINES = (
+  "cosine",
+  "centred_cosine",
+  "mixed_cosine",
+  "mixed_centred_cosine",
+)
+
+
+def stages(found: Sequence[rows.Row]) -> str:
+  """Accuracy after every loop (DiscoLoop, table 1a)."""
+  return _by_loop(
+    "Accuracy after every loop, % ± standard error",
+    rows.select(found, "stage"),
+    ("split",),
+  )
+
+
+def coverage(found: Sequence[rows.Row]) -> str:
+  """The same by which facts were composed in training in their places."""
+  return _by_loop(
+    "The same by which facts training composed in their places",
+    rows.select(found, "coverage"),
+    ("split", "coverage"),
+  )
+
+
+def _by_loop(title: str, found: Sequence[rows.Row], labels) -> str:
+  loops = rows.values_of(found, "loop")
+  lines = [
+    [
+      *(first[label] for label in labels),
+      str(first["count"]),
+      *(
+        _percent(row, "accuracy")
+        for row in found
+        if all(row[label] == first[label] for label in labels)
+      ),
+    ]
+    for first in found
+    if first["loop"] == loops[0]
+  ]
+  return _table(title, [*labels, "n", *(f"loop {k}" for k in loops)], lines)
+
+
+def logit_lens(found: Sequence[rows.Row]) -> str:
+  """Bridge k after loop k at its place, and where it shows best (table 1b)."""
+  lens = rows.select(found, "lens")
+  lines = []
+  for split, entity, loop in _bridges(lens):
+    cells = rows.select(lens, "lens", split=split, entity=entity, loop=loop)
+    for mark, row in _fixed_and_best(cells, "probability"):
+      over_loops = rows.select(
+        lens, "lens", split=split, entity=entity, position=row["position"]
+      )
+      shares = [each["first_argmax"] for each in over_loops]
+      lines.append(
+        [
+          *(split, entity, str(loop), f"{row['position']} {mark}"),
+          _plus_minus(row, "probability"),
+          f"{row['rank']:.1f}",
+          f"{row['reciprocal_rank']:.3f}",
+          f"{row['margin']:.2f}",
+          f"{row['entropy']:.3f}",
+          " ".join(f"{k}: {100 * s:.0f}" for k, s in enumerate(shares, 1))
+          + f" never: {100 * (1 - sum(shares)):.0f}",
+        ]
+      )
+  header = ["split", "entity", "loop", "position", "probability", "rank"]
+  header += ["1/rank", "margin", "entropy", "first argmax, % by loop"]
+  return _table(
+    "Logit lens on bridge k after loop k (hop: where it can be known first;"
+    " best: where it shows most)",
+    header,
+    lines,
+  )
+
+
+def cosines(found: Sequence[rows.Row]) -> str:
+  """Bridge k after loop k beside its controls (table 1b)."""
+  cosine = rows.select(found, "cosine")
+  lines = []
+  for split, entity, loop in _bridges(cosine):
+    cells = rows.select(cosine, "cosine", split=split, entity=entity, loop=loop)
+    for metric in (name for name in _COSINES if name in cells[0]):
+      for mark, row in _fixed_and_best(cells, metric):
+        here = {"split": split, "loop": loop, "position": row["position"]}
+        controls = [
+          rows.select(cosine, "cosine", entity=name, **here)[0]
+          for name in controls_of(entity)
+        ]
+        lines.append(
+          [
+            *(split, entity, str(loop), metric, f"{row['position']} {mark}"),
+            *(_plus_minus(each, metric) for each in (row, *controls)),
+          ]
+        )
+  header = ["split", "entity", "loop", "metric", "position", "W[entity]"]
+  return _table(
+    "Cosines of bridge k after loop k, and of controls at the same place",
+    [*header, "W[a]", "W[r]", "W[stranger]"],
+    lines,
+  )
+
+
+def controls_of(bridge: str) -> tuple[str, ...]:
+  """Names of what a bridge is compared with: a, its relation, a stranger."""
+  hop = bridge.removeprefix("bridge")
+  return "start", f"relation{hop}", "stranger"
+
+
+def intervention(found: Sequence[rows.Row]) -> str:
+  """Accuracy by alpha (figure 2, right)."""
+  sweep = rows.select(found, "intervention")
+  alphas = rows.values_of(sweep, "alpha")
+  lines = [
+    [
+      *(str(first[name]) for name in ("target", "norm", "split")),
+      *(str(first[name]) for name in ("loop", "position")),
+      *(
+        f"{100 * row['accuracy']:.1f}"
+        for row in sweep
+        if all(
+          row[name] == first[name]
+          for name in ("target", "norm", "split", "loop")
+        )
+      ),
+    ]
+    for first in sweep
+    if first["alpha"] == alphas[0]
+  ]
+  order = [(t, n) for t in interventions.TARGETS for n in edits.NORMS]
+  lines.sort(key=lambda line: order.index((line[0], line[1])))
+  header = ["target", "norm", "split", "after", "at"]
+  return _table(
+    "Intervention H <- (1 - alpha) H + alpha Norm(W[target]): accuracy, %",
+    [*header, *(f"{alpha:.1f}" for alpha in alphas)],
+    lines,
+  )
+
+
+def patching(found: Sequence[rows.Row]) -> str:
+  """How often the donor's bridge decides."""
+  lines = [
+    [
+      row["split"],
+      str(row["loop"]),
+      f"{row['position']} ({row['place']})",
+      str(row["count"]),
+      _percent(row, "implied"),
+      _percent(row, "stays"),
+      f"{row['examined']}",
+      f"{100 * row['qualified']:.1f}",
+    ]
+    for row in rows.select(found, "patching")
+  ]
+  header = ["split", "after", "at", "n", "implied, %", "stays, %"]
+  return _table(
+    "State of another question in its place: the answer becomes the implied one"
+    " or stays",
+    [*header, "pairs examined", "qualified, %"],
+    lines,
+  )
+
+
+def _bridges(found: Iterable[rows.Row]) -> list[tuple[str, str, int]]:
+  """(split, bridge, k) of every bridge k that has a loop k."""
+  return list(
+    dict.fromkeys(
+      (row["split"], row["entity"], row["loop"])
+      for row in found
+      if row["entity"] == f"bridge{row['loop']}"
+    )
+  )
+
+
+def _fixed_and_best(cells: Sequence[rows.Row], metric: str):
+  """The row at the hop's position, and the one with the highest mean."""
+  fixed = next(row for row in cells if row["position"] == row["hop_position"])
+  best = max(cells, key=lambda row: row[metric])
+  if best is fixed:
+    return [("hop, best", fixed)]
+  return [("hop", fixed), ("best", best)]
+
+
+def _percent(row: rows.Row, name: str) -> str:
+  error = row[f"{name}/standard_error"]
+  return f"{100 * row[name]:.1f} ± {100 * error:.1f}"
+
+
+def _plus_minus(row: rows.Row, name: str) -> str:
+  return f"{row[name]:.3f} ± {row[f'{name}/standard_error']:.3f}"
+
+
+def _table(title: str, header: Sequence[str], lines) -> str:
+  """Aligned columns under a title; nothing if there are no lines."""
+  if not lines:
+    return ""
+  cells = [list(header), *lines]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  text = [
+    "  ".join(
+      cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+    ).rstrip()
+    for line in cells
+  ]
+  return "\n".join([title, *(f"  {line}" for line in text)])

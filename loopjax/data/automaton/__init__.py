@@ -1,0 +1,1 @@
+"""Cellular automata (Language Models Need Sleep, arXiv 2605.26099)."""

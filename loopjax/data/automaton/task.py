@@ -1,0 +1,203 @@
+"""The automaton task: the first cell of several states, t steps later.
+
+The context is n independent states of W cells, one token a cell. The answer
+chunk ANS, l0, ..., l(n-2) has the labels l0, ..., l(n-1) as its targets: the
+model may have dropped the context before it reads that chunk, and in the
+paper's layout the first label would have to be predicted by the last cell of
+the context (Language Models Need Sleep, arXiv 2605.26099, sections 4 and 6.1).
+
+The ends of a state are neighbours, which the paper does not say. With zeros
+behind the ends the first cell follows c or r, so that nearly all its labels are
+1 after a few steps; on a ring the best constant answer at t = 32 is right as
+often as the paper calls random, in about a tenth of the examples.
+"""
+
+import dataclasses
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import checks, losses
+from loopjax.data import pipeline
+from loopjax.data.automaton import rule as rules
+from loopjax.errors import UserError
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+ANSWER = 2  # Token id; those of the cells are their values.
+TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+_STREAMS = {"train": 0, "eval": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Which automaton, and how much of it an example asks for.
+
+  The defaults are the paper's hard setting; its figure 2 varies num_steps.
+
+  Attributes:
+    num_states: n, independent uniform states of an example.
+    state_width: W, cells of a state.
+    num_steps: t, between a state and its label; 0 asks for the first cell.
+    rule: number of the elementary rule, 0 to 255.
+    num_eval_examples: in the evaluation split.
+    eval_seed: of the evaluation split; training follows the run's seed.
+  """
+
+  num_states: int = 4
+  state_width: int = 24
+  num_steps: int = 32
+  rule: int = 110
+  num_eval_examples: int = 4096
+  eval_seed: int = 0
+
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
+    checks.at_least(
+      "task",
+      self,
+      num_states=1,
+      state_width=3,  # A cell and two neighbours.
+      num_steps=0,
+      rule=0,
+      num_eval_examples=1,
+      eval_seed=0,
+    )
+    if self.rule > 255:
+      raise UserError(f"task.rule={self.rule} must be 255 at most")
+
+  @property
+  def sequence_length(self) -> int:
+    """T: the states and the answer chunk."""
+    return self.num_states * self.state_width + answer_length(self)
+
+
+def answer_length(config: Config) -> int:
+  """Tokens of the answer chunk at the end of every sequence."""
+  return config.num_states
+
+
+def spec(config: Config) -> TaskSpec:
+  """Vocabulary (0, 1, ANS) and length."""
+  return TaskSpec(
+    vocab_size=ANSWER + 1,
+    sequence_length=config.sequence_length,
+    coordinates=tuple((i,) for i in range(config.sequence_length)),
+    num_answer_tokens=answer_length(config),
+  )
+
+
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch, without making the data."""
+  tokens = (batch_size, config.sequence_length)
+  return {
+    "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
+    "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
+    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+    "valid_tokens": jax.ShapeDtypeStruct(tokens, jnp.bool_),
+  }
+
+
+def make_dataset(
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
+) -> Dataset:
+  """Training or evaluation batches.
+
+  Both splits draw from the same distribution, by streams of their own. With the
+  default 2^96 examples no two are equal in practice; a few states of a few
+  cells have so few that training meets those of the evaluation.
+
+  Args:
+    config: the task.
+    split: "train", a stream without end, or "eval".
+    batch_size: over all processes.
+    seed: of the training stream.
+    rows: of every global batch that this process reads; all if None.
+
+  Returns:
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
+    Only the answer chunk has weights; the other targets are 0. No token is
+    padding: "valid_tokens" is there for models that ask every task. The fact
+    "constant_floor" is the exact match of the best constant answer.
+  """
+  base = config.eval_seed if split == "eval" else seed
+  stream = _stream_seed(_STREAMS[split], base)
+  ones = rules.density(config.state_width, config.num_steps, config.rule)
+  facts: dict[str, int | float | str] = {
+    "constant_floor": max(ones, 1 - ones) ** config.num_states
+  }
+  if split == "train":
+    batches = pipeline.training_batches(
+      lambda _, positions: _examples(config, stream, positions),
+      batch_size,  # Of no effect: examples are not chosen, but made.
+      batch_size,
+      seed,
+      rows,
+    )
+    return Dataset(batches, num_examples=sys.maxsize, groups={}, facts=facts)
+  batches = pipeline.evaluation_batches(
+    lambda examples, _: _examples(config, stream, examples),
+    config.num_eval_examples,
+    batch_size,
+    rows,
+  )
+  facts["eval_examples"] = config.num_eval_examples
+  return Dataset(batches, config.num_eval_examples, groups={}, facts=facts)
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Per-example scores, f32 [B].
+
+  "exact_match": all labels are right (the paper's accuracy); "cell_accuracy":
+  share of the labels that are right; "loss": mean cross-entropy of the labels
+  in nats.
+  """
+  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
+  targets = batch["targets"][:, -predicted:]
+  weights = batch["weights"][:, -predicted:]
+  num_labels = jnp.sum(weights, axis=1)
+  right = (jnp.argmax(output.logits, axis=-1) == targets).astype(jnp.float32)
+  num_right = jnp.sum(right * weights, axis=1)
+  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  return {
+    "exact_match": (num_right == num_labels).astype(jnp.float32),
+    "cell_accuracy": num_right / num_labels,
+    "loss": jnp.sum(cross_entropy * weights, axis=1) / num_labels,
+  }
+
+
+def _examples(
+  config: Config, stream: int, indices: np.ndarray
+) -> dict[str, np.ndarray]:
+  """The examples of some indices of a stream, arrays [b, T] by name."""
+  num, num_states, width = len(indices), config.num_states, config.state_width
+  cells = pipeline.uniforms(stream, indices, num_states * width) < 0.5
+  states = cells.reshape(num * num_states, width)
+  later = rules.evolve(states, config.num_steps, config.rule)
+  labels = later[:, 0].reshape(num, num_states).astype(np.int32)
+  mark = np.full((num, 1), ANSWER, np.int32)
+  inputs = [cells.astype(np.int32), mark, labels[:, :-1]]
+  targets = np.zeros((num, config.sequence_length), np.int32)
+  targets[:, -num_states:] = labels
+  weights = np.zeros(targets.shape, np.float32)
+  weights[:, -num_states:] = 1.0
+  return {
+    "inputs": np.concatenate(inputs, axis=1),
+    "targets": targets,
+    "weights": weights,
+    "valid_tokens": np.ones(targets.shape, bool),
+  }
+
+
+def _stream_seed(stream: int, seed: int) -> int:
+  """A seed for `pipeline.uniforms` that no other stream or seed has."""
+  sequence = np.random.SeedSequence((stream, seed))
+  return int(sequence.generate_state(1, np.uint64)[0])

@@ -1,0 +1,126 @@
+"""What can be set about the Depo task, and its token ids."""
+
+import dataclasses
+
+from loopjax import checks
+from loopjax.errors import UserError
+
+# A word is drawn by a part of one 53-bit random number.
+_MAX_WORDS = 2**32
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How large the cycles are, and how far the questions go.
+
+  The defaults are those of Language Models Need Sleep, section 6.2, where 75
+  nodes in 300 tokens and 10 questions in 60 imply words of one or two tokens.
+
+  Token ids: V0 that do not end a word, V0 that do, K that ask for so many hops,
+  one that asks for the answer, padding.
+
+  Attributes:
+    num_nodes: N, of the largest cycle, and of every one in evaluation.
+    max_hops: K; in training the hops k of a question are uniform over 1 .. K.
+    num_queries: questions about one cycle, as far as it has nodes.
+    word_base: V0, different tokens in each place of a word.
+    min_word, max_word: tokens of a node's name.
+    context_length: tokens of the cycle, padding in front of it included.
+    min_nodes: of the smallest cycle in training.
+    num_eval_examples: in the evaluation split, as many for each number of hops.
+    eval_seed: of the evaluation split; training follows the run's seed.
+  """
+
+  num_nodes: int = 75
+  max_hops: int = 16
+  num_queries: int = 10
+  word_base: int = 50
+  min_word: int = 1
+  max_word: int = 2
+  context_length: int = 300
+  min_nodes: int = 3
+  num_eval_examples: int = 1000
+  eval_seed: int = 0
+
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
+    checks.at_least(
+      "task",
+      self,
+      num_nodes=2,
+      max_hops=1,
+      num_queries=1,
+      word_base=1,
+      min_word=1,
+      min_nodes=2,
+      num_eval_examples=1,
+      eval_seed=0,
+    )
+    for small, large in (
+      ("min_word", "max_word"),
+      ("min_nodes", "num_nodes"),
+      ("num_queries", "num_nodes"),  # Their first nodes are distinct.
+    ):
+      if getattr(self, small) > getattr(self, large):
+        raise UserError(
+          f"task.{small}={getattr(self, small)} is more than"
+          f" task.{large}={getattr(self, large)}"
+        )
+    self._check_words()
+    if self.num_eval_examples % len(self.eval_hops):
+      hops = ", ".join(map(str, self.eval_hops))
+      raise UserError(
+        f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
+        f" {len(self.eval_hops)}: as many for each of {hops} hops"
+      )
+
+  def _check_words(self) -> None:
+    """Raises UserError unless the largest cycle can be named and written."""
+    if self.num_words > _MAX_WORDS:
+      raise UserError(
+        f"task.max_word={self.max_word} tokens out of task.word_base="
+        f"{self.word_base} make more than {_MAX_WORDS} words"
+      )
+    if self.num_nodes > self.num_words:
+      raise UserError(
+        f"task.num_nodes={self.num_nodes} is more than the {self.num_words}"
+        f" words of {self.min_word} to {self.max_word} tokens out of"
+        f" task.word_base={self.word_base}"
+      )
+    longest = 2 * self.num_nodes * self.max_word
+    if self.context_length < longest:
+      raise UserError(
+        f"task.context_length={self.context_length} is too short for"
+        f" task.num_nodes={self.num_nodes}: the longest such cycle has"
+        f" {longest} tokens"
+      )
+
+  @property
+  def word_counts(self) -> tuple[int, ...]:
+    """How many words there are of min_word, ..., max_word tokens."""
+    lengths = range(self.min_word, self.max_word + 1)
+    return tuple(self.word_base**length for length in lengths)
+
+  @property
+  def num_words(self) -> int:
+    return sum(self.word_counts)
+
+  @property
+  def eval_hops(self) -> tuple[int, ...]:
+    """1, 2, 4, ..., K."""
+    powers = range(self.max_hops.bit_length())
+    return tuple(sorted({*(2**power for power in powers), self.max_hops}))
+
+  @property
+  def first_hop(self) -> int:
+    """Id of the token that asks for one hop."""
+    return 2 * self.word_base
+
+  @property
+  def answer(self) -> int:
+    """Id of the token that stands before an answer."""
+    return self.first_hop + self.max_hops
+
+  @property
+  def padding(self) -> int:
+    return self.answer + 1

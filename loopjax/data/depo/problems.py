@@ -1,0 +1,263 @@
+"""Cycles, questions about them, and how both are written.
+
+A cycle of n nodes is written as its edges, in random order, each as the name of
+a node and that of its successor. A question is HOP_k, the name of a node, ANS,
+the name of its k-th successor; k may exceed n (Allen-Zhu and Li, Physics of
+Language Models 4.1, task Depo).
+"""
+
+import itertools
+
+import numpy as np
+
+from loopjax.data import pipeline
+from loopjax.data.depo.config import Config
+
+# Of every stream of random numbers, so that no two of them are the same.
+_SIZES, _ORDERS, _WORDS = range(3)
+
+
+def training_sizes(
+  config: Config, seed: int, indices: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Sizes and hops of training examples.
+
+  Args:
+    config: the task.
+    seed: of the stream of examples.
+    indices: in the stream, int [B].
+
+  Returns:
+    n int [B], p(n) proportional to 1 / (n + sqrt(N)) over min_nodes .. N; and k
+    int [B, M], uniform over 1 .. K.
+  """
+  numbers = pipeline.uniforms(
+    stream_seed(_SIZES, 0, seed), indices, 1 + config.num_queries
+  )
+  sizes = np.arange(config.min_nodes, config.num_nodes + 1)
+  below = np.cumsum(1 / (sizes + np.sqrt(config.num_nodes)))
+  at = np.searchsorted(below / below[-1], numbers[:, 0], side="right")
+  return sizes[at], 1 + (numbers[:, 1:] * config.max_hops).astype(np.int64)
+
+
+def examples(
+  config: Config,
+  seed: int,
+  indices: np.ndarray,
+  num_nodes: np.ndarray,
+  hops: np.ndarray,
+) -> dict[str, np.ndarray]:
+  """Draws and writes cycles and questions.
+
+  Args:
+    config: the task.
+    seed: of the stream of examples.
+    indices: in the stream, int [B].
+    num_nodes: n of each cycle, int [B], N at most.
+    hops: k of each question, int [B, M]; the first min(n, M) are asked.
+
+  Returns:
+    "inputs", "targets", "weights" and "valid_tokens" [B, T]: the cycle with
+    padding in front, then the questions with padding behind. Weights are 1
+    where the next token is of an answer; the other targets are 0.
+  """
+  orders = pipeline.uniforms(
+    stream_seed(_ORDERS, 0, seed), indices, 3 * config.num_nodes
+  )
+  names, sources, starts = (
+    _permutations(numbers, num_nodes) for numbers in np.split(orders, 3, axis=1)
+  )
+  # Short words tend to be drawn early; on the cycle their places are random.
+  words = np.take_along_axis(
+    draw_words(config, seed, indices, num_nodes), names, axis=1
+  )
+  nodes, lengths = _spell(config, words)
+  letters = np.arange(config.max_word) < lengths[..., None]
+
+  sinks = (sources + 1) % num_nodes[:, None]
+  ends = np.stack([sources, sinks], axis=2).reshape(len(indices), -1)
+  is_edge = np.arange(2 * config.num_nodes) < 2 * num_nodes[:, None]
+  present = _of(letters, ends) & is_edge[..., None]
+  context = _written(
+    _of(nodes, ends), present, config.context_length, config.padding, front=True
+  )
+  questions, is_answer = _questions(
+    config, nodes, letters, num_nodes, starts[:, : config.num_queries], hops
+  )
+  inputs = np.concatenate([context, questions], axis=1)
+  targets = np.zeros_like(inputs)  # Not padding: its logit may be -inf.
+  before = slice(config.context_length, -1)
+  targets[:, before] = np.where(is_answer, questions, 0)[:, 1:]
+  weights = np.zeros(inputs.shape, np.float32)
+  weights[:, before] = is_answer[:, 1:]
+  return {
+    "inputs": inputs,
+    "targets": targets,
+    "weights": weights,
+    "valid_tokens": inputs != config.padding,
+  }
+
+
+def draw_words(
+  config: Config, seed: int, indices: np.ndarray, num_nodes: np.ndarray
+) -> np.ndarray:
+  """Distinct words, drawn one after another.
+
+  The length of a word is uniform, then each of its tokens; a word that the
+  cycle has already is drawn again.
+
+  Args:
+    config: the task.
+    seed: of the stream of examples.
+    indices: in the stream, int [B].
+    num_nodes: words of each example, int [B].
+
+  Returns:
+    Numbers of words int64 [B, N], ordered by length; -1 behind the last.
+  """
+  drawn = np.empty((len(indices), 0), np.int64)
+  # How often to draw for the other examples changes nothing about this one.
+  for attempt in itertools.count():
+    numbers = pipeline.uniforms(
+      stream_seed(_WORDS, attempt, seed),
+      indices,
+      2 * config.num_nodes << attempt,
+    )
+    drawn = np.concatenate([drawn, _word_numbers(config, numbers)], axis=1)
+    new = _first_occurrences(drawn)
+    how_many = np.cumsum(new, axis=1)
+    if (how_many[:, -1] >= num_nodes).all():
+      break
+  words = np.full((len(indices), config.num_nodes), -1)
+  taken = np.arange(config.num_nodes) < num_nodes[:, None]
+  words[taken] = drawn[new & (how_many <= num_nodes[:, None])]
+  return words
+
+
+def answer_length(config: Config) -> int:
+  """Tokens of the longest questions with their answers."""
+  return config.num_queries * (2 + 2 * config.max_word)
+
+
+def stream_seed(stream: int, part: int, seed: int) -> int:
+  """A seed for `pipeline.uniforms` that no other stream, part or seed has."""
+  sequence = np.random.SeedSequence((stream, part, seed))
+  return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def _word_numbers(config: Config, numbers: np.ndarray) -> np.ndarray:
+  """Words from uniform numbers: a uniform length, then a uniform such word."""
+  counts = np.array(config.word_counts)
+  scaled = numbers * len(counts)
+  which = scaled.astype(np.int64)
+  within = ((scaled - which) * counts[which]).astype(np.int64)
+  return (np.cumsum(counts) - counts)[which] + within
+
+
+def _spell(config: Config, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens of words by number.
+
+  Args:
+    config: the task.
+    words: int [B, N], -1 for none.
+
+  Returns:
+    Tokens i32 [B, N, max_word]: what is behind a word has no meaning; and
+    lengths int [B, N].
+  """
+  counts = np.array(config.word_counts)
+  ends = np.cumsum(counts)
+  which = np.searchsorted(ends, words, side="right")
+  lengths = config.min_word + which
+  within = words - (ends - counts)[which]
+  places = lengths[..., None] - 1 - np.arange(config.max_word)
+  powers = np.array([config.word_base**p for p in range(config.max_word)])
+  tokens = within[..., None] // powers[places] % config.word_base
+  # The last token says that it is the last, so that no mark is needed between.
+  tokens += config.word_base * (places == 0)
+  return tokens.astype(np.int32), lengths
+
+
+def _questions(
+  config: Config,
+  nodes: np.ndarray,
+  letters: np.ndarray,
+  num_nodes: np.ndarray,
+  starts: np.ndarray,
+  hops: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Questions and answers, one after another.
+
+  Args:
+    config: the task.
+    nodes: tokens of the names, by place on the cycle, i32 [B, N, max_word].
+    letters: which of them are there, bool, the same shape.
+    num_nodes: n int [B].
+    starts: places that the questions start from, int [B, M].
+    hops: k int [B, M].
+
+  Returns:
+    Tokens i32 [B, answer chunk], and which of them are of an answer, bool.
+  """
+  ends = (starts + hops) % num_nodes[:, None]
+  hop = (config.first_hop - 1 + hops)[..., None].astype(np.int32)
+  mark = np.full_like(hop, config.answer)
+  tokens = [hop, _of(nodes, starts), mark, _of(nodes, ends)]
+  there = np.ones(hop.shape, bool)
+  answers = _of(letters, ends)
+  present = [there, _of(letters, starts), there, answers]
+  of_answer = [np.zeros_like(part) for part in present[:3]] + [answers]
+  asked = np.arange(config.num_queries) < num_nodes[:, None]
+  kept = np.concatenate(present, axis=2) & asked[..., None]
+  length = answer_length(config)
+  return (
+    _written(np.concatenate(tokens, axis=2), kept, length, config.padding),
+    _written(np.concatenate(of_answer, axis=2), kept, length, False),
+  )
+
+
+def _written(
+  tokens: np.ndarray,
+  present: np.ndarray,
+  length: int,
+  padding: int | bool,
+  front: bool = False,
+) -> np.ndarray:
+  """The present tokens of each example in a row.
+
+  Args:
+    tokens: [B, ...].
+    present: bool, the same shape.
+    length: of the result.
+    padding: what fills it up.
+    front: whether that stands in front, rather than behind.
+
+  Returns:
+    [B, length].
+  """
+  counts = present.sum(axis=tuple(range(1, present.ndim)))[:, None]
+  places = np.arange(length)
+  row = np.full((len(tokens), length), padding, tokens.dtype)
+  row[places >= length - counts if front else places < counts] = tokens[present]
+  return row
+
+
+def _of(table: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """Entries of each example's own table: [B, N, W], [B, S] -> [B, S, W]."""
+  return np.take_along_axis(table, places[..., None], axis=1)
+
+
+def _permutations(numbers: np.ndarray, num_nodes: np.ndarray) -> np.ndarray:
+  """Orders of 0 .. n - 1 from uniform numbers [B, N]; the rest stays behind."""
+  inside = np.arange(numbers.shape[1]) < num_nodes[:, None]
+  return np.argsort(np.where(inside, numbers, 1.0), axis=1, kind="stable")
+
+
+def _first_occurrences(values: np.ndarray) -> np.ndarray:
+  """Which values stand nowhere to their left, bool [B, S]."""
+  order = np.argsort(values, axis=1, kind="stable")
+  ordered = np.take_along_axis(values, order, axis=1)
+  new = np.diff(ordered, axis=1, prepend=-1) != 0
+  first = np.empty_like(new)
+  np.put_along_axis(first, order, new, axis=1)
+  return first

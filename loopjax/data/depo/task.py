@@ -1,0 +1,139 @@
+"""The Depo task: k steps along a cycle whose edges were read before.
+
+The context is a shuffled cycle, padded in front; the answer chunk asks several
+questions about it. A model that drops the context before it reads the questions
+has to keep the whole cycle, since it knows neither start nor number of hops
+(Language Models Need Sleep, arXiv 2605.26099, section 6.2).
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import losses
+from loopjax.data import pipeline
+from loopjax.data.depo import problems
+from loopjax.data.depo.config import Config
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+_TRAIN, _EVAL = 3, 4  # No streams of `problems`.
+
+
+def answer_length(config: Config) -> int:
+  """Tokens of the answer chunk at the end of every sequence."""
+  return problems.answer_length(config)
+
+
+def spec(config: Config) -> TaskSpec:
+  """Vocabulary, and the length of the context and the answer chunk."""
+  length = config.context_length + answer_length(config)
+  return TaskSpec(
+    vocab_size=config.padding + 1,
+    sequence_length=length,
+    coordinates=tuple((i,) for i in range(length)),
+    num_padding_tokens=1,
+    num_answer_tokens=answer_length(config),
+  )
+
+
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch, without making the data."""
+  tokens = (batch_size, config.context_length + answer_length(config))
+  return {
+    "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
+    "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
+    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+    "valid_tokens": jax.ShapeDtypeStruct(tokens, jnp.bool_),
+  }
+
+
+def make_dataset(
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
+) -> Dataset:
+  """Training or evaluation batches.
+
+  Both splits are drawn, by streams of their own. Cycles of more than a few
+  nodes are too many to meet twice; the smallest tasks' splits overlap.
+
+  Args:
+    config: the task.
+    split: "train", a stream without end of cycles of all sizes and questions of
+      all hops; or "eval": the largest cycles, each with all its questions of
+      1, 2, 4, ... or K hops, so that scores are per number of hops.
+    batch_size: over all processes.
+    seed: of the training stream.
+    rows: of every global batch that this process reads; all if None.
+
+  Returns:
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
+    and "group/hops" i32 [b]. Weights are 1 where the next token is of an
+    answer; the other targets are 0. "valid_tokens" is False on padding.
+  """
+  if split == "train":
+    stream = problems.stream_seed(_TRAIN, 0, seed)
+
+    def make_training(_, positions):
+      sizes, hops = problems.training_sizes(config, stream, positions)
+      return problems.examples(config, stream, positions, sizes, hops)
+
+    batches = pipeline.training_batches(
+      make_training,
+      batch_size,  # Of no effect: examples are not chosen, but made.
+      batch_size,
+      seed,
+      rows,
+    )
+    return Dataset(batches, num_examples=sys.maxsize, groups={}, facts={})
+
+  stream = problems.stream_seed(_EVAL, 0, config.eval_seed)
+  all_hops = np.array(config.eval_hops)
+
+  def make_evaluation(indices, _):
+    sizes = np.full(len(indices), config.num_nodes)
+    group = indices % len(all_hops)  # Any prefix is a fair sample.
+    hops = np.repeat(all_hops[group][:, None], config.num_queries, axis=1)
+    batch = problems.examples(config, stream, indices, sizes, hops)
+    return {**batch, "group/hops": group.astype(np.int32)}
+
+  batches = pipeline.evaluation_batches(
+    make_evaluation, config.num_eval_examples, batch_size, rows
+  )
+  return Dataset(
+    batches,
+    config.num_eval_examples,
+    groups={"hops": tuple(map(str, config.eval_hops))},
+    facts={"eval_examples": config.num_eval_examples},
+  )
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Per-example scores, f32 [B].
+
+  "loss": mean cross-entropy of the answers' tokens in nats (the paper's
+  figure 3); "answer_accuracy": share of the answers whose tokens are all right;
+  "exact_match": all answers of the example are right.
+  """
+  targets, weights = batch["targets"], batch["weights"]
+  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  wrong = (jnp.argmax(output.logits, axis=-1) != targets) * weights
+  errors = jnp.cumsum(wrong, axis=1)
+  # An answer's tokens are neighbours, and no two answers are.
+  starts = jnp.diff(weights, axis=1, prepend=0) == 1
+  ends = jnp.diff(weights, axis=1, append=0) == -1
+  before = jax.lax.cummax(jnp.where(starts, errors - wrong, 0.0), axis=1)
+  right = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
+  return {
+    "loss": jnp.sum(cross_entropy * weights, axis=1) / jnp.sum(weights, axis=1),
+    "answer_accuracy": right / jnp.sum(ends, axis=1),
+    "exact_match": (errors[:, -1] == 0).astype(jnp.float32),
+  }

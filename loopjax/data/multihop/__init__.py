@@ -1,0 +1,1 @@
+"""Multi-hop questions over knowledge graphs (DiscoLoop, arXiv 2607.00341)."""

@@ -1,0 +1,170 @@
+"""Chains of facts: drawn without repetition, split, and told apart by roles.
+
+The chains of k hops in one graph are the integers below E D^k: the first digit
+is the first entity, each other one the edge that is followed. Distinct integers
+are distinct questions, so that no chain has to be listed to draw some.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from loopjax.data.multihop.graph import Graph
+
+# Of every stream of random numbers, so that no two of them are the same.
+_TEST_ID, _TEST_OOD, _TRAIN, _SCORED = range(4)
+# Which hops of a chain were seen in the same place in training.
+_ROLES_OF_TWO = ("both", "first", "second", "none")
+_ROLES = ("all", "some", "none")
+
+
+def num_chains(num_entities: int, out_degree: int, hops: int) -> int:
+  """How many chains one graph has: E D^k (50,000 in section 3.1)."""
+  return num_entities * out_degree**hops
+
+
+def follow(
+  graph: Graph, side: int, indices: np.ndarray, hops: int
+) -> np.ndarray:
+  """The facts of some chains.
+
+  Args:
+    graph: both graphs.
+    side: 0 for chains of A, 1 for B.
+    indices: which ones, int [N], below `num_chains`.
+    hops: k.
+
+  Returns:
+    Numbers of facts, int64 [N, k]; the tail of each is the head of the next.
+  """
+  degree = graph.out_degree
+  entities = side * graph.num_entities + indices // degree**hops
+  facts = []
+  for hop in range(1, hops + 1):
+    edges = indices // degree ** (hops - hop) % degree
+    facts.append(entities * degree + edges)
+    entities = graph.tails[facts[-1]]
+  return np.stack(facts, axis=1)
+
+
+def make_splits(
+  graph: Graph,
+  num_train: Sequence[int],
+  num_test: Sequence[int],
+  seed: int,
+) -> dict[str, np.ndarray]:
+  """All splits, drawn uniformly.
+
+  The test chains do not depend on how many are trained on.
+
+  Args:
+    graph: both graphs.
+    num_train: training chains of A with 2, 3, ... hops.
+    num_test: of each test set with 2, 3, ... hops.
+    seed: of the split.
+
+  Returns:
+    int64 [N, k] facts by name: "train_atom", every single fact of both graphs;
+    "train_2", "test_id_2" (A, disjoint from it), "test_ood_2" (B), and so on
+    for every k. Splits of no chains are left out.
+  """
+  train = {"train_atom": np.arange(graph.num_facts)[:, None]}
+  test_id, test_ood = {}, {}
+  for hops, (n_train, n_test) in enumerate(
+    zip(num_train, num_test, strict=True), start=2
+  ):
+    total = num_chains(graph.num_entities, graph.out_degree, hops)
+    held_out = _draw(_rng(_TEST_ID, seed, hops), n_test, total)
+    seen = _draw(_rng(_TRAIN, seed, hops), n_train, total, held_out)
+    ood = _draw(_rng(_TEST_OOD, seed, hops), n_test, total)
+    train[f"train_{hops}"] = follow(graph, 0, seen, hops)
+    test_id[f"test_id_{hops}"] = follow(graph, 0, held_out, hops)
+    test_ood[f"test_ood_{hops}"] = follow(graph, 1, ood, hops)
+  splits = {**train, **test_id, **test_ood}
+  return {name: facts for name, facts in splits.items() if len(facts)}
+
+
+def scored(
+  splits: Mapping[str, np.ndarray], num_train: int, seed: int
+) -> dict[str, np.ndarray]:
+  """What evaluation looks at: all tests, and some of each training split.
+
+  Args:
+    splits: from `make_splits`.
+    num_train: most chains of a training split, drawn by the seed; 0 for all.
+    seed: of the split.
+  """
+  chosen = dict(splits)
+  for name, facts in splits.items():
+    if name.startswith("train_") and 0 < num_train < len(facts):
+      rng = _rng(_SCORED, seed, facts.shape[1])
+      chosen[name] = facts[_draw(rng, num_train, len(facts))]
+  return chosen
+
+
+def seen_roles(
+  graph: Graph, splits: Mapping[str, np.ndarray], max_hops: int
+) -> np.ndarray:
+  """Which facts were composed in training, and in which places.
+
+  Single facts do not count: they are in no composition.
+
+  Returns:
+    bool [max_hops, facts]: row j - 1 says of each fact whether it is hop j of
+    some training chain, however long that is.
+  """
+  seen = np.zeros((max_hops, graph.num_facts), bool)
+  for name, facts in splits.items():
+    if name.startswith("train_") and name != "train_atom":
+      for hop, facts_of_hop in enumerate(facts.T):
+        seen[hop, facts_of_hop] = True
+  return seen
+
+
+def coverage(
+  facts: np.ndarray, seen: np.ndarray
+) -> tuple[tuple[str, ...], np.ndarray]:
+  """In how many of its places the facts of each chain were seen.
+
+  Args:
+    facts: chains of k >= 2 hops, int [N, k].
+    seen: from `seen_roles`.
+
+  Returns:
+    Names of the groups, and ids int [N]. Of two hops "both" were seen in their
+    place, the "first" alone, the "second" alone, or "none"; of more hops "all",
+    "some" or "none".
+  """
+  hops = facts.shape[1]
+  missing = ~seen[np.arange(hops)[:, None], facts.T]
+  if hops == 2:
+    return _ROLES_OF_TWO, 2 * missing[0] + missing[1]
+  return _ROLES, 1 * missing.any(axis=0) + missing.all(axis=0)
+
+
+def digest(graph: Graph, splits: Mapping[str, np.ndarray]) -> str:
+  """SHA-256 of both graphs and of every split, hexadecimal."""
+  sha = hashlib.sha256()
+  arrays = {"relations": graph.relations, "tails": graph.tails, **splits}
+  for name, array in arrays.items():
+    sha.update(f"{name} {array.shape}".encode())
+    sha.update(array.astype("<i8").tobytes())
+  return sha.hexdigest()
+
+
+def _rng(stream: int, seed: int, hops: int) -> np.random.Generator:
+  return np.random.default_rng((stream, seed, hops))
+
+
+def _draw(
+  rng: np.random.Generator,
+  num: int,
+  total: int,
+  taken: np.ndarray = np.empty(0, np.int64),
+) -> np.ndarray:
+  """Distinct integers below `total`, ascending, none of them in `taken`."""
+  ranks = np.sort(rng.choice(total - len(taken), num, replace=False))
+  # The free integer of rank r is r plus the number of taken ones before it.
+  free_before = taken - np.arange(len(taken))
+  return ranks + np.searchsorted(free_before, ranks, side="right")

@@ -1,0 +1,134 @@
+"""What can be set about the multi-hop task."""
+
+import dataclasses
+
+import numpy as np
+
+from loopjax import checks
+from loopjax.data.multihop import chains, language, words
+from loopjax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Which facts there are and which chains are asked for.
+
+  The defaults are the paper's two-hop task (section 3.1). Its three-hop task
+  (appendix A.2) has num_train_chains=(5000, 5000), num_test_chains=(1000, 1000)
+  and three loops; (5000, 5000, 0) and (1000, 1000, 1000) also test four hops
+  that no training chain has.
+
+  Attributes:
+    num_entities: E, of each graph.
+    num_relations: R, shared by both.
+    out_degree: D, facts per entity, of distinct relations.
+    num_train_chains: chains of A to train on, with 2, 3, ... hops.
+    num_test_chains: chains of A and as many of B to test on, with 2, 3, ...
+      hops.
+    num_fact_repeats: an epoch has every training chain once and every single
+      fact so often (the paper: 1). With more, facts are known before chains
+      are, and a chain is cheaper to compose than to memorise.
+    num_scored_train: of each training split evaluation scores as many, drawn by
+      split_seed; 0 for all.
+    format: "symbolic", one token each for every entity and relation; in English
+      "direct" (Finley's teacher's wife is) or "reverse" (Who is the wife of the
+      teacher of Finley?), section 5.2.
+    vocab_multiple: the vocabulary is filled up with padding to a multiple of
+      this.
+    graph_seed: of the facts.
+    split_seed: of the choice of chains. Their order is the run's seed's.
+  """
+
+  num_entities: int = 500
+  num_relations: int = 50
+  out_degree: int = 10
+  num_train_chains: tuple[int, ...] = (10_000,)
+  num_test_chains: tuple[int, ...] = (2_000,)
+  num_fact_repeats: int = 1
+  num_scored_train: int = 2_000
+  format: str = "symbolic"
+  vocab_multiple: int = 1
+  graph_seed: int = 0
+  split_seed: int = 0
+
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
+    checks.one_of("task", self, format=language.FORMATS)
+    checks.at_least(
+      "task",
+      self,
+      num_entities=1,
+      num_relations=1,
+      out_degree=1,
+      num_fact_repeats=1,
+      num_scored_train=0,
+      vocab_multiple=1,
+      graph_seed=0,
+      split_seed=0,
+    )
+    if self.out_degree > self.num_relations:
+      raise UserError(
+        f"task.out_degree={self.out_degree} is more than task.num_relations="
+        f"{self.num_relations}: the relations of an entity are distinct"
+      )
+    self._check_counts()
+    if self.format != "symbolic":
+      _check_words("num_relations", self.num_relations, 1, words.RELATIONS)
+      _check_words("num_entities", self.num_entities, 2, words.NAMES)
+
+  def _check_counts(self) -> None:
+    train, test = self.num_train_chains, self.num_test_chains
+    for name, counts in (("train", train), ("test", test)):
+      if not all(type(count) is int and count >= 0 for count in counts):
+        raise UserError(
+          f"task.num_{name}_chains={counts} must be counts, one for each number"
+          " of hops from 2 on"
+        )
+    if not train or len(train) != len(test):
+      raise UserError(
+        f"task.num_train_chains={train} and task.num_test_chains={test} must"
+        " have one count each for 2, 3, ... hops"
+      )
+    for hops, (n_train, n_test) in enumerate(
+      zip(train, test, strict=True), start=2
+    ):
+      there = chains.num_chains(self.num_entities, self.out_degree, hops)
+      if n_train + n_test > there:
+        raise UserError(
+          f"task.num_train_chains={train} and task.num_test_chains={test} ask"
+          f" for {n_train + n_test} chains of {hops} hops; a graph has {there}"
+        )
+      if there > np.iinfo(np.int64).max:
+        raise UserError(
+          f"task.num_train_chains={train}: the {self.num_entities} *"
+          f" {self.out_degree}**{hops} chains of {hops} hops cannot be numbered"
+          " in 63 bits"
+        )
+
+  @property
+  def max_hops(self) -> int:
+    return 1 + len(self.num_train_chains)
+
+  @property
+  def sequence_length(self) -> int:
+    """Tokens of the longest question, without the answer."""
+    return len(language.layout(self.format, self.max_hops))
+
+  @property
+  def vocabulary(self) -> language.Vocabulary:
+    return language.Vocabulary(
+      num_entities=2 * self.num_entities,
+      num_relations=self.num_relations,
+      format=self.format,
+      multiple=self.vocab_multiple,
+    )
+
+
+def _check_words(
+  name: str, num: int, graphs: int, available: tuple[str, ...]
+) -> None:
+  """Raises UserError if there are fewer words than needed."""
+  if num * graphs > len(available):
+    raise UserError(
+      f"task.{name}={num} in English can be {len(available) // graphs} at most"
+    )

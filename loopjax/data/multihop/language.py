@@ -1,0 +1,120 @@
+"""How a question is written: as symbols, or in English in two orders.
+
+symbolic: a r1 r2. direct: "Finley 's teacher 's wife is". reverse: "Who is the
+wife of the teacher of Finley ? \\n Answer:"; there a single fact is in the
+direct form. The next token is the answer (DiscoLoop, sections 3.1 and 5.2).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+
+from loopjax.data.multihop import words
+
+_POSSESSIVE = ("'s", "is")
+_QUESTION = ("Who", "the", "of", "?", "\n", "Answer:")
+FORMATS = {
+  "symbolic": (),
+  "direct": _POSSESSIVE,
+  "reverse": _POSSESSIVE + _QUESTION,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """Token ids: entities, relations, the format's words, padding at the end.
+
+  Attributes:
+    num_entities: of both graphs together.
+    num_relations: shared by them.
+    format: a key of FORMATS.
+    multiple: the size is filled up to a multiple of this.
+  """
+
+  num_entities: int
+  num_relations: int
+  format: str
+  multiple: int = 1
+
+  @property
+  def padding(self) -> int:
+    """The first id that is no real token; it stands behind short questions."""
+    return self.num_entities + self.num_relations + len(FORMATS[self.format])
+
+  @property
+  def size(self) -> int:
+    return -(-(self.padding + 1) // self.multiple) * self.multiple
+
+  def word(self, text: str) -> int:
+    """Id of one of the format's words."""
+    before = self.num_entities + self.num_relations
+    return before + FORMATS[self.format].index(text)
+
+
+def layout(format: str, hops: int) -> tuple[int | str, ...]:
+  """What stands where in a question of k hops.
+
+  Returns:
+    For every position a word, 0 for the first entity, or j for relation j.
+  """
+  relations = range(1, hops + 1)
+  if format == "symbolic":
+    return (0, *relations)
+  if format == "direct" or hops == 1:
+    return (0, *(what for j in relations for what in ("'s", j)), "is")
+  nested = [what for j in reversed(relations) for what in ("the", j, "of")]
+  return ("Who", "is", *nested, 0, "?", "\n", "Answer:")
+
+
+def hop_positions(format: str, hops: int) -> tuple[int, ...]:
+  """The first position that has read all that hops 1, ..., k depend on."""
+  places = layout(format, hops)
+  need = [[places.index(i) for i in range(j + 1)] for j in range(1, hops + 1)]
+  return tuple(max(positions) for positions in need)
+
+
+def questions(
+  vocabulary: Vocabulary, heads: np.ndarray, relations: np.ndarray
+) -> np.ndarray:
+  """Writes questions.
+
+  Args:
+    vocabulary: token ids.
+    heads: entities that the chains start from, int [N].
+    relations: r1 .. rk of each, int [N, k].
+
+  Returns:
+    Token ids i32 [N, L]; L = len(layout(format, k)).
+  """
+  places = layout(vocabulary.format, relations.shape[1])
+  tokens = np.empty((len(heads), len(places)), np.int32)
+  for position, what in enumerate(places):
+    if isinstance(what, str):
+      tokens[:, position] = vocabulary.word(what)
+    elif what == 0:
+      tokens[:, position] = heads
+    else:
+      tokens[:, position] = vocabulary.num_entities + relations[:, what - 1]
+  return tokens
+
+
+def decode(vocabulary: Vocabulary, ids: Iterable[int]) -> str:
+  """Tokens as text, with blanks in between and without padding."""
+  texts = _texts(vocabulary)
+  return " ".join(texts[i] for i in map(int, ids) if i < vocabulary.padding)
+
+
+@functools.lru_cache(maxsize=8)
+def _texts(vocabulary: Vocabulary) -> tuple[str, ...]:
+  """The text of every token but padding."""
+  entities = range(vocabulary.num_entities)
+  relations = range(vocabulary.num_relations)
+  if vocabulary.format == "symbolic":
+    return (*(f"<e{i}>" for i in entities), *(f"<r{i}>" for i in relations))
+  return (
+    *(words.NAMES[i] for i in entities),
+    *(words.RELATIONS[i] for i in relations),
+    *FORMATS[vocabulary.format],
+  )

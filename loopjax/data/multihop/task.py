@@ -1,0 +1,260 @@
+"""The multi-hop task: answer a r1 ... rk in one go, from facts in the weights.
+
+Single facts and chains of them are separate examples. Graph A's chains are
+partly trained on, graph B's never are (DiscoLoop, arXiv 2607.00341, section 2).
+"""
+
+from collections.abc import Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import losses
+from loopjax.data import pipeline
+from loopjax.data.multihop import chains, graph, language
+from loopjax.data.multihop.config import Config
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+# Records of every loop that `score` reads, if a model has them.
+TRACES = ("prediction",)
+_GRAPH_STREAM = 4  # No stream of `chains`.
+
+
+def spec(config: Config) -> TaskSpec:
+  """Vocabulary, and the length of the longest question."""
+  vocabulary = config.vocabulary
+  positions = range(config.sequence_length)
+  return TaskSpec(
+    vocab_size=vocabulary.size,
+    sequence_length=len(positions),
+    coordinates=tuple((position,) for position in positions),
+    num_padding_tokens=vocabulary.size - vocabulary.padding,
+  )
+
+
+def make_dataset(
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
+) -> Dataset:
+  """Training or evaluation batches.
+
+  Questions begin at position 0, with padding behind. The answer is the target
+  at the last token of the question, the only position with a weight; the other
+  targets are 0.
+
+  Args:
+    config: the task.
+    split: "train" (single facts and training chains, mixed) or "eval" (all
+      splits, mixed).
+    batch_size: over all processes.
+    seed: of the order of training.
+    rows: of every global batch that this process reads; all if None.
+
+  Returns:
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
+    "bridges" holds at index j the entity after hop j, at j = k the answer, and
+    -1 elsewhere; in the symbolic format j is also its position. "group/split"
+    is the split; "group/coverage" says which facts of a "test_id" chain were
+    composed in its places in training, -1 for other examples: chains of
+    "test_ood" have none, those of training all.
+  """
+  facts, splits = _splits(config)
+  seen = chains.seen_roles(facts, splits, config.max_hops)
+  if split == "train":
+    chosen = {n: c for n, c in splits.items() if n.startswith("train_")}
+  else:
+    chosen = chains.scored(splits, config.num_scored_train, config.split_seed)
+  names = tuple(splits)
+  table, roles = _table(config, facts, chosen, names, seen)
+  num_examples = len(table["inputs"])
+  if split == "eval":
+    # The splits come one after the other; now any prefix is a fair sample.
+    order = np.random.default_rng(0).permutation(num_examples)
+    table = {name: value[order] for name, value in table.items()}
+
+  if split == "train":
+    is_fact = table["group/split"] == names.index("train_atom")
+    repeats = np.where(is_fact, config.num_fact_repeats, 1)
+    epoch = np.repeat(np.arange(num_examples), repeats)
+    batches = pipeline.training_batches(
+      lambda places, _: _take(table, epoch[places]),
+      len(epoch),
+      batch_size,
+      seed,
+      rows,
+    )
+  else:
+    batches = pipeline.evaluation_batches(
+      lambda examples, _: _take(table, examples),
+      num_examples,
+      batch_size,
+      rows,
+    )
+  return Dataset(
+    batches=batches,
+    num_examples=num_examples,
+    groups={"split": names, "coverage": roles},
+    facts={
+      f"{split}_examples": num_examples,
+      **{f"{name}_size": len(part) for name, part in splits.items()},
+      "split_sha256": chains.digest(facts, splits),
+    },
+  )
+
+
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch: T tokens of the longest question."""
+  tokens = (batch_size, config.sequence_length)
+  integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
+  ids = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+  return {
+    "inputs": integers,
+    "targets": integers,
+    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+    "bridges": integers,
+    "group/split": ids,
+    "group/coverage": ids,
+  }
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Per-example scores, f32 [B].
+
+  "accuracy": the most likely token is the answer; "loss": of the answer, in
+  nats; if the model shows its prediction after every loop,
+  "stage<k>_accuracy": the answer is there after loop k (table 1 and figure 3).
+  """
+  prediction = jnp.argmax(output.logits, axis=-1)
+  cross_entropy = losses.token_cross_entropy(output.logits, batch["targets"])
+  scores = {
+    "accuracy": stage_accuracy(prediction[None], batch)[0],
+    "loss": jnp.sum(cross_entropy * batch["weights"], axis=1),
+  }
+  if "prediction" in output.trace:
+    stages = stage_accuracy(output.trace["prediction"], batch)
+    for stage, accuracy in enumerate(stages, start=1):
+      scores[f"stage{stage}_accuracy"] = accuracy
+  return scores
+
+
+def stage_accuracy(predictions: Array, batch: Batch) -> Array:
+  """Whether each loop predicts the answer at the last token of the question.
+
+  Args:
+    predictions: token ids after every loop, int [R, B, T].
+    batch: has "targets" and "weights" [B, T].
+
+  Returns:
+    f32 [R, B], 1 or 0.
+  """
+  right = (predictions == batch["targets"][None]).astype(jnp.float32)
+  return jnp.sum(right * batch["weights"][None], axis=-1)
+
+
+def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
+  """Where to look for the entities after hops 1, ..., k in a question.
+
+  Returns:
+    For every hop the first position that has read all that it depends on: j in
+    the symbolic format, the relation in the direct one, and in the reverse one,
+    which ends in the first entity, that entity for all.
+  """
+  return language.hop_positions(config.format, hops)
+
+
+def decode(config: Config, ids: Iterable[int]) -> str:
+  """Token ids as text for people, without padding."""
+  return language.decode(config.vocabulary, ids)
+
+
+def make_graph(config: Config) -> graph.Graph:
+  """Both graphs of a task; the same in every process."""
+  return graph.make_graph(
+    config.num_entities,
+    config.num_relations,
+    config.out_degree,
+    np.random.default_rng((_GRAPH_STREAM, config.graph_seed)),
+  )
+
+
+def _take(
+  table: Mapping[str, np.ndarray], examples: np.ndarray
+) -> dict[str, np.ndarray]:
+  """Some rows of all entries."""
+  return {name: value[examples] for name, value in table.items()}
+
+
+def _splits(config: Config) -> tuple[graph.Graph, dict[str, np.ndarray]]:
+  """Both graphs and all splits; the same in every process."""
+  facts = make_graph(config)
+  splits = chains.make_splits(
+    facts,
+    config.num_train_chains,
+    config.num_test_chains,
+    config.split_seed,
+  )
+  return facts, splits
+
+
+def _table(
+  config: Config,
+  facts: graph.Graph,
+  chosen: Mapping[str, np.ndarray],
+  names: tuple[str, ...],
+  seen: np.ndarray,
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+  """All entries of some splits, one after the other, and the coverage groups.
+
+  Args:
+    config: the task.
+    facts: both graphs.
+    chosen: chains by split.
+    names: of all splits.
+    seen: from `chains.seen_roles`.
+  """
+  roles: list[str] = []
+  parts = []
+  for name, part in chosen.items():
+    examples = _examples(config, facts, part)
+    covered = np.full(len(part), -1)
+    if name.startswith("test_id_"):
+      groups, ids = chains.coverage(part, seen)
+      covered = len(roles) + ids
+      roles += [f"{name}/{group}" for group in groups]
+    examples["group/split"] = np.full(len(part), names.index(name), np.int32)
+    examples["group/coverage"] = covered.astype(np.int32)
+    parts.append(examples)
+  table = {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+  return table, tuple(roles)
+
+
+def _examples(
+  config: Config, facts: graph.Graph, part: np.ndarray
+) -> dict[str, np.ndarray]:
+  """Tokens, targets, weights and bridges [N, T] of N chains of k hops."""
+  tokens = language.questions(
+    config.vocabulary, facts.heads[part[:, 0]], facts.relations[part]
+  )
+  shape = (len(part), config.sequence_length)
+  last, hops = tokens.shape[1] - 1, part.shape[1]
+  inputs = np.full(shape, config.vocabulary.padding, np.int32)
+  inputs[:, : last + 1] = tokens
+  bridges = np.full(shape, -1, np.int32)
+  bridges[:, 1 : hops + 1] = facts.tails[part]
+  targets = np.zeros(shape, np.int32)  # Not padding: its logit may be -inf.
+  targets[:, last] = bridges[:, hops]
+  weights = np.zeros(shape, np.float32)
+  weights[:, last] = 1.0
+  return {
+    "inputs": inputs,
+    "targets": targets,
+    "weights": weights,
+    "bridges": bridges,
+  }

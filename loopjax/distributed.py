@@ -1,0 +1,177 @@
+"""Several processes: how they find each other, agree, and stop together."""
+
+import itertools
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import flags
+from jax.experimental import multihost_utils
+
+from loopjax.errors import UserError
+
+# A process that is silent for so long is taken for dead, and all others stop.
+_HEARTBEAT_SECONDS = 30
+# A process that ends waits so long for the others to end as well.
+_SHUTDOWN_SECONDS = 15
+
+_BARRIERS = itertools.count()  # All processes count alike.
+
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed",
+  False,
+  "Take part in a run of several processes and ask the machine (a TPU pod,"
+  " SLURM) which. Not needed where SLURM started several tasks.",
+)
+_ADDRESS = flags.DEFINE_string(
+  "coordinator_address",
+  None,
+  "HOST:PORT of process 0; or JAX_COORDINATOR_ADDRESS.",
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  "num_processes", None, "How many take part; or JAX_NUM_PROCESSES.", 1
+)
+_PROCESS_ID = flags.DEFINE_integer(
+  "process_id",
+  None,
+  "Which this one is, from 0; or JAX_PROCESS_ID or JOB_COMPLETION_INDEX.",
+  0,
+)
+
+
+class Lost(Exception):
+  """Another process of the run is not there; starting again may help."""
+
+
+class AgreedError(UserError):
+  """A user's mistake that every process knows of."""
+
+
+def start() -> None:
+  """Joins the other processes that flags or the environment speak of, if any.
+
+  Must run before JAX touches a device.
+
+  Raises:
+    UserError: the flags contradict each other, or nothing can be detected.
+    Lost: nobody answers.
+  """
+  address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
+  count = _number(_NUM_PROCESSES, "JAX_NUM_PROCESSES")
+  index = _number(_PROCESS_ID, "JAX_PROCESS_ID", "JOB_COMPLETION_INDEX")
+  if address:
+    if count is None or index is None or index >= count:
+      raise UserError(
+        f"--coordinator_address={address} needs --num_processes and a smaller"
+        f" --process_id; they are {count} and {index}"
+      )
+    arguments: dict[str, Any] = {
+      "coordinator_address": address,
+      "num_processes": count,
+      "process_id": index,
+      "cluster_detection_method": "deactivate",
+    }
+  elif _NUM_PROCESSES.value is not None or _PROCESS_ID.value is not None:
+    raise UserError(
+      "--num_processes and --process_id need --coordinator_address=HOST:PORT"
+    )
+  elif _DISTRIBUTED.value or int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    arguments = {}
+  else:
+    return
+  try:
+    jax.distributed.initialize(
+      **arguments,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+    )
+  except ValueError as error:
+    raise UserError(f"--distributed: {error}") from error
+  except RuntimeError as error:
+    raise Lost(f"the processes did not find each other: {error}") from error
+
+
+def _number(flag: Any, *variables: str) -> int | None:
+  """A flag's value, or else that of the first variable that is set."""
+  if flag.value is not None:
+    return flag.value
+  for variable in variables:
+    text = os.environ.get(variable)
+    if text is not None:
+      if not text.isdecimal():
+        raise UserError(f"{variable}={text!r} is no number")
+      return int(text)
+  return None
+
+
+def agreed(function: Callable[[], Any]) -> Any:
+  """What `function` gives on process 0, on every process.
+
+  Args:
+    function: returns what JSON can hold; runs on process 0 only.
+
+  Raises:
+    AgreedError: on every process, if it raises UserError on process 0.
+  """
+  if jax.process_count() == 1:
+    return function()
+  answer: dict[str, Any] = {}
+  if jax.process_index() == 0:
+    try:
+      answer = {"value": function()}
+    except UserError as error:
+      answer = {"error": str(error)}
+  text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
+  length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+  buffer = np.zeros(length, np.uint8)
+  if jax.process_index() == 0:
+    buffer[:] = text
+  answer = json.loads(
+    np.asarray(multihost_utils.broadcast_one_to_all(buffer)).tobytes()
+  )
+  if "error" in answer:
+    raise AgreedError(answer["error"])
+  return answer["value"]
+
+
+def wait_for_all(seconds: int = 3600) -> None:
+  """Returns when every process of the run has come here.
+
+  A barrier of the hosts, not of the devices: those give up much sooner. Who
+  waits for a process that dies is ended by JAX's service.
+  """
+  count = jax.process_count()
+  if count > 1:
+    ocp.multihost.sync_global_processes(
+      f"loopjax {next(_BARRIERS)}",
+      timeout=seconds,
+      processes=set(range(count)),
+    )
+
+
+def everywhere(message: str) -> str:
+  """All processes' messages that are not empty, joined; "" if none has one."""
+  if jax.process_count() == 1:
+    return message
+  size = 400
+  encoded = message.encode()[:size]
+  row = np.zeros(size, np.uint8)
+  row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+  rows = np.asarray(multihost_utils.process_allgather(row)).reshape(-1, size)
+  texts = [bytes(r).rstrip(b"\0").decode(errors="replace") for r in rows]
+  return "; ".join(
+    f"process {index}: {text}" for index, text in enumerate(texts) if text
+  )
+
+
+def whole(x: Any) -> np.ndarray:
+  """An array that may lie on devices of all processes, as a whole on each."""
+  if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    if x.is_fully_replicated:
+      return np.asarray(x.addressable_data(0))
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  return np.asarray(x)

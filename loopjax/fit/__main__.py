@@ -1,0 +1,84 @@
+"""Command line: does a config fit a machine that is not here?
+
+  python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
+
+Exit status: 0 it fits, 1 it does not, 2 a mistake of the user's.
+"""
+
+import os
+
+from absl import flags
+
+from loopjax import command_line
+from loopjax.errors import UserError
+
+# To be set before JAX is imported: no accelerator is looked for, neither here
+# nor in the cloud, and compilers for machines that are not here stay calm.
+_ENVIRONMENT = {
+  "JAX_PLATFORMS": "cpu",
+  "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+  "TF_CPP_MIN_LOG_LEVEL": "3",
+  "TPU_SKIP_MDS_QUERY": "1",
+}
+
+flags.adopt_module_key_flags(command_line)  # So that --help shows them.
+_TOPOLOGY = flags.DEFINE_string(
+  "topology", None, "Machine: v5e:16x16, v4:2x2x1, h200:8, h200:2x8, cpu:8, ..."
+)
+_MEMORY = flags.DEFINE_float(
+  "memory_gib", 0.0, "Memory of a chip; 0 for what is known of it.", 0.0
+)
+
+
+def main(argv: list[str]) -> int:
+  """Prints the report; returns the exit status."""
+  del argv
+  import jax
+
+  from loopjax import config as config_lib
+  from loopjax.fit import measure, quiet, report, suggest, topology
+
+  config = command_line.CONFIG.value
+  if config is None or not _TOPOLOGY.value:
+    raise UserError("--config=FILE and --topology=NAME are needed")
+  if command_line.WORKDIR.value:
+    raise UserError("--workdir has no effect: nothing is written")
+  where = topology.parse(_TOPOLOGY.value)
+  if where.kind == "cpu":
+    jax.config.update("jax_num_cpu_devices", where.sizes[0])
+  jax.config.update("jax_enable_compilation_cache", False)
+  settings = config_lib.resolve(config)
+  with quiet.stderr():
+    machine = topology.machine(where, _MEMORY.value)
+  print(report.headline(settings, machine), flush=True)
+  measured = measure.measure(config, machine)
+  print(report.table(settings, machine, measured))
+  print(f"\n{report.verdict(machine, measured)}", flush=True)
+  if measured.fits:
+    return 0
+
+  def attempt(change: suggest.Change) -> measure.Measured | None:
+    candidate = config.copy_and_resolve_references()
+    config_lib.override(candidate, change.overrides)
+    text = report.flags(change.overrides)
+    try:
+      result = measure.measure(candidate, machine)
+    except UserError as error:
+      print(f"  {text}: impossible: {error}", flush=True)
+      return None
+    verdict = report.verdict(machine, result)
+    print(f"  {text}: {verdict}, in {result.seconds:.0f} s", flush=True)
+    return result
+
+  print("tried:")
+  change = suggest.suggest(settings, measured.mesh, attempt)
+  if change is None:
+    print("nothing that was tried fits")
+  else:
+    print(f"add {report.flags(change.overrides)} ({change.effect})")
+  return 1
+
+
+if __name__ == "__main__":
+  os.environ.update(_ENVIRONMENT)
+  command_line.run(main)

@@ -1,0 +1,144 @@
+"""Compiles the train step of a config for a machine, and reads the result."""
+
+import math
+import re
+import time
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax import sharding
+from loopjax.fit import collectives, hlo, quiet, values
+from loopjax.fit.topology import Machine
+
+_NUM_VALUES = 10
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Measured(NamedTuple):
+  """One train step on one chip of a machine; sizes in bytes.
+
+  Attributes:
+    fits: whether the machine has the memory.
+    needed: memory of one chip while the program runs.
+    arguments: parameters, EMA, optimizer and batch, padding left out.
+    memory: what `needed` is the sum of: arguments, temporaries, outputs that
+      take no argument's place, program. Empty if the compiler gave up.
+    refusal: why the compiler gave up; "" if it did not.
+    traffic: collectives of a call; None if the compiler gave up.
+    largest: the largest values.
+    mesh: devices along its axes.
+    seconds: of compiling.
+  """
+
+  fits: bool
+  needed: int
+  arguments: dict[str, int]
+  memory: dict[str, int]
+  refusal: str
+  traffic: collectives.Traffic | None
+  largest: list[values.Value]
+  mesh: dict[str, int]
+  seconds: float
+
+
+def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
+  """Compiles the train step that `loopjax.main` would run.
+
+  Args:
+    config: as the command line gives it.
+    machine: whose devices are compiled for.
+
+  Raises:
+    UserError: the config is wrong, or impossible on so many devices.
+  """
+  settings = config_lib.resolve(config)
+  program = program_lib.make_program(settings, machine.devices)
+  batches = _abstract_batches(settings, program.mesh)
+  state = program.abstract_state
+  arguments = {
+    "parameters": _chip_bytes(state.params),
+    "EMA": _chip_bytes(state.ema),
+    "optimizer": _chip_bytes(state.opt_state),
+    "batch": _chip_bytes(batches),
+  }
+  mesh = dict(program.mesh.shape)
+  lowered = program.train.lower(state, batches, {})
+  started = time.monotonic()
+  try:
+    with quiet.stderr():
+      compiled = lowered.compile(compiler_options=machine.compiler_options)
+  except jax.errors.JaxRuntimeError as error:
+    refusal = " ".join(str(error).split())
+    needed = needed_bytes(refusal, sum(arguments.values()))
+    if needed is None:
+      raise
+    seconds = time.monotonic() - started
+    return Measured(
+      False, needed, arguments, {}, refusal, None, [], mesh, seconds
+    )
+  seconds = time.monotonic() - started
+  stats = compiled.memory_analysis()
+  memory = {
+    "arguments": stats.argument_size_in_bytes,
+    "temporaries": stats.temp_size_in_bytes,
+    "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
+    "program": stats.generated_code_size_in_bytes,
+  }
+  module = hlo.parse(compiled.as_text())
+  needed = sum(memory.values())
+  return Measured(
+    fits=needed <= machine.memory,
+    needed=needed,
+    arguments=arguments,
+    memory=memory,
+    refusal="",
+    traffic=collectives.collectives(module),
+    largest=values.largest(module, _NUM_VALUES),
+    mesh=mesh,
+    seconds=seconds,
+  )
+
+
+def needed_bytes(message: str, argument_bytes: int) -> int | None:
+  """Memory that a TPU's compiler wanted; None if it failed otherwise.
+
+  Args:
+    message: of its error.
+    argument_bytes: to add where the message counts temporaries alone.
+  """
+  if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
+    return None
+  number = r"([\d.]+)([KMGT])"
+  if match := re.search(rf"HLO temporaries \({number}\)", message):
+    return int(float(match[1]) * _UNITS[match[2]]) + argument_bytes
+  if match := re.search(rf"[Uu]sed {number} of", message):
+    return int(float(match[1]) * _UNITS[match[2]])
+  return None
+
+
+def _abstract_batches(
+  settings: config_lib.Settings, mesh: jax.sharding.Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes of what one call takes: [steps, B, ...]."""
+  one = settings.task_module.abstract_batch(
+    settings.task, settings.run.batch_size
+  )
+  placed = sharding.batch_sharding(mesh, stacked=True)
+  return {
+    name: jax.ShapeDtypeStruct(
+      (settings.run.steps_per_call, *entry.shape), entry.dtype, sharding=placed
+    )
+    for name, entry in one.items()
+  }
+
+
+def _chip_bytes(tree: Any) -> int:
+  """Bytes of the arrays on one chip."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )

@@ -1,0 +1,240 @@
+"""Machines by name: their devices for the compiler, and their memory."""
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from loopjax.errors import UserError
+
+GIB = 2**30
+
+
+class Tpu(NamedTuple):
+  """A TPU generation.
+
+  Attributes:
+    num_axes: of its torus.
+    memory_gib: of one chip that a program may use: the limit that libtpu's
+      compiler names when a program is too large (0.0.42.1). Its data sheets
+      (cloud.google.com/tpu/docs) say 32, 16, 95 and 32.
+    options: for libtpu, so that one device is one chip, as in a real run.
+  """
+
+  num_axes: int
+  memory_gib: float
+  options: dict[str, Any]
+
+
+class Gpu(NamedTuple):
+  """A GPU, from NVIDIA's data sheets and tuning guides (SXM variants).
+
+  Attributes:
+    memory_gb: 10^9 bytes, as sold; the driver reports a little more.
+    capability: compute capability; with "a", its own instructions too.
+    num_cores: multiprocessors.
+    fpus_per_core: float32 lanes of each.
+    shared_kib: shared memory of a multiprocessor; a block gets 1 KiB less.
+    l2_mib: second-level cache.
+    bandwidth_gb: 10^9 bytes per second.
+    clock_ghz: boost.
+  """
+
+  memory_gb: int
+  capability: str
+  num_cores: int
+  fpus_per_core: int
+  shared_kib: int
+  l2_mib: int
+  bandwidth_gb: int
+  clock_ghz: float
+
+
+TPUS = {
+  "v4": Tpu(3, 30.75, {"chip_config_name": "megacore"}),
+  "v5e": Tpu(2, 15.75, {}),
+  "v5p": Tpu(3, 95.74, {}),
+  "v6e": Tpu(2, 31.25, {}),
+}
+GPUS = {
+  "a100-40": Gpu(40, "8.0", 108, 64, 164, 40, 1555, 1.41),
+  "a100": Gpu(80, "8.0", 108, 64, 164, 40, 2039, 1.41),
+  "h100": Gpu(80, "9.0a", 132, 128, 228, 50, 3350, 1.98),
+  "h200": Gpu(141, "9.0a", 132, 128, 228, 50, 4800, 1.98),
+  "b200": Gpu(180, "10.0a", 148, 128, 228, 126, 8000, 1.965),
+}
+# What JAX takes of a GPU's memory (docs.jax.dev, "GPU memory allocation").
+_GPU_SHARE = 0.75
+_NAMES = "v4:AxBxC, v5e:AxB, v5p:AxBxC, v6e:AxB, " + ", ".join(
+  f"{name}:N" for name in (*GPUS, "cpu")
+)
+
+
+class Topology(NamedTuple):
+  """What a name says.
+
+  Attributes:
+    name: as given. kind: a key of TPUS or GPUS, or "cpu".
+    sizes: chips along each axis; GPUs: nodes, GPUs of a node.
+  """
+
+  name: str
+  kind: str
+  sizes: tuple[int, ...]
+
+
+class Machine(NamedTuple):
+  """Chips to compile for.
+
+  Attributes:
+    name: of the topology.
+    devices: one a chip.
+    memory: bytes of one chip that a program may use.
+    memory_note: where that number is from, for people.
+    compiler_options: that compiling without the chip needs.
+  """
+
+  name: str
+  devices: Sequence[Any]
+  memory: int
+  memory_note: str
+  compiler_options: dict[str, Any]
+
+
+def parse(name: str) -> Topology:
+  """Reads `v5e:16x16`, `h200:8`, `h200:2x8`, `cpu:8`.
+
+  Raises:
+    UserError: there is no such machine.
+  """
+  match = re.fullmatch(r"([a-z0-9-]+):([1-9]\d*(?:x[1-9]\d*)*)", name)
+  kind = match[1] if match else ""
+  if not match or kind not in (*TPUS, *GPUS, "cpu"):
+    raise UserError(f"--topology={name!r} is none of {_NAMES}")
+  sizes = tuple(int(size) for size in match[2].split("x"))
+  num_axes = TPUS[kind].num_axes if kind in TPUS else 1
+  if kind in GPUS and len(sizes) == 1:
+    sizes = (1, *sizes)
+  if len(sizes) != num_axes + (kind in GPUS):
+    nodes = ", or 2 for nodes x GPUs" if kind in GPUS else ""
+    raise UserError(
+      f"--topology={name!r}: {kind} takes {num_axes} size(s){nodes}"
+    )
+  return Topology(name, kind, sizes)
+
+
+def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
+  """The chips of a topology, without having them.
+
+  Args:
+    topology: from `parse`.
+    memory_gib: of one chip that a program may use; 0 for what is known of it.
+
+  Raises:
+    UserError: a package is not installed, or the compiler knows no machine of
+      this size, or nothing says how much memory it has.
+  """
+  options: dict[str, Any] = {}
+  if topology.kind in TPUS:
+    tpu = TPUS[topology.kind]
+    devices = _tpu_devices(topology, tpu)
+    memory, note = int(tpu.memory_gib * GIB), "the compiler's limit"
+  elif topology.kind in GPUS:
+    gpu = GPUS[topology.kind]
+    devices = _gpu_devices(topology, gpu)
+    memory = int(gpu.memory_gb * 1e9 * _GPU_SHARE)
+    note = f"{_GPU_SHARE:.0%} of {gpu.memory_gb} GB, what JAX takes by default"
+    # Libraries' matrix products: Triton's are tuned by running them.
+    options = {"xla_gpu_enable_triton_gemm": False}
+  else:
+    if not memory_gib:
+      raise UserError(f"--topology={topology.name} needs --memory_gib")
+    devices, memory, note = _cpu_devices(topology), 0, ""
+  if memory_gib:
+    memory, note = int(memory_gib * GIB), "--memory_gib"
+  return Machine(topology.name, devices, memory, note, options)
+
+
+def _tpu_devices(topology: Topology, tpu: Tpu) -> Sequence[Any]:
+  _require("libtpu", topology)
+  # Hosts have 2x2 chips, but for machines that are smaller.
+  host = [min(2, size) for size in topology.sizes[:2]] + [1]
+  try:
+    return topologies.get_topology_desc(
+      topology.name, platform="tpu", chips_per_host_bounds=host, **tpu.options
+    ).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise UserError(_refused(topology, error)) from error
+
+
+def _gpu_devices(topology: Topology, gpu: Gpu) -> Sequence[Any]:
+  _require("jax_cuda13_plugin", topology)
+  nodes, per_node = topology.sizes
+  try:
+    return topologies.get_topology_desc(
+      platform="cuda",
+      topology=f"1x{nodes}x{per_node}",
+      target_config=_target_config(topology.kind, gpu),
+    ).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise UserError(_refused(topology, error)) from error
+
+
+def _cpu_devices(topology: Topology) -> Sequence[Any]:
+  (num,) = topology.sizes
+  devices = jax.devices("cpu")
+  if len(devices) < num:
+    raise UserError(
+      f"--topology={topology.name}: this process has {len(devices)} device(s)"
+    )
+  return devices[:num]
+
+
+def _target_config(kind: str, gpu: Gpu) -> str:
+  """What XLA must know of a GPU that it cannot ask, as a text proto."""
+  major, _, minor = gpu.capability.rstrip("a").partition(".")
+  own = gpu.capability.endswith("a")
+  feature = "feature_extension: ACCELERATED_FEATURES" if own else ""
+  shared = gpu.shared_kib * 1024
+  return f"""
+    gpu_device_info {{
+      threads_per_block_limit: 1024
+      threads_per_warp: 32
+      threads_per_core_limit: 2048
+      registers_per_block_limit: 65536
+      registers_per_core_limit: 65536
+      shared_memory_per_block: 49152
+      shared_memory_per_block_optin: {shared - 1024}
+      shared_memory_per_core: {shared}
+      block_dim_limit_x: 2147483647
+      block_dim_limit_y: 65535
+      block_dim_limit_z: 65535
+      core_count: {gpu.num_cores}
+      fpus_per_core: {gpu.fpus_per_core}
+      clock_rate_ghz: {gpu.clock_ghz}
+      l2_cache_size: {gpu.l2_mib * 2**20}
+      memory_bandwidth: {int(gpu.bandwidth_gb * 1e9)}
+      device_memory_size: {int(gpu.memory_gb * 1e9)}
+      cuda_compute_capability {{ major: {major} minor: {minor} {feature} }}
+    }}
+    platform_name: "CUDA"
+    dnn_version_info {{ major: 9 minor: 8 }}
+    runtime_version {{ major: 13 }}
+    device_description_str: "NVIDIA {kind.upper()}"
+  """
+
+
+def _require(module: str, topology: Topology) -> None:
+  if importlib.util.find_spec(module) is None:
+    raise UserError(
+      f"--topology={topology.name} needs the package"
+      f" {module.replace('_', '-')}: pip install 'loopjax[fit]'"
+    )
+
+
+def _refused(topology: Topology, error: Exception) -> str:
+  reason = " ".join(str(error).split())
+  return f"--topology={topology.name}: {reason}"

@@ -1,0 +1,142 @@
+"""What arrays are there: names, shapes, and checksums free of any mesh."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from loopjax import distributed
+from loopjax.errors import UserError
+from loopjax.types import Array
+
+_SHOWN = 4  # Names in a message before "and N more".
+
+
+def names(tree: Any) -> list[str]:
+  """Paths of a pytree's leaves, "params/block/...", in jax.tree order."""
+  return [
+    jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+
+
+def describe(tree: Any) -> dict[str, list[Any]]:
+  """{path: [shape, dtype]} of the arrays, or their abstract forms."""
+  leaves = jax.tree.leaves(tree)
+  return {
+    name: [list(leaf.shape), str(leaf.dtype)]
+    for name, leaf in zip(names(tree), leaves, strict=True)
+  }
+
+
+def checksums(tree: Any) -> dict[str, str]:
+  """64 bits of every array, by path, computed where the arrays lie.
+
+  Every element's bits are mixed with its place, and the results are added up.
+  Integer addition has no order, so that every mesh gives the same sum; mixing
+  is a bijection, so that a change of one element always shows, and of several
+  but for one case in 2^64.
+  """
+  sums = _sums(jax.tree.leaves(tree))
+  return {
+    name: distributed.whole(pair).astype(">u4").tobytes().hex()
+    for name, pair in zip(names(tree), sums, strict=True)
+  }
+
+
+@jax.jit
+def _sums(leaves: list[Array]) -> list[Array]:
+  return [_sum(leaf) for leaf in leaves]
+
+
+def _sum(x: Array) -> Array:
+  """u32 [2] of one array."""
+  mixed = _bits(x)
+  for axis in range(mixed.ndim):
+    place = jax.lax.broadcasted_iota(jnp.uint32, mixed.shape, axis)
+    mixed = _mix(mixed ^ _mix(place + jnp.uint32(axis)))
+  halves = [_mix(mixed ^ jnp.uint32(salt)) for salt in (1, 2)]
+  return jnp.stack([jnp.sum(half, dtype=jnp.uint32) for half in halves])
+
+
+def _bits(x: Array) -> Array:
+  """The bits of an array as u32; 64-bit elements become a last axis of two."""
+  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    x = jax.random.key_data(x)
+  if x.dtype == bool:
+    x = x.astype(jnp.uint8)
+  size = x.dtype.itemsize
+  word = {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32)
+  return jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32)
+
+
+def _mix(x: Array) -> Array:
+  """The finalizer of MurmurHash3 (A. Appleby), a bijection of 32 bits."""
+  x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)
+
+
+def compare(
+  wanted: Mapping[str, Sequence[Any]],
+  there: Mapping[str, Sequence[Any]],
+  where: pathlib.Path,
+) -> None:
+  """Checks that arrays fit those that are there.
+
+  Args:
+    wanted: from `describe`.
+    there: the same, with anything behind shape and dtype.
+    where: named in the message.
+
+  Raises:
+    UserError: names those that are missing, extra, or of another shape or type.
+  """
+  missing = [name for name in wanted if name not in there]
+  extra = [name for name in there if name not in wanted]
+  other = [
+    f"{name} ({there[name][1]}{there[name][0]} there, {kind[1]}{kind[0]} here)"
+    for name, kind in wanted.items()
+    if name in there and list(there[name][:2]) != list(kind)
+  ]
+  problems = [
+    f"{label} {some(names)}"
+    for label, names in (
+      ("missing", missing), ("not in the model", extra), ("other shape", other)
+    )
+    if names
+  ]  # fmt: skip
+  if problems:
+    raise UserError(f"{where} does not fit: {'; '.join(problems)}")
+
+
+def without(tree: Any, dropped: set[str], prefix: str = "") -> Any:
+  """A nested dict without some leaves; empty branches go as well."""
+  if not isinstance(tree, dict):
+    return tree
+  kept = {}
+  for key, value in tree.items():
+    name = f"{prefix}{key}"
+    if name not in dropped:
+      value = without(value, dropped, f"{name}/")
+      if value != {}:
+        kept[key] = value
+  return kept
+
+
+def merged(tree: Any, changes: Any) -> Any:
+  """A nested dict with the leaves that another one has replaced."""
+  if not isinstance(tree, dict):
+    return changes
+  return {
+    key: merged(value, changes[key]) if key in changes else value
+    for key, value in tree.items()
+  }
+
+
+def some(names: Sequence[str]) -> str:
+  """Names for a message: the first few, and how many more there are."""
+  more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+  return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,1 @@
+"""Operators with a reference in plain JAX and faster forms of the same."""

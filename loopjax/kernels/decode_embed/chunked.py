@@ -1,0 +1,310 @@
+"""`decode_embed` by chunks of the vocabulary, with its own backward pass.
+
+Phi(h) = sum_v p_v E[v] needs no [..., V] array: a running maximum and sum carry
+the softmax from chunk to chunk (online softmax, arXiv 1805.02867). The backward
+pass keeps h, Phi(h), that maximum and that sum, and computes the logits again.
+With l = U h / tau and the cotangent g of Phi,
+
+  dL/dl_v = p_v (<g, E[v]> - <g, Phi>)
+  dL/dh = sum_v dL/dl_v U[v] / tau
+  dL/dU[v] = sum_h dL/dl_v h / tau,  dL/dE[v] = sum_h p_v g.
+
+With `top_k` the chunks select the k likeliest tokens, and the same sums run
+over these; among equals any may be taken.
+
+Of n chunks, the j-th has the tokens j, n + j, 2n + j, ...: where the rows of a
+table are split over devices, each holds a part of every chunk. Leading
+dimensions of h stay as they are, so that a batch that is split stays split.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from loopjax import sharding
+from loopjax.kernels.decode_embed.reference import product
+from loopjax.types import Array
+
+_ROWS_AT_ONCE = 8  # Vectors per token that are gathered in one step.
+
+
+class Options(NamedTuple):
+  """What is known when the program is compiled.
+
+  Attributes:
+    temperature: tau. top_k: 0 for all tokens. num_tokens: real ones, which
+      come first in the vocabulary. num_chunks: n.
+  """
+
+  temperature: float
+  top_k: int
+  num_tokens: int
+  num_chunks: int
+
+
+def decode_embed(
+  hidden: Array,
+  table: Array,
+  head: Array | None,
+  *,
+  temperature: float,
+  top_k: int,
+  num_padding_tokens: int,
+  chunk_size: int,
+) -> Array:
+  """As in `api.decode_embed`; makes arrays of [..., chunk_size] at most."""
+  options = Options(
+    temperature,
+    top_k,
+    len(table) - num_padding_tokens,
+    _num_chunks(len(table), chunk_size),
+  )
+  tables = (table,) if head is None else (table, head)
+  if not top_k:
+    return _embed_all(hidden, tables, options)
+
+  def decode_few(hidden, tables):
+    constants = jax.lax.stop_gradient((hidden, tables[-1]))
+    ids, best = _select(*constants, options)  # Its gradient is in _embed_few.
+    return _embed_few(hidden, tables, ids, best, options)
+
+  return _by_example(decode_few, len(hidden))(hidden, tables)
+
+
+def _by_example(function, num_examples: int):
+  """function(hidden, tables) with every device on examples of its own.
+
+  Where a mesh is in use, tables are gathered once, and their gradients added
+  up once; the compiler would do both at every step of the loops over tokens.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = sharding.AXES[:2]  # Those that examples are split over.
+  ways = math.prod(mesh.shape.get(axis, 1) for axis in axes)
+  if ways == 1 or num_examples % ways:
+    return function
+  split = P(axes)
+  return jax.shard_map(
+    function, in_specs=(split, P()), out_specs=split, check_vma=False
+  )
+
+
+def _num_chunks(vocab_size: int, chunk_size: int) -> int:
+  """How many chunks of at most `chunk_size` tokens there are.
+
+  If there is such a number, it divides the vocabulary, so that no copy has to
+  be padded, and leaves the chunk with as many factors of 2 as can be: any
+  number of devices that divides the chunk can split it.
+  """
+  least = -(-vocab_size // chunk_size)
+  divisors = [n for n in range(least, 2 * least) if vocab_size % n == 0]
+
+  def power_of_two(n: int) -> int:
+    size = vocab_size // n
+    return size & -size
+
+  return max(divisors, key=power_of_two, default=least)
+
+
+def _fold(table: Array, num_chunks: int) -> Array:
+  """[V, D] -> [C, n, D], where [:, j] is chunk j."""
+  missing = -len(table) % num_chunks
+  if missing:
+    table = jnp.pad(table, ((0, missing), (0, 0)))
+  return table.reshape(-1, num_chunks, table.shape[1])
+
+
+def _rows(folded: Array, chunk: Array) -> Array:
+  """The rows [C, D] of a chunk."""
+  return jax.lax.dynamic_index_in_dim(folded, chunk, axis=1, keepdims=False)
+
+
+def _logits(
+  hidden: Array, head: Array, chunk: Array, options: Options
+) -> Array:
+  """Logits [..., C] of a chunk of a folded table; -inf for no real token."""
+  rows = _rows(head, chunk)
+  logits = product("...d,vd->...v", hidden, rows) / options.temperature
+  place = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  ids = place * options.num_chunks + chunk
+  return jnp.where(ids < options.num_tokens, logits, -jnp.inf)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _embed_all(
+  hidden: Array, tables: tuple[Array, ...], options: Options
+) -> Array:
+  """Phi over the whole vocabulary; tables are (E,) or (E, U)."""
+  return _embed_all_forward(hidden, tables, options)[0]
+
+
+def _embed_all_forward(hidden, tables, options):
+  table = tables[0]
+  folded = [_fold(x, options.num_chunks) for x in tables]
+  wide = jnp.promote_types(jnp.float32, hidden.dtype)
+
+  def step(chunk, carry):
+    top, total, mean = carry
+    logits = _logits(hidden, folded[-1], chunk, options)
+    rows = _rows(folded[0], chunk)
+    higher = jnp.maximum(top, jnp.max(logits, axis=-1))
+    weights = jnp.exp(logits - higher[..., None])
+    fade = jnp.exp(top - higher)
+    total = total * fade + jnp.sum(weights, axis=-1)
+    added = product("...v,vd->...d", weights.astype(table.dtype), rows)
+    return higher, total, mean * fade[..., None] + added
+
+  tokens = hidden.shape[:-1]
+  start = (
+    jnp.full(tokens, -jnp.inf, wide),
+    jnp.zeros(tokens, wide),
+    jnp.zeros((*tokens, table.shape[1]), wide),
+  )
+  top, total, mean = jax.lax.fori_loop(0, options.num_chunks, step, start)
+  mean = mean / total[..., None]
+  return mean, (hidden, tables, mean, top, total)
+
+
+def _embed_all_backward(options, residuals, cotangent):
+  hidden, tables, mean, top, total = residuals
+  folded = [_fold(x, options.num_chunks) for x in tables]
+  shift = jnp.sum(cotangent * mean, axis=-1, keepdims=True)
+  narrow = cotangent.astype(tables[0].dtype)
+
+  def step(chunk, carry):
+    d_hidden, d_folded = carry
+    logits = _logits(hidden, folded[-1], chunk, options)
+    rows = [_rows(x, chunk) for x in folded]
+    # Not exp(logits - log sum exp): a large sum would round the difference.
+    weights = jnp.exp(logits - top[..., None]) / total[..., None]
+    along = product("...d,vd->...v", narrow, rows[0])
+    d_logits = weights * (along - shift) / options.temperature
+    d_logits = d_logits.astype(hidden.dtype)
+    d_hidden += product("...v,vd->...d", d_logits, rows[-1])
+    d_rows = _by_role(
+      product("...v,...d->vd", weights.astype(narrow.dtype), narrow),
+      product("...v,...d->vd", d_logits, hidden),
+      tables,
+    )
+    return d_hidden, [
+      jax.lax.dynamic_update_index_in_dim(
+        whole, part.astype(whole.dtype), chunk, axis=1
+      )
+      for whole, part in zip(d_folded, d_rows, strict=True)
+    ]
+
+  zeros = [jnp.zeros_like(x) for x in folded]
+  start = jnp.zeros(hidden.shape, mean.dtype), zeros
+  d_hidden, d_folded = jax.lax.fori_loop(0, options.num_chunks, step, start)
+  d_tables = tuple(
+    x.reshape(-1, x.shape[-1])[: len(tables[0])] for x in d_folded
+  )
+  return d_hidden.astype(hidden.dtype), d_tables
+
+
+_embed_all.defvjp(_embed_all_forward, _embed_all_backward)
+
+
+def _select(
+  hidden: Array, head: Array, options: Options
+) -> tuple[Array, Array]:
+  """The k likeliest tokens [..., k], likeliest first, and their logits."""
+  k = options.top_k
+  folded = _fold(head, options.num_chunks)
+
+  def step(chunk, carry):
+    ids, best = carry
+    logits = _logits(hidden, folded, chunk, options)
+    both = jnp.concatenate([best, logits], axis=-1)
+    best, place = jax.lax.top_k(both, k)
+    kept = jnp.take_along_axis(ids, jnp.minimum(place, k - 1), axis=-1)
+    fresh = (place - k) * options.num_chunks + chunk
+    return jnp.where(place < k, kept, fresh), best
+
+  shape = (*hidden.shape[:-1], k)
+  wide = jnp.promote_types(jnp.float32, hidden.dtype)
+  start = jnp.zeros(shape, jnp.int32), jnp.full(shape, -jnp.inf, wide)
+  return jax.lax.fori_loop(0, options.num_chunks, step, start)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _embed_few(
+  hidden: Array,
+  tables: tuple[Array, ...],
+  ids: Array,
+  best: Array,
+  options: Options,
+) -> Array:
+  """Phi over the selected tokens; `best` are their logits."""
+  return _embed_few_forward(hidden, tables, ids, best, options)[0]
+
+
+def _embed_few_forward(hidden, tables, ids, best, options):
+  del options
+  table = tables[0]
+  weights = jax.nn.softmax(best, axis=-1)
+
+  def step(mean, part):
+    ids, weights = part
+    return mean + product(
+      "...k,...kd->...d", weights.astype(table.dtype), table[ids]
+    ), None
+
+  zero = jnp.zeros((*hidden.shape[:-1], table.shape[1]), best.dtype)
+  mean, _ = jax.lax.scan(step, zero, (_slices(ids), _slices(weights)))
+  return mean, (hidden, tables, ids, weights, mean)
+
+
+def _embed_few_backward(options, residuals, cotangent):
+  hidden, tables, ids, weights, mean = residuals
+  table, head = tables[0], tables[-1]
+  shift = jnp.sum(cotangent * mean, axis=-1, keepdims=True)
+  narrow = cotangent.astype(table.dtype)
+
+  def step(carry, part):
+    d_hidden, d_tables = carry
+    ids, weights = part
+    rows = [x[ids] for x in tables]
+    along = product("...d,...kd->...k", narrow, rows[0])
+    d_logits = weights * (along - shift) / options.temperature
+    d_hidden += product(
+      "...k,...kd->...d", d_logits.astype(head.dtype), rows[-1]
+    )
+    d_rows = _by_role(
+      weights[..., None] * cotangent[..., None, :],
+      d_logits[..., None] * hidden[..., None, :].astype(d_logits.dtype),
+      tables,
+    )
+    return (
+      d_hidden,
+      tuple(
+        whole.at[ids].add(part)
+        for whole, part in zip(d_tables, d_rows, strict=True)
+      ),
+    ), None
+
+  # Many tokens share a row: its sum needs the wide type.
+  wide = tuple(jnp.zeros(x.shape, mean.dtype) for x in tables)
+  start = jnp.zeros(hidden.shape, mean.dtype), wide
+  parts = _slices(ids), _slices(weights)
+  (d_hidden, d_tables), _ = jax.lax.scan(step, start, parts)
+  d_tables = jax.tree.map(lambda d, x: d.astype(x.dtype), d_tables, tables)
+  return d_hidden.astype(hidden.dtype), d_tables, None, None
+
+
+_embed_few.defvjp(_embed_few_forward, _embed_few_backward)
+
+
+def _slices(x: Array) -> Array:
+  """[..., k] -> [k / b, ..., b] for steps that gather b vectors per token."""
+  k = x.shape[-1]
+  size = next(b for b in range(_ROWS_AT_ONCE, 0, -1) if k % b == 0)
+  return jnp.moveaxis(x.reshape(*x.shape[:-1], k // size, size), -2, 0)
+
+
+def _by_role(d_table, d_head, tables):
+  """Gradients of (E, U), or their sum where both are one table."""
+  return (d_table, d_head) if len(tables) == 2 else (d_table + d_head,)

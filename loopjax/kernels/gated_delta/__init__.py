@@ -1,0 +1,5 @@
+"""Gated delta rule: fast weights that forget, are corrected, and are read."""
+
+from loopjax.kernels.gated_delta.api import gated_delta
+
+__all__ = ["gated_delta"]

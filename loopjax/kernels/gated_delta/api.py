@@ -1,0 +1,125 @@
+"""Checks and chooses how `gated_delta` is computed."""
+
+import jax.numpy as jnp
+
+from loopjax.kernels.gated_delta import chunked, chunks, reference
+from loopjax.types import Array
+
+IMPLEMENTATIONS = ("reference", "chunked")
+# With 8 and with 128 heads of width 64 on two CPU cores, value and gradient of
+# up to 2 tokens took less time token by token, of 4 and more by chunks.
+LONGEST_BY_TOKEN = 2
+
+
+def gated_delta(
+  query: Array,
+  key: Array,
+  value: Array,
+  log_decay: Array,
+  write: Array,
+  state: Array | None = None,
+  *,
+  chunk_size: int = 64,
+  mask: Array | None = None,
+  implementation: str | None = None,
+) -> tuple[Array, Array]:
+  """Gated delta rule (arXiv 2412.06464) over T tokens.
+
+  For every token, with q and k scaled to length one (1e-6 is added to the
+  squared length) and a = exp(log_decay),
+
+    S <- a S,   S <- S + k (write (v - S^T k))^T,   output = S^T q / sqrt(d_k):
+
+  the error is that of the decayed state, and a token reads what it wrote. The
+  arithmetic is in float32 (float64 for float64 inputs) and its products are
+  rounded on no accelerator.
+
+  Args:
+    query, key: [B, T, H_k, d_k].
+    value: [B, T, H_v, d_v]; H_v is a multiple of H_k, and each query and key
+      serves H_v / H_k heads in a row.
+    log_decay: [B, T, H_v], <= 0; 0 keeps all, -inf nothing.
+    write: [B, T, H_v], from 0 to 1, or 2 for negative eigenvalues.
+    state: S before the first token [B, H_v, d_k, d_v]; zeros if None.
+    chunk_size: tokens that are solved together, at most; a multiple of 16.
+    mask: bool [B, T]; a False token changes no bit of the state, its output is
+      zero, and so are its gradients, whatever its inputs are. None for all
+      True.
+    implementation: "reference" goes token by token and has every derivative,
+      "chunked" goes by chunks and has the reverse mode alone; the faster one
+      if None.
+
+  Returns:
+    The outputs [B, T, H_v, d_v], and S after the last token.
+
+  Raises:
+    ValueError: shapes or options do not fit.
+  """
+  inputs = (query, key, value, log_decay, write)
+  _check(inputs, state, mask, chunk_size)
+  wide = jnp.promote_types(jnp.float32, value.dtype)
+  batch, num_tokens, num_heads, value_width = value.shape
+  if state is None:
+    shape = (batch, num_heads, query.shape[-1], value_width)
+    state = jnp.zeros(shape, wide)
+  state = state.astype(wide)
+  if mask is not None:  # A token of zeros reads, writes and forgets nothing.
+    query, key, value = (
+      jnp.where(mask[..., None, None], x, 0) for x in (query, key, value)
+    )
+    log_decay, write = (
+      jnp.where(mask[..., None], x, 0) for x in (log_decay, write)
+    )
+    inputs = (query, key, value, log_decay, write)
+  if num_tokens == 0:
+    return jnp.zeros(value.shape, wide), state
+  if implementation is None:
+    short = num_tokens <= LONGEST_BY_TOKEN
+    implementation = "reference" if short else "chunked"
+  if implementation == "reference":
+    return reference.gated_delta(*inputs, state)
+  if implementation == "chunked":
+    return chunked.gated_delta(*inputs, state, chunk_size=chunk_size)
+  raise ValueError(
+    f"implementation {implementation!r} is none of {IMPLEMENTATIONS}"
+  )
+
+
+def _check(
+  inputs: chunks.Inputs,
+  state: Array | None,
+  mask: Array | None,
+  chunk_size: int,
+) -> None:
+  """One line for the first thing that does not fit."""
+  query, key, value, log_decay, write = inputs
+  if query.ndim != 4 or value.ndim != 4:
+    raise ValueError(
+      "query and value must be [B, T, H, D], not"
+      f" {query.shape} and {value.shape}"
+    )
+  batch, num_tokens, num_heads, value_width = value.shape
+  key_heads, key_width = query.shape[2:]
+  if num_heads % key_heads:
+    raise ValueError(
+      f"{num_heads} heads of value must be a multiple of the {key_heads} of"
+      " query and key"
+    )
+  gate = (batch, num_tokens, num_heads)
+  for name, array, shape in (
+    ("query", query, (batch, num_tokens, key_heads, key_width)),
+    ("key", key, query.shape),
+    ("log_decay", log_decay, gate),
+    ("write", write, gate),
+    ("state", state, (batch, num_heads, key_width, value_width)),
+    ("mask", mask, gate[:2]),
+  ):
+    if array is not None and array.shape != shape:
+      raise ValueError(
+        f"{name} must be {shape}, not {array.shape}, for query {query.shape}"
+        f" and value {value.shape}"
+      )
+  if chunk_size < chunks.BLOCK or chunk_size % chunks.BLOCK:
+    raise ValueError(
+      f"chunk_size={chunk_size} must be a multiple of {chunks.BLOCK}"
+    )

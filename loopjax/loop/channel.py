@@ -1,0 +1,131 @@
+"""What a loop hands to the next one.
+
+A channel is a callable between two loops:
+
+  channel(hidden, read, table) -> (state, gate)
+
+`hidden` [B, T, D] is what the loop made, `read` [B, T, D] what the read-out
+would read of it (the same, if every loop ends in a norm), `table` [V, D] the
+embedding table. `state` [B, T, D] is what the next loop starts from, `gate`
+f32 [B, T] how far it is open. Behind the last loop there is none.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.kernels.decode_embed import decode_embed
+from loopjax.nn import norm
+from loopjax.types import Array, Precision
+
+GRADIENTS = ("full", "stop", "straight_through")
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftDecoder:
+  """Phi(h) = sum_v p_v(h) E[v], p = softmax(U h / tau) (DiscoLoop, eq. 5).
+
+  U and E are the tied table W in DiscoLoop.
+
+  Attributes:
+    temperature: tau.
+    top_k: keep the k most likely tokens, renormalised; 0 for all.
+    gradient: "full" differentiates Phi, "stop" takes it as a constant,
+      "straight_through" has the value E[argmax p] and Phi's gradient.
+    num_padding_tokens: ids at the end of the vocabulary without probability.
+    precision: of the products; softmax and sums are in float32.
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  gradient: str = "full"
+  num_padding_tokens: int = 0
+  precision: Precision = Precision()
+
+  def __call__(
+    self, hidden: Array, table: Array, head: Array | None = None
+  ) -> Array:
+    """Decodes and encodes.
+
+    Args:
+      hidden: h [..., D].
+      table: E [V, D].
+      head: U [V, D]; E if None.
+
+    Returns:
+      f32 [..., D].
+    """
+    decoded = self._decode(hidden, table, head, self.top_k)
+    if self.gradient == "stop":
+      return jax.lax.stop_gradient(decoded)
+    if self.gradient == "straight_through":
+      hard = jax.lax.stop_gradient(self._decode(hidden, table, head, 1))
+      return hard + (decoded - jax.lax.stop_gradient(decoded))
+    return decoded
+
+  def _decode(self, hidden, table, head, top_k: int) -> Array:
+    compute = self.precision.compute
+    return decode_embed(
+      hidden.astype(compute),
+      table.astype(compute),
+      None if head is None else head.astype(compute),
+      temperature=self.temperature,
+      top_k=top_k,
+      num_padding_tokens=self.num_padding_tokens,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedGate:
+  """alpha = value at every token (DiscoLoop, section 4)."""
+
+  value: float
+
+  def __call__(self, decoded: Array) -> Array:
+    """decoded: [..., D]; returns f32 [...]."""
+    return jnp.full(decoded.shape[:-1], self.value, jnp.float32)
+
+
+class LearnedGate(nnx.Module):
+  """alpha = sigmoid(<w, Phi> + b) (DiscoLoop, eq. 6).
+
+  d + 1 parameters for all loops and positions. They start at 0, and alpha at
+  one half.
+  """
+
+  def __init__(self, width: int, *, precision: Precision):
+    self.weight = nnx.Param(jnp.zeros((width,), precision.params))
+    self.bias = nnx.Param(jnp.zeros((), precision.params))
+
+  def __call__(self, decoded: Array) -> Array:
+    """decoded: Phi(H) [..., D]; returns f32 [...]."""
+    logits = jnp.einsum(
+      "...d,d->...", decoded, self.weight[...], precision="highest"
+    )
+    return jax.nn.sigmoid(logits.astype(jnp.float32) + self.bias[...])
+
+
+class MixedChannel(nnx.Module):
+  """H + alpha RMSNorm(Phi(H)): both channels of DiscoLoop (eq. 4).
+
+  The norm has no gain, so that a gate's d + 1 parameters are all that it adds.
+  """
+
+  def __init__(
+    self,
+    decode: SoftDecoder,
+    gate: FixedGate | LearnedGate,
+    epsilon: float,
+  ):
+    self.decode, self.gate, self.epsilon = decode, gate, epsilon
+
+  def __call__(
+    self, hidden: Array, read: Array, table: Array
+  ) -> tuple[Array, Array]:
+    """See the module's text; arrays [B, T, D], [B, T, D] and [V, D]."""
+    decoded = self.decode(read, table)  # Phi(H), eq. 5
+    gate = self.gate(decoded)  # alpha, eq. 6
+    injected = norm.rms_normalise(decoded, self.epsilon)
+    return hidden + gate[..., None] * injected, gate  # H~, eq. 4

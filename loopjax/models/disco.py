@@ -1,0 +1,299 @@
+"""DiscoLoop: a loop that carries its hidden state and what it decodes to.
+
+Source: arXiv 2607.00341, section 4. Between two loops of the vanilla looped
+transformer (`loopjax.models.looped`) the mean embedding of the tokens that the
+hidden state stands for is added to it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax import checks, losses
+from loopjax.errors import UserError
+from loopjax.loop import channel, driver
+from loopjax.nn import linear, norm, stack
+from loopjax.nn.dropout import dropout, fold
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  LoopOptions,
+  Metrics,
+  Output,
+  TaskSpec,
+)
+
+TRACES = ("hidden", "mixed", "gate", "prediction", "confidence")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; the paper names K, alpha and tau, the rest are GPT-2's.
+
+  Attributes:
+    width: D. num_layers: L of the stack. num_heads: H.
+    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    num_loops: K, loops trained with.
+    loop_norm: f_theta ends in an RMS norm at every loop ("per_loop", as Ouro,
+      arXiv 2510.25741), or the norm is a part of the read-out ("final_only"),
+      and Phi decodes what the read-out would.
+    gate: "fixed" alpha, or "learned" from Phi (equation 6).
+    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the fields
+      below then have no effect and must keep their defaults.
+    temperature: tau of Phi; the logits are divided by it.
+    top_k: Phi averages over the k most likely tokens, renormalised (appendix B:
+      128); 0 for the whole vocabulary.
+    decode_gradient: "full" (the paper), "stop" for none through Phi, or
+      "straight_through": the most likely token's embedding with Phi's gradient.
+    epsilon: added to the mean square of Phi in its RMS norm. A fresh table of V
+      rows gives Phi a mean square of about init_std^2 / V.
+    dropout: in training, share of embeddings and of what attention and MLP add
+      that is dropped.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    init_std: of every matrix, the embedding table included.
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 768
+  num_layers: int = 4
+  num_heads: int = 12
+  mlp: str = "gelu"
+  mlp_ratio: float = 4.0
+  num_loops: int = 2
+  loop_norm: str = "per_loop"
+  gate: str = "fixed"
+  gate_value: float = 1.0
+  temperature: float = 1.0
+  top_k: int = 0
+  decode_gradient: str = "full"
+  epsilon: float = 1e-6
+  dropout: float = 0.0
+  rope_base: float = 10_000.0
+  init_std: float = 0.02
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of(
+      "model",
+      self,
+      loop_norm=("per_loop", "final_only"),
+      gate=("fixed", "learned"),
+      decode_gradient=channel.GRADIENTS,
+      precision=PRECISIONS,
+    )
+    checks.at_least("model", self, num_loops=1, top_k=0, gate_value=0)
+    for field in ("temperature", "epsilon"):
+      if not getattr(self, field) > 0:
+        raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
+    if self.gate == "learned":
+      checks.without_effect("model", self, "model.gate='learned'", "gate_value")
+    if not self.gate_value:
+      decoding = ("temperature", "top_k", "decode_gradient", "epsilon")
+      checks.without_effect("model", self, "model.gate_value=0", *decoding)
+    stack.check(self)
+
+
+class Model(nnx.Module):
+  """The looped transformer with both channels."""
+
+  def __init__(
+    self,
+    config: Config,
+    spec: TaskSpec,
+    options: LoopOptions = LoopOptions(),
+    *,
+    rngs: nnx.Rngs,
+  ):
+    self.config, self.spec, self.options = config, spec, options
+    shared: dict[str, Any] = {
+      "precision": PRECISIONS[config.precision],
+      "rngs": rngs,
+    }
+    self.token_embedding = linear.embedding(
+      spec.vocab_size,
+      config.width,
+      init=nnx.initializers.normal(config.init_std),
+      **shared,
+    )
+    self.layers = stack.make_layers(config, config.num_layers, **shared)
+    self.final_norm = norm.rms_norm(config.width, **shared)
+    self.channel = self._make_channel()
+
+  def __call__(
+    self,
+    inputs: Array,
+    *,
+    num_loops: int | None = None,
+    kind: str | None = None,
+    trace: tuple[str, ...] = (),
+    key: Array | None = None,
+    edit: Callable[[Array, Array], Array] | None = None,
+  ) -> Output:
+    """Predicts every next token (equation 4).
+
+    Args:
+      inputs: token ids [B, T]; any T. What pads them belongs at the end.
+      num_loops: K; any number from 1, whatever it was trained with.
+      kind: how the loop runs; the model's own options if None.
+      trace: names out of TRACES: "hidden" H^1 .. H^K and "mixed" H~^1 .. H~^K
+        f32 [K, B, T, D] (the last two are equal), "gate" alpha^0 .. alpha^{K-1}
+        f32 [K, B, T] (the last is zero), "prediction" of every loop, argmax of
+        its read-out, i32 [K, B, T], and "confidence", its probability, f32
+        [K, B, T].
+      key: of dropout; None, as in evaluation, for none.
+      edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 hands on
+        in its place (equation 3). Traces show H~^{k+1} as it was.
+    """
+    num_loops = self.config.num_loops if num_loops is None else num_loops
+    if num_loops < 1:
+      raise UserError(f"num_loops={num_loops} must be at least 1")
+    kind = kind or self.options.kind
+    tables = stack.rope_tables(self.config, inputs.shape[1])
+
+    table = self.token_embedding.embedding[...]
+
+    def step(mixed: Array, k: Array) -> tuple[Array, dict[str, Array]]:
+      hidden = self._transform(mixed, tables, kind, fold(key, k + 1))  # H^{k+1}
+      mixed, gate = self.channel(hidden, self._read(hidden), table)  # H~^{k+1}
+      record = self._record(hidden, mixed, gate, trace)
+      return mixed if edit is None else edit(mixed, k), record
+
+    # The last loop has no channel behind it: alpha^{K-1} = 0.
+    mixed, records, steps_run = driver.run_loop(
+      step,
+      dropout(self.token_embedding(inputs), self.config.dropout, fold(key, 0)),
+      num_loops - 1,
+      kind=kind if num_loops > 1 else "scan",  # No rows to unroll.
+    )
+    last_key = fold(key, num_loops)
+    hidden = self._transform(mixed, tables, kind, last_key)  # H^K
+    last = self._record(hidden, hidden, jnp.zeros(inputs.shape), trace)
+    records = jax.tree.map(
+      lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
+    )
+    return Output(
+      logits=self._logits(hidden),
+      losses={},
+      stats={"loops_run": jnp.full(len(inputs), steps_run + 1, jnp.float32)},
+      loops={name: records[name] for name in ("hidden_norm", "gate_mean")},
+      trace={name: records[name] for name in trace},
+    )
+
+  def _transform(
+    self,
+    x: Array,
+    tables: tuple[Array, Array],
+    kind: str,
+    key: Array | None,
+  ) -> Array:
+    """f_theta: the stack and, if every loop has one, the norm; [B, T, D].
+
+    Rematerialisation is by layer: K L inputs of layers are less than all that
+    the L layers of one loop compute.
+    """
+    x = stack.run_layers(
+      self.layers,
+      x,
+      tables,
+      key=key,
+      unroll=kind == "unroll",
+      remat=self.options.remat,
+    )
+    return self.final_norm(x) if self.config.loop_norm == "per_loop" else x
+
+  def _make_channel(self) -> channel.MixedChannel:
+    """Equations 4 to 6 as configured."""
+    config = self.config
+    precision = PRECISIONS[config.precision]
+    num_padding = self.spec.num_padding_tokens
+    if config.top_k > self.spec.vocab_size - num_padding:
+      raise UserError(
+        f"model.top_k={config.top_k} is more than the"
+        f" {self.spec.vocab_size - num_padding} tokens of the task"
+      )
+    decoder = channel.SoftDecoder(
+      config.temperature,
+      config.top_k,
+      config.decode_gradient,
+      num_padding,
+      precision,
+    )
+    if config.gate == "learned":
+      learned = channel.LearnedGate(config.width, precision=precision)
+      return channel.MixedChannel(decoder, learned, config.epsilon)
+    fixed = channel.FixedGate(config.gate_value)
+    return channel.MixedChannel(decoder, fixed, config.epsilon)
+
+  def _read(self, hidden: Array) -> Array:
+    """What the read-out decodes: the normed state, f32 [B, T, D]."""
+    last = self.config.loop_norm == "final_only"
+    return self.final_norm(hidden) if last else hidden
+
+  def _logits(self, hidden: Array) -> Array:
+    """The read-out of a loop: H W^T, f32 [B, T, V]."""
+    table = self.token_embedding.embedding[...]
+    return linear.token_logits(
+      self._read(hidden), table, self.spec.num_padding_tokens
+    )
+
+  def _record(
+    self, hidden: Array, mixed: Array, gate: Array, names: tuple[str, ...]
+  ) -> dict[str, Array]:
+    """Statistics of a loop, and what the caller asked to see of it."""
+    norms = jnp.linalg.norm(hidden, axis=-1)
+    record = {"hidden_norm": jnp.mean(norms), "gate_mean": jnp.mean(gate)}
+    shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
+    record |= {name: shown[name] for name in names if name in shown}
+    if "prediction" in names or "confidence" in names:
+      chances = jax.nn.softmax(self._logits(hidden), axis=-1)
+      record["prediction"] = jnp.argmax(chances, axis=-1)
+      record["confidence"] = jnp.max(chances, axis=-1)
+    return record
+
+
+def loss(
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+) -> tuple[Array, Metrics]:
+  """Cross-entropy behind the last loop, weighted by token.
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  del step, frozen  # No schedule, no teacher.
+  output = model(batch["inputs"], key=key)
+  cross_entropy = losses.weighted_mean(
+    losses.token_cross_entropy(output.logits, batch["targets"]),
+    batch["weights"],
+    batch.get("mean_weight"),
+  )
+  return cross_entropy, {"loss": cross_entropy, **output.loops}
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by loop, and cache bytes per token.
+
+  A multiply-add counts as two; point-wise operations and the selection of the
+  k most likely tokens are left out. Every loop has keys and values of its own.
+  """
+  tokens, width = spec.sequence_length, config.width
+  per_loop = stack.flops(config, tokens)
+  head = 2 * tokens * width * spec.vocab_size
+  # Phi: logits, and the mean of V (or k) vectors; then the gate.
+  averaged = config.top_k or spec.vocab_size
+  gate = width if config.gate == "learned" else 0
+  mixing = head + 2 * tokens * (averaged * width + gate)
+  if config.decode_gradient == "straight_through":
+    mixing += head + 2 * tokens * width
+  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  return {
+    "flops_per_example": [
+      head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
+    ],
+    "cache_bytes_per_token": cache * num_loops,
+  }

@@ -1,0 +1,225 @@
+"""Looped transformer: one stack of blocks, applied K times.
+
+Source: the vanilla recurrence of DiscoLoop (arXiv 2607.00341, equation 2):
+H^0 = W[x], H^{k+1} = f_theta(H^k), logits H^K W^T.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax import checks, losses
+from loopjax.errors import UserError
+from loopjax.loop import driver
+from loopjax.nn import linear, norm, stack
+from loopjax.nn.dropout import dropout, fold
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  LoopOptions,
+  Metrics,
+  Output,
+  TaskSpec,
+)
+
+TRACES = ("hidden", "prediction", "confidence")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; the paper names none but K, the rest are GPT-2's.
+
+  Attributes:
+    width: D. num_layers: L of the stack. num_heads: H.
+    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    num_loops: K, loops trained with.
+    loop_norm: f_theta ends in an RMS norm at every loop ("per_loop", as Ouro,
+      arXiv 2510.25741), or the norm is a part of the read-out ("final_only").
+    dropout: in training, share of embeddings and of what attention and MLP add
+      that is dropped.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    init_std: of every matrix, the embedding table included.
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 768
+  num_layers: int = 4
+  num_heads: int = 12
+  mlp: str = "gelu"
+  mlp_ratio: float = 4.0
+  num_loops: int = 2
+  loop_norm: str = "per_loop"
+  dropout: float = 0.0
+  rope_base: float = 10_000.0
+  init_std: float = 0.02
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of(
+      "model",
+      self,
+      loop_norm=("per_loop", "final_only"),
+      precision=PRECISIONS,
+    )
+    checks.at_least("model", self, num_loops=1)
+    stack.check(self)
+
+
+class Model(nnx.Module):
+  """The vanilla looped transformer."""
+
+  def __init__(
+    self,
+    config: Config,
+    spec: TaskSpec,
+    options: LoopOptions = LoopOptions(),
+    *,
+    rngs: nnx.Rngs,
+  ):
+    self.config, self.spec, self.options = config, spec, options
+    shared: dict[str, Any] = {
+      "precision": PRECISIONS[config.precision],
+      "rngs": rngs,
+    }
+    self.token_embedding = linear.embedding(
+      spec.vocab_size,
+      config.width,
+      init=nnx.initializers.normal(config.init_std),
+      **shared,
+    )
+    self.layers = stack.make_layers(config, config.num_layers, **shared)
+    self.final_norm = norm.rms_norm(config.width, **shared)
+
+  def __call__(
+    self,
+    inputs: Array,
+    *,
+    num_loops: int | None = None,
+    kind: str | None = None,
+    trace: tuple[str, ...] = (),
+    key: Array | None = None,
+    edit: Callable[[Array, Array], Array] | None = None,
+  ) -> Output:
+    """Predicts every next token (equation 2).
+
+    Args:
+      inputs: token ids [B, T]; any T. What pads them belongs at the end.
+      num_loops: K; any number from 1, whatever it was trained with.
+      kind: how the loop runs; the model's own options if None.
+      trace: names out of TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D],
+        "prediction" of every loop, argmax of its read-out, i32 [K, B, T], and
+        "confidence", its probability, f32 [K, B, T].
+      key: of dropout; None, as in evaluation, for none.
+      edit: (H^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 hands on
+        in its place (DiscoLoop, equation 3). Traces show H^{k+1} as it was.
+    """
+    num_loops = self.config.num_loops if num_loops is None else num_loops
+    if num_loops < 1:
+      raise UserError(f"num_loops={num_loops} must be at least 1")
+    kind = kind or self.options.kind
+    tables = stack.rope_tables(self.config, inputs.shape[1])
+
+    def step(hidden: Array, k: Array) -> tuple[Array, dict[str, Array]]:
+      hidden = self._transform(hidden, tables, kind, fold(key, k + 1))
+      record = self._record(hidden, trace)
+      if edit is not None:  # The read-out reads H^K as it is.
+        hidden = jnp.where(k < num_loops - 1, edit(hidden, k), hidden)
+      return hidden, record
+
+    hidden, records, steps_run = driver.run_loop(
+      step, self._embed(inputs, key), num_loops, kind=kind
+    )
+    return Output(
+      logits=self._logits(hidden),
+      losses={},
+      stats={"loops_run": jnp.full(len(inputs), steps_run, jnp.float32)},
+      loops={"hidden_norm": records["hidden_norm"]},
+      trace={name: records[name] for name in trace},
+    )
+
+  def _embed(self, inputs: Array, key: Array | None) -> Array:
+    """H^0 = W[x], [B, T, D]."""
+    rate = self.config.dropout
+    return dropout(self.token_embedding(inputs), rate, fold(key, 0))
+
+  def _transform(
+    self,
+    x: Array,
+    tables: tuple[Array, Array],
+    kind: str,
+    key: Array | None,
+  ) -> Array:
+    """f_theta: the stack and, if every loop has one, the norm; [B, T, D].
+
+    Rematerialisation is by layer: K L inputs of layers are less than all that
+    the L layers of one loop compute.
+    """
+    x = stack.run_layers(
+      self.layers,
+      x,
+      tables,
+      key=key,
+      unroll=kind == "unroll",
+      remat=self.options.remat,
+    )
+    return self.final_norm(x) if self.config.loop_norm == "per_loop" else x
+
+  def _logits(self, hidden: Array) -> Array:
+    """The read-out of a loop: H W^T, f32 [B, T, V]."""
+    if self.config.loop_norm == "final_only":
+      hidden = self.final_norm(hidden)
+    table = self.token_embedding.embedding[...]
+    return linear.token_logits(hidden, table, self.spec.num_padding_tokens)
+
+  def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
+    """Statistics of a loop, and what the caller asked to see of it."""
+    norms = jnp.linalg.norm(hidden, axis=-1)
+    record = {"hidden_norm": jnp.mean(norms)}
+    if "hidden" in names:
+      record["hidden"] = hidden
+    if "prediction" in names or "confidence" in names:
+      chances = jax.nn.softmax(self._logits(hidden), axis=-1)
+      record["prediction"] = jnp.argmax(chances, axis=-1)
+      record["confidence"] = jnp.max(chances, axis=-1)
+    return record
+
+
+def loss(
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+) -> tuple[Array, Metrics]:
+  """Cross-entropy behind the last loop, weighted by token.
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  del step, frozen  # No schedule, no teacher.
+  output = model(batch["inputs"], key=key)
+  cross_entropy = losses.weighted_mean(
+    losses.token_cross_entropy(output.logits, batch["targets"]),
+    batch["weights"],
+    batch.get("mean_weight"),
+  )
+  return cross_entropy, {"loss": cross_entropy, **output.loops}
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by loop, and cache bytes per token.
+
+  A multiply-add counts as two; point-wise operations are left out. Every loop
+  has keys and values of its own.
+  """
+  per_loop = stack.flops(config, spec.sequence_length)
+  head = 2 * spec.sequence_length * config.width * spec.vocab_size
+  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  return {
+    "flops_per_example": [
+      head + per_loop * (loop + 1) for loop in range(num_loops)
+    ],
+    "cache_bytes_per_token": cache * num_loops,
+  }

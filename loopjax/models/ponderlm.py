@@ -1,0 +1,271 @@
+"""PonderLM: a loop that carries nothing but what it decodes to.
+
+Source: arXiv 2505.20674; K loops are its K - 1 pondering steps and the last
+pass. e^0 = E[x], e^{s+1} = e^0 + Phi(LM(e^s)) with Phi(h) = sum_v p_v E[v] and
+p = softmax(U h / tau), logits U LM(e^{K-1}). DiscoLoop (arXiv 2607.00341,
+section 5.3) compares with it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax import checks, losses
+from loopjax.errors import UserError
+from loopjax.loop import channel, driver
+from loopjax.nn import linear, norm, stack
+from loopjax.nn.dropout import dropout, fold
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  LoopOptions,
+  Metrics,
+  Output,
+  TaskSpec,
+)
+
+TRACES = ("hidden", "mixed", "prediction", "confidence")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; those of `loopjax.models.disco` for its comparison.
+
+  Attributes:
+    width: D. num_layers: L of the stack. num_heads: H.
+    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    num_loops: K, loops trained with; the authors ponder 3 steps, K = 4.
+    residual: Phi is added to the "initial" embedding e^0, or to the "running"
+      e^s, which sums up all of them (the authors' first code).
+    tied: one table encodes and decodes, or U is a matrix of its own (Pythia).
+    embedding_scale: E is the table ("none"), or the table times sqrt(D)
+      ("sqrt_width"), in e^0 and in Phi.
+    input_scale: e^0 counts as much; the authors' larger models take K - 1.
+    temperature: tau; the logits are divided by it.
+    top_k: Phi averages over the k most likely tokens, renormalised; 0 for the
+      whole vocabulary.
+    dropout: in training, share of embeddings and of what attention and MLP add
+      that is dropped.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    init_std: of every matrix, the embedding table included.
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 768
+  num_layers: int = 4
+  num_heads: int = 12
+  mlp: str = "gelu"
+  mlp_ratio: float = 4.0
+  num_loops: int = 4
+  residual: str = "initial"
+  tied: bool = True
+  embedding_scale: str = "none"
+  input_scale: float = 1.0
+  temperature: float = 1.0
+  top_k: int = 0
+  dropout: float = 0.0
+  rope_base: float = 10_000.0
+  init_std: float = 0.02
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of(
+      "model",
+      self,
+      residual=("initial", "running"),
+      embedding_scale=("none", "sqrt_width"),
+      precision=PRECISIONS,
+    )
+    checks.at_least("model", self, num_loops=1, top_k=0)
+    for field in ("temperature", "input_scale"):
+      if not getattr(self, field) > 0:
+        raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
+    stack.check(self)
+
+
+class Model(nnx.Module):
+  """The looped transformer with the embedding channel alone."""
+
+  def __init__(
+    self,
+    config: Config,
+    spec: TaskSpec,
+    options: LoopOptions = LoopOptions(),
+    *,
+    rngs: nnx.Rngs,
+  ):
+    self.config, self.spec, self.options = config, spec, options
+    shared: dict[str, Any] = {
+      "precision": PRECISIONS[config.precision],
+      "rngs": rngs,
+    }
+    init = nnx.initializers.normal(config.init_std)
+    self.token_embedding = linear.embedding(
+      spec.vocab_size, config.width, init=init, **shared
+    )
+    self.layers = stack.make_layers(config, config.num_layers, **shared)
+    self.final_norm = norm.rms_norm(config.width, **shared)
+    if not config.tied:
+      self.head = linear.linear(
+        config.width, spec.vocab_size, init=init, **shared
+      )
+    num_tokens = spec.vocab_size - spec.num_padding_tokens
+    if config.top_k > num_tokens:
+      raise UserError(
+        f"model.top_k={config.top_k} is more than the {num_tokens} tokens of"
+        " the task"
+      )
+    self.decode = channel.SoftDecoder(
+      config.temperature,
+      config.top_k,
+      num_padding_tokens=spec.num_padding_tokens,
+      precision=PRECISIONS[config.precision],
+    )
+
+  def __call__(
+    self,
+    inputs: Array,
+    *,
+    num_loops: int | None = None,
+    kind: str | None = None,
+    trace: tuple[str, ...] = (),
+    key: Array | None = None,
+  ) -> Output:
+    """Predicts every next token.
+
+    Args:
+      inputs: token ids [B, T]; any T. What pads them belongs at the end.
+      num_loops: K passes; any number from 1, whatever it was trained with.
+      kind: how the loop runs; the model's own options if None.
+      trace: names out of TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) and "mixed",
+        what the next pass reads, f32 [K, B, T, D] (the last pass leaves its own
+        input), "prediction" of every loop, argmax of its read-out, i32
+        [K, B, T], and "confidence", its probability, f32 [K, B, T].
+      key: of dropout; None, as in evaluation, for none.
+    """
+    config = self.config
+    num_loops = config.num_loops if num_loops is None else num_loops
+    if num_loops < 1:
+      raise UserError(f"num_loops={num_loops} must be at least 1")
+    kind = kind or self.options.kind
+    tables = stack.rope_tables(config, inputs.shape[1])
+    table, head = self.token_embedding.embedding[...], self._head()
+    scaled = config.embedding_scale == "sqrt_width"
+    scale = config.width**0.5 if scaled else 1.0
+    initial = config.input_scale * scale * self.token_embedding(inputs)  # e^0
+    initial = dropout(initial, config.dropout, fold(key, 0))
+
+    def step(embedding: Array, s: Array) -> tuple[Array, dict[str, Array]]:
+      hidden = self._transform(
+        embedding, tables, kind, fold(key, s + 1)
+      )  # LM(e^s)
+      base = initial if config.residual == "initial" else embedding
+      embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
+      return embedding, self._record(hidden, embedding, trace)
+
+    # The last pass is read out and decodes to nothing.
+    embedding, records, steps_run = driver.run_loop(
+      step,
+      initial,
+      num_loops - 1,
+      kind=kind if num_loops > 1 else "scan",  # No rows to unroll.
+    )
+    last_key = fold(key, num_loops)
+    hidden = self._transform(embedding, tables, kind, last_key)  # LM(e^{K-1})
+    last = self._record(hidden, embedding, trace)
+    records = jax.tree.map(
+      lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
+    )
+    return Output(
+      logits=self._logits(hidden),
+      losses={},
+      stats={"loops_run": jnp.full(len(inputs), steps_run + 1, jnp.float32)},
+      loops={"embedding_norm": records["embedding_norm"]},
+      trace={name: records[name] for name in trace},
+    )
+
+  def _transform(
+    self,
+    x: Array,
+    tables: tuple[Array, Array],
+    kind: str,
+    key: Array | None,
+  ) -> Array:
+    """LM without its read-out: the stack and the norm, f32 [B, T, D]."""
+    x = stack.run_layers(
+      self.layers,
+      x,
+      tables,
+      key=key,
+      unroll=kind == "unroll",
+      remat=self.options.remat,
+    )
+    return self.final_norm(x)
+
+  def _head(self) -> Array | None:
+    """U [V, D]; None if it is the embedding table."""
+    return None if self.config.tied else self.head.kernel[...].T
+
+  def _logits(self, hidden: Array) -> Array:
+    """The read-out: U h, f32 [B, T, V]."""
+    head = self._head()
+    if head is None:
+      head = self.token_embedding.embedding[...]
+    return linear.token_logits(hidden, head, self.spec.num_padding_tokens)
+
+  def _record(
+    self, hidden: Array, embedding: Array, names: tuple[str, ...]
+  ) -> dict[str, Array]:
+    """Statistics of a pass, and what the caller asked to see of it."""
+    norms = jnp.linalg.norm(embedding, axis=-1)
+    record = {"embedding_norm": jnp.mean(norms)}
+    shown = {"hidden": hidden, "mixed": embedding}
+    record |= {name: shown[name] for name in names if name in shown}
+    if "prediction" in names or "confidence" in names:
+      chances = jax.nn.softmax(self._logits(hidden), axis=-1)
+      record["prediction"] = jnp.argmax(chances, axis=-1)
+      record["confidence"] = jnp.max(chances, axis=-1)
+    return record
+
+
+def loss(
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+) -> tuple[Array, Metrics]:
+  """Cross-entropy behind the last loop, weighted by token.
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  del step, frozen  # No schedule, no teacher.
+  output = model(batch["inputs"], key=key)
+  cross_entropy = losses.weighted_mean(
+    losses.token_cross_entropy(output.logits, batch["targets"]),
+    batch["weights"],
+    batch.get("mean_weight"),
+  )
+  return cross_entropy, {"loss": cross_entropy, **output.loops}
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by loop, and cache bytes per token.
+
+  A multiply-add counts as two; point-wise operations and the selection of the
+  k most likely tokens are left out. Every loop has keys and values of its own.
+  """
+  tokens, width = spec.sequence_length, config.width
+  per_loop = stack.flops(config, tokens)
+  head = 2 * tokens * width * spec.vocab_size
+  # Phi: logits, and the mean of V (or k) vectors.
+  mixing = head + 2 * tokens * width * (config.top_k or spec.vocab_size)
+  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  return {
+    "flops_per_example": [
+      head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
+    ],
+    "cache_bytes_per_token": cache * num_loops,
+  }

@@ -1,0 +1,207 @@
+"""Transformer without loops: K untied copies of a stack of blocks.
+
+The baseline of the looped families: it computes what `loopjax.models.looped`
+computes with K loops, and has K times its blocks (DiscoLoop, arXiv 2607.00341,
+section 5.1). With K = 1 it is the plain transformer.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax import checks, losses
+from loopjax.errors import UserError
+from loopjax.nn import linear, norm, stack
+from loopjax.nn.dropout import dropout, fold
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  LoopOptions,
+  Metrics,
+  Output,
+  TaskSpec,
+)
+
+TRACES = ("hidden", "prediction", "confidence")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; those of `loopjax.models.looped`.
+
+  Attributes:
+    width: D. num_layers: L of the stack. num_heads: H.
+    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    num_loops: K, copies of the stack.
+    dropout: in training, share of embeddings and of what attention and MLP add
+      that is dropped.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    init_std: of every matrix, the embedding table included.
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 768
+  num_layers: int = 4
+  num_heads: int = 12
+  mlp: str = "gelu"
+  mlp_ratio: float = 4.0
+  num_loops: int = 2
+  dropout: float = 0.0
+  rope_base: float = 10_000.0
+  init_std: float = 0.02
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of("model", self, precision=PRECISIONS)
+    checks.at_least("model", self, num_loops=1)
+    stack.check(self)
+
+
+class Model(nnx.Module):
+  """K stacks of blocks in a row, then one norm."""
+
+  def __init__(
+    self,
+    config: Config,
+    spec: TaskSpec,
+    options: LoopOptions = LoopOptions(),
+    *,
+    rngs: nnx.Rngs,
+  ):
+    self.config, self.spec, self.options = config, spec, options
+    shared: dict[str, Any] = {
+      "precision": PRECISIONS[config.precision],
+      "rngs": rngs,
+    }
+    self.token_embedding = linear.embedding(
+      spec.vocab_size,
+      config.width,
+      init=nnx.initializers.normal(config.init_std),
+      **shared,
+    )
+    num_layers = config.num_loops * config.num_layers
+    self.layers = stack.make_layers(config, num_layers, **shared)
+    self.final_norm = norm.rms_norm(config.width, **shared)
+
+  def __call__(
+    self,
+    inputs: Array,
+    *,
+    num_loops: int | None = None,
+    kind: str | None = None,
+    trace: tuple[str, ...] = (),
+    key: Array | None = None,
+  ) -> Output:
+    """Predicts every next token.
+
+    Args:
+      inputs: token ids [B, T]; any T. What pads them belongs at the end.
+      num_loops: read out behind the first copies, 1 .. K; behind all if None.
+      kind: "unroll" compiles every block by itself, else one is compiled; the
+        model's own options if None.
+      trace: names out of TRACES: "hidden" behind every copy, before the norm,
+        f32 [K, B, T, D], "prediction", argmax of its read-out, i32 [K, B, T],
+        and "confidence", its probability, f32 [K, B, T].
+      key: of dropout; None, as in evaluation, for none.
+
+    Raises:
+      UserError: fewer than one copy, or more than there are.
+    """
+    config = self.config
+    num_copies = config.num_loops if num_loops is None else num_loops
+    if not 1 <= num_copies <= config.num_loops:
+      raise UserError(
+        f"num_loops={num_copies} must be 1 to {config.num_loops}: a transformer"
+        " has no loop to repeat"
+      )
+    unroll = (kind or self.options.kind) == "unroll"
+    tables = stack.rope_tables(config, inputs.shape[1])
+
+    def step(hidden: Array, of_copy: Any) -> tuple[Array, Any]:
+      copy, index = of_copy
+      hidden = stack.run_layers(
+        copy,
+        hidden,
+        tables,
+        key=fold(key, index + 1),
+        unroll=unroll,
+        remat=self.options.remat,
+      )
+      return hidden, self._record(hidden, trace)
+
+    copies = jax.tree.map(  # [K L, ...] -> [copies, L, ...]
+      lambda x: x.reshape(-1, config.num_layers, *x.shape[1:])[:num_copies],
+      self.layers,
+    )
+    hidden, records = jax.lax.scan(
+      step,
+      dropout(self.token_embedding(inputs), config.dropout, fold(key, 0)),
+      (copies, jnp.arange(num_copies)),
+      unroll=unroll,
+    )
+    return Output(
+      logits=self._logits(hidden),
+      losses={},
+      stats={"loops_run": jnp.full(len(inputs), num_copies, jnp.float32)},
+      loops={"hidden_norm": records["hidden_norm"]},
+      trace={name: records[name] for name in trace},
+    )
+
+  def _logits(self, hidden: Array) -> Array:
+    """The read-out: norm, then H W^T, f32 [B, T, V]."""
+    return linear.token_logits(
+      self.final_norm(hidden),
+      self.token_embedding.embedding[...],
+      self.spec.num_padding_tokens,
+    )
+
+  def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
+    """Statistics of a copy, and what the caller asked to see of it."""
+    norms = jnp.linalg.norm(hidden, axis=-1)
+    record = {"hidden_norm": jnp.mean(norms)}
+    if "hidden" in names:
+      record["hidden"] = hidden
+    if "prediction" in names or "confidence" in names:
+      chances = jax.nn.softmax(self._logits(hidden), axis=-1)
+      record["prediction"] = jnp.argmax(chances, axis=-1)
+      record["confidence"] = jnp.max(chances, axis=-1)
+    return record
+
+
+def loss(
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+) -> tuple[Array, Metrics]:
+  """Cross-entropy, weighted by token.
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  del step, frozen  # No schedule, no teacher.
+  output = model(batch["inputs"], key=key)
+  cross_entropy = losses.weighted_mean(
+    losses.token_cross_entropy(output.logits, batch["targets"]),
+    batch["weights"],
+    batch.get("mean_weight"),
+  )
+  return cross_entropy, {"loss": cross_entropy, **output.loops}
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by copy, and cache bytes per token.
+
+  A multiply-add counts as two; point-wise operations are left out.
+  """
+  per_copy = stack.flops(config, spec.sequence_length)
+  head = 2 * spec.sequence_length * config.width * spec.vocab_size
+  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  return {
+    "flops_per_example": [
+      head + per_copy * (copy + 1) for copy in range(num_loops)
+    ],
+    "cache_bytes_per_token": cache * num_loops,
+  }

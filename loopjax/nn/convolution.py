@@ -1,0 +1,154 @@
+"""Short causal convolutions along a sequence, each channel by itself."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.errors import UserError
+from loopjax.nn import linear
+from loopjax.types import Array, Precision
+
+_REDUCTION = 8  # Channels per hidden feature of a generator of taps.
+
+
+class ShortConvolution(nnx.Module):
+  """silu of a convolution without bias; taps start uniform, as in torch."""
+
+  def __init__(
+    self,
+    channels: int,
+    width: int,
+    *,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    bound = width**-0.5
+    self.taps = nnx.Param(
+      jax.random.uniform(
+        rngs.params(), (width, channels), precision.params, -bound, bound
+      )
+    )
+    self.precision = precision
+
+  def __call__(self, x: Array, tail: Array | None) -> Array:
+    """x: [B, T, C], tail: [B, W - 1, C] before it; [B, T, C]."""
+    wide = self.precision.accumulate
+    y = convolve(x.astype(wide), self.taps[...][None, None].astype(wide), tail)
+    return jax.nn.silu(y).astype(self.precision.compute)
+
+
+class DynamicConvolution(nnx.Module):
+  """silu of a convolution with taps of its own for every token.
+
+    K[t] = W_2 silu(W_1 x_t) + b
+    y[t, c] = sum_w K[t, w, c] v[t - W + 1 + w, c]
+
+  (Jet-Nemotron, arXiv 2508.15884, section 3.) W_2 starts at zero and b at the
+  current token's tap alone: at first nothing is mixed. W_1 must not start at
+  zero too, for then neither would ever get a gradient.
+  """
+
+  def __init__(
+    self,
+    inputs: int,
+    channels: int,
+    width: int,
+    *,
+    init: linear.Initializer,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    if channels < _REDUCTION:
+      raise UserError(
+        f"{channels} features of all heads' values leave no generator of taps,"
+        f" which has one hidden feature for {_REDUCTION} of them"
+      )
+    hidden = channels // _REDUCTION
+    self.hidden = linear.linear(
+      inputs, hidden, init=init, precision=precision, rngs=rngs
+    )
+
+    def current_token(key: Array, shape: Any, dtype: Any, *_: Any) -> Array:
+      del key, shape
+      return jnp.zeros((width, channels), dtype).at[-1].set(1).ravel()
+
+    self.taps = nnx.Linear(
+      hidden,
+      width * channels,
+      dtype=precision.compute,
+      param_dtype=precision.params,
+      kernel_init=nnx.initializers.zeros_init(),
+      bias_init=current_token,
+      rngs=rngs,
+    )
+    self.width = width
+    self.precision = precision
+
+  def __call__(self, x: Array, value: Array, tail: Array | None) -> Array:
+    """x: [B, T, D], value: [B, T, C], tail: [B, W - 1, C]; [B, T, C]."""
+    wide = self.precision.accumulate
+
+    def run(x: Array, value: Array, tail: Array | None) -> Array:
+      taps = self.taps(jax.nn.silu(self.hidden(x)))
+      taps = taps.reshape(*x.shape[:2], self.width, -1).astype(wide)
+      y = convolve(value.astype(wide), taps, tail)
+      return jax.nn.silu(y).astype(self.precision.compute)
+
+    # The taps are W times as large as the values; made again, not kept.
+    return jax.checkpoint(run)(x, value, tail)
+
+
+def convolve(x: Array, taps: Array, tail: Array | None) -> Array:
+  """y[t, c] = sum_w taps[t, w, c] x[t - W + 1 + w, c].
+
+  Args:
+    x: [B, T, C].
+    taps: [B, T, W, C], or 1 in the place of B and T; the last is the current
+      token's.
+    tail: [B, W - 1, C], what stands before x; zeros if None.
+
+  Returns:
+    [B, T, C].
+  """
+  num_tokens, width = x.shape[1], taps.shape[2]
+  if tail is None:
+    x = jnp.pad(x, ((0, 0), (width - 1, 0), (0, 0)))
+  else:
+    x = jnp.concatenate([tail.astype(x.dtype), x], axis=1)
+  y = taps[:, :, 0] * x[:, :num_tokens]
+  for w in range(1, width):
+    y += taps[:, :, w] * x[:, w : w + num_tokens]
+  return y
+
+
+def empty_tail(
+  batch: int, width: int, channels: tuple[int, ...], precision: Precision
+) -> tuple[Array, ...]:
+  """Zeros [batch, width - 1, C] for convolutions of so many channels each."""
+  shapes = [(batch, width - 1, c) for c in channels]
+  return tuple(jnp.zeros(shape, precision.compute) for shape in shapes)
+
+
+def next_tail(
+  inputs: tuple[Array, ...],
+  tail: tuple[Array, ...] | None,
+  seen: Array | None,
+) -> tuple[Array, ...] | None:
+  """The last W - 1 inputs of each convolution that were seen, tail included.
+
+  Args:
+    inputs: of each convolution in this window [B, T, C].
+    tail: those before it [B, W - 1, C]; if None, so is the result.
+    seen: bool [B, T], True for the first tokens only, as from
+      `fast_weights.pack`; None: all are.
+  """
+  if tail is None:
+    return None
+  length = tail[0].shape[1]
+  whole = [jnp.concatenate(x, axis=1) for x in zip(tail, inputs, strict=True)]
+  if seen is None:
+    return tuple(x[:, x.shape[1] - length :] for x in whole)
+  place = jnp.sum(seen, axis=1, keepdims=True) + jnp.arange(length)[None]
+  return tuple(jnp.take_along_axis(x, place[..., None], axis=1) for x in whole)

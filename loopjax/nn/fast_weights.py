@@ -1,0 +1,194 @@
+"""Fast weights: a matrix per head that tokens are written to and read from.
+
+The memory of "Language Models Need Sleep" (arXiv 2605.26099, section 3). Here
+is what its layers share, `gated_delta.GatedDeltaNet` and `jet.JetBlock`: they
+differ in what makes queries, keys and values.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loopjax.errors import UserError
+from loopjax.kernels.gated_delta import gated_delta
+from loopjax.nn import linear
+from loopjax.types import Array, Precision
+
+NORMAL = nnx.initializers.normal(0.02)
+
+
+class State(NamedTuple):
+  """What a layer keeps of the tokens before.
+
+  Attributes:
+    fast: fast weights S, f32 [B, H, d_k, d_v].
+    tail: the last inputs of each convolution [B, W - 1, C], or None: then
+      convolutions start anew, with zeros before the first token.
+  """
+
+  fast: Array
+  tail: tuple[Array, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+  """How the gates of fast weights start, and how far they go.
+
+  Attributes:
+    A_range: exp(A_log) starts uniform in it.
+    dt_range: softplus(dt_bias) starts log-uniform in it. Both are those of
+      Mamba2 (arXiv 2405.21060); a head with a product of 0.01 forgets half of
+      its state in 69 tokens.
+    negative_eigenvalues: write gates up to 2 and not 1, so that a token can
+      turn around what its key read (arXiv 2411.12537).
+  """
+
+  A_range: tuple[float, float] = (0.0, 16.0)
+  dt_range: tuple[float, float] = (1e-3, 0.1)
+  negative_eigenvalues: bool = False
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.A_range[0] < self.A_range[1]:
+      raise UserError(f"A_range={self.A_range} must be 0 <= low < high")
+    if not 0 < self.dt_range[0] < self.dt_range[1]:
+      raise UserError(f"dt_range={self.dt_range} must be 0 < low < high")
+
+
+class FastWeights(nnx.Module):
+  """Gates, the gated delta rule, and the gated read-out (arXiv 2412.06464).
+
+  With x the layer's input and o what a head's rule reads,
+
+    log_decay = -exp(A_log) softplus(W_a x + dt_bias)
+    write = sigmoid(W_b x), or twice that
+    y = W_o (RMSNorm(o) silu(W_g x)).
+
+  Gates and norm are computed in the accumulate dtype; A_log and dt_bias, one
+  number per head, are float32 whatever the other parameters are.
+  """
+
+  def __init__(
+    self,
+    width: int,
+    num_heads: int,
+    key_width: int,
+    value_width: int,
+    *,
+    gates: Gates = Gates(),
+    init: linear.Initializer = NORMAL,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    shared: dict[str, Any] = {
+      "param_dtype": precision.params,
+      "dtype": precision.accumulate,
+      "rngs": rngs,
+    }
+
+    def logits() -> nnx.Linear:
+      return nnx.Linear(
+        width,
+        num_heads,
+        use_bias=False,
+        kernel_init=init,
+        precision="highest",  # Accelerators would round float32 inputs.
+        **shared,
+      )
+
+    def matrix(inputs: int, outputs: int) -> nnx.Linear:
+      return linear.linear(
+        inputs, outputs, init=init, precision=precision, rngs=rngs
+      )
+
+    def uniform(low: float, high: float) -> Array:
+      shape = (num_heads,)
+      return jax.random.uniform(rngs.params(), shape, jnp.float32, low, high)
+
+    self.decay, self.write = logits(), logits()
+    self.gate = matrix(width, num_heads * value_width)
+    self.norm = nnx.RMSNorm(value_width, epsilon=1e-5, **shared)
+    self.output = matrix(num_heads * value_width, width)
+    rates = jnp.maximum(uniform(*gates.A_range), 1e-4)  # 0 may be drawn.
+    self.A_log = nnx.Param(jnp.log(rates))
+    steps = jnp.exp(uniform(*np.log(gates.dt_range)))
+    self.dt_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))
+    self.shape = (num_heads, key_width, value_width)
+    self.largest_write = 2 if gates.negative_eigenvalues else 1
+    self.precision = precision
+
+  def initial(self, batch: int) -> Array:
+    """Fast weights that hold nothing, f32 [batch, H, d_k, d_v]."""
+    wide = jnp.promote_types(jnp.float32, self.precision.accumulate)
+    return jnp.zeros((batch, *self.shape), wide)
+
+  def __call__(
+    self,
+    x: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    fast: Array,
+    seen: Array | None,
+  ) -> tuple[Array, Array, dict[str, Array]]:
+    """Writes and reads the tokens of a window, one after another.
+
+    Args:
+      x: the layer's input [B, T, D].
+      query, key: [B, T, H_k d_k].
+      value: [B, T, H d_v].
+      fast: [B, H, d_k, d_v] before the window.
+      seen: bool [B, T], False for tokens that are not there; None: all are.
+
+    Returns:
+      y [B, T, D] in the compute dtype, the fast weights after the window, and
+      statistics: "retention" f32 [B, H], the product of the window's decay
+      gates, that is the part of `fast` that was not forgotten.
+    """
+    num_heads, key_width, value_width = self.shape
+    query, key = (q.reshape(*q.shape[:2], -1, key_width) for q in (query, key))
+    value = value.reshape(*value.shape[:2], num_heads, value_width)
+    steps = jax.nn.softplus(self.decay(x) + self.dt_bias[...][None, None])
+    log_decay = -jnp.exp(self.A_log[...])[None, None] * steps
+    write = self.largest_write * jax.nn.sigmoid(self.write(x))
+    read, fast = gated_delta(
+      query, key, value, log_decay, write, fast, mask=seen
+    )
+    gate = jax.nn.silu(self.gate(x).astype(self.precision.accumulate))
+    y = self.output(self.norm(read).reshape(gate.shape) * gate)
+    if seen is not None:
+      log_decay = jnp.where(seen[..., None], log_decay, 0)
+    return y, fast, {"retention": jnp.exp(jnp.sum(log_decay, axis=1))}
+
+
+def pack(x: Array, mask: Array | None) -> tuple[Array, Array | None]:
+  """Moves the tokens that a mask keeps to the front, in their order.
+
+  Masked tokens then stand behind all others, where nothing depends on them,
+  convolutions included.
+
+  Args:
+    x: [B, T, D].
+    mask: bool [B, T], or None, and then nothing happens.
+
+  Returns:
+    x with zeros at its end, and where it has tokens, bool [B, T].
+  """
+  if mask is None:
+    return x, None
+  order = jnp.argsort(~mask, axis=1, stable=True)
+  x = jnp.take_along_axis(x, order[..., None], axis=1)
+  seen = jnp.take_along_axis(mask, order, axis=1)
+  return jnp.where(seen[..., None], x, 0), seen
+
+
+def unpack(y: Array, mask: Array | None) -> Array:
+  """Moves what was computed of packed tokens back; zeros where masked."""
+  if mask is None:
+    return y
+  place = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+  y = jnp.take_along_axis(y, place[..., None], axis=1)
+  return jnp.where(mask[..., None], y, 0)

@@ -1,0 +1,92 @@
+"""Jet block: fast weights whose values pass a convolution made from the input.
+
+Jet-Nemotron (arXiv 2508.15884, section 3), the layer of the larger models in
+"Language Models Need Sleep" (arXiv 2605.26099, section 6).
+"""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from loopjax.nn import convolution, linear
+from loopjax.nn.fast_weights import (
+  NORMAL,
+  FastWeights,
+  Gates,
+  State,
+  pack,
+  unpack,
+)
+from loopjax.types import Array, Precision
+
+
+class JetBlock(nnx.Module):
+  """Fast weights; values pass a dynamic convolution, all three pass silu."""
+
+  def __init__(
+    self,
+    width: int,
+    num_heads: int,
+    key_width: int,
+    value_width: int,
+    *,
+    convolution_width: int = 4,
+    gates: Gates = Gates(),
+    init: linear.Initializer = NORMAL,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    """Parameters and options.
+
+    Args:
+      width: D.
+      num_heads: H.
+      key_width: d_k, of a head.
+      value_width: d_v, of a head.
+      convolution_width: W, tokens that the convolution sees.
+      gates: how the decay and the write gate start.
+      init: of every matrix but the one that starts at zero.
+      precision: of parameters, products and sums.
+      rngs: for the initial values.
+    """
+    shared: dict[str, Any] = {
+      "init": init,
+      "precision": precision,
+      "rngs": rngs,
+    }
+    values = num_heads * value_width
+    self.query = linear.linear(width, num_heads * key_width, **shared)
+    self.key = linear.linear(width, num_heads * key_width, **shared)
+    self.value = linear.linear(width, values, **shared)
+    self.convolution = convolution.DynamicConvolution(
+      width, values, convolution_width, **shared
+    )
+    self.memory = FastWeights(
+      width, num_heads, key_width, value_width, gates=gates, **shared
+    )
+    self.channels = (values,)
+    self.convolution_width = convolution_width
+    self.precision = precision
+
+  def initial_state(
+    self, batch: int, *, carry_convolutions: bool = False
+  ) -> State:
+    """As in `GatedDeltaNet`."""
+    tail = convolution.empty_tail(
+      batch, self.convolution_width, self.channels, self.precision
+    )
+    fast = self.memory.initial(batch)
+    return State(fast, tail if carry_convolutions else None)
+
+  def __call__(
+    self, x: Array, state: State, *, mask: Array | None = None
+  ) -> tuple[Array, State, dict[str, Array]]:
+    """As in `GatedDeltaNet`."""
+    x, seen = pack(x, mask)
+    query, key = jax.nn.silu(self.query(x)), jax.nn.silu(self.key(x))
+    value = self.value(x)
+    mixed = self.convolution(x, value, state.tail[0] if state.tail else None)
+    y, fast, stats = self.memory(x, query, key, mixed, state.fast, seen)
+    tail = convolution.next_tail((value,), state.tail, seen)
+    return unpack(y, mask), State(fast, tail), stats

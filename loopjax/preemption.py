@@ -1,0 +1,69 @@
+"""Noticing that the machine, or the person, wants the run to stop."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class Preempted(Exception):
+  """Raised out of long work that is not a training step."""
+
+
+class Notice:
+  """Whether the run was asked to stop.
+
+  In one process by SIGTERM or Ctrl-C, of which the second kills; SIGTERM may
+  come several times, as some schedulers send it again at the limit. In a run
+  of several JAX's own service listens for SIGTERM, so that one process's notice
+  stops all of them at the same step: nothing here may take the signal.
+  """
+
+  def __init__(self):
+    self._asked = False
+    self._polls = 0
+
+  @contextlib.contextmanager
+  def listening(self) -> Iterator[None]:
+    """Takes the signals while the block runs."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if jax.distributed.is_initialized() or not on_main:
+      yield
+      return
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {which: signal.getsignal(which) for which in signals}
+
+    def note(which, frame):
+      del frame
+      self._asked = True
+      name = signal.Signals(which).name
+      # Not print: it may be what the signal interrupted.
+      line = f"{name}: saving and stopping; Ctrl-C to stop at once\n"
+      os.write(sys.stderr.fileno(), line.encode())
+      signal.signal(signal.SIGINT, before[signal.SIGINT])
+
+    for which in signals:
+      signal.signal(which, note)
+    try:
+      yield
+    finally:
+      for which, handler in before.items():
+        signal.signal(which, handler)
+
+  def reached(self) -> bool:
+    """Whether to stop now; all processes must ask equally often."""
+    if jax.distributed.is_initialized():
+      self._polls += 1
+      point = multihost_utils.reached_preemption_sync_point(self._polls)
+      self._asked = self._asked or point  # It is a point: true only once.
+    return self._asked
+
+  def check(self) -> None:
+    """Raises Preempted if it is time to stop."""
+    if self.reached():
+      raise Preempted

@@ -1,0 +1,128 @@
+"""What a run costs: traces, memory and model-FLOPs utilisation."""
+
+import pathlib
+from typing import Any
+
+import jax
+
+from loopjax.errors import UserError
+
+# Dense bfloat16 FLOP/s of one device, from the makers' data sheets, by a part
+# of `device_kind`; the first that fits counts.
+_PEAK_FLOPS = (
+  ("TPU v4", 275e12),
+  ("TPU v5 lite", 197e12),
+  ("TPU v5e", 197e12),
+  ("TPU v5", 459e12),
+  ("TPU v6 lite", 918e12),
+  ("TPU v6e", 918e12),
+  ("TPU7x", 2307e12),
+  ("A100", 312e12),
+  ("H100 PCIe", 756e12),
+  ("H100", 989e12),
+  ("H200", 989e12),
+  ("B200", 2250e12),
+)
+# A training step is a forward and a backward pass, which is twice as much.
+_TRAIN_OVER_FORWARD = 3
+
+
+def step_range(text: str, num_steps: int) -> range:
+  """`run.profile_steps` as steps; empty for "".
+
+  Raises:
+    UserError: it is not FIRST:END within the run.
+  """
+  if not text:
+    return range(0)
+  first, _, end = text.partition(":")
+  if first.isdecimal() and end.isdecimal():
+    steps = range(int(first), int(end))
+    if steps and steps.stop <= num_steps:
+      return steps
+  raise UserError(
+    f"run.profile_steps={text!r} is not FIRST:END with 0 <= FIRST < END <="
+    f" run.num_steps={num_steps}"
+  )
+
+
+class Tracer:
+  """Traces some steps of a run into a directory, for TensorBoard or Perfetto.
+
+  Whole calls are traced: those that hold one of the steps.
+  """
+
+  def __init__(self, steps: range, directory: pathlib.Path):
+    self._steps, self._directory = steps, directory
+    self._running = False
+
+  def before(self, call: range) -> None:
+    """Begins at the first call that holds one of the steps."""
+    first = max(call.start, self._steps.start)
+    if jax.process_index():  # One trace shows what all do.
+      return
+    if not self._running and first < min(call.stop, self._steps.stop):
+      jax.profiler.start_trace(str(self._directory))
+      self._running = True
+
+  def after(self, call: range, outputs: Any) -> None:
+    """Ends after the last such call, once its outputs are there."""
+    if self._running and call.stop >= self._steps.stop:
+      jax.block_until_ready(outputs)
+      self.close()
+
+  def close(self) -> None:
+    """Writes the trace that is under way, if there is one."""
+    if self._running:
+      jax.profiler.stop_trace()
+      self._running = False
+
+
+def memory(compiled: Any) -> dict[str, int]:
+  """Bytes on each device that a compiled step needs, by kind.
+
+  "arguments" are the state and the batch, "outputs" what does not take their
+  place, "temporaries" the activations and gradients.
+  """
+  sizes = compiled.memory_analysis()
+  return {
+    "arguments": sizes.argument_size_in_bytes,
+    "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+    "temporaries": sizes.temp_size_in_bytes,
+  }
+
+
+def rates(forward_flops: float, examples_per_second: float) -> dict[str, float]:
+  """Model FLOP/s of training over all devices, and the share of their peak.
+
+  Args:
+    forward_flops: of one example, counted by hand (the family's `costs`). What
+      rematerialisation computes again does not count.
+    examples_per_second: over all devices.
+
+  Returns:
+    "model_flops_per_second", and "model_flops_utilization" where the peak of
+    the device is known, which it is not for a CPU.
+  """
+  flops = _TRAIN_OVER_FORWARD * forward_flops * examples_per_second
+  peak = peak_flops(jax.devices()[0].device_kind)
+  result = {"model_flops_per_second": flops}
+  if peak:
+    result["model_flops_utilization"] = flops / (peak * jax.device_count())
+  return result
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Dense bfloat16 FLOP/s of a device, or None if it is not known here."""
+  for part, flops in _PEAK_FLOPS:
+    if part.lower() in device_kind.lower():
+      return flops
+  return None
+
+
+def peak_memory() -> dict[str, float]:
+  """Most bytes that were in use on the first local device, where it says so."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  if "peak_bytes_in_use" not in stats:
+    return {}
+  return {"peak_memory_bytes": float(stats["peak_bytes_in_use"])}

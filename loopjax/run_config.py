@@ -1,0 +1,126 @@
+"""The sections run and eval of a config."""
+
+import dataclasses
+import re
+
+from loopjax import checks, profiling
+from loopjax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """How long, how often, from where, and what to watch.
+
+  Attributes:
+    seed: of the parameters, the data order and every other random number.
+    num_steps: optimizer steps.
+    batch_size: examples per step over all devices.
+    num_microbatches: parts of a batch that are computed one after another, to
+      save memory; the gradient is that of the whole batch.
+    steps_per_call: steps that one dispatch runs on the device.
+    log_every, checkpoint_every: steps, multiples of steps_per_call.
+    keep_checkpoints: how many of the newest are kept.
+    keep_best: how many are kept beside them for their score.
+    best_metric: the score, a metric of the evaluations in training, by which
+      these and eval.checkpoint=best are chosen; with a minus in front, lower is
+      better.
+    init_from: a work directory whose newest parameters (averaged, if it
+      averages) the run starts from; "" for fresh ones.
+    init_fresh: regular expression of parameters that may be missing there and
+      start fresh.
+    max_bad_steps: the run stops after as many steps in a row whose loss or
+      gradient is not finite. Such a step changes nothing.
+    debug_nans: find the operation that makes the first such number, at the
+      price of a wait after every call.
+    profile_steps: "FIRST:END", a trace of these steps is taken; "" for none.
+  """
+
+  seed: int = 0
+  num_steps: int = 1000
+  batch_size: int = 256
+  num_microbatches: int = 1
+  steps_per_call: int = 10
+  log_every: int = 100
+  checkpoint_every: int = 1000
+  keep_checkpoints: int = 2
+  keep_best: int = 0
+  best_metric: str = "-eval/loss"
+  init_from: str = ""
+  init_fresh: str = ""
+  max_bad_steps: int = 10
+  debug_nans: bool = False
+  profile_steps: str = ""
+
+  def __post_init__(self) -> None:
+    checks.plain_values("run", self)
+    names = [
+      field.name
+      for field in dataclasses.fields(self)
+      if type(field.default) is int
+    ]
+    bounds = {name: int(name not in ("seed", "keep_best")) for name in names}
+    checks.at_least("run", self, **bounds)
+    for name in ("num_steps", "log_every", "checkpoint_every"):
+      if getattr(self, name) % self.steps_per_call:
+        raise UserError(
+          f"run.{name}={getattr(self, name)} must be a multiple of"
+          f" run.steps_per_call={self.steps_per_call}"
+        )
+    if not self.init_from:
+      checks.without_effect("run", self, "run.init_from=''", "init_fresh")
+    try:
+      re.compile(self.init_fresh)
+    except re.error as error:
+      raise UserError(f"run.init_fresh={self.init_fresh!r}: {error}") from error
+    profiling.step_range(self.profile_steps, self.num_steps)  # Checks it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+  """What is scored, and with how many loops.
+
+  Attributes:
+    every: steps between evaluations in training; 0 for the final one only.
+    batch_size: examples per device call over all devices.
+    num_examples: of an evaluation in training, rounded up to whole batches;
+      0 for all. The final evaluation always takes all.
+    num_loops: 0 for as many as trained with.
+    loop_kind: "scan" or "while", which stops when every token has halted.
+    checkpoint: which one --mode=eval reads: "newest", "best" by
+      run.best_metric, or its step.
+    depth_factor: the accuracy-against-depth figure goes this many times past
+      the trained number of loops; 0 for no such figure.
+    depth_examples: examples behind that figure.
+  """
+
+  every: int = 0
+  batch_size: int = 256
+  num_examples: int = 0
+  num_loops: int = 0
+  loop_kind: str = "scan"
+  checkpoint: str = "newest"
+  depth_factor: int = 4
+  depth_examples: int = 2048
+
+  def __post_init__(self) -> None:
+    checks.plain_values("eval", self)
+    checks.one_of("eval", self, loop_kind=("scan", "while"))
+    checks.at_least(
+      "eval",
+      self,
+      every=0,
+      num_examples=0,
+      num_loops=0,
+      depth_factor=0,
+      batch_size=1,
+      depth_examples=1,
+    )
+    if not self.every:
+      checks.without_effect("eval", self, "eval.every=0", "num_examples")
+    if self.checkpoint not in ("newest", "best") and (
+      not self.checkpoint.isdecimal()
+    ):
+      raise UserError(
+        f"eval.checkpoint={self.checkpoint!r} is none of 'newest', 'best' and a"
+        " step"
+      )

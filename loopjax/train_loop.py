@@ -1,0 +1,294 @@
+"""The loop over training steps: feed, step, log, evaluate, save, stop."""
+
+import itertools
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from loopjax import checkpoint as checkpoint_lib
+from loopjax import config as config_lib
+from loopjax import (
+  evaluate,
+  integrity,
+  metrics,
+  optim,
+  preemption,
+  profiling,
+  sharding,
+  step,
+)
+from loopjax import program as program_lib
+from loopjax.data import pipeline
+from loopjax.errors import UserError
+from loopjax.types import Dataset
+
+
+class Work(NamedTuple):
+  """What a start works with.
+
+  Attributes:
+    settings: the checked config.
+    program: compiled functions and the layout of the state.
+    datasets: by split.
+    checkpoints: of the run.
+    evaluator: (params, num_examples) -> scores of the evaluation split.
+    notice: whether the run was asked to stop.
+    workdir: of the run.
+  """
+
+  settings: config_lib.Settings
+  program: program_lib.Program
+  datasets: dict[str, Dataset]
+  checkpoints: checkpoint_lib.Checkpoints
+  evaluator: evaluate.Evaluator
+  notice: preemption.Notice
+  workdir: pathlib.Path
+
+
+class Outcome(NamedTuple):
+  """How training ended.
+
+  Attributes:
+    status: "completed", "preempted" or "diverged".
+    reason: one line, if it diverged.
+    costs: "compile_seconds" and "memory_bytes" of this start's training call;
+      empty if it made no step.
+  """
+
+  status: str
+  reason: str
+  costs: dict[str, Any]
+
+
+def train(
+  work: Work,
+  state: step.TrainState,
+  pending: list[Mapping[str, Any]],
+  writer: metrics.Writer,
+  started: float,
+  mode: str,
+) -> tuple[step.TrainState, Outcome]:
+  """Trains until the last step, or until something stops it.
+
+  Args:
+    work: what the start works with.
+    state: is consumed.
+    pending: metrics of steps since the last row, from a checkpoint.
+    writer: of the rows.
+    started: when the run would have started without interruptions, seconds.
+    mode: "train" or "train_and_eval".
+  """
+  settings, options = work.settings, work.settings.run
+  at, size = int(state.step), options.steps_per_call
+  pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
+  calls = stacked(
+    pipeline.iterate(work.datasets["train"].batches, start=at), size
+  )
+  clock, compiled = metrics.Clock(), None
+  costs: dict[str, Any] = {}
+  steps = profiling.step_range(options.profile_steps, options.num_steps)
+  tracer = profiling.Tracer(steps, work.workdir / "profile")
+
+  def save() -> None:
+    if int(state.bad.streak) >= options.max_bad_steps:
+      return  # The steps since then were none; the next row says so.
+    unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
+    seconds = time.monotonic() - started
+    meta = {"batches": at, "wall_seconds": seconds, "pending": unlogged}
+    work.checkpoints.save(at, state, meta)
+
+  try:
+    while True:
+      # A run that goes on from a checkpoint of this step does it again.
+      if mode == "train_and_eval" and evaluation_is_due(settings, at):
+        _evaluate(work, state, at, writer)
+        clock.reset()
+      if at == options.num_steps:
+        return state, Outcome("completed", "", costs)
+      work.notice.check()
+      batches = clock.wait(
+        lambda: sharding.put_batch(
+          work.program.mesh, next(calls), options.batch_size, stacked=True
+        )
+      )
+      if compiled is None:
+        compiled, costs = _compile(work, state, batches, writer)
+        clock.reset()
+      before, call = state, range(at, at + size)
+      tracer.before(call)
+      with jax.profiler.StepTraceAnnotation("train", step_num=at):
+        state, values = compiled(state, batches, {})
+      tracer.after(call, values)
+      pending.append(values)
+      at += size
+      clock.count(size)
+      if options.debug_nans and not np.all(values["accepted"]):
+        reason = find_nan(work.program, before, batches)
+        return state, Outcome("diverged", reason, costs)
+      last = at == options.num_steps
+      if last or at % options.log_every == 0:
+        # The only read from the device.
+        count = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
+        row, bad, taken = jax.device_get((pending, state.bad, count))
+        _log(work, at, row, int(taken), writer, clock)
+        pending = []
+        if bad.streak >= options.max_bad_steps:
+          reason = explain(bad, state.params)
+          return state, Outcome("diverged", reason, costs)
+      if last or at % options.checkpoint_every == 0:
+        save()
+  except preemption.Preempted:
+    save()
+    return state, Outcome("preempted", "", costs)
+  finally:
+    tracer.close()
+
+
+def _is_list(x: Any) -> bool:
+  return isinstance(x, list)
+
+
+def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
+  """Whether to evaluate in training; the final evaluation comes after it."""
+  every = settings.eval.every
+  return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
+
+
+def _evaluate(
+  work: Work,
+  state: step.TrainState,
+  at: int,
+  writer: metrics.Writer,
+) -> None:
+  """An evaluation in training, and what it says of the checkpoint."""
+  options = work.settings.run
+  scores = work.evaluator(
+    step.scored_params(state), work.settings.eval.num_examples
+  )
+  for split, values in scores.items():
+    writer.write(at, split, values)
+  rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
+  work.checkpoints.scores |= metrics.scores(rows, options.best_metric)
+  names = [
+    name for split, row in scores.items() for name in metrics.named(split, row)
+  ]
+  if options.keep_best and options.best_metric.removeprefix("-") not in names:
+    raise UserError(
+      f"run.best_metric={options.best_metric!r} is no score of the evaluation;"
+      f" those are {', '.join(n for n in names if 'standard_error' not in n)}"
+    )
+
+
+def _compile(
+  work: Work, state: Any, batches: Any, writer: metrics.Writer
+) -> tuple[Any, dict[str, Any]]:
+  """The training call, and what it costs."""
+  start = time.perf_counter()
+  compiled = work.program.train.lower(state, batches, {}).compile()
+  costs: dict[str, Any] = {
+    "compile_seconds": round(time.perf_counter() - start, 2),
+    "memory_bytes": profiling.memory(compiled),
+  }
+  total = sum(costs["memory_bytes"].values())
+  writer.say(
+    f"compiled the training step in {costs['compile_seconds']:.1f} s;"
+    f" {total / 2**20:.0f} MiB on each device"
+  )
+  return compiled, costs
+
+
+def _log(
+  work: Work,
+  at: int,
+  pending: list[Any],
+  num_updates: int,
+  writer: metrics.Writer,
+  clock: metrics.Clock,
+) -> None:
+  """Writes the mean of every metric over the good steps since the last row."""
+  settings = work.settings
+  schedule = optim.make_schedule(settings.optim, settings.run.num_steps)
+  spec = settings.task_module.spec(settings.task)
+  forward = settings.family.costs(
+    settings.model, spec, settings.model.num_loops
+  )["flops_per_example"][-1]
+  rates = clock.rates(settings.run.batch_size)
+  writer.write(
+    at,
+    "train",
+    {
+      **mean_of_good_steps(pending),
+      "learning_rate": float(schedule(max(num_updates - 1, 0))),
+      **rates,
+      **profiling.rates(forward, rates["examples_per_second"]),
+      **profiling.peak_memory(),
+    },
+  )
+
+
+def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
+  """Means over steps that were accepted, and "skipped_steps", the others.
+
+  Args:
+    pending: metrics of every step, [steps, ...] by name, a call an entry.
+  """
+  rows = {
+    name: np.concatenate([part[name] for part in pending])
+    for name in pending[0]
+  }
+  good = rows.pop("accepted") == 1
+  means = {
+    name: np.mean(values[good], axis=0) if good.any() else np.nan
+    for name, values in rows.items()
+  }
+  return {**means, "skipped_steps": float(np.sum(~good))}
+
+
+def explain(bad: step.BadSteps, params: Any) -> str:
+  """One line about the bad steps that stopped a run."""
+  names = integrity.names(params)
+  hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
+  where = integrity.some(hit) or "none, only the loss"
+  return (
+    f"{int(bad.streak)} steps in a row, the first at step {int(bad.first)}, had"
+    f" a loss or gradient that is not finite; gradients of {where}; the"
+    " parameters are those before it"
+  )
+
+
+def find_nan(program: Any, state: step.TrainState, batches: Any) -> str:
+  """Runs a call again, operation by operation, to find the first bad number.
+
+  Returns:
+    One line that names the operation and the line of code.
+  """
+  # Infinities second: masks may hold them on purpose.
+  for watch in (jax.debug_nans, jax.debug_infs):
+    try:
+      with jax.disable_jit(), watch(True):
+        program.step(state, batches, {})
+    except FloatingPointError as error:
+      return str(error).strip().splitlines()[0] + _origin(error)
+  return "a number was not finite, but not when run operation by operation"
+
+
+def _origin(error: BaseException) -> str:
+  """ " at FILE:LINE" of the innermost frame of ours."""
+  found, trace = "", error.__traceback__
+  while trace:
+    path = trace.tb_frame.f_code.co_filename
+    if "loopjax" in path and "train_loop" not in path:
+      found = f" at {path}:{trace.tb_lineno}"
+    trace = trace.tb_next
+  return found
+
+
+def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
+  """Groups of `steps` batches with a new leading axis."""
+  while group := list(itertools.islice(batches, steps)):
+    yield jax.tree.map(lambda *rows: np.stack(rows), *group)

@@ -1,0 +1,107 @@
+"""A small multi-hop task, and a model that composes its facts exactly."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax.analysis.multihop import patching, questions, subject
+from loopjax.data.multihop import task
+from loopjax.types import Output
+
+CONFIG = task.Config(
+  num_entities=12,
+  num_relations=5,
+  out_degree=3,
+  num_train_chains=(30, 20),
+  num_test_chains=(25, 15),
+  vocab_multiple=4,
+)
+LOOPS = 3
+PADDING = CONFIG.vocabulary.size - CONFIG.vocabulary.padding
+
+
+def make_questions(config=CONFIG, num=0):
+  """The first evaluation questions, all if num is 0."""
+  dataset = task.make_dataset(config, "eval", batch_size=32, seed=0)
+  return questions.gather(config, dataset, num)
+
+
+def make_table(config=CONFIG):
+  """Where relations lead, int [2 E, R]."""
+  return patching.fact_table(task.make_graph(config), config.num_relations)
+
+
+class Composer:
+  """Follows one fact per loop, as section 2 of the paper expects it.
+
+  States are [V for an entity, V for the token itself]; W[x] is (1, 0.05) at x,
+  so that the entity wins in the read-out. A loop looks at the place before: if
+  that says clearly enough which entity it is, and a fact leads from there along
+  the own relation, the place becomes its tail, as clear as `strength`, and then
+  stays.
+
+  Args:
+    strength: of what a loop writes.
+    threshold: of what a loop reads.
+  """
+
+  def __init__(self, strength=1.0, threshold=0.5, config=CONFIG):
+    self.strength, self.threshold = strength, threshold
+    size, num_entities = config.vocabulary.size, 2 * config.num_entities
+    facts = np.full((size, size), -1)
+    relations = num_entities + np.arange(config.num_relations)
+    facts[:num_entities, relations] = make_table(config)
+    self.facts = jnp.asarray(facts)
+    table = jnp.concatenate([jnp.eye(size), 0.05 * jnp.eye(size)], axis=1)
+    self.token_embedding = types.SimpleNamespace(embedding=table)
+
+  def final_norm(self, vectors):
+    """As no other norm does."""
+    return 3 * vectors
+
+  def __call__(self, inputs, *, num_loops, trace=(), edit=None):
+    table = self.token_embedding.embedding
+    state, hidden = table[inputs], []
+    for loop in range(num_loops):
+      state = self.step(state)
+      hidden.append(state)
+      if edit is not None and loop < num_loops - 1:
+        state = edit(state, jnp.asarray(loop))
+    logits = jnp.einsum("btd,vd->btv", state, table)
+    return Output(
+      logits, {}, {}, {}, {name: jnp.stack(hidden) for name in trace}
+    )
+
+  def step(self, state):
+    size = len(self.facts)
+    entity, token = state[..., :size], state[..., size:]
+    before = jnp.roll(entity, 1, axis=1)
+    own = jnp.argmax(token, -1)
+    leads_to = self.facts[jnp.argmax(before, -1), own]
+    clear = before.max(-1) >= self.threshold
+    fresh = jnp.argmax(entity, -1) == own
+    found = (leads_to >= 0) & clear & fresh
+    found &= (jnp.arange(state.shape[1]) > 0)[None]
+    written = self.strength * jax.nn.one_hot(leads_to, size)
+    entity = jnp.where(found[..., None], written, entity)
+    return jnp.concatenate([entity, token], axis=-1)
+
+
+def make_subject(num_loops=LOOPS, **options):
+  """A composer to look into; batches do not divide the questions."""
+  return subject.make_subject(
+    lambda composer: composer_of(composer, **options),
+    {},
+    num_padding_tokens=PADDING,
+    num_loops=num_loops,
+    batch_size=23,
+    traces=("hidden",),
+  )
+
+
+def composer_of(params, **options):
+  """Without parameters: all it knows are the facts."""
+  del params
+  return Composer(**options)

@@ -1,0 +1,127 @@
+"""The command: what does not apply is said, and mistakes are one line."""
+
+import multihop_runs
+import pytest
+
+from loopjax import config as config_lib
+from loopjax import workdir as workdir_lib
+from loopjax.analysis.multihop import __main__ as command
+from loopjax.analysis.multihop import rows, tables
+
+
+@pytest.mark.parametrize(
+  ("family", "reason"),
+  [
+    ("transformer", "its copies are not loops"),
+    ("ponderlm", "its loops hand on embeddings alone"),
+  ],
+)
+def test_what_a_family_has_not_is_said(family, reason, tmp_path, capsys):
+  workdir = tmp_path / "run"
+  multihop_runs.make_untrained(workdir, family)
+  (workdir / "analysis").mkdir()
+  old = workdir / "analysis" / "intervention_loop2.png"
+  old.write_bytes(b"of an earlier run")
+  status, found, pictures = multihop_runs.analyse(workdir)
+  assert status == 0
+  assert pictures == {"lens", "cosines", "coverage"}
+  analyses = set(rows.values_of(found, "analysis"))
+  assert analyses == {"stage", "coverage", "lens", "cosine"}
+  printed = capsys.readouterr().out
+  assert f"intervention, patching: left out, {reason}" in printed
+  assert "stages.png: left out, metrics.jsonl" in printed
+
+
+def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
+  """Bridge 2 comes after the last loop; position 6 is in long ones alone."""
+  workdir = tmp_path / "run"
+  chains = ("task.num_train_chains=(20,20)", "task.num_test_chains=(10,10)")
+  multihop_runs.make_untrained(workdir, "disco", "task.format=direct", *chains)
+  flags = ("--loop=1", "--position=6", "--examples=60")
+  status, found, pictures = multihop_runs.analyse(workdir, *flags)
+  assert status == 0
+  assert pictures == multihop_runs.PICTURES - {"stages"}
+  edited = rows.select(found, "intervention")
+  assert {(row["loop"], row["position"]) for row in edited} == {(1, 6)}
+  assert all(row["split"].endswith("_3") for row in edited)
+  whole = rows.select(found, "stage", loop=1)
+  assert sum(row["count"] for row in whole) == 60
+  printed = capsys.readouterr().out
+  assert "bridge2: no intervention and no patching, loop 2 hands" in printed
+  assert "train_2: no intervention and no patching, it ends before" in printed
+  here = {"split": "train_3", "entity": "bridge1", "loop": 1}
+  shown = [line.split() for line in tables.logit_lens(found).splitlines()]
+  shown = [line for line in shown if line[:3] == ["train_3", "bridge1", "1"]]
+  cells = rows.select(found, "lens", **here)
+  best = max(cells, key=lambda row: row["probability"])
+  assert cells[0]["hop_position"] == 2  # Finley 's teacher.
+  assert {line[3] for line in shown} == {"2", str(best["position"])}
+
+
+def test_one_loop_hands_nothing_on(tmp_path, capsys):
+  workdir = tmp_path / "run"
+  multihop_runs.make_untrained(workdir, "looped", "model.num_loops=1")
+  status, _, pictures = multihop_runs.analyse(workdir, "--examples=30")
+  assert status == 0
+  assert pictures == {"lens", "cosines", "coverage"}
+  assert "one loop hands nothing on" in capsys.readouterr().out
+  for flag in ("--loop=1", "--position=1"):
+    assert command.main([str(workdir), flag]) == 2
+    assert f"{flag} has no effect" in capsys.readouterr().err
+
+
+def with_config(directory, change, family="looped"):
+  """A directory with nothing but a changed config."""
+  plain = config_lib.to_dict(multihop_runs.config_of(family))
+  change(plain)
+  workdir_lib.write_json(directory / "config.json", plain)
+
+
+@pytest.mark.parametrize(
+  ("change", "flags", "message"),
+  [
+    (None, (), "holds no run"),
+    (lambda c: c["task"].update(name="sudoku"), (), "'sudoku' is not"),
+    (lambda c: c["model"].update(name="utm"), (), "'utm' is none of disco,"),
+    (lambda c: c.pop("model"), (), "is no config of a run"),
+    (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
+    (lambda c: None, (), "holds no checkpoint"),
+    (lambda c: None, ("--loop=2",), "--loop=2 must be 1 to 1"),
+    (lambda c: None, ("--loop=0",), "--loop=0 must be 1 to 1"),
+    (lambda c: None, ("--position=3",), "--position=3 must be 0 to 2"),
+    (lambda c: None, ("--position=-1",), "--position=-1 must be"),
+    (lambda c: None, ("--examples=-5",), "--examples=-5 must be"),
+    (lambda c: None, ("--examples=few",), "--examples: invalid int"),
+    (lambda c: None, ("--lens",), "unrecognized arguments: --lens"),
+  ],
+)
+def test_mistakes_are_one_line(change, flags, message, tmp_path, capsys):
+  if change:
+    with_config(tmp_path, change)
+  before = sorted(tmp_path.iterdir())
+  assert command.main([str(tmp_path), *flags]) == 2
+  printed = capsys.readouterr()
+  assert printed.err.startswith("error: ")
+  assert printed.err.count("\n") == 1
+  assert message in printed.err
+  assert printed.out == ""
+  assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("flag", ["--loop=1", "--position=1"])
+def test_flags_without_an_effect_are_refused(flag, tmp_path, capsys):
+  with_config(tmp_path, lambda c: None, "transformer")
+  assert command.main([str(tmp_path), flag]) == 2
+  message = f"error: {flag} has no effect on transformer: its copies"
+  assert capsys.readouterr().err.startswith(message)
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
+  workdir = tmp_path / "run"
+  multihop_runs.make_untrained(workdir, "looped")
+  file = tmp_path / "file"
+  file.write_text("")
+  assert command.main([str(workdir), f"--output={file}"]) == 2
+  printed = capsys.readouterr().err
+  assert printed.startswith(f"error: --output={file}: cannot be written")
+  assert printed.count("\n") == 1

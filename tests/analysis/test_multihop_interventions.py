@@ -1,0 +1,105 @@
+"""Where to intervene, and what that does to a model that is known."""
+
+import multihop_examples as examples
+import numpy as np
+import pytest
+
+from loopjax.analysis.multihop import edits, interventions, rows
+
+
+def test_places_are_where_bridges_can_be_known():
+  asked = examples.make_questions()
+  first, second = interventions.places(asked, 3)
+  assert (first.loop, second.loop) == (1, 2)
+  assert sorted(set(asked.hops[first.rows].tolist())) == [2, 3]
+  assert set(asked.hops[second.rows].tolist()) == {3}
+  assert set(first.position.tolist()) == {1}
+  assert set(second.position.tolist()) == {2}
+  assert [place.loop for place in interventions.places(asked, 2)] == [1]
+  (chosen,) = interventions.places(asked, 3, loop=2)
+  assert np.array_equal(chosen.rows, second.rows)
+  (moved,) = interventions.places(asked, 3, loop=1, position=3)
+  assert set(asked.hops[moved.rows].tolist()) == {3}
+  assert set(moved.position.tolist()) == {3}
+
+
+def test_a_weak_bridge_is_helped_by_its_embedding():
+  """The loops write 0.1 where the next ones read 0.5 or more.
+
+  So no second bridge is found, and at its place is the relation, at 1 - alpha.
+  Against that stands alpha times what Norm(W[b]) has at the bridge: 3 by the
+  "trained" norm of the example, 1 at the length of the hidden state.
+  """
+  asked = examples.make_questions()
+  looked_at = examples.make_subject(strength=0.1)
+  observed = looked_at.observe(asked)
+  (_, place) = interventions.places(asked, 3)
+  found = interventions.sweep(looked_at, asked, observed, place)
+  splits = rows.values_of(found, "split")
+  assert splits == ["train_3", "test_id_3", "test_ood_3"]
+  size = examples.CONFIG.vocabulary.size
+  entries = {"rms": ((1 + 0.05**2) / (2 * size)) ** -0.5, "final_norm": 3.0}
+  table = examples.make_table()
+  for row in found:
+    alpha = row["alpha"]
+    entry = alpha * entries.get(row["norm"], 1.0)
+    reads = entry >= 0.5 and entry > 1 - alpha
+    if entry == 1 - alpha:
+      continue
+    members = place.rows[
+      asked.split[place.rows] == asked.splits.index(row["split"])
+    ]
+    relation = asked.relations[members, 2] - 2 * examples.CONFIG.num_entities
+    leads_to = table[asked.stranger[members], relation]
+    shares = {
+      "argmax": 0.0,  # The relation itself.
+      "bridge": 1.0,
+      "stranger": np.mean(leads_to == asked.answers[members]),
+    }
+    expected = reads * shares[row["target"]]
+    assert row["accuracy"] == pytest.approx(expected), row
+    assert (row["loop"], row["position"]) == (2, 2)
+  assert len(found) == 3 * 3 * len(edits.NORMS) * len(interventions.ALPHAS)
+
+
+def test_what_is_decoded_is_handed_on():
+  """After loop 1 the argmax is the bridge, so that both targets agree."""
+  asked = examples.make_questions()
+  looked_at = examples.make_subject(num_loops=2, strength=0.1)
+  observed = looked_at.observe(asked)
+  (place,) = interventions.places(asked, 2)
+  found = interventions.sweep(looked_at, asked, observed, place)
+  for row in rows.select(found, "intervention", split="test_ood_2"):
+    reached = row["alpha"] >= {"rms": 0.1, "final_norm": 0.2}.get(
+      row["norm"], 2.0
+    )
+    if row["target"] != "stranger":
+      assert row["accuracy"] == reached, row
+
+
+def test_targets_are_of_the_loop_and_position_that_are_edited():
+  """The most likely token there and then, not later or elsewhere."""
+  asked = examples.make_questions()
+  looked_at = examples.make_subject()
+  observed = looked_at.observe(asked)
+  tokens = np.arange(observed.prediction.size) % 24  # Differ nearby.
+  observed = observed._replace(
+    prediction=tokens.reshape(observed.prediction.shape)
+  )
+  embedded = []
+
+  def embed(tokens, states, kind):
+    embedded.append((kind, tokens))
+    return looked_at.embed(tokens, states, kind)
+
+  (place,) = interventions.places(asked, 3, 2)
+  interventions.sweep(looked_at._replace(embed=embed), asked, observed, place)
+  expected = {
+    "argmax": observed.prediction[place.rows, 1, 2],
+    "bridge": asked.entities[place.rows, 2],
+    "stranger": asked.stranger[place.rows],
+  }
+  wanted = [(k, t) for t in interventions.TARGETS for k in edits.NORMS]
+  for (kind, target), (got_kind, got) in zip(wanted, embedded, strict=True):
+    assert kind == got_kind
+    assert np.array_equal(got, expected[target])

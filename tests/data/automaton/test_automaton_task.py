@@ -1,0 +1,192 @@
+"""What the automaton task hands to models, and how it scores."""
+
+import dataclasses
+import hashlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_automaton_rule import scalar
+
+from loopjax.data import TASKS, pipeline
+from loopjax.data.automaton import task
+from loopjax.errors import UserError
+from loopjax.types import Output
+
+SMALL = task.Config(
+  num_states=3, state_width=7, num_steps=5, num_eval_examples=50
+)
+
+
+def batches(config, split, num=None, start=0, **kwargs):
+  kwargs = {"batch_size": 16, "seed": 0, **kwargs}
+  dataset = task.make_dataset(config, split, **kwargs)
+  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
+  return list(itertools.islice(iterator, num))
+
+
+def joined(config, split, num=None, **kwargs):
+  parts = batches(config, split, num, **kwargs)
+  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+
+
+def assert_equal(got, expected):
+  assert got.keys() == expected.keys()
+  for name, value in expected.items():
+    np.testing.assert_array_equal(got[name], value)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("num_steps", [0, 1, 32])
+def test_every_label_is_the_first_cell_later(split, num_steps):
+  config = dataclasses.replace(SMALL, num_steps=num_steps)
+  got = joined(config, split, 3)
+  for inputs, targets in zip(got["inputs"], got["targets"], strict=True):
+    states = inputs[:21].reshape(3, 7)
+    assert set(states.ravel().tolist()) <= {0, 1}
+    labels = [scalar(s, num_steps, 110)[0] for s in states.tolist()]
+    assert inputs[21:].tolist() == [2, *labels[:-1]]
+    assert targets.tolist() == [0] * 21 + labels
+  np.testing.assert_array_equal(
+    got["weights"], np.tile([0.0] * 21 + [1.0] * 3, (48, 1))
+  )
+  assert got["valid_tokens"].all()
+
+
+def test_another_rule_has_other_labels():
+  """Rule 204 keeps every cell, rule 51 turns it over."""
+  first = batches(dataclasses.replace(SMALL, rule=204), "train", 1)[0]
+  other = batches(dataclasses.replace(SMALL, rule=51), "train", 1)[0]
+  cells = first["inputs"][:, :21:7]
+  np.testing.assert_array_equal(first["targets"][:, 21:], cells)
+  np.testing.assert_array_equal(other["targets"][:, 21:], 1 - cells)
+
+
+def test_the_constant_floor_is_the_papers_chance():
+  """About a tenth at t = 32; a coin gets a sixteenth, an eighth at t = 1."""
+  config = task.Config(num_eval_examples=20_000)
+  dataset = task.make_dataset(config, "eval", batch_size=5000, seed=0)
+  floor = dataset.facts["constant_floor"]
+  assert floor == pytest.approx(0.0995175, abs=2e-4)  # See test_automaton_rule.
+  assert floor == pytest.approx(0.1006, abs=2e-3)
+  got = joined(config, "eval", batch_size=5000)
+  right = (got["targets"][:, -4:] == 1).all(axis=1).mean()
+  assert right == pytest.approx(floor, abs=4 * np.sqrt(0.09 / 20_000))
+  for num_steps, expected in ((0, 0.5**4), (1, (5 / 8) ** 4)):
+    changed = dataclasses.replace(config, num_steps=num_steps)
+    facts = task.make_dataset(changed, "train", batch_size=8, seed=0).facts
+    assert facts["constant_floor"] == pytest.approx(expected, abs=5e-4)
+  # Here the best constant answer is 0: one neighbourhood of eight gives 1.
+  rare = task.Config(num_states=2, state_width=5, num_steps=1, rule=1)
+  facts = task.make_dataset(rare, "train", batch_size=8, seed=0).facts
+  assert facts["constant_floor"] == (7 / 8) ** 2
+
+
+def test_cells_are_independent_coins():
+  got = joined(task.Config(num_steps=0), "train", 4, batch_size=2048)
+  cells = got["inputs"][:, :96].astype(float)
+  assert len(np.unique(cells, axis=0)) == 8192
+  np.testing.assert_allclose(cells.mean(axis=0), 0.5, atol=0.025)
+  correlation = np.corrcoef(cells.T) - np.eye(96)
+  assert np.abs(correlation).max() < 0.06
+  assert abs(np.corrcoef(cells[:-1, 0], cells[1:, 0])[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_examples_belong_to_their_index(split):
+  """Whatever the size of the batches, the start and who reads them."""
+  whole = joined(SMALL, split, 12, batch_size=4)
+  assert_equal(joined(SMALL, split, 3, batch_size=16), whole)
+  resumed = joined(SMALL, split, 2, start=1, batch_size=16)
+  assert_equal(resumed, {n: v[16:48] for n, v in whole.items()})
+  rows = np.array([1, 5, 14])
+  some = joined(SMALL, split, 3, rows=rows)
+  places = (16 * np.arange(3)[:, None] + rows).ravel()
+  assert_equal(some, {n: v[places] for n, v in whole.items()})
+
+
+def test_each_stream_has_its_seed():
+  def inputs(split, seed=0, **values):
+    config = dataclasses.replace(task.Config(num_eval_examples=16), **values)
+    return joined(config, split, 1, seed=seed)["inputs"]
+
+  def differ(first, second):
+    return not (first == second).all(axis=1).any()
+
+  assert differ(inputs("train"), inputs("train", seed=1))
+  assert differ(inputs("train"), inputs("eval"))
+  assert differ(inputs("train", seed=1), inputs("eval", eval_seed=1))
+  assert differ(inputs("eval"), inputs("eval", eval_seed=1))
+  np.testing.assert_array_equal(inputs("eval"), inputs("eval", seed=1))
+  np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
+
+
+def test_the_data_stays():
+  """Another number here means other data: results no longer compare."""
+  sha = hashlib.sha256()
+  for split in ("train", "eval"):
+    sha.update(batches(task.Config(), split, 1)[0]["inputs"].tobytes())
+  assert sha.hexdigest().startswith("6958afbcac573452")
+
+
+def test_evaluation_holds_as_many_as_asked_for():
+  dataset = task.make_dataset(SMALL, "eval", batch_size=16, seed=0)
+  got = joined(SMALL, "eval")
+  assert dataset.num_examples == got["valid"].sum() == 50
+  assert dataset.facts["eval_examples"] == 50
+  assert len(np.unique(got["inputs"][got["valid"]], axis=0)) == 50
+
+
+def test_batches_have_the_shapes_that_are_announced():
+  (batch,) = batches(SMALL, "train", 1)
+  got = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in batch.items()}
+  assert got == task.abstract_batch(SMALL, 16)
+
+
+def test_spec():
+  got = task.spec(task.Config())
+  assert (got.vocab_size, got.num_padding_tokens) == (3, 0)
+  assert (got.sequence_length, got.num_answer_tokens) == (100, 4)
+  assert got.coordinates == tuple((i,) for i in range(100))
+  assert task.answer_length(SMALL) == task.spec(SMALL).num_answer_tokens == 3
+  assert TASKS["automaton"] is task
+
+
+def test_scores_of_hand_made_answers():
+  """Only the answer chunk counts."""
+  batch = {
+    "targets": jnp.array([[0, 1, 0], [0, 1, 1], [0, 0, 0]]),
+    "weights": jnp.array([[0.0, 1, 1]] * 3),
+  }
+  answers = jnp.array([[1, 1, 0], [0, 1, 0], [0, 1, 1]])
+  logits = 2.0 * jax.nn.one_hot(answers, 4)
+  logits = logits.at[..., -1].set(-jnp.inf)  # As models do to padding.
+  scores = task.score(Output(logits, {}, {}, {}, {}), batch)
+  assert scores["exact_match"].tolist() == [1, 0, 0]
+  assert scores["cell_accuracy"].tolist() == [1, 0.5, 0]
+  small = np.log1p(2 * np.exp(-2.0))
+  np.testing.assert_allclose(
+    scores["loss"], small + np.array([0, 1, 2]), rtol=1e-4
+  )
+  assert all(value.dtype == jnp.float32 for value in scores.values())
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_states": 0}, "num_states=0 must be at least 1"),
+    ({"state_width": 2}, "state_width=2 must be at least 3"),
+    ({"num_steps": -1}, "num_steps=-1 must be at least 0"),
+    ({"rule": -1}, "rule=-1 must be at least 0"),
+    ({"rule": 256}, "rule=256 must be 255 at most"),
+    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
+    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
+    ({"num_steps": 32.0}, "num_steps=32.0 is no int"),
+  ],
+)
+def test_impossible_settings_are_named(changes, message):
+  with pytest.raises(UserError, match=message) as error:
+    task.Config(**changes)
+  assert "\n" not in str(error.value)

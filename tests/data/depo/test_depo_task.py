@@ -1,0 +1,265 @@
+"""What the Depo task hands to models, and how it scores."""
+
+import dataclasses
+import hashlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loopjax.data import TASKS, pipeline
+from loopjax.data.depo import task
+from loopjax.types import Output
+
+PAPER = task.Config(num_eval_examples=50)
+# Words of up to three tokens, more context than needed, K no power of two.
+OTHER = task.Config(
+  num_nodes=9,
+  max_hops=6,
+  num_queries=4,
+  word_base=3,
+  max_word=3,
+  context_length=60,
+  min_nodes=2,
+  num_eval_examples=40,
+)
+LONG = dataclasses.replace(OTHER, min_word=2, num_queries=9)
+CONFIGS = {"paper": PAPER, "other": OTHER, "long": LONG}
+
+
+def batches(config, split, num=None, start=0, **kwargs):
+  kwargs = {"batch_size": 16, "seed": 0, **kwargs}
+  dataset = task.make_dataset(config, split, **kwargs)
+  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
+  return list(itertools.islice(iterator, num))
+
+
+def joined(config, split, num=None, **kwargs):
+  parts = batches(config, split, num, **kwargs)
+  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+
+
+def assert_equal(got, expected):
+  assert got.keys() == expected.keys()
+  for name, value in expected.items():
+    np.testing.assert_array_equal(got[name], value)
+
+
+def read_word(config, tokens):
+  """Takes one word off the front: tokens below V0, then one below 2 V0."""
+  word = [tokens.pop(0)]
+  while word[-1] < config.word_base:
+    word.append(tokens.pop(0))
+  assert word[-1] < 2 * config.word_base
+  assert config.min_word <= len(word) <= config.max_word
+  return tuple(word)
+
+
+def parse(config, inputs):
+  """Edges {x: y} in order, [(k, x, y, where y begins)], padding [T]."""
+  hop, answer = 2 * config.word_base, 2 * config.word_base + config.max_hops
+  padding = inputs == answer + 1
+  context = inputs[: config.context_length]
+  tokens = context[~padding[: len(context)]].tolist()
+  edges = {}
+  while tokens:
+    start = read_word(config, tokens)
+    assert start not in edges
+    edges[start] = read_word(config, tokens)
+  chunk = inputs[config.context_length :].tolist()
+  tokens = chunk[: chunk.index(answer + 1)] if answer + 1 in chunk else chunk
+  questions, total = [], len(tokens)
+  while tokens:
+    hops = tokens.pop(0) - hop + 1
+    assert 1 <= hops <= config.max_hops
+    start = read_word(config, tokens)
+    assert tokens.pop(0) == answer
+    at = config.context_length + total - len(tokens)
+    questions.append((hops, start, read_word(config, tokens), at))
+  return edges, questions, padding
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_answer_is_so_many_steps_along_the_cycle(name, split):
+  config = CONFIGS[name]
+  got = joined(config, split, 12 if split == "train" else None)
+  sizes = set()
+  for row, inputs in enumerate(got["inputs"]):
+    edges, questions, padding = parse(config, inputs)
+    sizes.add(len(edges))
+    # One cycle through every node.
+    path = [next(iter(edges))]
+    while edges[path[-1]] != path[0]:
+      path.append(edges[path[-1]])
+      assert len(path) <= len(edges)
+    assert len(path) == len(edges)
+    # As many questions as there are nodes to start from, each from another.
+    assert len(questions) == min(config.num_queries, len(edges))
+    assert len({start for _, start, _, _ in questions}) == len(questions)
+    weights = np.zeros(len(inputs))
+    targets = np.zeros(len(inputs))
+    for hops, start, end, at in questions:
+      assert end == path[(path.index(start) + hops) % len(path)]
+      weights[at - 1 : at + len(end) - 1] = 1
+      targets[at - 1 : at + len(end) - 1] = end
+      assert tuple(inputs[at : at + len(end)]) == end
+    np.testing.assert_array_equal(got["weights"][row], weights)
+    np.testing.assert_array_equal(got["targets"][row], targets)
+    np.testing.assert_array_equal(got["valid_tokens"][row], ~padding)
+    # Padding is in front of the context and behind the answers, only.
+    front = padding[: config.context_length]
+    behind = padding[config.context_length :]
+    assert (np.diff(front.astype(int)) <= 0).all()
+    assert (np.diff(behind.astype(int)) >= 0).all()
+    assert not front[-1]
+    assert not behind[0]
+  if split == "eval":
+    assert sizes == {config.num_nodes}
+  elif config is not PAPER:
+    assert sizes == set(range(config.min_nodes, config.num_nodes + 1))
+  else:
+    assert min(sizes) < 10
+    assert max(sizes) > 60
+
+
+def test_edges_are_in_no_order():
+  """The next edge starts where this one ends about once in a cycle."""
+  got = joined(PAPER, "eval")["inputs"]
+  follows = []
+  for inputs in got:
+    edges = list(parse(PAPER, inputs)[0].items())
+    follows += [a[1] == b[0] for a, b in itertools.pairwise(edges)]
+  assert np.mean(follows) < 3 / 75
+
+
+def test_padding_is_what_the_spec_says():
+  for config in CONFIGS.values():
+    spec = task.spec(config)
+    got = joined(config, "train", 4)
+    real = spec.vocab_size - spec.num_padding_tokens
+    np.testing.assert_array_equal(got["inputs"] < real, got["valid_tokens"])
+    assert got["inputs"].max() == real
+    assert got["targets"].max() < real
+    assert spec.sequence_length == got["inputs"].shape[1]
+    assert spec.num_answer_tokens == task.answer_length(config)
+    assert not got["weights"][:, : -spec.num_answer_tokens].any()
+
+
+def test_the_longest_words_fill_everything():
+  """All words have two tokens: 300 tokens of context and 60 of answers."""
+  config = dataclasses.replace(PAPER, min_word=2)
+  assert joined(config, "eval")["valid_tokens"].all()
+
+
+def test_evaluation_has_as_many_examples_for_each_number_of_hops():
+  for config, hops in ((PAPER, (1, 2, 4, 8, 16)), (OTHER, (1, 2, 4, 6))):
+    dataset = task.make_dataset(config, "eval", batch_size=16, seed=0)
+    assert dataset.groups == {"hops": tuple(map(str, hops))}
+    assert dataset.facts == {"eval_examples": config.num_eval_examples}
+    got = joined(config, "eval")
+    groups = got["group/hops"][got["valid"]]
+    assert len(groups) == dataset.num_examples == config.num_eval_examples
+    assert set(np.bincount(groups)) == {config.num_eval_examples // len(hops)}
+    assert set(groups[: len(hops)].tolist()) == set(range(len(hops)))
+    for inputs, group in zip(got["inputs"], got["group/hops"], strict=True):
+      asked = {k for k, *_ in parse(config, inputs)[1]}
+      assert asked == {hops[group]}
+    inputs = got["inputs"][got["valid"]]
+    assert len(np.unique(inputs, axis=0)) == len(inputs)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_examples_belong_to_their_index(name, split):
+  """Whatever the size of the batches, the start and who reads them."""
+  config = CONFIGS[name]
+  whole = joined(config, split, 16, batch_size=2)
+  assert_equal(joined(config, split, 2, batch_size=16), whole)
+  resumed = joined(config, split, 1, start=1, batch_size=16)
+  assert_equal(resumed, {n: v[16:32] for n, v in whole.items()})
+  rows = np.array([1, 5, 14])
+  some = joined(config, split, 2, rows=rows)
+  places = (16 * np.arange(2)[:, None] + rows).ravel()
+  assert_equal(some, {n: v[places] for n, v in whole.items()})
+
+
+def test_each_stream_has_its_seed():
+  def inputs(split, seed=0, **values):
+    config = dataclasses.replace(PAPER, min_nodes=75, **values)
+    return joined(config, split, 1, seed=seed)["inputs"]
+
+  def differ(first, second):
+    return not (first[:, :300] == second[:, :300]).all(axis=1).any()
+
+  assert differ(inputs("train"), inputs("train", seed=1))
+  assert differ(inputs("train"), inputs("eval"))
+  assert differ(inputs("train", seed=1), inputs("eval", eval_seed=1))
+  assert differ(inputs("eval"), inputs("eval", eval_seed=1))
+  np.testing.assert_array_equal(inputs("eval"), inputs("eval", seed=1))
+  np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
+
+
+def test_the_data_stays():
+  """Another number here means other data: results no longer compare."""
+  sha = hashlib.sha256()
+  for split in ("train", "eval"):
+    sha.update(batches(task.Config(), split, 1)[0]["inputs"].tobytes())
+  assert sha.hexdigest().startswith("7f494ef7734dab0a")
+
+
+def test_batches_have_the_shapes_that_are_announced():
+  (batch,) = batches(OTHER, "train", 1)
+  got = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in batch.items()}
+  assert got == task.abstract_batch(OTHER, 16)
+  assert TASKS["depo"] is task
+
+
+def test_scores_of_hand_made_answers():
+  """Answers of two, one and two tokens; what else is predicted is of no use."""
+  batch = {
+    "targets": jnp.array([[0, 1, 2, 0, 3, 0, 1, 2]] * 4),
+    "weights": jnp.array([[0.0, 1, 1, 0, 1, 0, 1, 1]] * 4),
+  }
+  answers = jnp.array(
+    [
+      [3, 1, 2, 3, 3, 3, 1, 2],
+      [0, 1, 0, 0, 3, 0, 1, 2],  # Half of the first.
+      [0, 1, 2, 0, 0, 0, 0, 0],  # Neither the second nor the third.
+      [0, 0, 2, 0, 3, 0, 1, 0],  # The second alone.
+    ]
+  )
+  logits = 2.0 * jax.nn.one_hot(answers, 5)
+  logits = logits.at[..., -1].set(-jnp.inf)  # As models do to padding.
+  scores = task.score(Output(logits, {}, {}, {}, {}), batch)
+  assert scores["exact_match"].tolist() == [1, 0, 0, 0]
+  np.testing.assert_allclose(
+    scores["answer_accuracy"], [1, 2 / 3, 1 / 3, 1 / 3], rtol=1e-6
+  )
+  small = np.log1p(3 * np.exp(-2.0))
+  np.testing.assert_allclose(
+    scores["loss"], small + np.array([0, 0.4, 1.2, 0.8]), rtol=1e-4
+  )
+  assert all(value.dtype == jnp.float32 for value in scores.values())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_scores_of_some_right_answers(name):
+  """Some questions get an answer with one wrong token."""
+  config = CONFIGS[name]
+  got = joined(config, "eval", 1)
+  logits = np.array(
+    20 * jax.nn.one_hot(got["targets"], task.spec(config).vocab_size)
+  )
+  shares = []
+  for row, inputs in enumerate(got["inputs"]):
+    questions = parse(config, inputs)[1]
+    wrong = questions[: row % (len(questions) + 1)]
+    for _, _, end, at in wrong:
+      logits[row, at - 1 + row % len(end)] *= -1
+    shares.append(1 - len(wrong) / len(questions))
+  scores = task.score(Output(jnp.array(logits), {}, {}, {}, {}), got)
+  np.testing.assert_allclose(scores["answer_accuracy"], shares, rtol=1e-6)
+  np.testing.assert_array_equal(scores["exact_match"], np.array(shares) == 1)

@@ -1,0 +1,79 @@
+"""Faults inflicted on real runs; `benchmarks/fault_drill.py` has more of them.
+
+`pytest -m long` adds the drills that take minutes.
+"""
+
+import drills
+import pytest
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory):
+  """A run that nothing happened to."""
+  workdir = tmp_path_factory.mktemp("reference") / "run"
+  drills.run(workdir)
+  assert drills.summary(workdir)["status"] == "completed"
+  return workdir
+
+
+def test_killed_and_started_again(tmp_path, never_killed):
+  assert "bit-identical" in drills.sigkill(tmp_path, never_killed, kills=2)
+
+
+@pytest.mark.long
+def test_killed_twenty_times(tmp_path, never_killed):
+  said = drills.sigkill(tmp_path, never_killed, kills=20, seed=1)
+  assert "bit-identical" in said
+
+
+def test_asked_to_stop(tmp_path, never_killed):
+  assert "status 4" in drills.sigterm(tmp_path, never_killed)
+
+
+@pytest.mark.parametrize(
+  ("how", "seed"),
+  [
+    (drills.truncate, 0),
+    (drills.flip, 4),
+    (drills.empty, 0),
+    (drills.edit_record, 0),
+  ],
+)
+def test_a_damaged_checkpoint_is_not_loaded(tmp_path, never_killed, how, seed):
+  assert drills.damage(tmp_path, never_killed, how, seed)
+
+
+def test_nothing_intact_is_refused(tmp_path, never_killed):
+  assert "none of the checkpoints" in drills.damage_all(tmp_path, never_killed)
+
+
+def test_a_full_disk(tmp_path, never_killed):
+  try:
+    line = drills.disk_full(tmp_path, never_killed)
+  except OSError as error:  # Mounting needs privileges.
+    pytest.skip(f"no file system of its own: {error}")
+  assert "No space left on device" in line
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+  assert "cannot be written" in drills.read_only(tmp_path)
+
+
+def test_a_second_run_is_refused(tmp_path):
+  assert "another run" in drills.second_run(tmp_path)
+
+
+def test_two_processes_and_one_of_them_killed(tmp_path, never_killed):
+  assert "same losses" in drills.processes(tmp_path, never_killed, 2, then=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("count", "then"), [(4, 2), (2, 4)])
+def test_more_processes(tmp_path, never_killed, count, then):
+  said = drills.processes(tmp_path, never_killed, count, then)
+  assert "same losses" in said
+
+
+@pytest.mark.long
+def test_one_of_two_processes_is_asked_to_stop(tmp_path, never_killed):
+  assert "one went on" in drills.group_sigterm(tmp_path, never_killed, 2)

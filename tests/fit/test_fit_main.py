@@ -1,0 +1,106 @@
+"""The command: `python -m loopjax.fit`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests_support import ROOT
+
+SMOKE = "--config=configs/sudoku_utm.py:smoke"
+# Small, quick to compile, and with microbatches as the only way to save.
+STEP = (
+  SMOKE,
+  "--config.model.norm=rmsnorm",
+  "--config.model.halting=fixed",
+  "--config.task.box_cols=3",
+  "--config.loop.remat=full",
+  "--config.mesh.fsdp=2",
+  "--config.run.batch_size=4",
+  "--topology=cpu:2",
+  "--memory_gib=0.00026",  # 272 KiB; whole batches need 334, halves 219.
+)
+
+
+def command(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "loopjax.fit", *arguments],
+    cwd=ROOT,
+    env={
+      **os.environ,
+      "JAX_NUM_CPU_DEVICES": "1",
+      "XLA_FLAGS": "--xla_backend_optimization_level=0",  # Compiles faster.
+    },
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+
+
+def section(report, title):
+  """The lines under a heading of the report, without their indentation."""
+  _, _, rest = report.partition(f"\n{title}")
+  return [line.strip() for line in rest.split("\n\n")[0].splitlines()[1:]]
+
+
+@pytest.fixture(scope="module")
+def too_small():
+  return command(*STEP)
+
+
+def test_the_report(too_small):
+  assert too_small.returncode == 1, too_small.stderr
+  assert too_small.stderr == ""
+  report = too_small.stdout
+  assert report.startswith(
+    "cpu:2: 2 x cpu; 4 examples a step in 1 part(s), 5 step(s) a call,"
+    " loop.remat=full\nmesh: data 1, fsdp 2, tensor 1; compiled in "
+  )
+  arguments, temporaries, outputs, program, peak, available = section(
+    report, "memory of one chip"
+  )
+  # Float32; the optimizer keeps two moments. Steps of 2 boards of 36 cells in
+  # three arrays, with two numbers each.
+  assert "parameters 13.53 KiB, EMA 13.53 KiB, optimizer 27.07" in arguments
+  assert f"batch {5 * 2 * (3 * 36 + 2) * 4 / 1024:.2f} KiB" in arguments
+  parts = [arguments, temporaries, outputs, program]
+  sizes = [line.split()[1:3] for line in parts]
+  kib = sum(float(x) / (1024 if unit == "B" else 1) for x, unit in sizes)
+  assert peak.split()[0] == "peak" and peak.split()[2] == "KiB"
+  assert abs(float(peak.split()[1]) - kib) < 0.05
+  assert available.split() == ["available", "272.63", "KiB", "--memory_gib"]
+  kinds = section(report, "collectives of one optimizer step")
+  assert [line.split()[0] for line in kinds] == ["all-reduce"]
+  largest = section(report, "largest values")
+  assert len(largest) == 10
+  assert any("loopjax/nn/mlp.py:" in line for line in largest)
+
+
+def test_the_suggestion_fits(too_small):
+  *_, verdict, title, tried, advice = too_small.stdout.splitlines()
+  assert verdict.startswith("does not fit: 3")
+  assert title == "tried:"
+  flag = "--config.run.num_microbatches=2"
+  assert tried.startswith(f"  {flag}: fits: 2")
+  assert advice == f"add {flag} (the same result)"
+  followed = command(*STEP, flag)
+  assert followed.returncode == 0, followed.stderr
+  assert "4 examples a step in 2 part(s)" in followed.stdout
+  assert followed.stdout.splitlines()[-1].startswith("fits: 2")
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ([], "--config=FILE and --topology=NAME are needed"),
+    ([SMOKE, "--topology=v5e:16"], "v5e takes 2 size(s)"),
+    ([SMOKE, "--topology=cpu:2", "--memory_gib=-1"], "memory_gib"),
+    ([SMOKE, "--topology=cpu:2", "--workdir=x"], "--workdir has no effect"),
+  ],
+)
+def test_mistakes_are_one_line(arguments, message):
+  done = command(*arguments)
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.count("\n") == 1
+  assert done.stderr.startswith("error: ")
+  assert message in done.stderr

@@ -1,0 +1,9 @@
+"""What the tests of the launch scripts share."""
+
+import pytest
+from launch_support import World
+
+
+@pytest.fixture
+def world(tmp_path):
+  return World(tmp_path / "bin")

@@ -1,0 +1,90 @@
+"""Stand-ins for the tools that the launch scripts call."""
+
+import pathlib
+import shlex
+import subprocess
+import sys
+
+from tests_support import ROOT
+
+LAUNCH = ROOT / "launch"
+TOOLS = ["gcloud", "git", "sbatch", "srun", "scontrol", "kubectl", "python"]
+# Notes its arguments as one line; answers with a line of its file of answers:
+# an exit status and what to say. Without a line: 0 and nothing.
+STAND_IN = """#!/bin/bash
+me=$(basename "$0")
+words="$*"
+echo "$me ${words//$'\\n'/ }" >>"$STANDINS/calls"
+case "$me $words" in
+  *queued-resources\\ describe*) me=request ;;
+  *tpu-vm\\ describe*) me=machine ;;
+  *tpu_host.sh\\ run*) me=run ;;
+  *tpu_host.sh\\ install*) me=install ;;
+  git\\ rev-parse*) echo abc1234 ;;
+esac
+answers=$STANDINS/answers/$me
+[[ -s $answers ]] || exit 0
+read -r status said <"$answers"
+sed -i 1d "$answers"
+[[ -z $said ]] || echo "$said"
+exit "$status"
+"""
+RUN = ["--config=configs/sudoku_utm.py:smoke", "--workdir=/shared/run"]
+SWEEP = [*RUN, "--sweep=depth"]
+TPU = {"NAME": "t", "ZONE": "z", "PAUSE": "0"}
+KUBERNETES = {"NAME": "run1", "IMAGE": "i", "CLAIM": "c"}
+# Whether a run that ended with a status is to be started again.
+AGAIN = {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 134: 1, 137: 1}
+
+
+class World:
+  """Stand-ins for the tools, and what they were called with."""
+
+  def __init__(self, directory: pathlib.Path):
+    self.directory = directory
+    (directory / "answers").mkdir(parents=True)
+    for tool in TOOLS:
+      (directory / tool).write_text(STAND_IN)
+      (directory / tool).chmod(0o755)
+
+  def answer(self, what, *lines):
+    text = "".join(f"{line}\n" for line in lines)
+    (self.directory / "answers" / what).write_text(text)
+
+  def start(self, script, arguments, **environment):
+    command = [str(script), *arguments]
+    if str(script).endswith(".py"):
+      command = [sys.executable, *command]
+    return subprocess.run(
+      command,
+      cwd=ROOT,
+      env={
+        "PATH": f"{self.directory}:/usr/bin:/bin",
+        "STANDINS": str(self.directory),
+        "TMPDIR": str(self.directory),
+        "HOME": str(self.directory),
+        **environment,
+      },
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+
+  @property
+  def calls(self):
+    path = self.directory / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if not line.startswith("git ")]
+
+  def count(self, words):
+    return sum(words in call for call in self.calls)
+
+
+def dry(world, script, arguments, **environment):
+  """What a dry run prints, as lists of words; it calls nothing."""
+  done = world.start(script, arguments, DRY_RUN="1", **environment)
+  assert done.returncode == 0, done.stderr
+  assert not [call for call in world.calls if not call.startswith("python ")]
+  assert not list(world.directory.glob("*.tar.gz"))
+  lines = done.stdout.replace("&&\n", "&& ").splitlines()
+  return [shlex.split(line, comments=True) for line in lines]

@@ -1,0 +1,94 @@
+"""What holds for all launch scripts."""
+
+import os
+import re
+import subprocess
+
+import pytest
+from absl import flags
+from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP, TPU, dry
+
+from loopjax import main, sweep
+
+SCRIPTS = sorted(path.name for path in LAUNCH.glob("*.sh"))
+SOURCED = ["common.sh", "tpu.sh"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_bash_that_stops_at_mistakes(name):
+  done = subprocess.run(["bash", "-n", LAUNCH / name], capture_output=True)
+  assert done.returncode == 0, done.stderr
+  text = (LAUNCH / name).read_text()
+  assert ("set -euo pipefail" in text) == (name not in SOURCED)
+  assert os.access(LAUNCH / name, os.X_OK) == (name not in SOURCED)
+  # Each parameter of an entry point is in its header, or in that of the one
+  # that it names.
+  header = "".join(re.findall(r"^#.*\n", text, re.MULTILINE))
+  if name not in SOURCED and name != "tpu_host.sh":
+    for variable in re.findall(r"\b([A-Z]+)=\$\{\1:-", text):
+      assert variable in header
+
+
+MISTAKES = [
+  ("tpu_vm.sh", {"ZONE": "z"}, RUN, "NAME is missing"),
+  ("tpu_vm.sh", {"NAME": "t"}, RUN, "ZONE is missing"),
+  ("tpu_vm.sh", TPU, RUN[:1], "--workdir=... is missing"),
+  ("tpu_vm.sh", {**TPU, "MAX_RESTARTS": "x"}, RUN, "MAX_RESTARTS=x"),
+  ("tpu_pod.sh", TPU, RUN, "TYPE is missing"),
+  ("tpu_pod.sh", {**TPU, "TYPE": "v9-8"}, RUN, "RUNTIME is missing"),
+  ("tpu_host.sh", {}, [], "install or run"),
+  ("slurm.sh", {"NODES": "0"}, RUN, "NODES=0 is no number"),
+  ("slurm.sh", {"GPUS": "two"}, RUN, "GPUS=two is no number"),
+  ("slurm.sh", {}, [*RUN, "more"], "more is no flag"),
+  ("slurm.sh", {}, RUN[1:], "--config=... is missing"),
+  ("slurm_sweep.sh", {}, RUN, "--sweep=... is missing"),
+  ("slurm_sweep.sh", {"PARALLEL": "-1"}, SWEEP, "PARALLEL=-1"),
+  ("jobset.py", {"NAME": "a", "IMAGE": "i"}, RUN, "CLAIM is missing"),
+  ("jobset.py", {**KUBERNETES, "NAME": "A_b"}, RUN, "NAME=A_b"),
+  ("jobset.py", KUBERNETES, [RUN[0], "--workdir=/tmp/x"], "not in /shared"),
+  ("jobset.py", KUBERNETES, [RUN[0], "x"], "x is no flag"),
+  ("jobset.py", {**KUBERNETES, "HOSTS": "0"}, RUN, "HOSTS=0 is no number"),
+  ("jobset.py", {**KUBERNETES, "HOSTS": "2"}, SWEEP, "on one host"),
+  ("jobset.py", {**KUBERNETES, "TPU": "v5"}, RUN, "TOPOLOGY= is none"),
+  (
+    "jobset.py",
+    {**KUBERNETES, "TPU": "v5", "TOPOLOGY": "3x3"},
+    RUN,
+    "CHIPS=4 does not divide 3x3=9",
+  ),
+  ("jobset.py", {**KUBERNETES, "TPU": "v5", "GPUS": "8"}, RUN, "no effect"),
+]
+
+
+@pytest.mark.parametrize(
+  ("script", "environment", "arguments", "says"), MISTAKES
+)
+def test_mistakes_are_one_line(world, script, environment, arguments, says):
+  done = world.start(LAUNCH / script, arguments, **environment)
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: ")
+  assert done.stderr.count("\n") == 1
+  assert says in done.stderr
+  assert world.calls == []
+
+
+def given(text, module):
+  """Flags that a command line gives to a module."""
+  words = text.rpartition(f"-m {module.__name__} ")[2].split()
+  return {word[2:].split("=")[0] for word in words if word.startswith("--")}
+
+
+def there_are(module):
+  known = flags.FLAGS.get_key_flags_for_module(module.__name__)
+  return {flag.name for flag in known}
+
+
+def test_every_flag_that_a_script_gives_exists(world):
+  host = re.findall(r".*-m loopjax.*", (LAUNCH / "tpu_host.sh").read_text())
+  world.answer("python", "0 7")
+  step = dry(world, LAUNCH / "slurm_sweep.sh", SWEEP)[-1]
+  assert given(host[0], main) == {"distributed"} <= there_are(main)
+  assert given(" ".join(RUN), main) == {"config", "workdir"} <= there_are(main)
+  wanted = given(world.calls[0], sweep) | given(" ".join(step), sweep)
+  assert wanted == {"config", "workdir", "sweep", "count", "item"}
+  assert wanted <= there_are(sweep)

@@ -1,0 +1,95 @@
+"""SLURM scripts: what they submit, and what they queue again."""
+
+import re
+
+import pytest
+from launch_support import AGAIN, LAUNCH, RUN, SWEEP, dry
+
+
+def test_a_dry_run_on_slurm(world):
+  submit, _, step = dry(
+    world, LAUNCH / "slurm.sh", RUN, NODES="4", GPUS="8", CPUS="6"
+  )
+  assert submit == [
+    "sbatch",
+    "--nodes=4",
+    "--gpus-per-node=8",
+    "--ntasks-per-node=8",
+    "--cpus-per-task=6",
+    "launch/slurm.sh",
+    *RUN,
+  ]
+  # One GPU per task is what JAX takes; hiding the others would mislead it.
+  assert not [word for word in submit + step if "per-task=1" in word]
+  assert step[0] == "srun"
+  assert step[-5:] == ["python", "-m", "loopjax.main", *RUN]
+
+
+def test_a_dry_run_of_a_sweep_on_slurm(world):
+  world.answer("python", "0 7")
+  submit, _, step = dry(
+    world, LAUNCH / "slurm_sweep.sh", SWEEP, PARALLEL="3", GPUS="2"
+  )
+  assert world.calls == [f"python -m loopjax.sweep {' '.join(SWEEP)} --count"]
+  assert "--array=0-6%3" in submit
+  assert "--gpus-per-node=2" in submit
+  assert submit[-4:] == ["launch/slurm_sweep.sh", *SWEEP]
+  assert step[-4:] == [*SWEEP, "--item=INDEX"]
+
+
+def test_a_sweep_that_there_is_not_is_not_submitted(world):
+  world.answer("python", "2")
+  done = world.start(LAUNCH / "slurm_sweep.sh", SWEEP)
+  assert done.returncode == 2
+  assert world.count("sbatch") == 0
+
+
+@pytest.mark.parametrize("name", ["slurm.sh", "slurm_sweep.sh"])
+def test_jobs_are_told_before_the_end_and_may_be_queued_again(name):
+  options = re.findall(
+    r"^#SBATCH (\S+)", (LAUNCH / name).read_text(), re.MULTILINE
+  )
+  assert {"--requeue", "--open-mode=append", "--signal=TERM@120"} <= set(
+    options
+  )
+
+
+def test_what_is_submitted(world):
+  assert world.start(LAUNCH / "slurm.sh", RUN).returncode == 0
+  world.answer("python", "0 7")
+  assert world.start(LAUNCH / "slurm_sweep.sh", SWEEP).returncode == 0
+  assert world.count("sbatch") == 2
+  assert world.count("srun") == 0
+
+
+@pytest.mark.parametrize(("status", "again"), AGAIN.items())
+def test_a_slurm_job_is_queued_again_only_if_that_helps(
+  world, tmp_path, status, again
+):
+  # SLURM runs a copy.
+  copy = tmp_path / "slurm_script"
+  copy.write_text((LAUNCH / "slurm.sh").read_text())
+  copy.chmod(0o755)
+  world.answer("srun", status)
+  done = world.start(copy, RUN, SLURM_JOB_ID="7")
+  assert done.returncode == status
+  assert world.count("scontrol requeue 7") == again
+  assert world.count(f"python -m loopjax.main {' '.join(RUN)}") == 1
+  world.answer("srun", status)
+  limits = {"SLURM_RESTART_COUNT": "3", "MAX_RESTARTS": "3"}
+  world.start(copy, RUN, SLURM_JOB_ID="7", **limits)
+  assert world.count("scontrol requeue 7") == again  # Not once more.
+
+
+@pytest.mark.parametrize(("status", "again"), AGAIN.items())
+def test_an_item_is_queued_again_alone(world, status, again):
+  world.answer("srun", status)
+  job = {
+    "SLURM_JOB_ID": "9",
+    "SLURM_ARRAY_JOB_ID": "7",
+    "SLURM_ARRAY_TASK_ID": "2",
+  }
+  done = world.start(LAUNCH / "slurm_sweep.sh", SWEEP, **job)
+  assert done.returncode == status
+  assert world.count("--item=2") == 1
+  assert world.count("scontrol requeue 7_2") == again == world.count("scontrol")

@@ -1,0 +1,291 @@
+"""DiscoLoop's identities."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import model_examples as examples
+import numpy as np
+import pytest
+
+from loopjax.errors import UserError
+from loopjax.models import disco, looped
+from loopjax.types import TaskSpec
+
+VOCABULARY, PADDING = 23, 2
+SPEC = TaskSpec(VOCABULARY, 8, tuple((i,) for i in range(8)), PADDING)
+SMALL = disco.Config(width=16, num_heads=2, num_layers=2, num_loops=3)
+TOKENS = jax.random.randint(jax.random.key(1), (3, 8), 0, 21)
+
+
+def params_of(config=SMALL):
+  return examples.params_of(disco, config, SPEC)
+
+
+def table_of(sharpen=1.0):
+  return sharpen * params_of()["token_embedding"]["embedding"]
+
+
+def run(*, num_loops=None, sharpen=1.0, **changes):
+  """`sharpen` scales the embedding table."""
+  table = {"embedding": table_of(sharpen)}
+  params = {**params_of(), "token_embedding": table}
+  config = dataclasses.replace(SMALL, **changes)
+  return examples.run(
+    disco,
+    config,
+    SPEC,
+    TOKENS,
+    params,
+    num_loops=num_loops,
+    trace=disco.TRACES,
+  )
+
+
+def rms_normed(x, epsilon=1e-6):
+  return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + epsilon)
+
+
+def softmax(x):
+  x = np.exp(x - x.max(-1, keepdims=True))
+  return x / x.sum(-1, keepdims=True)
+
+
+class Oracle:
+  """The paper's equations in NumPy, float64, one token at a time."""
+
+  def __init__(self, params, config, num_padding):
+    self.params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    self.config, self.num_padding = config, num_padding
+    self.table = self.params["token_embedding"]["embedding"]
+
+  def __call__(self, tokens):
+    """tokens [T] -> (logits [T, V - padding], [H^k], [H~^k], [alpha^k])."""
+    mixed = self.table[tokens]
+    states, mixtures, gates = [], [], []
+    for k in range(self.config.num_loops):
+      hidden = self.stack(mixed)  # Equation 4, first half.
+      last = k == self.config.num_loops - 1
+      decoded = np.stack([self.decode(self.read(h)) for h in hidden])
+      gate = np.zeros(len(tokens)) if last else self.gate(decoded)
+      mixed = hidden + gate[:, None] * rms_normed(decoded, self.config.epsilon)
+      states, mixtures = [*states, hidden], [*mixtures, mixed]
+      gates = [*gates, gate]
+    logits = self.read(hidden) @ self.table.T
+    return logits[:, : -self.num_padding], states, mixtures, gates
+
+  def decode(self, h):
+    """Equation 5 over real tokens, or over the k most likely of them."""
+    real = self.table[: -self.num_padding]
+    logits = real @ h / self.config.temperature
+    if self.config.top_k:
+      best = np.argsort(logits)[-self.config.top_k :]
+      return softmax(logits[best]) @ real[best]
+    return softmax(logits) @ real
+
+  def gate(self, decoded):
+    if self.config.gate == "fixed":
+      return np.full(len(decoded), self.config.gate_value)
+    gate = self.params["channel"]["gate"]
+    return 1 / (1 + np.exp(-(decoded @ gate["weight"] + gate["bias"])))
+
+  def norm(self, x, scale):
+    return rms_normed(x) * scale
+
+  def read(self, h):
+    last = self.config.loop_norm == "final_only"
+    return self.norm(h, self.params["final_norm"]["scale"]) if last else h
+
+  def stack(self, x):
+    for index in range(self.config.num_layers):
+      layer = jax.tree.map(lambda leaf, i=index: leaf[i], self.params["layers"])
+      x = x + self.attention(
+        self.norm(x, layer["attention_norm"]["scale"]), layer["attention"]
+      )
+      x = x + self.mlp(self.norm(x, layer["mlp_norm"]["scale"]), layer["mlp"])
+    if self.config.loop_norm == "per_loop":
+      x = self.norm(x, self.params["final_norm"]["scale"])
+    return x
+
+  def attention(self, x, layer):
+    heads = self.config.num_heads
+    size = x.shape[1] // heads
+    query, key, value = (
+      (x @ layer[name]["kernel"]).reshape(len(x), heads, size)
+      for name in ("query", "key", "value")
+    )
+    mixed = np.zeros_like(query)
+    for t in range(len(x)):
+      for head in range(heads):
+        turned = self.rotate(query[t, head], t)
+        keys = [self.rotate(key[s, head], s) for s in range(t + 1)]
+        weights = softmax(np.array(keys) @ turned / np.sqrt(size))
+        mixed[t, head] = weights @ value[: t + 1, head]
+    return mixed.reshape(x.shape) @ layer["output"]["kernel"]
+
+  def rotate(self, x, position):
+    half = len(x) // 2
+    angles = position * self.config.rope_base ** -(np.arange(half) / half)
+    turned = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
+    return np.concatenate([turned.real, turned.imag])
+
+  def mlp(self, x, layer):
+    value = x @ layer["value"]["kernel"]
+    if self.config.mlp == "swiglu":
+      gate = x @ layer["gate"]["kernel"]
+      hidden = gate / (1 + np.exp(-gate)) * value
+    else:
+      inner = np.sqrt(2 / np.pi) * (value + 0.044715 * value**3)
+      hidden = 0.5 * value * (1 + np.tanh(inner))
+    return hidden @ layer["output"]["kernel"]
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"mlp": "swiglu", "temperature": 0.5, "gate_value": 0.7},
+    {"loop_norm": "final_only", "gate": "learned"},
+    {"top_k": 4, "gate": "learned", "epsilon": 1e-3},
+  ],
+)
+def test_numpy_agrees(changes):
+  """All parameters random, so that none of them can be forgotten."""
+  config = dataclasses.replace(SMALL, **changes)
+  params, treedef = jax.tree.flatten(params_of(config))
+  keys = jax.random.split(jax.random.key(5), len(params))
+  params = jax.tree.unflatten(
+    treedef,
+    [
+      x + 0.3 * jax.random.normal(key, x.shape)
+      for key, x in zip(keys, params, strict=True)
+    ],
+  )
+  output = examples.run(disco, config, SPEC, TOKENS, params, trace=disco.TRACES)
+  oracle = Oracle(params, config, PADDING)
+  logits, hidden, mixed, gate = oracle(np.asarray(TOKENS[0]))
+  close = {"rtol": 1e-3, "atol": 1e-3}
+  np.testing.assert_allclose(output.trace["hidden"][:, 0], hidden, **close)
+  np.testing.assert_allclose(output.trace["mixed"][:, 0], mixed, **close)
+  np.testing.assert_allclose(output.trace["gate"][:, 0], gate, **close)
+  np.testing.assert_allclose(output.logits[0, :, :-PADDING], logits, **close)
+
+
+@pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])
+def test_a_closed_gate_is_the_vanilla_loop(loop_norm):
+  """Equal parameters, equal bits."""
+  ours = dataclasses.replace(SMALL, loop_norm=loop_norm, gate_value=0.0)
+  names = [field.name for field in dataclasses.fields(looped.Config)]
+  vanilla = looped.Config(**{name: getattr(ours, name) for name in names})
+  actual, expected = (
+    examples.run(family, config, SPEC, TOKENS, params_of(), trace=("hidden",))
+    for family, config in ((disco, ours), (looped, vanilla))
+  )
+  assert jnp.array_equal(actual.logits, expected.logits)
+  assert jnp.array_equal(actual.trace["hidden"], expected.trace["hidden"])
+
+
+def test_the_last_loop_injects_nothing_whatever_their_number():
+  for num_loops in (1, 2, 5):
+    trace = run(num_loops=num_loops).trace
+    assert (trace["gate"][:-1] == 1).all()
+    assert (trace["gate"][-1] == 0).all()
+    assert jnp.array_equal(trace["mixed"][-1], trace["hidden"][-1])
+    assert len(trace["gate"]) == num_loops
+
+
+def test_an_open_gate_adds_the_mean_embedding_at_unit_scale():
+  trace = run(sharpen=20.0, gate_value=0.5).trace
+  added = (trace["mixed"] - trace["hidden"])[:-1]
+  np.testing.assert_allclose(jnp.mean(added**2, -1), 0.25, rtol=1e-3)
+  chances = jax.nn.softmax(trace["hidden"][0] @ table_of(20.0)[:-PADDING].T)
+  decoded = rms_normed(np.asarray(chances @ table_of(20.0)[:-PADDING]))
+  np.testing.assert_allclose(added[0], 0.5 * decoded, atol=1e-4)
+
+
+def test_all_tokens_are_the_most_likely_ones():
+  whole = run(sharpen=10.0)
+  best = run(sharpen=10.0, top_k=VOCABULARY - PADDING)
+  np.testing.assert_allclose(whole.logits, best.logits, atol=1e-3)
+  few = run(sharpen=10.0, top_k=2)
+  assert jnp.abs(whole.logits - few.logits).max() > 0.1
+
+
+def test_cold_decoding_is_the_likeliest_embedding():
+  cold = run(temperature=1e-6).trace
+  hard = run(decode_gradient="straight_through").trace
+  table = table_of()
+  for trace in (cold, hard):
+    token = jnp.argmax(trace["hidden"][0] @ table[:-PADDING].T, -1)
+    expected = rms_normed(np.asarray(table[token]))
+    added = trace["mixed"][0] - trace["hidden"][0]
+    np.testing.assert_allclose(added, expected, atol=1e-4)
+
+
+def test_the_gate_has_d_plus_1_parameters_and_starts_half_open():
+  learned = dataclasses.replace(SMALL, gate="learned")
+  added = examples.count(disco, learned, SPEC)
+  added -= examples.count(disco, SMALL, SPEC)
+  assert added == SMALL.width + 1
+  output = examples.run(disco, learned, SPEC, TOKENS)
+  assert jnp.array_equal(output.loops["gate_mean"], jnp.array([0.5, 0.5, 0.0]))
+
+
+def test_costs_by_hand():
+  spec = TaskSpec(1051, 4, ((0,),) * 4)
+  config = disco.Config(num_loops=3, gate="learned")
+  flops = disco.costs(config, spec, 3)["flops_per_example"]
+  block = 12 * 768**2 + 2 * 4 * 768
+  table = 1051 * 768
+  for loops, actual in zip((1, 2, 3), flops, strict=True):
+    mixings = (loops - 1) * (2 * table + 768)
+    assert actual == 2 * 4 * (loops * 4 * block + table + mixings)
+  few = disco.Config(num_loops=3, top_k=128)
+  flops = disco.costs(few, spec, 2)["flops_per_example"]
+  assert flops[1] == 2 * 4 * (2 * 4 * block + 2 * table + 128 * 768)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"gate": "open"}, "gate='open'"),
+    ({"gate_value": -1.0}, "gate_value=-1.0"),
+    ({"gate": "learned", "gate_value": 0.5}, "gate_value has no effect"),
+    ({"gate_value": 0.0, "top_k": 5}, "top_k has no effect"),
+    ({"gate_value": 0.0, "temperature": 2.0}, "temperature has no effect"),
+    ({"temperature": 0.0}, "temperature=0.0 must be > 0"),
+    ({"epsilon": 0.0}, "epsilon=0.0 must be > 0"),
+    ({"top_k": -1}, "top_k=-1"),
+    ({"decode_gradient": "none"}, "decode_gradient='none'"),
+    ({"loop_norm": "never"}, "loop_norm='never'"),
+  ],
+)
+def test_impossible_configs_are_named(changes, message):
+  with pytest.raises(UserError, match=message) as caught:
+    disco.Config(**changes)
+  assert "\n" not in str(caught.value)
+
+
+def test_there_are_no_more_likely_tokens_than_tokens():
+  with pytest.raises(UserError, match="top_k=22 is more than the 21") as caught:
+    examples.abstract(disco, dataclasses.replace(SMALL, top_k=22), SPEC)
+  assert "\n" not in str(caught.value)
+
+
+def test_an_edit_reaches_later_loops_and_positions_alone():
+  """It gets the mixed state, which the trace shows as it was."""
+
+  def traced(edit):
+    names = disco.TRACES
+    return examples.run(disco, SMALL, SPEC, TOKENS, trace=names, edit=edit)
+
+  def edit(state, k):
+    return jnp.where(k == 1, state.at[:, 5].add(1.0), state)
+
+  plain, same, new = (traced(e) for e in (None, lambda state, k: state, edit))
+  assert jnp.array_equal(plain.logits, same.logits)
+  for name in disco.TRACES:
+    assert jnp.array_equal(plain.trace[name], same.trace[name]), name
+  before, after = plain.trace["mixed"], new.trace["mixed"]
+  assert jnp.array_equal(before[:2], after[:2])
+  assert jnp.array_equal(before[:, :, :5], after[:, :, :5])
+  assert (jnp.abs(before - after).max(axis=(1, 3))[2, 5:] > 1e-4).all()

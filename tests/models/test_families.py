@@ -1,0 +1,329 @@
+"""What holds for every family in MODELS."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import model_examples as examples
+import numpy as np
+import pytest
+from flax import nnx
+
+from loopjax import losses
+from loopjax.errors import UserError
+from loopjax.models import MODELS
+from loopjax.types import LoopOptions, TaskSpec
+
+VOCABULARY, LENGTH, PADDING = 23, 8, 2
+SPEC = TaskSpec(VOCABULARY, LENGTH, tuple((i,) for i in range(LENGTH)), PADDING)
+LOOPS = 2
+STACK = {"width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS}
+SMALL = {
+  "utm": {
+    "width": 16, "num_heads": 2, "num_loops": LOOPS, "num_memory_tokens": 2,
+    "router_bias": -1.0,
+  },
+  "looped": STACK,
+  "disco": {**STACK, "gate": "learned"},
+  "ponderlm": {**STACK, "tied": False},
+  "sleep": {
+    "width": 16, "num_heads": 2, "num_layers": 4, "num_passes": LOOPS,
+    "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
+  },
+  "transformer": STACK,
+}  # fmt: skip
+FAMILIES = sorted(MODELS)
+CAUSAL = sorted(set(MODELS) - {"utm"})
+LOOPED = sorted(set(MODELS) - {"transformer"})
+# Those that read out behind every loop, and keep keys and values of each.
+READ_OUT = sorted(set(CAUSAL) - {"sleep"})
+# What a family calls its number of loops.
+NUM_LOOPS = {"sleep": "num_passes"}
+
+
+def config_of(name, **changes):
+  if "num_loops" in changes:
+    loops = changes.pop("num_loops")
+    changes[NUM_LOOPS.get(name, "num_loops")] = loops
+  return MODELS[name].Config(**{**SMALL[name], **changes})
+
+
+def split(name, options=LoopOptions()):
+  """(graph, parameters)."""
+  family, config = MODELS[name], config_of(name)
+  graphdef, _ = nnx.split(examples.abstract(family, config, SPEC, options))
+  return graphdef, examples.params_of(family, config, SPEC)
+
+
+def batch():
+  inputs, targets = jax.random.randint(
+    jax.random.key(1), (2, 3, LENGTH), 0, VOCABULARY - PADDING
+  )
+  weights = (jnp.arange(LENGTH) >= 5).astype(jnp.float32)
+  weights = jnp.broadcast_to(weights[None], inputs.shape)
+  return {"inputs": inputs, "targets": targets, "weights": weights}
+
+
+@functools.cache
+def forward(name, num_loops=LOOPS, kind="scan", length=LENGTH):
+  """The output with every trace."""
+  return examples.run(
+    MODELS[name],
+    config_of(name),
+    SPEC,
+    batch()["inputs"][:, :length],
+    num_loops=num_loops,
+    kind=kind,
+    trace=tuple(MODELS[name].TRACES),
+  )
+
+
+@functools.cache
+def value_and_grad(name, options=LoopOptions()):
+  """(loss, metrics, gradients by path)."""
+  graphdef, params = split(name, options=options)
+
+  def loss(params):
+    model = nnx.merge(graphdef, params)
+    step = jnp.zeros((), jnp.int32)
+    return MODELS[name].loss(model, batch(), jax.random.key(0), step, {})
+
+  run = jax.value_and_grad(loss, has_aux=True)
+  (value, metrics), grads = jax.jit(run, compiler_options=examples.FAST)(params)
+  return value, metrics, leaves(grads)
+
+
+@functools.cache
+def jacobians(name):
+  """d real logits [T, V'] / d embedded tokens [T, D] and / d table [V, D].
+
+  The rows of padding ids are such that, as tokens, they would win by far.
+  """
+  graphdef, params = split(name)
+  inputs = jnp.arange(LENGTH)[None]
+  table = params["token_embedding"]["embedding"].at[-PADDING:].set(100.0)
+
+  def logits(delta_TxD, table):
+    tree = {**params, "token_embedding": {"embedding": table}}
+    model = nnx.merge(graphdef, tree)
+    model.token_embedding = _Shifted(model.token_embedding, delta_TxD)
+    return model(inputs).logits[0, :, :-PADDING]
+
+  run = jax.jit(jax.jacrev(logits, (0, 1)), compiler_options=examples.FAST)
+  return run(jnp.zeros((LENGTH, table.shape[1])), table)
+
+
+class _Shifted:
+  """An embedding layer that adds something to what it looks up."""
+
+  def __init__(self, embed, delta):
+    self.embed, self.delta = embed, delta
+    self.embedding = embed.embedding
+
+  def __call__(self, tokens):
+    return self.embed(tokens) + self.delta[None]
+
+
+def leaves(tree):
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_parameter_gets_a_gradient(name):
+  value, metrics, grads = value_and_grad(name)
+  assert metrics["loss"] == value
+  assert not [path for path, grad in grads.items() if not jnp.any(grad != 0)]
+  assert all(jnp.isfinite(grad).all() for grad in grads.values())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loop_kinds_and_rematerialisation_agree(name):
+  value, _, grads = value_and_grad(name)
+  other, _, other_grads = value_and_grad(name, LoopOptions("unroll", "full"))
+  np.testing.assert_allclose(value, other, rtol=1e-6)
+  for path, grad in grads.items():
+    np.testing.assert_allclose(
+      grad, other_grads[path], atol=2e-6, rtol=1e-4, err_msg=path
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rematerialisation_is_in_the_program(name):
+  def is_rematerialised(remat):
+    graphdef, params = split(name, LoopOptions("scan", remat))
+
+    def logits(params):
+      return nnx.merge(graphdef, params)(batch()["inputs"]).logits
+
+    return "remat" in str(jax.make_jaxpr(logits)(params))
+
+  assert is_rematerialised("full")
+  assert not is_rematerialised("none")
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_while_and_more_loops_than_trained_go_the_same_way(name):
+  few, many = forward(name), forward(name, 3 * LOOPS, "while")
+  assert jnp.isfinite(many.logits).all()
+  for trace, record in few.trace.items():
+    assert len(many.trace[trace]) == 3 * LOOPS
+    if trace in ("hidden", "prediction", "confidence"):
+      np.testing.assert_allclose(
+        record, many.trace[trace][:LOOPS], atol=1e-5, err_msg=trace
+      )
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_no_logit_depends_on_a_later_token(name):
+  by_token, _ = jacobians(name)
+  depends = jnp.abs(by_token).max(axis=(1, 3)) > 0  # [t, s]
+  assert jnp.array_equal(depends, jnp.tril(jnp.ones((LENGTH, LENGTH), bool)))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_prefix_has_the_same_logits(name):
+  prefix = forward(name, length=5).logits
+  np.testing.assert_allclose(prefix, forward(name).logits[:, :5], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_padding_ids_are_never_predicted_and_move_nothing(name):
+  output = forward(name)
+  assert (output.logits[..., -PADDING:] < -1e8).all()
+  if name in READ_OUT:
+    assert (output.trace["prediction"] < VOCABULARY - PADDING).all()
+  _, by_table = jacobians(name)
+  moves = jnp.abs(by_table).max(axis=(0, 1, 3)) > 0  # [V]
+  assert moves[:-PADDING].all()
+  assert not moves[-PADDING:].any()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_padding_targets_without_weight_leave_the_loss_alone(name):
+  data = batch()
+  token_loss = losses.token_cross_entropy(
+    forward(name).logits,
+    jnp.where(data["weights"] == 0, VOCABULARY - 1, data["targets"]),
+  )
+  loss = losses.weighted_mean(token_loss, data["weights"])
+  np.testing.assert_allclose(loss, value_and_grad(name)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_trace_is_what_the_model_did(name):
+  output = forward(name)
+  assert set(output.trace) == set(MODELS[name].TRACES)
+  assert all(len(record) == LOOPS for record in output.trace.values())
+  if name in READ_OUT:
+    chances = jax.nn.softmax(output.logits)
+    last = output.trace["prediction"][-1], output.trace["confidence"][-1]
+    assert jnp.array_equal(last[0], jnp.argmax(chances, -1))
+    np.testing.assert_allclose(last[1], jnp.max(chances, -1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("num_loops", [0, -1])
+def test_no_loops_at_all_is_one_line(name, num_loops):
+  model = examples.abstract(MODELS[name], config_of(name), SPEC)
+  with pytest.raises(UserError, match=f"num_loops={num_loops}") as caught:
+    model(batch()["inputs"], num_loops=num_loops)
+  assert "\n" not in str(caught.value)
+  with pytest.raises(UserError, match=f"num_[a-z]+={num_loops}"):
+    config_of(name, num_loops=num_loops)
+
+
+@pytest.mark.parametrize("name", READ_OUT)
+def test_dropout_needs_a_key_and_follows_it(name):
+  def run(key, **changes):
+    call = {"key": key, "num_loops": LOOPS, "kind": "unroll"}
+    config, inputs = config_of(name, **changes), batch()["inputs"]
+    call["trace"] = ("hidden",)
+    return examples.run(MODELS[name], config, SPEC, inputs, **call)
+
+  keys = [jax.random.key(seed) for seed in (0, 0, 1)]
+  plain, none = run(None).logits, run(None, dropout=0.5).logits
+  first, again, other = (run(key, dropout=0.5) for key in keys)
+  assert jnp.array_equal(plain, none)
+  assert jnp.array_equal(plain, run(keys[0]).logits)  # A rate of zero.
+  assert jnp.array_equal(first.logits, again.logits)
+  assert jnp.abs(first.logits - plain).max() > 1e-3
+  assert jnp.abs(first.logits - other.logits).max() > 1e-3
+  assert jnp.abs(first.trace["hidden"][0] - other.trace["hidden"][0]).max() > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_multiplies_and_float32_adds(name):
+  model = examples.abstract(
+    MODELS[name], config_of(name, precision="bfloat16"), SPEC
+  )
+  graphdef, params = nnx.split(model)
+
+  def run(params):
+    return nnx.merge(graphdef, params)(batch()["inputs"], trace=("hidden",))
+
+  program, output = jax.make_jaxpr(run, return_shape=True)(params)
+  assert output.logits.dtype == jnp.float32
+  assert output.trace["hidden"].dtype == jnp.float32
+  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+  assert "bf16" in str(program)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_costs_are_what_xla_counts(name):
+  """An unrolled forward pass; point-wise operations make up the rest."""
+  width, length = 128, 32
+  spec = TaskSpec(512, length, tuple((i,) for i in range(length)))
+  # An unrolled program leaves out the end of a pass of which only fast weights
+  # are needed.
+  loops = 1 if name == "sleep" else 2
+  config = config_of(name, width=width, num_loops=loops)
+  graphdef, params = nnx.split(
+    examples.abstract(MODELS[name], config, spec, LoopOptions("unroll"))
+  )
+
+  def run(params, inputs):
+    return nnx.merge(graphdef, params)(inputs).logits
+
+  inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
+  compiled = jax.jit(run).lower(params, inputs).compile(examples.FAST)
+  counted = compiled.cost_analysis()["flops"]
+  ours = MODELS[name].costs(config, spec, loops)["flops_per_example"]
+  assert len(ours) == loops
+  assert 0.95 * counted < ours[-1] < counted
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"width": 20, "num_heads": 8}, "multiple"),
+    ({"num_layers": 0}, "num_layers=0"),
+    ({"mlp": "relu"}, "mlp='relu'"),
+    ({"mlp_ratio": 0.0}, "mlp_ratio=0.0"),
+    ({"precision": "float16"}, "precision='float16'"),
+    ({"init_std": -1.0}, "init_std=-1.0"),
+    ({"rope_base": None}, "rope_base=None is no"),
+  ],
+)
+def test_impossible_stacks_are_named(name, changes, message):
+  with pytest.raises(UserError, match=message) as caught:
+    MODELS[name].Config(**changes)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", READ_OUT)
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_caches_hold_keys_and_values_of_every_loop(name, mlp):
+  config = MODELS[name].Config(mlp=mlp, precision="bfloat16")
+  cache = MODELS[name].costs(config, SPEC, 5)["cache_bytes_per_token"]
+  assert cache == 5 * 2 * 4 * 768 * 2  # Loops, k and v, layers, width, bytes.
+
+
+def test_configs_are_frozen():
+  for name in FAMILIES:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+      MODELS[name].Config().width = 1

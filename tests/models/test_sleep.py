@@ -1,0 +1,242 @@
+"""Sleep: what passes, windows and padding must not change, and what they do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import model_examples as examples
+import numpy as np
+import pytest
+
+from loopjax.errors import UserError
+from loopjax.models import sleep
+from loopjax.nn import hybrid
+from loopjax.types import LoopOptions, TaskSpec
+
+VOCABULARY, PADDING = 7, 1
+SMALL = sleep.Config(
+  width=16,
+  num_layers=4,
+  num_heads=2,
+  num_memory_heads=2,
+  key_width=8,
+  value_width=8,
+  window=8,
+  num_passes=3,
+  init_std=0.3,
+)
+
+
+def spec_of(length, answer):
+  places = tuple((i,) for i in range(length))
+  return TaskSpec(VOCABULARY, length, places, PADDING, answer)
+
+
+def config_of(**changes):
+  return dataclasses.replace(SMALL, **changes)
+
+
+def tokens(length, seed=0, batch=2):
+  real = VOCABULARY - PADDING
+  return jax.random.randint(jax.random.key(seed), (batch, length), 0, real)
+
+
+def run(inputs, answer=4, params=None, call=None, **changes):
+  """The output for inputs whose last `answer` tokens are predicted."""
+  spec = spec_of(inputs.shape[1], answer)
+  config = config_of(**changes)
+  return examples.run(sleep, config, spec, inputs, params, **(call or {}))
+
+
+def test_answers_are_all_that_is_predicted():
+  assert run(tokens(28)).logits.shape == (2, 4, VOCABULARY)
+  assert run(tokens(27), answer=0).logits.shape == (2, 27, VOCABULARY)
+
+
+@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+def test_one_pass_predicts_every_token_as_the_plain_hybrid(eviction):
+  """Answers are read as any other window is if nobody sleeps."""
+  inputs = tokens(20)
+  every = run(inputs, answer=0, num_passes=1, eviction=eviction).logits
+  last = run(inputs, answer=4, num_passes=1, eviction=eviction).logits
+  np.testing.assert_allclose(every[:, -4:], last, atol=1e-5)
+
+
+def test_passes_change_what_is_read_later_and_not_what_was_predicted():
+  inputs = tokens(24)
+  once = run(inputs, answer=0, num_passes=1).logits
+  thrice = run(inputs, answer=0, num_passes=3).logits
+  np.testing.assert_allclose(once[:, :8], thrice[:, :8], atol=1e-6)
+  assert jnp.abs(once[:, 8:] - thrice[:, 8:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+def test_no_prediction_reads_of_a_later_token(eviction):
+  """Though passes past the first have fast weights that know all of them."""
+  inputs = tokens(24)
+  changed = inputs.at[:, 13].set((inputs[:, 13] + 1) % (VOCABULARY - PADDING))
+  before = run(inputs, answer=0, eviction=eviction)
+  after = run(changed, answer=0, eviction=eviction)
+  difference = jnp.abs(before.logits - after.logits).max(axis=(0, 2))
+  assert jnp.array_equal(difference > 0, jnp.arange(24) >= 13)
+  hidden = [
+    run(x, answer=0, eviction=eviction, call={"trace": ("hidden",)}).trace
+    for x in (inputs, changed)
+  ]
+  moved = jnp.abs(hidden[0]["hidden"] - hidden[1]["hidden"]).max(axis=(1, 3))
+  assert (moved[0, :13] == 0).all()  # The first pass does not know it,
+  assert (moved[1:, 8:13] > 0).all()  # the others do, within the window.
+  assert (moved[:, :8] == 0).all()
+
+
+def test_windows_of_padding_change_no_bit():
+  inputs = tokens(20)
+  padding = jnp.full((2, 16), VOCABULARY - 1)
+  padded = jnp.concatenate([padding, inputs], axis=1)
+  for eviction in ("hard", "sliding"):
+    plain = run(inputs, eviction=eviction).logits
+    later = run(padded, eviction=eviction).logits
+    np.testing.assert_array_equal(plain, later)
+
+
+def test_padding_within_a_window_is_not_there():
+  """Tokens see each other at the same distance, wherever the window begins."""
+  inputs = tokens(9)
+  padding = jnp.full((2, 3), VOCABULARY - 1)
+  padded = jnp.concatenate([padding, inputs], axis=1)
+  plain = run(inputs, window=5).logits
+  np.testing.assert_allclose(run(padded).logits, plain, atol=1e-5)
+
+
+def test_hard_eviction_leaves_fast_weights_alone():
+  """Without their writes the window might as well not have been there."""
+  inputs = tokens(20)
+  params = examples.params_of(sleep, SMALL, spec_of(20, 4))
+  memory = params["pairs"]["far"]["memory"]["memory"]
+  output = memory["output"]["kernel"]
+  params = jax.tree.map(lambda x: x, params)
+  params["pairs"]["far"]["memory"]["memory"]["output"]["kernel"] = 0 * output
+  blind = run(inputs, params=params).logits
+  other = run(inputs.at[:, :16].set(tokens(16, 5)), params=params).logits
+  np.testing.assert_array_equal(blind, other)
+  assert jnp.abs(run(inputs).logits - blind).max() > 1e-3
+  sliding = run(inputs, params=params, eviction="sliding").logits
+  assert jnp.abs(sliding - blind).max() > 1e-3  # It sees the last 7 tokens.
+
+
+def test_a_sliding_window_sees_its_last_tokens_and_no_more():
+  inputs = tokens(20)
+  params = examples.params_of(sleep, SMALL, spec_of(20, 4))
+  output = params["pairs"]["far"]["memory"]["memory"]["output"]["kernel"]
+  params = jax.tree.map(lambda x: x, params)
+  params["pairs"]["far"]["memory"]["memory"]["output"]["kernel"] = 0 * output
+  # Two attention layers reach 7 tokens each: token 16 sees back to token 2 at
+  # the most.
+  options = {"params": params, "eviction": "sliding", "num_passes": 1}
+  plain = run(inputs, **options).logits
+  far = run(inputs.at[:, :2].set(tokens(2, 5)), **options).logits
+  near = run(inputs.at[:, 9].set((inputs[:, 9] + 1) % 6), **options).logits
+  np.testing.assert_array_equal(plain, far)
+  assert jnp.abs(plain[:, 0] - near[:, 0]).max() > 1e-4
+
+
+def test_one_pass_with_all_carried_is_any_window_length():
+  """Nothing is evicted that a window of the whole sequence would have seen,
+  and memory layers do not know where windows end."""
+  inputs = tokens(16)
+  options = {"answer": 0, "num_passes": 1, "eviction": "sliding"}
+  options["carry_convolutions"] = True
+  params = examples.params_of(
+    sleep, config_of(window=16, carry_convolutions=True), spec_of(16, 0)
+  )
+  whole = run(inputs, params=params, window=16, **options).logits
+  parts = run(inputs, params=params, window=8, **options).logits
+  # A window of 8 sees 7 tokens back.
+  np.testing.assert_allclose(whole[:, :8], parts[:, :8], atol=1e-5)
+  output = params["pairs"]["near"]["attention"]["output"]["kernel"]
+  blind = jax.tree.map(lambda x: x, params)
+  blind["pairs"]["near"]["attention"]["output"]["kernel"] = 0 * output
+  whole = run(inputs, params=blind, window=16, **options).logits
+  parts = run(inputs, params=blind, window=4, **options).logits
+  np.testing.assert_allclose(whole, parts, atol=1e-5)
+
+
+def test_prelude_and_coda_run_once_a_window():
+  """With no pass but one they are layers like any other."""
+  inputs = tokens(20)
+  for num_passes, same in ((1, True), (2, False)):
+    plain = run(inputs, num_passes=num_passes).logits
+    for part in ("num_prelude_layers", "num_coda_layers"):
+      outside = run(inputs, num_passes=num_passes, **{part: 2}).logits
+      assert np.allclose(plain, outside, atol=1e-5) == same
+
+
+def gradients(num_passes, kept, remat="none"):
+  spec, config = (
+    spec_of(20, 4),
+    config_of(num_passes=num_passes, gradient_passes=kept),
+  )
+  inputs = tokens(20)
+  params = examples.params_of(sleep, config, spec)
+
+  def loss(params):
+    model = examples.merged(
+      sleep, config, spec, params, LoopOptions("scan", remat)
+    )
+    return jnp.sum(model(inputs).logits ** 2)
+
+  return jax.jit(jax.grad(loss), compiler_options=examples.FAST)(params)
+
+
+def test_cut_gradients_are_others_and_all_of_them_are_all():
+  full, all_three = gradients(3, 0), gradients(3, 3)
+  jax.tree.map(np.testing.assert_array_equal, full, all_three)
+  last = gradients(3, 1)["token_embedding"]["embedding"]
+  assert jnp.abs(full["token_embedding"]["embedding"] - last).max() > 1e-4
+
+
+def test_rematerialised_windows_have_the_same_gradients():
+  full, again = gradients(3, 0), gradients(3, 0, "full")
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3),
+    full,
+    again,
+  )
+
+
+def test_every_pass_costs_the_same_and_answers_one():
+  """Of 3 windows of 8 tokens and 4 answers, by hand but for one pair's cost."""
+  spec = spec_of(28, 4)
+  pair = hybrid.flops(SMALL, 8, 0), hybrid.flops(SMALL, 4, 0)
+  flops = sleep.costs(SMALL, spec, 3)["flops_per_example"]
+  answer = 2 * pair[1] + 2 * 4 * 16 * VOCABULARY
+  assert flops == [3 * 2 * pair[0] * n + answer for n in (1, 2, 3)]
+  outside = config_of(num_prelude_layers=2)
+  flops = sleep.costs(outside, spec, 3)["flops_per_example"]
+  assert flops == [3 * pair[0] * (1 + n) + answer for n in (1, 2, 3)]
+  kept = sleep.costs(SMALL, spec, 1)
+  assert kept["fast_weight_bytes_per_example"] == 2 * 2 * 8 * 8 * 4
+  assert kept["cache_bytes_per_token"] == 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"window": 3}, "window=3 must be at least 4"),
+    ({"num_passes": 0}, "num_passes=0"),
+    ({"num_layers": 3}, "num_layers=3 must be even"),
+    ({"num_prelude_layers": 2, "num_coda_layers": 2}, "leaves no layer"),
+    ({"gradient_passes": 9}, "gradient_passes=9"),
+    ({"memory": "lstm"}, "memory='lstm'"),
+    ({"eviction": "soft"}, "eviction='soft'"),
+  ],
+)
+def test_impossible_settings_are_named(changes, message):
+  with pytest.raises(UserError, match=message) as caught:
+    config_of(**changes)
+  assert "\n" not in str(caught.value)
+
+
+def test_a_loss_in_two_windows_is_refused():
+  with pytest.raises(UserError, match="window=8 does not divide the 15 tokens"):
+    examples.abstract(sleep, SMALL, spec_of(19, 4))

@@ -1,0 +1,288 @@
+"""Checkpoints: what is kept, what is refused, and what is never believed."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from tests_support import smoke
+
+from loopjax import checkpoint as checkpoint_lib
+from loopjax import config as config_lib
+from loopjax import integrity, sharding, train
+from loopjax import program as program_lib
+from loopjax.errors import UserError
+
+
+def tree(seed=0):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  return {
+    "params": {
+      "a": {"kernel": jax.random.normal(keys[0], (64, 96))},
+      "b": jax.random.normal(keys[1], (8,), jnp.bfloat16),
+    },
+    "ema": {},
+    "count": jnp.int32(7),
+    "flag": jnp.array([True, False]),
+    "key": keys[2],
+  }
+
+
+def abstract(value, mesh=None):
+  def one(x):
+    where = NamedSharding(mesh, P()) if mesh else x.sharding
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+  return jax.tree.map(one, value)
+
+
+@contextlib.contextmanager
+def opening(tmp_path, **options):
+  checkpoints = checkpoint_lib.Checkpoints(tmp_path, **options)
+  try:
+    yield checkpoints
+  finally:
+    checkpoints.close()
+
+
+@contextlib.contextmanager
+def filled(tmp_path, steps, scores=None, **options):
+  """Checkpoints of these steps; scores become known after the saves."""
+  with opening(tmp_path, **options) as checkpoints:
+    for step in steps:
+      checkpoints.save(step, tree(step), {"batches": step})
+      if scores and step in scores:
+        checkpoints.scores[step] = scores[step]
+    checkpoints.wait()
+    yield checkpoints
+
+
+def test_what_is_saved_comes_back(tmp_path):
+  with filled(tmp_path, [1, 2], keep=2):
+    pass
+  with opening(tmp_path, keep=2) as checkpoints:
+    state, meta = checkpoints.restore(abstract(tree()), 1)
+  assert meta["batches"] == 1
+  for got, expected in zip(
+    jax.tree.leaves(state), jax.tree.leaves(tree(1)), strict=True
+  ):
+    assert got.dtype == expected.dtype
+    assert jnp.array_equal(got, expected)
+
+
+def test_the_newest_and_the_best_stay(tmp_path):
+  """The best is known only after its checkpoint was written."""
+  scores = {1: 0.1, 2: 0.9, 3: 0.3, 4: 0.2, 5: 0.4}
+  with filled(tmp_path, range(1, 7), scores, keep=2, keep_best=1) as kept:
+    assert kept.steps() == [2, 5, 6]
+    assert kept.best() == 2
+  with opening(tmp_path, keep=1, keep_best=1, scores=scores) as again:
+    again.save(7, tree(7), {})
+    again.wait()
+    assert again.steps() == [2, 7]
+
+
+def test_without_scores_there_is_no_best(tmp_path):
+  no_score = pytest.raises(UserError, match="no checkpoint has a score")
+  with filled(tmp_path, [1]) as checkpoints, no_score:
+    checkpoints.best()
+
+
+def test_saving_a_step_twice_keeps_the_first(tmp_path):
+  with filled(tmp_path, [3]) as checkpoints:
+    checkpoints.save(3, tree(99), {"batches": 99})
+    checkpoints.wait()
+    assert checkpoints.meta(3)["batches"] == 3
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda t: t["params"].pop("b"), r"not in the model params/b"),
+    (lambda t: t["params"].update(c=jnp.ones(2)), r"missing params/c"),
+    (
+      lambda t: t["params"].update(b=jnp.ones(9)),
+      r"params/b \(bfloat16\[8\] there, float32\[9\] here\)",
+    ),
+  ],
+)
+def test_what_does_not_fit_is_named(tmp_path, change, message):
+  """It is the user's mistake: an older checkpoint would not help."""
+  wanted = tree()
+  change(wanted)
+  with filled(tmp_path, [1, 2], keep=2) as checkpoints:
+
+    def restore(step):
+      return checkpoints.restore(abstract(wanted), step)
+
+    with pytest.raises(UserError, match=message):
+      checkpoints.newest(restore, set_aside=False)
+    params = abstract(wanted["params"])
+    with pytest.raises(UserError, match=message.replace("params/", "")):
+      checkpoints.restore_params(params, 2)
+
+
+def test_parameters_alone_and_fresh_ones_beside_them(tmp_path):
+  wanted, expected = abstract(tree()["params"]), tree(1)["params"]
+  with filled(tmp_path, [1]) as checkpoints:
+    loaded = checkpoints.restore_params(wanted, 1)
+    np.testing.assert_array_equal(
+      loaded["a"]["kernel"], expected["a"]["kernel"]
+    )
+    wanted["gate"] = {"bias": wanted["b"]}
+    with pytest.raises(UserError, match="missing gate/bias"):
+      checkpoints.restore_params(wanted, 1, fresh="^other")
+    loaded = checkpoints.restore_params(wanted, 1, fresh="^gate")
+  assert "gate" not in loaded
+  merged = integrity.merged({**tree()["params"], "gate": {"bias": 5}}, loaded)
+  assert merged["gate"] == {"bias": 5}
+  np.testing.assert_array_equal(merged["b"], expected["b"])
+
+
+# Reads that fail close Orbax's event loop under others that still answer.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+  """Orbax itself would load some of them."""
+  with filled(tmp_path, [1]):
+    pass
+  found, expected = [], jax.tree.leaves(tree(1))
+  for path in (tmp_path / "checkpoints" / "1" / "state").rglob("d/*"):
+    original = path.read_bytes()
+    for place in np.linspace(0, len(original) - 1, 5).astype(int):
+      changed = bytearray(original)
+      changed[place] ^= 4
+      path.write_bytes(bytes(changed))
+      with opening(tmp_path) as checkpoints:
+        try:
+          state, _ = checkpoints.restore(abstract(tree()), 1)
+        except checkpoint_lib.Damaged as error:
+          found.append(str(error))
+        else:  # Nothing depends on this bit.
+          for got, value in zip(jax.tree.leaves(state), expected, strict=True):
+            assert jnp.array_equal(got, value)
+    path.write_bytes(original)
+  assert any("bytes were changed in" in line for line in found)
+
+
+def test_falling_back_and_setting_aside(tmp_path, capsys):
+  with filled(tmp_path, [1, 2], keep=2):
+    pass
+  directory = tmp_path / "checkpoints"
+  (directory / "2" / "meta" / "metadata").write_text("{}")
+  (directory / "5").mkdir()
+  (directory / "9.orbax-checkpoint-tmp").mkdir()
+  with opening(tmp_path, keep=2) as checkpoints:
+    state, meta = checkpoints.newest(
+      lambda step: checkpoints.restore(abstract(tree()), step), set_aside=True
+    )
+    assert meta["batches"] == 1
+    assert jnp.array_equal(state["key"], tree(1)["key"])
+    said = capsys.readouterr().out
+    assert "checkpoint 5 is not used" in said
+    assert "checkpoint 2 is not used" in said
+    assert checkpoints.steps() == [1]
+    aside = sorted(path.name for path in (tmp_path / "damaged").iterdir())
+    assert aside == ["2.0", "5.0"]
+    assert not list(directory.glob("*tmp*"))
+    checkpoints.save(2, tree(2), {})  # Its place is free again.
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+  usage = checkpoint_lib.shutil.disk_usage(tmp_path)._replace(free=1000)
+  with opening(tmp_path) as checkpoints:
+    monkeypatch.setattr(checkpoint_lib.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(OSError, match="takes 24 KiB, 0 KiB are free"):
+      checkpoints.save(1, tree(), {})
+    assert checkpoints.steps() == []
+
+
+def test_no_checkpoints_is_nothing_and_only_damaged_ones_an_error(tmp_path):
+  with opening(tmp_path) as checkpoints:
+    assert checkpoints.newest(checkpoints.meta, set_aside=False) is None
+  (tmp_path / "checkpoints" / "4").mkdir()
+  none_intact = pytest.raises(UserError, match="none of the checkpoints")
+  with opening(tmp_path) as checkpoints, none_intact:
+    checkpoints.newest(checkpoints.meta, set_aside=False)
+
+
+def mesh_of(*sizes):
+  count = int(np.prod(sizes))
+  return sharding.make_mesh(sharding.Config(*sizes), jax.devices()[:count])
+
+
+def test_checksums_do_not_depend_on_the_mesh():
+  value = tree()["params"]["a"]["kernel"]
+  expected = integrity.checksums({"x": value})
+  for sizes, spec in (
+    ((8, 1, 1), P()),
+    ((1, 8, 1), P("fsdp")),
+    ((2, 2, 2), P("fsdp", "tensor")),
+  ):
+    placed = jax.device_put(value, NamedSharding(mesh_of(*sizes), spec))
+    assert integrity.checksums({"x": placed}) == expected
+
+
+@pytest.mark.parametrize(
+  "dtype", ["float32", "bfloat16", "int8", "uint16", "int32", "bool"]
+)
+def test_checksums_see_every_bit_and_every_place(dtype):
+  value = np.arange(24).reshape(4, 6) % 2
+  array = jnp.asarray(value).astype(dtype)
+  expected = integrity.checksums([array])
+  changed = array.at[2, 3].set(array[2, 4])
+  flipped = integrity.checksums([changed])
+  swapped = integrity.checksums([array[:, ::-1]])
+  turned = integrity.checksums([array.reshape(6, 4)])
+  assert len({str(x) for x in (expected, flipped, swapped, turned)}) == 4
+  assert integrity.checksums([jnp.copy(array)]) == expected
+
+
+def test_restored_on_another_mesh(tmp_path):
+  """Saved from one layout, read onto another, equal to the bit."""
+  before = NamedSharding(mesh_of(2, 4, 1), P("fsdp"))
+  after = NamedSharding(mesh_of(1, 2, 2), P("tensor", "fsdp"))
+  value = tree()["params"]["a"]["kernel"]
+  with opening(tmp_path) as checkpoints:
+    checkpoints.save(1, {"x": jax.device_put(value, before)}, {})
+    checkpoints.wait()
+    wanted = {"x": jax.ShapeDtypeStruct(value.shape, value.dtype)}
+    wanted = {"x": wanted["x"].update(sharding=after)}
+    state, _ = checkpoints.restore(wanted, 1)
+  assert state["x"].sharding == after
+  np.testing.assert_array_equal(state["x"], value)
+
+
+def test_a_run_starts_from_the_parameters_of_another(tmp_path):
+  """From the averaged ones; hardly a step changes them here."""
+  source, tuned = tmp_path / "source", tmp_path / "tuned"
+  train.run(smoke(), source, "train")
+  config = smoke(
+    run__seed=1,
+    run__init_from=str(source),
+    run__num_steps=5,
+    run__log_every=5,
+    run__checkpoint_every=5,
+    optim__learning_rate=1e-9,
+    optim__final_learning_rate=0.0,
+  )
+  train.run(config, tuned, "train")
+  program = program_lib.make_program(config_lib.resolve(config))
+  wanted = program.abstract_state.params
+  with opening(source) as old, opening(tuned) as new:
+    expected = old.restore_params(wanted, 20)
+    got = new.restore_params(wanted, 5)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), got, expected
+  )
+  fresh = program.init(jax.random.key(1)).params["head"]["kernel"]
+  assert not np.allclose(fresh, expected["head"]["kernel"], atol=1e-3)
+
+
+def test_a_source_that_holds_nothing_is_named(tmp_path):
+  with pytest.raises(UserError, match="run.init_from=.* holds no checkpoints"):
+    train.run(smoke(run__init_from="nowhere"), tmp_path, "train")

@@ -1,0 +1,85 @@
+"""How a process finds out what it takes part in."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from loopjax import distributed
+from loopjax.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def parsed(monkeypatch):
+  for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"):
+    monkeypatch.delenv(name, raising=False)
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def joined(monkeypatch):
+  """What JAX is told."""
+  calls = []
+  monkeypatch.setattr(
+    distributed.jax.distributed, "initialize", lambda **kw: calls.append(kw)
+  )
+  return calls
+
+
+def test_alone_nothing_is_started(joined):
+  distributed.start()
+  assert joined == []
+
+
+def test_flags_win_over_the_environment(joined, monkeypatch):
+  monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "elsewhere:1")
+  monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+  monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+  with flagsaver.flagsaver(coordinator_address="here:2"):
+    distributed.start()
+  (call,) = joined
+  assert call["coordinator_address"] == "here:2"
+  assert (call["num_processes"], call["process_id"]) == (4, 3)
+  assert call["heartbeat_timeout_seconds"] <= 30
+
+
+def test_a_scheduler_that_started_several_tasks_is_noticed(joined, monkeypatch):
+  monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+  distributed.start()
+  assert "coordinator_address" not in joined[0]  # JAX asks SLURM itself.
+
+
+@pytest.mark.parametrize(
+  ("given", "environment", "message"),
+  [
+    ({"num_processes": 2}, {}, "need --coordinator_address"),
+    ({"coordinator_address": "a:1"}, {}, "needs --num_processes"),
+    (
+      {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+      {},
+      "smaller --process_id; they are 2 and 2",
+    ),
+    (
+      {"coordinator_address": "a:1"},
+      {"JAX_NUM_PROCESSES": "two"},
+      "JAX_NUM_PROCESSES='two' is no number",
+    ),
+  ],
+)
+def test_contradictions_are_named(
+  joined, monkeypatch, given, environment, message
+):
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  with flagsaver.flagsaver(**given), pytest.raises(UserError, match=message):
+    distributed.start()
+  assert joined == []
+
+
+def test_alone_a_process_agrees_with_itself():
+  assert distributed.agreed(lambda: {"a": 1}) == {"a": 1}
+  assert distributed.everywhere("x") == "x"
+  whole = distributed.whole(jnp.arange(3))
+  np.testing.assert_array_equal(whole, [0, 1, 2])

@@ -1,0 +1,159 @@
+"""Every family on every kind of mesh is what it is on one device."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests_support import SMOKE, load_config, make_datasets
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax import sharding
+from loopjax.data import pipeline
+from loopjax.errors import UserError
+from loopjax.models import MODELS
+
+MESHES = {
+  "data": (8, 1, 1),
+  "fsdp": (1, 8, 1),
+  "tensor": (1, 1, 2),
+  "data and fsdp": (2, 4, 1),
+  "all": (2, 2, 2),
+}
+
+
+def make(name, mesh, microbatches=1):
+  """Settings of a family's smoke preset; its small matrices are split too."""
+  config = load_config(*SMOKE[name])
+  sizes = dict(zip(sharding.AXES, mesh, strict=True))
+  overrides = {f"mesh.{axis}": size for axis, size in sizes.items()}
+  overrides |= {
+    "mesh.min_split_size": 200,
+    "run.num_microbatches": microbatches,
+  }
+  config_lib.override(config, overrides)
+  return config_lib.resolve(config)
+
+
+def steps(settings, devices, num_steps=2):
+  """State and metrics after two steps on batches with uneven weights."""
+  program = program_lib.make_program(settings, devices)
+  dataset = make_datasets(settings)["train"]
+  batches = pipeline.iterate(dataset.batches, num_threads=0)
+  rows = [next(batches) for _ in range(num_steps)]
+  uneven = np.random.default_rng(0).uniform(0, 2, (settings.run.batch_size, 1))
+  for row in rows:
+    row["weights"] = (row["weights"] * uneven).astype(np.float32)
+  tree = jax.tree.map(lambda *parts: np.stack(parts), *rows)
+  batch = sharding.put_batch(
+    program.mesh, tree, settings.run.batch_size, stacked=True
+  )
+  return program.train(program.init(jax.random.key(0)), batch, {})
+
+
+def assert_close(got, expected, apart=()):
+  """Losses, gradient norms and the parameters that come of them."""
+  (state, metrics), (reference, reference_metrics) = got, expected
+  for name in reference_metrics.keys() - set(apart):
+    value = reference_metrics[name]
+    np.testing.assert_allclose(
+      metrics[name], value, rtol=2e-4, atol=1e-5, err_msg=name
+    )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5),
+    jax.device_get(state.params),
+    jax.device_get(reference.params),
+  )
+
+
+@pytest.fixture(scope="module", params=sorted(MODELS))
+def family(request):
+  """A family's name, and two of its steps on one device."""
+  settings = make(request.param, (1, 1, 1))
+  return request.param, steps(settings, jax.devices()[:1])
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_a_mesh_computes_what_one_device_computes(family, mesh, capfd):
+  name, expected = family
+  devices = jax.devices()[: math.prod(mesh)]
+  got = steps(make(name, mesh), devices)
+  assert_close(got, expected)
+  # The compiler says so when it gathers what should stay split.
+  assert "Involuntary full rematerialization" not in capfd.readouterr().err
+  if mesh[1] > 1:
+    assert_state_is_split(got[0])
+
+
+def assert_state_is_split(state):
+  """Most of the parameters, moments and averages lie split over devices."""
+  moments = optax.tree.get(state.opt_state, "mu")
+  for tree in (state.params, moments, *([state.ema] if state.ema else [])):
+    leaves = jax.tree.leaves(tree)
+    local = sum(leaf.addressable_shards[0].data.size for leaf in leaves)
+    assert local < 0.7 * sum(leaf.size for leaf in leaves)
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 1)])
+def test_microbatches_add_up_to_the_batch(family, mesh):
+  name, expected = family
+  devices = jax.devices()[: math.prod(mesh)]
+  got = steps(make(name, mesh, microbatches=4), devices)
+  # A spread over the batch is not the mean of the spreads over its parts.
+  assert_close(got, expected, apart=("router_probability_std",))
+
+
+def test_every_family_has_a_smoke_preset():
+  assert set(SMOKE) == set(MODELS)
+
+
+def abstract(**shapes):
+  return {
+    name.replace("__", "/"): jax.ShapeDtypeStruct(shape, jnp.float32)
+    for name, shape in shapes.items()
+  }
+
+
+def specs(mesh, params, min_split_size=1):
+  sizes = sharding.Config(*mesh)
+  mesh = sharding.make_mesh(sizes, jax.devices())
+  found = sharding.parameter_shardings(mesh, params, min_split_size)
+  return {name: where.spec for name, where in found.items()}
+
+
+def test_rules_are_of_the_last_dimensions():
+  params = abstract(query__kernel=(8, 16), stack__query__kernel=(3, 8, 16))
+  found = specs((2, 2, 2), params)
+  assert tuple(found["query/kernel"]) == ("fsdp", "tensor")
+  assert tuple(found["stack/query/kernel"]) == (None, "fsdp", "tensor")
+
+
+def test_small_parameters_lie_whole():
+  found = specs((1, 8, 1), abstract(query__kernel=(8, 16)), 129)
+  assert tuple(found["query/kernel"]) == ()
+
+
+@pytest.mark.parametrize(
+  ("params", "message"),
+  [
+    (abstract(new__weight=(64, 64)), "new/weight .* no pattern"),
+    (abstract(query__kernel=(9, 9)), "query/kernel .* no multiples"),
+  ],
+)
+def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
+  with pytest.raises(UserError, match=message):
+    specs((1, 4, 2), params)
+  specs((8, 1, 1), params)  # Nothing is split: nothing to complain about.
+
+
+def test_put_batch_gives_every_device_its_rows():
+  mesh = sharding.make_mesh(sharding.Config(2, 2, 2), jax.devices())
+  batch = {"x": np.arange(2 * 8 * 3).reshape(2, 8, 3)}
+  placed = sharding.put_batch(mesh, batch, 8, stacked=True)["x"]
+  np.testing.assert_array_equal(placed, batch["x"])
+  for shard in placed.addressable_shards:
+    assert shard.data.shape == (2, 2, 3)
+  np.testing.assert_array_equal(sharding.local_rows(mesh, 8), np.arange(8))

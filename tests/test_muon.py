@@ -1,0 +1,255 @@
+"""Muon's arithmetic against NumPy and PyTorch, and beside AdamW."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from loopjax import muon, optim
+
+# Tiny programs take longer to compile than to run.
+compiled = functools.partial(
+  jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)
+orthogonalise = compiled(muon.orthogonalise)
+
+
+def normal(*shape, seed=0):
+  draw = np.random.default_rng(seed).normal(size=shape)
+  return draw.astype(np.float32)
+
+
+def with_spectrum(values, rows, columns):
+  """A matrix [rows, columns] with these singular values."""
+  rank = len(values)
+  left, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(rows, rank)))
+  right, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(columns, rank)))
+  return ((left * values[None]) @ right.T).astype(np.float32)
+
+
+def by_svd(x):
+  """What five steps make of a matrix: the polynomial, value by value."""
+  u, s, vt = np.linalg.svd(np.asarray(x, np.float64), full_matrices=False)
+  s = s / (np.sqrt((s**2).sum()) + 1e-7)
+  for _ in range(5):
+    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+  return (u * s[None]) @ vt
+
+
+SHAPES = [(16, 16), (12, 40), (40, 12), (1, 9)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_singular_value_goes_through_the_polynomial(shape):
+  x = normal(*shape)
+  np.testing.assert_allclose(orthogonalise(x), by_svd(x), atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (40, 12)])
+def test_the_result_is_nearly_orthogonal(shape):
+  """Near the U V^T of a spectrum that spans a factor of 100."""
+  x = with_spectrum(np.geomspace(1, 0.01, 12), *shape)
+  got = np.asarray(orthogonalise(x), np.float64)
+  u, _, vt = np.linalg.svd(x, full_matrices=False)
+  values = np.linalg.svd(got, compute_uv=False)
+  assert values.min() > 0.68 and values.max() < 1.21
+  cosine = np.sum(got * (u @ vt)) / (np.linalg.norm(got) * math.sqrt(12))
+  assert cosine > 0.98
+
+
+def test_values_of_a_five_hundredth_of_the_norm_come_near_one():
+  x = with_spectrum(np.geomspace(1, 0.003, 8), 8, 8)
+  values = np.linalg.svd(orthogonalise(x), compute_uv=False)
+  assert values.min() > 0.68 and values.max() < 1.21
+
+
+def test_a_stack_is_its_matrices_one_by_one():
+  x = normal(2, 3, 6, 10)
+  x[1, 2] *= 1e4  # A large matrix leaves the others as they are.
+  got = orthogonalise(x)
+  assert got.shape == x.shape and got.dtype == jnp.float32
+  for layer in np.ndindex(2, 3):
+    np.testing.assert_allclose(got[layer], by_svd(x[layer]), atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
+def test_the_steps_are_a_loop_over_the_smaller_square(shape):
+  """Unrolled, the temporaries of all five would be alive at once."""
+  text = str(jax.make_jaxpr(muon.orthogonalise)(np.ones(shape, np.float32)))
+  assert text.count("dot_general") == 3
+  assert "length=5" in text and "unroll=1" in text
+  assert "f32[4,4]" in text and "f32[6,6]" not in text
+
+
+@pytest.mark.parametrize(
+  ("shape", "factor"), [((8, 32), 2.0), ((32, 8), 1.0), ((3, 8, 32), 2.0)]
+)
+def test_directions_grow_with_outputs_over_inputs(shape, factor):
+  tx = muon.scale_by_muon(0.0)
+  grads = {"kernel": normal(*shape)}
+  got, _ = compiled(tx.update)(grads, compiled(tx.init)(grads))
+  expected = factor * orthogonalise(grads["kernel"])
+  np.testing.assert_allclose(got["kernel"], expected, rtol=1e-5, atol=1e-6)
+
+
+def make_params():
+  """One of each kind, [layers, inputs, outputs] in the stack."""
+  return {
+    "layers": {
+      "query": {"kernel": normal(2, 6, 10)},
+      "norm": {"scale": 1 + normal(2, 6, seed=1)},
+      "A_log": normal(2, 3, seed=2),
+      "dt_bias": normal(2, 3, seed=3),
+    },
+    "token_embedding": {"embedding": normal(7, 6, seed=4)},
+    "head": {"kernel": normal(6, 7, seed=5)},
+  }
+
+
+SETTINGS = optim.Config(
+  name="muon",
+  learning_rate=1e-3,
+  muon_learning_rate=0.05,
+  muon_momentum=0.9,
+  schedule="wsd",
+  final_learning_rate=1e-4,
+  warmup_steps=2,
+  cooldown_fraction=0.25,
+  b2=0.95,
+  weight_decay=0.5,
+  decay="matrices",
+  clip_norm=0.0,
+)
+NUM_STEPS = 8
+
+
+def run(tx, params, num_steps):
+  """Parameters after steps with gradients that change from step to step."""
+
+  @compiled
+  def step(params, state, grads):
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  state = compiled(tx.init)(params)
+  for at in range(num_steps):
+    grads = jax.tree.map(
+      lambda x, at=at: normal(*x.shape, seed=10 + at), params
+    )
+    params, state = step(params, state, grads)
+  return jax.device_get(params)
+
+
+def test_muon_is_the_published_algorithm():
+  """Momentum, look-ahead, decay, rates: written out, for every step."""
+  got = run(optim.make_optimizer(SETTINGS, NUM_STEPS), make_params(), NUM_STEPS)
+  rates = 0.05 * np.array([0, 0.5, 1, 1, 1, 1, 1, 0.55])
+  kernel = make_params()["layers"]["query"]["kernel"].astype(np.float64)
+  momentum = np.zeros_like(kernel)
+  for at, rate in enumerate(rates):
+    grad = normal(*kernel.shape, seed=10 + at)
+    momentum += 0.1 * (grad - momentum)
+    ahead = grad + 0.9 * (momentum - grad)
+    step = np.stack([by_svd(x) for x in ahead]) * math.sqrt(10 / 6)
+    kernel = kernel * (1 - rate * 0.5) - rate * step
+  np.testing.assert_allclose(
+    got["layers"]["query"]["kernel"], kernel, atol=1e-4
+  )
+
+
+def test_the_other_half_is_plain_adamw():
+  """The same numbers as AdamW alone: no look-ahead, and its own b2."""
+  params = make_params()
+  adamw = optax.adamw(
+    optim.make_schedule(SETTINGS, NUM_STEPS),
+    b1=0.9,
+    b2=0.95,
+    eps=1e-8,
+    weight_decay=0.5,
+    mask=lambda params: optim.decay_mask(params, "matrices"),
+  )
+  expected = run(adamw, params, NUM_STEPS)
+  got = run(optim.make_optimizer(SETTINGS, NUM_STEPS), params, NUM_STEPS)
+  kernel = got["layers"].pop("query")["kernel"]
+  other = expected["layers"].pop("query")["kernel"]
+  assert not np.allclose(kernel, other, atol=1e-3)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8),
+    got,
+    expected,
+  )
+
+
+def test_without_gradients_only_matrices_decay():
+  """Each at its own rate; stacked vectors are no matrices."""
+  config = optim.Config(
+    name="muon",
+    learning_rate=0.1,
+    muon_learning_rate=0.2,
+    weight_decay=0.5,
+    decay="matrices",
+    schedule="constant",
+    warmup_steps=0,
+  )
+  tx = optim.make_optimizer(config, NUM_STEPS)
+  params = make_params()
+  zeros = jax.tree.map(np.zeros_like, params)
+  updates, _ = compiled(tx.update)(zeros, compiled(tx.init)(params), params)
+  expected = jax.tree.map(np.zeros_like, params)
+  kernel = params["layers"]["query"]["kernel"]
+  expected["layers"]["query"]["kernel"] = -0.2 * 0.5 * kernel
+  expected["head"]["kernel"] = -0.1 * 0.5 * params["head"]["kernel"]
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), updates, expected
+  )
+
+
+def test_both_halves_see_clipped_gradients():
+  config = optim.Config(
+    name="muon", clip_norm=1.0, schedule="constant", warmup_steps=0
+  )
+  tx = optim.make_optimizer(config, NUM_STEPS)
+  params = {
+    "query": {"kernel": np.ones((2, 4), np.float32)},
+    "head": {"kernel": np.ones((2, 4), np.float32)},
+  }
+  grads = jax.tree.map(lambda x: 100 * x, params)
+  _, state = compiled(tx.update)(grads, compiled(tx.init)(params), params)
+  for name, moment, factor in (
+    ("query", "momentum", 0.05),
+    ("head", "mu", 0.1),
+  ):
+    value = optax.tree.get(state, moment)[name]["kernel"]
+    np.testing.assert_allclose(value, factor * 0.25, rtol=1e-5)
+
+
+def test_pytorch_agrees():
+  """Its products are in bfloat16, so only to about a hundredth."""
+  torch = pytest.importorskip("torch", minversion="2.9")
+  rates = {"lr": 0.05, "weight_decay": 0.5, "momentum": 0.9}
+  config = optim.Config(
+    name="muon",
+    muon_learning_rate=0.05,
+    muon_momentum=0.9,
+    weight_decay=0.5,
+    clip_norm=0.0,
+    schedule="constant",
+    warmup_steps=0,
+  )
+  start = normal(24, 40)
+  weight = torch.nn.Parameter(torch.tensor(start.T.copy()))
+  other = torch.optim.Muon([weight], **rates)
+  for at in range(3):
+    weight.grad = torch.tensor(normal(24, 40, seed=10 + at).T.copy())
+    other.step()
+  params = {"query": {"kernel": start}}
+  got = run(optim.make_optimizer(config, NUM_STEPS), params, 3)
+  decayed = start * (1 - 0.05 * 0.5) ** 3
+  moved = got["query"]["kernel"] - decayed
+  expected = weight.detach().numpy().T - decayed
+  error = np.linalg.norm(moved - expected) / np.linalg.norm(expected)
+  assert error < 0.015

@@ -1,0 +1,145 @@
+"""Which optimizer every parameter of every family has."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from loopjax import muon
+from loopjax.models import MODELS
+from loopjax.types import TaskSpec
+
+
+def under(name, *tables):
+  """The tables' paths below a module's name."""
+  return {
+    f"{name}/{path}": label for table in tables for path, label in table.items()
+  }
+
+
+SQUARE = {
+  "query/kernel": "muon",
+  "key/kernel": "muon",
+  "value/kernel": "muon",
+  "output/kernel": "muon",
+}
+GELU = {"value/kernel": "muon", "output/kernel": "muon"}
+SWIGLU = {**GELU, "gate/kernel": "muon"}
+RMSNORM = {"scale": "adamw"}
+
+
+def block(mlp, norm=RMSNORM, mixer="attention", parts=SQUARE):
+  return {
+    **under(f"{mixer}_norm", norm),
+    **under(mixer, parts),
+    **under("mlp_norm", norm),
+    **under("mlp", mlp),
+  }
+
+
+def text(layers):
+  """A family with a tied table and a norm before the read-out."""
+  return {
+    "token_embedding/embedding": "adamw",
+    "final_norm/scale": "adamw",
+    **layers,
+  }
+
+
+def utm(*norm):
+  norms = dict.fromkeys(norm, "adamw")
+  return {
+    "token_embedding/embedding": "adamw",
+    "cell_type/embedding": "adamw",
+    "memory_type/embedding": "adamw",
+    "memory_tokens": "adamw",
+    "step_embedding/embedding": "adamw",
+    **under("block", block(SWIGLU, norms)),
+    "block/attention/query_norm/scale": "adamw",
+    "block/attention/key_norm/scale": "adamw",
+    "router/kernel": "adamw",
+    "router/bias": "adamw",
+    "head/kernel": "adamw",
+    "head/bias": "adamw",
+  }
+
+
+GATED_DELTA = {
+  "query/kernel": "muon",
+  "key/kernel": "muon",
+  "value/kernel": "muon",
+  "convolutions/0/taps": "adamw",
+  "convolutions/1/taps": "adamw",
+  "convolutions/2/taps": "adamw",
+  "memory/decay/kernel": "adamw",
+  "memory/write/kernel": "adamw",
+  "memory/A_log": "adamw",
+  "memory/dt_bias": "adamw",
+  "memory/gate/kernel": "muon",
+  "memory/norm/scale": "adamw",
+  "memory/output/kernel": "muon",
+}
+JET = {
+  **{name: GATED_DELTA[name] for name in GATED_DELTA if "taps" not in name},
+  "convolution/hidden/kernel": "muon",
+  "convolution/taps/kernel": "adamw",
+  "convolution/taps/bias": "adamw",
+}
+
+
+def sleep(memory):
+  return {
+    **text(under("pairs/near", block(SWIGLU))),
+    **under("pairs/far", block(SWIGLU, mixer="memory", parts=memory)),
+    "pass_norm/scale": "adamw",
+  }
+
+
+STACK = text(under("layers", block(GELU)))
+GATE = {"channel/gate/weight": "adamw", "channel/gate/bias": "adamw"}
+# Families, settings that bring all their parameters, and who has them.
+FAMILIES = [
+  ("disco", {"gate": "learned"}, {**STACK, **GATE}),
+  ("looped", {"mlp": "swiglu"}, text(under("layers", block(SWIGLU)))),
+  ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
+  ("sleep", {"pass_norm": True}, sleep(GATED_DELTA)),
+  ("sleep", {"pass_norm": True, "memory": "jet"}, sleep(JET)),
+  ("transformer", {}, STACK),
+  ("utm", {"norm": "derf_utm"}, utm("alpha", "shift")),
+  ("utm", {"norm": "derf"}, utm("alpha", "shift", "gain", "bias")),
+  ("utm", {"norm": "rmsnorm"}, utm("scale")),
+  ("utm", {"norm": "layernorm"}, utm("scale", "bias")),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
+def test_every_parameter_has_its_optimizer(name, settings, expected):
+  family, spec = MODELS[name], TaskSpec(8, 48, tuple((i,) for i in range(48)))
+  config = family.Config(**settings)
+  model = nnx.eval_shape(
+    lambda: family.Model(config, spec, rngs=nnx.Rngs(params=0))
+  )
+  labels = muon.partition(nnx.to_pure_dict(nnx.state(model)))
+  found = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): label
+    for path, label in jax.tree_util.tree_leaves_with_path(labels)
+  }
+  assert found == expected
+
+
+def test_every_family_is_here():
+  assert {name for name, _, _ in FAMILIES} == set(MODELS), "add it to FAMILIES"
+
+
+@pytest.mark.parametrize(
+  ("path", "leaf", "message"),
+  [
+    ("layers/new/weight", jnp.ones((2, 2)), "no pattern .* layers/new/w"),
+    ("layers/requery/kernel", jnp.ones((2, 2)), "no pattern .* layers/req"),
+    ("layers/query/kernel", jnp.ones(2), "query/kernel is no matrix"),
+    ("layers/query/bias", jnp.ones((2, 2)), "no pattern .* layers/query/b"),
+  ],
+)
+def test_a_parameter_without_a_place_is_named(path, leaf, message):
+  with pytest.raises(AssertionError, match=message):
+    muon.partition({path: leaf})

@@ -1,0 +1,92 @@
+"""Being asked to stop, at every place where a run may be."""
+
+import os
+import signal
+
+import pytest
+from tests_support import smoke
+
+from loopjax import preemption, train
+from loopjax import workdir as workdir_lib
+
+TIMING = (
+  "steps_per_second",
+  "examples_per_second",
+  "data_wait_fraction",
+  "model_flops_per_second",
+)
+
+
+def config():
+  """Steps 5, 15 lie between rows; evaluation in training is at 10."""
+  return smoke(
+    eval__every=10, eval__batch_size=32, eval__depth_factor=0,
+    optim__ema_decay=0.9,
+  )  # fmt: skip
+
+
+def rows(workdir):
+  return [
+    {k: v for k, v in row.items() if k not in TIMING}
+    for row in workdir_lib.read_metrics(workdir)
+  ]
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("never_stopped")
+  return workdir, train.run(config(), workdir, "train_and_eval")
+
+
+def stop_at(monkeypatch, polls):
+  """The notice comes at one of the times that a run asks for it."""
+  asked = []
+
+  def reached(self):
+    asked.append(1)
+    return len(asked) == polls
+
+  monkeypatch.setattr(preemption.Notice, "reached", reached)
+  return asked
+
+
+# A run asks before every call of 5 steps and every batch of an evaluation.
+@pytest.mark.parametrize(
+  ("polls", "step"), [(1, 0), (2, 5), (3, 10), (5, 10), (30, 20)]
+)
+def test_stopped_anywhere_it_ends_as_if_not(
+  never_stopped, monkeypatch, tmp_path, polls, step
+):
+  expected_workdir, expected = never_stopped
+  with monkeypatch.context() as patch:
+    asked = stop_at(patch, polls)
+    stopped = train.run(config(), tmp_path, "train_and_eval")
+    assert len(asked) == polls
+  assert (stopped["status"], stopped["steps"]) == ("preempted", step)
+  assert workdir_lib.read_json(tmp_path / "summary.json") == stopped
+  done = train.run(config(), tmp_path, "train_and_eval")
+  assert done["status"] == "completed"
+  assert done["digest"] == expected["digest"]
+  assert rows(tmp_path) == rows(expected_workdir)
+
+
+def test_a_signal_is_taken_once_and_given_back(capfd):
+  before = signal.getsignal(signal.SIGTERM)
+  notice = preemption.Notice()
+  with notice.listening():
+    assert not notice.reached()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert notice.reached()
+    assert signal.getsignal(signal.SIGTERM) != before  # May come again.
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    with pytest.raises(preemption.Preempted):
+      notice.check()
+  assert signal.getsignal(signal.SIGTERM) == before
+  assert "SIGTERM: saving and stopping" in capfd.readouterr().err
+
+
+def test_without_a_signal_nothing_is_left_behind():
+  before = signal.getsignal(signal.SIGINT)
+  with preemption.Notice().listening():
+    assert signal.getsignal(signal.SIGINT) != before
+  assert signal.getsignal(signal.SIGINT) == before
