@@ -34,7 +34,7 @@ PRESETS = {
   "tiny": {
     "task": {"num_states": 2, "state_width": 16, "num_steps": 8},
     "model": {
-      "width": 64, "num_layers": 2, "num_memory_heads": 2, "key_width": 32,
+      "width": 64, "num_memory_heads": 2, "key_width": 32,
       "value_width": 32, "window": 16,
     },
     "optim": {"learning_rate": 1e-3, "warmup_steps": 100},
@@ -50,8 +50,9 @@ PRESETS = {
       "num_eval_examples": 64,
     },
     "model": {
-      "width": 16, "num_layers": 2, "num_heads": 2, "num_memory_heads": 2,
-      "key_width": 8, "value_width": 8, "window": 8, "num_passes": 2,
+      "width": 16, "num_heads": 2, "num_layers": 1, "num_memory_layers": 1,
+      "num_memory_heads": 2, "key_width": 8, "value_width": 8, "window": 8,
+      "num_passes": 2,
     },
     "optim": {"warmup_steps": 2},
     "run": {
@@ -71,13 +72,28 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   """Overrides by sweep and item."""
-  config = config or get_config()
+  del config  # The same for every preset.
   passes = _axis("model.num_passes", 1, 2, 3, 4)
   seeds = _axis("run.seed", 0, 1, 2)
   steps = _axis("task.num_steps", 1, 2, 4, 8, 16, 32)
+  again = {"model.inject": True, "model.pass_norm": True}
+  restart = {**again, "model.carry_state": False}
   return {
     "depth": _product(steps, passes[:1], seeds),  # Figure 2, left.
     "passes": _product(passes, seeds),  # Figure 2, right.
+    # Open in the paper (section 7): what a step costs, and how stable it is.
+    "gradients": _product(
+      passes[3:],
+      [
+        {},
+        {"model.gradient_passes": 1},
+        {"model.gradient_passes": 2},
+        {**restart, "model.implicit_terms": 4},
+      ],
+    ),
+    "states": _product(
+      passes[3:], [{}, {"model.pass_norm": True}, again, restart]
+    ),
   }
 
 

@@ -1,6 +1,7 @@
 """Learning-rate schedules, weight-decay mask and the optimizer chain."""
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ class Config:
       is matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
     ema_decay: of the averaged parameters that evaluation uses; 0 for none.
+    frozen: regular expression of parameters that stay as they are; "" for none.
   """
 
   name: str = "adamw"
@@ -59,6 +61,7 @@ class Config:
   decay: str = "all"
   clip_norm: float = 1.0
   ema_decay: float = 0.999
+  frozen: str = ""
 
   def __post_init__(self) -> None:
     checks.plain_values("optim", self)
@@ -89,6 +92,10 @@ class Config:
       raise UserError(
         f"optim.cooldown_fraction={self.cooldown_fraction} must be in (0, 1]"
       )
+    try:
+      re.compile(self.frozen)
+    except re.error as error:
+      raise UserError(f"optim.frozen={self.frozen!r}: {error}") from error
     self._check_effects()
 
   def _check_effects(self) -> None:
@@ -141,12 +148,33 @@ def decay_mask(params: Any, decay: str) -> Any:
   """bool per parameter: whether weight decay applies to it."""
 
   def decays(path, leaf) -> bool:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = _name(path)
     if decay == "all" or (decay == "tables" and name.endswith(_TABLE)):
       return True
     return leaf.ndim >= 2 and not any(part in name for part in _NOT_DECAYED)
 
   return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def frozen_mask(params: Any, pattern: str) -> Any:
+  """bool per parameter: whether the pattern is found in its path.
+
+  Raises:
+    UserError: it is found in none, or in all of them.
+  """
+  mask = jax.tree_util.tree_map_with_path(
+    lambda path, _: bool(re.search(pattern, _name(path))), params
+  )
+  found = jax.tree.leaves(mask)
+  if not any(found):
+    raise UserError(f"optim.frozen={pattern!r} is found in no parameter")
+  if all(found):
+    raise UserError(f"optim.frozen={pattern!r} leaves no parameter to train")
+  return mask
+
+
+def _name(path: Any) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def make_optimizer(
@@ -174,6 +202,12 @@ def make_optimizer(
       optax.scale_by_learning_rate(lambda step: ratio * schedule(step)),
     )
     tx = optax.partition({"adamw": tx, "muon": matrices}, muon.partition)
-  if not config.clip_norm:
+  if config.clip_norm:
+    tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+  if not config.frozen:
     return tx
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+  # In front, their gradients would count in the norm; behind, they would decay.
+  freeze = optax.masked(
+    optax.set_to_zero(), lambda params: frozen_mask(params, config.frozen)
+  )
+  return optax.chain(freeze, tx, freeze)

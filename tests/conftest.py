@@ -10,12 +10,21 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# Eight devices on two busy cores may wait for each other for long; XLA would
-# end the process after 40 s.
+# A device that waits for the others at a collective holds a thread of XLA's
+# pools, and these have as many threads as there are devices: with all of them
+# waiting, nobody does what they wait for. So: pools with threads to spare, and
+# one program at a time.
+os.environ["NPROC"] = "32"
+os.environ["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
+    # Eight devices on two busy cores may still wait for each other for long;
+    # XLA would end the process after 40 s.
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    # Programs run for milliseconds: what optimises them takes longer.
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
   )
 )
 os.environ.setdefault(
@@ -25,6 +34,7 @@ os.environ.setdefault(
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -32,3 +42,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _let_go():
+  """What a module has compiled would stay in memory to the end."""
+  yield
+  jax.clear_caches()

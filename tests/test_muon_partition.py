@@ -89,9 +89,8 @@ JET = {
 
 def sleep(memory):
   return {
-    **text(under("pairs/near", block(SWIGLU))),
-    **under("pairs/far", block(SWIGLU, mixer="memory", parts=memory)),
-    "pass_norm/scale": "adamw",
+    **text(under("layers", block(SWIGLU))),
+    **under("memories", block(SWIGLU, mixer="memory", parts=memory)),
   }
 
 
@@ -102,8 +101,8 @@ FAMILIES = [
   ("disco", {"gate": "learned"}, {**STACK, **GATE}),
   ("looped", {"mlp": "swiglu"}, text(under("layers", block(SWIGLU)))),
   ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
-  ("sleep", {"pass_norm": True}, sleep(GATED_DELTA)),
-  ("sleep", {"pass_norm": True, "memory": "jet"}, sleep(JET)),
+  ("sleep", {}, sleep(GATED_DELTA)),
+  ("sleep", {"memory": "jet"}, sleep(JET)),
   ("transformer", {}, STACK),
   ("utm", {"norm": "derf_utm"}, utm("alpha", "shift")),
   ("utm", {"norm": "derf"}, utm("alpha", "shift", "gain", "bias")),

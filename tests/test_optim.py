@@ -1,5 +1,7 @@
 """Schedules, decay mask, clipping."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,3 +186,38 @@ def test_impossible_settings_are_named(changes, message):
 def test_warmup_must_end():
   with pytest.raises(UserError, match="warmup_steps=10"):
     optim.make_schedule(CONFIG, 10)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_frozen_parameters_stay_and_do_not_count(name):
+  """Neither decay nor their gradients' norm reaches the others."""
+  config = optim.Config(
+    name=name, warmup_steps=0, weight_decay=0.1, frozen="^old/"
+  )
+  params = {
+    "old": {"value": {"kernel": jnp.ones((3, 3))}},
+    "new": {"value": {"kernel": jnp.eye(3)}},
+  }
+  grads = jax.tree.map(lambda x: 100 * x, params)
+
+  def update(config, params, grads):
+    tx = optim.make_optimizer(config, 10)
+    return tx.update(grads, tx.init(params), params)[0]
+
+  updates = update(config, params, grads)
+  assert not jnp.any(updates["old"]["value"]["kernel"])
+  alone = {"new": params["new"]}
+  expected = update(
+    dataclasses.replace(config, frozen=""), alone, {"new": grads["new"]}
+  )
+  jax.tree.map(np.testing.assert_array_equal, {"new": updates["new"]}, expected)
+
+
+@pytest.mark.parametrize(
+  ("pattern", "message"),
+  [("none", "found in no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
+)
+def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
+  params = {"a": {"kernel": jnp.ones(2)}, "b": {"kernel": jnp.ones(2)}}
+  with pytest.raises(UserError, match=message):
+    optim.make_optimizer(optim.Config(frozen=pattern), 2000).init(params)

@@ -1,6 +1,8 @@
 """Pictures of numbers over training steps and over loops."""
 
+import itertools
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +14,7 @@ from loopjax.analysis import draw
 
 Rows = list[dict[str, Any]]
 _STEPS = "optimizer steps"
+_GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale and (split, metric, label, colour).
 _PANELS = (
@@ -67,7 +70,7 @@ def draw_training(
   """
   panels = [
     panel
-    for panel in (*_PANELS, _by_split(rows))
+    for panel in (*_PANELS, _by_split(rows), *_by_group(rows))
     if any(len(series(rows, split, name)[0]) for split, name, *_ in panel[3])
   ]
   if not panels:
@@ -99,6 +102,26 @@ def _by_split(rows: Rows):
     for index, split in enumerate(splits)
   ]
   return "Accuracy by split", "share", "linear", tuple(lines)
+
+
+def _by_group(rows: Rows):
+  """A panel for each grouping of the evaluation: the loss of its groups."""
+  groups: dict[str, dict[str, None]] = {}
+  for key in (key for row in rows if row["split"] == "eval" for key in row):
+    if match := _GROUP_LOSS.fullmatch(key):
+      groups.setdefault(match[1], {})[key] = None
+  return [
+    (
+      f"Loss by {name}",
+      "nats per token",
+      "linear",
+      tuple(
+        ("eval", key, key.partition("=")[2], color)
+        for key, color in zip(keys, itertools.cycle(draw.PALETTE))
+      ),
+    )
+    for name, keys in groups.items()
+  ]
 
 
 def _draw_line(axes: axes_lib.Axes, rows: Rows, split, name, label, color):

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
-from loopjax.analysis import curves, depth, halting, maps
+from loopjax.analysis import curves, depth, halting, maps, passes
 from loopjax.analysis import view as view_lib
 from loopjax.types import Dataset
 
@@ -74,6 +74,7 @@ def _draw(view: view_lib.View) -> list[pathlib.Path]:
   files = curves.draw_training(
     view.rows, settings.model.num_loops, view.directory
   )
+  files += passes.draw_passes(view.rows, view.directory)
   steps = halting_steps(view)
   if steps is not None:
     files += curves.draw_router(view.rows, view.directory)

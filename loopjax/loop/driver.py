@@ -95,9 +95,70 @@ def run_truncated(
   for start, end in itertools.pairwise(ends):
     if start == cut:
       carry = jax.lax.stop_gradient(carry)
-    carry, more, _ = run_loop(step_fn, carry, end - start, kind=kind)
+
+    def later(carry: Carry, n: Array, start: int = start) -> tuple[Carry, Any]:
+      return step_fn(carry, n + start)
+
+    carry, more, _ = run_loop(later, carry, end - start, kind=kind)
     records.append(more)
   return first, carry, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
+
+
+def run_implicit(
+  step_fn: Callable[[Carry, Array], tuple[Carry, Any]],
+  carry: Carry,
+  num_steps: int,
+  *,
+  num_terms: int,
+  kind: str = "scan",
+) -> tuple[Carry, Carry, Any]:
+  """`run_loop` with the gradient of a fixed point z = f(z) in its place.
+
+  With J the derivative of f at what the last step starts from, that gradient
+  is the last step's own times (I - J)^-1 = I + J + J^2 + ... It needs the
+  memory of one step, and is right as far as the steps have settled.
+
+  Args:
+    step_fn: as in `run_loop`; every step but the first is the same f.
+    carry, num_steps, kind: as in `run_loop`.
+    num_terms: of the series behind I, at least 1.
+
+  Returns:
+    As from `run_truncated`. What the loop began with gets a gradient by way of
+    the first carry alone.
+  """
+  first, record = step_fn(carry, jnp.asarray(0))
+  records = [jax.tree.map(lambda x: x[None], record)]
+  if num_steps == 1:
+    return first, first, records[0]
+  of_last = jnp.asarray(num_steps - 1)
+
+  def settle(_: Any, z: Carry) -> tuple[Carry, list[Any]]:
+    if num_steps == 2:
+      return z, []
+    z, middle, _ = run_loop(
+      lambda z, n: step_fn(z, n + 1), z, num_steps - 2, kind=kind
+    )
+    return z, [middle]
+
+  def residual(z: Carry) -> Carry:
+    return jax.tree.map(jnp.subtract, step_fn(z, of_last)[0], z)
+
+  def solve(apply: Callable[[Carry], Carry], y: Carry) -> Carry:
+    """x with (J - I) x = y, by x <- J x - y."""
+
+    def term(x: Carry, _: None) -> tuple[Carry, None]:
+      return jax.tree.map(lambda j, x, y: j + x - y, apply(x), x, y), None
+
+    start = jax.tree.map(jnp.negative, y)
+    return jax.lax.scan(term, start, length=num_terms - 1)[0]
+
+  z, middle = jax.lax.custom_root(
+    residual, jax.lax.stop_gradient(first), settle, solve, has_aux=True
+  )
+  last, record = step_fn(z, of_last)
+  records += [*middle, jax.tree.map(lambda x: x[None], record)]
+  return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 
 def scan(

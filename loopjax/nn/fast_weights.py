@@ -52,10 +52,13 @@ class Gates:
   negative_eigenvalues: bool = False
 
   def __post_init__(self) -> None:
-    if not 0 <= self.A_range[0] < self.A_range[1]:
-      raise UserError(f"A_range={self.A_range} must be 0 <= low < high")
-    if not 0 < self.dt_range[0] < self.dt_range[1]:
-      raise UserError(f"dt_range={self.dt_range} must be 0 < low < high")
+    for name in ("A_range", "dt_range"):
+      ends = getattr(self, name)
+      numbers = [x for x in ends if isinstance(x, float | int)]
+      if len(numbers) != 2 or len(ends) != 2 or not 0 <= ends[0] < ends[1]:
+        raise UserError(f"model.{name}={ends} must be 0 <= low < high")
+    if not self.dt_range[0]:  # Its logarithm is drawn.
+      raise UserError(f"model.dt_range={self.dt_range} must be 0 < low < high")
 
 
 class FastWeights(nnx.Module):

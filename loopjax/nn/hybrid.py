@@ -1,8 +1,8 @@
 """Attention and fast weights in turn: the stack of models that sleep.
 
-Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A pair is
-an attention block and a memory block; every parameter has a leading axis of
-pairs, so that one pair is compiled whatever their number.
+Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group is
+so many attention blocks and the memory block behind them; every parameter has
+a leading axis of groups, so that one is compiled whatever their number.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -32,16 +32,16 @@ MEMORIES: dict[str, Any] = {
 
 
 class Shape(Protocol):
-  """The fields of a family's `Config` that describe its pairs.
+  """The fields of a family's `Config` that describe its memory blocks.
 
   Attributes:
-    width: D. num_layers: attention and memory layers together.
-    num_prelude_layers, num_coda_layers: of them, at both ends.
-    num_heads: of attention.
+    width: D. num_layers: of attention. num_memory_layers: M, of memory.
+    num_prelude_layers, num_coda_layers: of those of attention, at both ends.
     mlp: "swiglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
     memory: a key of MEMORIES.
+    memory_mlp: whether a memory block has an MLP.
     num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
-    rope_base: longest wavelength over 2 pi, in tokens.
+    A_range, dt_range: see `fast_weights.Gates`.
     init_std: of every matrix.
   """
 
@@ -50,11 +50,11 @@ class Shape(Protocol):
   @property
   def num_layers(self) -> int: ...
   @property
+  def num_memory_layers(self) -> int: ...
+  @property
   def num_prelude_layers(self) -> int: ...
   @property
   def num_coda_layers(self) -> int: ...
-  @property
-  def num_heads(self) -> int: ...
   @property
   def mlp(self) -> str: ...
   @property
@@ -62,66 +62,82 @@ class Shape(Protocol):
   @property
   def memory(self) -> str: ...
   @property
+  def memory_mlp(self) -> bool: ...
+  @property
   def num_memory_heads(self) -> int: ...
   @property
   def key_width(self) -> int: ...
   @property
   def value_width(self) -> int: ...
   @property
-  def rope_base(self) -> float: ...
+  def A_range(self) -> tuple[float, float]: ...
+  @property
+  def dt_range(self) -> tuple[float, float]: ...
   @property
   def init_std(self) -> float: ...
 
 
 def check(shape: Shape) -> None:
   """Raises UserError unless there is such a stack."""
-  checks.one_of("model", shape, mlp=mlp.MLPS, memory=MEMORIES)
+  checks.one_of("model", shape, memory=MEMORIES)
   checks.at_least(
     "model",
     shape,
-    width=1,
-    num_layers=1,
+    num_memory_layers=1,
     num_prelude_layers=0,
     num_coda_layers=0,
-    num_heads=1,
     num_memory_heads=1,
     key_width=1,
     value_width=1,
-    rope_base=1,
-    init_std=0,
   )
-  for name in ("num_layers", "num_prelude_layers", "num_coda_layers"):
-    if getattr(shape, name) % 2:
-      raise UserError(f"model.{name}={getattr(shape, name)} must be even")
+  gates(shape)
+  each, rest = divmod(shape.num_layers, shape.num_memory_layers)
+  if rest or not each:
+    raise UserError(
+      f"model.num_memory_layers={shape.num_memory_layers} must divide"
+      f" model.num_layers={shape.num_layers}: as many layers of attention stand"
+      " before each"
+    )
+  for name in ("num_prelude_layers", "num_coda_layers"):
+    if getattr(shape, name) % each:
+      raise UserError(
+        f"model.{name}={getattr(shape, name)} must be a multiple of {each}, the"
+        " layers of attention before one of memory"
+      )
   if shape.num_prelude_layers + shape.num_coda_layers >= shape.num_layers:
     raise UserError(
       f"model.num_layers={shape.num_layers} leaves no layer between"
       f" model.num_prelude_layers={shape.num_prelude_layers} and"
       f" model.num_coda_layers={shape.num_coda_layers}"
     )
-  if int(shape.width * shape.mlp_ratio) < 1:
-    raise UserError(f"model.mlp_ratio={shape.mlp_ratio} leaves no MLP")
-  if shape.width % (2 * shape.num_heads):
-    raise UserError(
-      f"model.width={shape.width} must be a multiple of twice"
-      f" model.num_heads={shape.num_heads}"
-    )
+
+
+def gates(shape: Shape) -> fast_weights.Gates:
+  """How the gates of fast weights start; raises UserError."""
+  return fast_weights.Gates(shape.A_range, shape.dt_range)
 
 
 class Memory(NamedTuple):
-  """What the pairs of a stack hold of earlier tokens; a leading axis of pairs.
+  """What groups hold of earlier tokens; a leading axis of groups.
 
   Attributes:
     state: of the memory layers.
-    past: keys and values of the attention layers, P tokens.
+    past: keys and values [groups, layers, B, P, H, W] of attention, P tokens.
   """
 
   state: fast_weights.State
   past: attention.Past
 
 
+class Groups(NamedTuple):
+  """Attention blocks [groups, layers, ...] and memory blocks [groups, ...]."""
+
+  near: block.Block
+  far: "MemoryBlock"
+
+
 class MemoryBlock(nnx.Module):
-  """x + memory(norm(x)), then x + mlp(norm(x))."""
+  """x + memory(norm(x)), then x + mlp(norm(x)) if it has an MLP."""
 
   def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
@@ -132,13 +148,18 @@ class MemoryBlock(nnx.Module):
       shape.num_memory_heads,
       shape.key_width,
       shape.value_width,
+      gates=gates(shape),
       init=init,
       **shared,
     )
-    self.mlp_norm = norm.rms_norm(shape.width, **shared)
-    hidden = int(shape.width * shape.mlp_ratio)
-    self.mlp = mlp.MLPS[shape.mlp](shape.width, hidden, init=init, **shared)
-    self.precision = precision
+    if shape.memory_mlp:
+      self.mlp_norm = norm.rms_norm(shape.width, **shared)
+      hidden = int(shape.width * shape.mlp_ratio)
+      self.mlp = mlp.MLPS[shape.mlp](shape.width, hidden, init=init, **shared)
+    else:  # Inserted into a trained stack, which it leaves as it is at first.
+      output = self.memory.memory.output.kernel
+      output[...] = jnp.zeros_like(output[...])
+    self.has_mlp, self.precision = shape.memory_mlp, precision
 
   def __call__(
     self, x: Array, state: fast_weights.State, mask: Array | None
@@ -147,55 +168,45 @@ class MemoryBlock(nnx.Module):
     stream = self.precision.accumulate
     mixed, state, stats = self.memory(self.memory_norm(x), state, mask=mask)
     x = x + checkpoint_name(mixed, "attention").astype(stream)
-    added = self.mlp(self.mlp_norm(x))
-    x = x + checkpoint_name(added, "mlp").astype(stream)
+    if self.has_mlp:
+      added = self.mlp(self.mlp_norm(x))
+      x = x + checkpoint_name(added, "mlp").astype(stream)
     return sharding.by_example(x), state, stats
 
 
-class Pair(nnx.Module):
-  """An attention block, then a memory block."""
+def make_memories(
+  shape: Shape, *, precision: Precision, rngs: nnx.Rngs
+) -> MemoryBlock:
+  """All memory blocks in one: its parameters are [M, ...]; for `grouped`."""
 
-  def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
-    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-    self.near = block.Block(
-      shape.width,
-      shape.num_heads,
-      int(shape.width * shape.mlp_ratio),
-      "rmsnorm",
-      mlp_kind=shape.mlp,
-      causal=True,
-      qk_norm=False,
-      init=nnx.initializers.normal(shape.init_std),
-      **shared,
-    )
-    self.far = MemoryBlock(shape, **shared)
+  def make(key: Array) -> MemoryBlock:
+    return MemoryBlock(shape, precision=precision, rngs=nnx.Rngs(params=key))
+
+  keys = jax.random.split(rngs.params(), shape.num_memory_layers)
+  return jax.vmap(make)(keys)
 
 
-def make_pairs(
-  shape: Shape, num_pairs: int, *, precision: Precision, rngs: nnx.Rngs
-) -> Pair:
-  """All pairs in one: its parameters are [num_pairs, ...]; for `run_pairs`."""
-
-  def make_pair(key: Array) -> Pair:
-    return Pair(shape, precision=precision, rngs=nnx.Rngs(params=key))
-
-  return jax.vmap(make_pair)(jax.random.split(rngs.params(), num_pairs))
+def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
+  """As many of the layers, from `stack.make_layers`, before each memory."""
+  num_groups = len(jax.tree.leaves(memories)[0])
+  near = jax.tree.map(lambda x: x.reshape(num_groups, -1, *x.shape[1:]), layers)
+  return Groups(near, memories)
 
 
 def empty_memory(
-  pairs: Pair, batch: int, num_past: int, *, carry_convolutions: bool
+  groups: Groups, batch: int, num_past: int, *, carry_convolutions: bool
 ) -> Memory:
-  """What the pairs hold before the first token: zeros."""
-  layer, precision = pairs.near.attention, pairs.near.precision
-  num_pairs, width, _ = layer.query.kernel.shape
+  """What the groups hold before the first token: zeros."""
+  layer, precision = groups.near.attention, groups.near.precision
+  *outer, width, _ = layer.query.kernel.shape
   head_width = width // layer.num_heads
-  shape = (num_pairs, batch, num_past, layer.num_heads, head_width)
+  shape = (*outer, batch, num_past, layer.num_heads, head_width)
   none = jnp.zeros(shape, precision.compute)
-  state = pairs.far.memory.initial_state(
+  state = groups.far.memory.initial_state(
     batch, carry_convolutions=carry_convolutions
   )
   stacked = jax.tree.map(
-    lambda x: jnp.broadcast_to(x[None], (num_pairs, *x.shape)), state
+    lambda x: jnp.broadcast_to(x[None], (outer[0], *x.shape)), state
   )
   return Memory(stacked, attention.Past(none, none))
 
@@ -211,8 +222,8 @@ def again(behind: Memory, before: Memory) -> Memory:
   return before._replace(state=state)
 
 
-def run_pairs(
-  pairs: Pair,
+def run_groups(
+  groups: Groups,
   x: Array,
   memory: Memory,
   tables: tuple[Array, Array],
@@ -221,51 +232,52 @@ def run_pairs(
   *,
   unroll: bool = False,
 ) -> tuple[Array, Memory, dict[str, Array]]:
-  """Applies the pairs one after another to the tokens of a window.
+  """Applies the groups one after another to the tokens of a window.
 
   Args:
-    pairs: from `make_pairs`.
+    groups: from `grouped`.
     x: residual stream [B, S, D].
     memory: before the window, with P tokens in the past.
     tables: rotary tables of P + S positions.
     visible: bool [B, S, P + S], see `Attention.behind`.
     mask: bool [B, S], False for tokens that are not there; None: all are.
-    unroll: compiles each pair by itself.
+    unroll: compiles each block by itself.
 
   Returns:
     The residual stream [B, S, D]; the memory after the window, with P + S
-    tokens in the past; statistics of every pair, [num_pairs, ...] by name.
+    tokens in the past; statistics of every memory layer, [groups, ...] by name.
   """
 
-  def step(x: Array, of_pair: tuple[Pair, Memory]):
-    pair, memory = of_pair
-    x, past = pair.near.behind(x, memory.past, tables, visible)
-    x, state, stats = pair.far(x, memory.state, mask)
+  def attend(x: Array, of_layer: tuple[block.Block, attention.Past]):
+    layer, past = of_layer
+    return layer.behind(x, past, tables, visible)
+
+  def step(x: Array, of_group: tuple[Groups, Memory]):
+    group, memory = of_group
+    x, past = jax.lax.scan(attend, x, (group.near, memory.past), unroll=unroll)
+    x, state, stats = group.far(x, memory.state, mask)
     return x, (Memory(state, past), stats)
 
-  x, (memory, stats) = jax.lax.scan(step, x, (pairs, memory), unroll=unroll)
+  x, (memory, stats) = jax.lax.scan(step, x, (groups, memory), unroll=unroll)
   return x, memory, stats
 
 
-def flops(shape: Shape, num_tokens: int, num_past: int) -> int:
-  """Forward FLOPs of one pair on a window of one sequence.
+def memory_flops(shape: Shape, num_tokens: int) -> int:
+  """Forward FLOPs of one memory block on a window of one sequence.
 
   A multiply-add counts as two; point-wise operations are left out, and so is
-  the inverse within a chunk. Attention counts every pair of tokens: what the
-  mask hides is computed too.
+  the inverse within a chunk.
   """
   width, heads = shape.width, shape.num_memory_heads
   keys, values = heads * shape.key_width, heads * shape.value_width
-  hidden = int(width * shape.mlp_ratio)
-  matrices = {"swiglu": 3, "gelu": 2}[shape.mlp]
-  near = 4 * width**2 + 2 * (num_past + num_tokens) * width
-  far = width * (2 * keys + 3 * values + 2 * heads)
+  layer = width * (2 * keys + 3 * values + 2 * heads)
   if shape.memory == "jet":  # The generator of the convolution, four taps.
-    far += values // 8 * (width + 4 * values)
+    layer += values // 8 * (width + 4 * values)
   rule = 3 * shape.key_width * shape.value_width
   rule += 2 * chunk_of(num_tokens) * (shape.key_width + shape.value_width)
-  mlps = 2 * matrices * width * hidden
-  return 2 * num_tokens * (near + far + heads * rule + mlps)
+  matrices = {"swiglu": 3, "gelu": 2}[shape.mlp] * shape.memory_mlp
+  hidden = int(width * shape.mlp_ratio)
+  return 2 * num_tokens * (layer + heads * rule + matrices * width * hidden)
 
 
 def chunk_of(num_tokens: int) -> int:

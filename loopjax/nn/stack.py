@@ -138,16 +138,17 @@ def run_layers(
   return driver.scan(step, x, (layers, keys), unroll=unroll, remat=remat)[0]
 
 
-def flops(shape: Shape, num_tokens: int) -> int:
+def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
   """Forward FLOPs of the stack's L blocks on one sequence.
 
   A multiply-add counts as two; point-wise operations are left out. Attention
-  counts every pair of tokens: what the causal mask hides is computed too.
+  counts every pair of tokens, `num_past` earlier ones included: what the causal
+  mask hides is computed too.
   """
   width = shape.width
   matrices = {"swiglu": 3, "gelu": 2}[shape.mlp]
   projections = 4 * width**2 + matrices * width * mlp_width(shape)
-  mixing = 2 * num_tokens * width  # Logits, and the weighted sum.
+  mixing = 2 * (num_past + num_tokens) * width  # Logits, and the weighted sum.
   return 2 * num_tokens * (projections + mixing) * shape.num_layers
 
 

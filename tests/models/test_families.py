@@ -28,7 +28,7 @@ SMALL = {
   "disco": {**STACK, "gate": "learned"},
   "ponderlm": {**STACK, "tied": False},
   "sleep": {
-    "width": 16, "num_heads": 2, "num_layers": 4, "num_passes": LOOPS,
+    "width": 16, "num_heads": 2, "num_passes": LOOPS,
     "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": STACK,

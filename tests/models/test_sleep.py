@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from loopjax.errors import UserError
-from loopjax.models import sleep
-from loopjax.nn import hybrid
+from loopjax.models import looped, sleep, sleep_reading
+from loopjax.nn import hybrid, stack
 from loopjax.types import LoopOptions, TaskSpec
 
 VOCABULARY, PADDING = 7, 1
 SMALL = sleep.Config(
   width=16,
-  num_layers=4,
+  num_layers=2,
+  num_memory_layers=2,
   num_heads=2,
   num_memory_heads=2,
   key_width=8,
@@ -112,10 +113,10 @@ def test_hard_eviction_leaves_fast_weights_alone():
   """Without their writes the window might as well not have been there."""
   inputs = tokens(20)
   params = examples.params_of(sleep, SMALL, spec_of(20, 4))
-  memory = params["pairs"]["far"]["memory"]["memory"]
+  memory = params["memories"]["memory"]["memory"]
   output = memory["output"]["kernel"]
   params = jax.tree.map(lambda x: x, params)
-  params["pairs"]["far"]["memory"]["memory"]["output"]["kernel"] = 0 * output
+  params["memories"]["memory"]["memory"]["output"]["kernel"] = 0 * output
   blind = run(inputs, params=params).logits
   other = run(inputs.at[:, :16].set(tokens(16, 5)), params=params).logits
   np.testing.assert_array_equal(blind, other)
@@ -127,9 +128,9 @@ def test_hard_eviction_leaves_fast_weights_alone():
 def test_a_sliding_window_sees_its_last_tokens_and_no_more():
   inputs = tokens(20)
   params = examples.params_of(sleep, SMALL, spec_of(20, 4))
-  output = params["pairs"]["far"]["memory"]["memory"]["output"]["kernel"]
+  output = params["memories"]["memory"]["memory"]["output"]["kernel"]
   params = jax.tree.map(lambda x: x, params)
-  params["pairs"]["far"]["memory"]["memory"]["output"]["kernel"] = 0 * output
+  params["memories"]["memory"]["memory"]["output"]["kernel"] = 0 * output
   # Two attention layers reach 7 tokens each: token 16 sees back to token 2 at
   # the most.
   options = {"params": params, "eviction": "sliding", "num_passes": 1}
@@ -153,9 +154,9 @@ def test_one_pass_with_all_carried_is_any_window_length():
   parts = run(inputs, params=params, window=8, **options).logits
   # A window of 8 sees 7 tokens back.
   np.testing.assert_allclose(whole[:, :8], parts[:, :8], atol=1e-5)
-  output = params["pairs"]["near"]["attention"]["output"]["kernel"]
+  output = params["layers"]["attention"]["output"]["kernel"]
   blind = jax.tree.map(lambda x: x, params)
-  blind["pairs"]["near"]["attention"]["output"]["kernel"] = 0 * output
+  blind["layers"]["attention"]["output"]["kernel"] = 0 * output
   whole = run(inputs, params=blind, window=16, **options).logits
   parts = run(inputs, params=blind, window=4, **options).logits
   np.testing.assert_allclose(whole, parts, atol=1e-5)
@@ -167,7 +168,7 @@ def test_prelude_and_coda_run_once_a_window():
   for num_passes, same in ((1, True), (2, False)):
     plain = run(inputs, num_passes=num_passes).logits
     for part in ("num_prelude_layers", "num_coda_layers"):
-      outside = run(inputs, num_passes=num_passes, **{part: 2}).logits
+      outside = run(inputs, num_passes=num_passes, **{part: 1}).logits
       assert np.allclose(plain, outside, atol=1e-5) == same
 
 
@@ -204,16 +205,109 @@ def test_rematerialised_windows_have_the_same_gradients():
   )
 
 
+def test_passes_may_read_the_window_and_what_it_began_with_again():
+  """By hand: a window of 8, then an answer of 4, with two passes."""
+  options = {"num_passes": 2, "pass_norm": True, "inject": True}
+  config = config_of(carry_state=False, **options)
+  spec, inputs = spec_of(12, 4), tokens(12)
+  params = examples.params_of(sleep, config, spec)
+  model = examples.merged(sleep, config, spec, params)
+  kept = model.nothing(2, num_past=0, carry_convolutions=False)
+  window, answer = (model.embed(x) for x in jnp.split(inputs, [8], axis=1))
+  once, first = model.awake(kept, window, 0)
+  again = model.final_norm(once) + window.hidden
+  _, second = model.awake(kept, window._replace(hidden=again), 0)
+  expected = model.logits(model.awake(second, answer, 0)[0])
+  got = run(inputs, carry_state=False, **options).logits
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+  # By default the second pass goes on from the fast weights of the first.
+  _, second = model.awake(first, window._replace(hidden=again), 0)
+  expected = model.logits(model.awake(second, answer, 0)[0])
+  np.testing.assert_allclose(run(inputs, **options).logits, expected, atol=1e-5)
+
+
+def test_implicit_passes_are_the_same_passes():
+  fixed = {"inject": True, "carry_state": False, "pass_norm": True}
+  for num_passes in (1, 2, 4):
+    options = {**fixed, "num_passes": num_passes}
+    plain = run(tokens(20), **options)
+    implicit = run(tokens(20), **options, implicit_terms=2)
+    np.testing.assert_allclose(plain.logits, implicit.logits, atol=1e-6)
+    for name, values in plain.loops.items():
+      np.testing.assert_allclose(values, implicit.loops[name], rtol=1e-5)
+
+
+def test_a_memory_without_mlp_starts_as_nothing():
+  """So that it can be put into a trained stack (section 6.3)."""
+  inputs = tokens(12)
+  output = run(inputs, answer=0, memory="jet", memory_mlp=False, window=12)
+  other = run(
+    inputs,
+    answer=0,
+    memory_mlp=False,
+    window=12,
+    num_memory_layers=1,
+    params=None,
+  )
+  assert output.logits.shape == other.logits.shape
+  looped_config = looped.Config(
+    width=16, num_layers=2, num_heads=2, num_loops=1, mlp="swiglu",
+    mlp_ratio=SMALL.mlp_ratio, init_std=0.3,
+  )  # fmt: skip
+  params = examples.params_of(
+    sleep, config_of(memory_mlp=False), spec_of(12, 0)
+  )
+  del params["memories"]
+  plain = examples.run(looped, looped_config, spec_of(12, 0), inputs, params)
+  slept = run(inputs, answer=0, memory_mlp=False, window=12)
+  np.testing.assert_allclose(slept.logits, plain.logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"carry_convolutions": True, "memory": "jet", "num_passes": 1},
+    {"num_layers": 4, "num_prelude_layers": 2, "num_coda_layers": 0},
+    {"num_layers": 3, "num_memory_layers": 3, "num_coda_layers": 1},
+  ],
+)
+def test_token_by_token_is_the_whole(eviction, changes):
+  """Padding stands inside, at a window's end and in the answer's window."""
+  config, spec = config_of(eviction=eviction, **changes), spec_of(27, 0)
+  inputs = tokens(27).at[0, jnp.array([3, 4, 15, 17])].set(VOCABULARY - 1)
+  params = examples.params_of(sleep, config, spec)
+
+  def read(params, inputs):
+    model = examples.merged(sleep, config, spec, params)
+    _, logits = jax.lax.scan(
+      lambda reading, token: sleep_reading.read(model, reading, token)[::-1],
+      sleep_reading.start(model, len(inputs)),
+      inputs.T,
+    )
+    return jnp.swapaxes(logits, 0, 1)
+
+  got = jax.jit(read, compiler_options=examples.FAST)(params, inputs)
+  expected = run(inputs, answer=0, eviction=eviction, params=params, **changes)
+  there = inputs != VOCABULARY - 1  # Nothing is predicted from padding.
+  np.testing.assert_allclose(
+    got[there], expected.logits[there], atol=2e-5, rtol=1e-4
+  )
+
+
 def test_every_pass_costs_the_same_and_answers_one():
-  """Of 3 windows of 8 tokens and 4 answers, by hand but for one pair's cost."""
+  """Of 3 windows of 8 tokens and 4 answers, by hand but for a layer's cost."""
   spec = spec_of(28, 4)
-  pair = hybrid.flops(SMALL, 8, 0), hybrid.flops(SMALL, 4, 0)
+  layers = [
+    stack.flops(SMALL, n) // 2 + hybrid.memory_flops(SMALL, n) for n in (8, 4)
+  ]
   flops = sleep.costs(SMALL, spec, 3)["flops_per_example"]
-  answer = 2 * pair[1] + 2 * 4 * 16 * VOCABULARY
-  assert flops == [3 * 2 * pair[0] * n + answer for n in (1, 2, 3)]
-  outside = config_of(num_prelude_layers=2)
+  answer = 2 * layers[1] + 2 * 4 * 16 * VOCABULARY
+  assert flops == [3 * 2 * layers[0] * n + answer for n in (1, 2, 3)]
+  outside = config_of(num_prelude_layers=1)
   flops = sleep.costs(outside, spec, 3)["flops_per_example"]
-  assert flops == [3 * pair[0] * (1 + n) + answer for n in (1, 2, 3)]
+  assert flops == [3 * layers[0] * (1 + n) + answer for n in (1, 2, 3)]
   kept = sleep.costs(SMALL, spec, 1)
   assert kept["fast_weight_bytes_per_example"] == 2 * 2 * 8 * 8 * 4
   assert kept["cache_bytes_per_token"] == 2 * 2 * 16 * 4
@@ -224,8 +318,13 @@ def test_every_pass_costs_the_same_and_answers_one():
   [
     ({"window": 3}, "window=3 must be at least 4"),
     ({"num_passes": 0}, "num_passes=0"),
-    ({"num_layers": 3}, "num_layers=3 must be even"),
-    ({"num_prelude_layers": 2, "num_coda_layers": 2}, "leaves no layer"),
+    ({"num_layers": 3}, "num_memory_layers=2 must divide"),
+    ({"num_layers": 4, "num_coda_layers": 1}, "multiple of 2"),
+    ({"num_prelude_layers": 1, "num_coda_layers": 1}, "leaves no layer"),
+    ({"A_range": (3.0, 1.0)}, "A_range"),
+    ({"A_range": ("a", 1.0)}, "A_range"),
+    ({"dt_range": (0.1,)}, "dt_range"),
+    ({"implicit_terms": 2}, "needs model.inject=True"),
     ({"gradient_passes": 9}, "gradient_passes=9"),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),

@@ -12,7 +12,7 @@ from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
-from loopjax.report.papers import disco, utm
+from loopjax.report.papers import PAPERS, disco, sleep, utm
 
 PNG = base64.b64decode(
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"
@@ -125,6 +125,9 @@ def test_another_configuration_does_not_count(workdir):
   [
     *(("sudoku_utm", utm.PAPER, name) for name in utm.PAPER.sweeps),
     *(("multihop_disco", disco.PAPER, name) for name in disco.PAPER.sweeps),
+    *(("automaton_sleep", sleep.AUTOMATON, n) for n in sleep.AUTOMATON.sweeps),
+    *(("depo_sleep", sleep.DEPO, name) for name in sleep.DEPO.sweeps),
+    *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
   ],
 )
 @pytest.mark.parametrize("preset", ["", "tiny", "smoke"])
@@ -153,6 +156,9 @@ def test_the_report_knows_every_sweep():
   names = namespace("multihop_disco")["sweeps"](config)
   assert set(disco.PAPER.sweeps) == set(names)
   assert set(namespace("language_disco")["sweeps"]()) <= set(names)
+  for task in ("automaton", "depo", "gsm"):
+    names = namespace(f"{task}_sleep")["sweeps"]()
+    assert set(PAPERS[task].sweeps) == set(names)
 
 
 def test_a_column_of_the_best_depth():

@@ -123,7 +123,9 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   figure 3); "answer_accuracy": share of the answers whose tokens are all right;
   "exact_match": all answers of the example are right.
   """
-  targets, weights = batch["targets"], batch["weights"]
+  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
+  targets = batch["targets"][:, -predicted:]
+  weights = batch["weights"][:, -predicted:]
   cross_entropy = losses.token_cross_entropy(output.logits, targets)
   wrong = (jnp.argmax(output.logits, axis=-1) != targets) * weights
   errors = jnp.cumsum(wrong, axis=1)

@@ -243,6 +243,9 @@ def test_scores_of_hand_made_answers():
     scores["loss"], small + np.array([0, 0.4, 1.2, 0.8]), rtol=1e-4
   )
   assert all(value.dtype == jnp.float32 for value in scores.values())
+  # Some models have logits of the answer chunk alone.
+  last = task.score(Output(logits[:, 1:], {}, {}, {}, {}), batch)
+  jax.tree.map(np.testing.assert_array_equal, last, scores)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,0 +1,101 @@
+"""Sleep on Depo: k steps along a cycle that was read before; figure 3.
+
+  python -m loopjax.main --config=configs/depo_sleep.py:tiny --workdir=runs/a
+
+Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
+
+  (none)  the paper's 75 nodes, 16 hops, ten layers of width 512, Muon. Not run.
+  gpu     the same with fewer steps. Not measured.
+  tiny    small cycles on two CPU cores. Not measured.
+  smoke   seconds; what the tests run.
+"""
+
+import itertools
+
+import ml_collections
+
+from loopjax import config as config_lib
+
+PRESETS = {
+  "paper": {
+    "model": {
+      "width": 512, "num_layers": 5, "num_heads": 8, "num_memory_layers": 5,
+      "memory": "jet", "num_memory_heads": 4, "key_width": 96,
+      "value_width": 256, "window": 75,
+    },
+    "optim": {
+      "name": "muon", "learning_rate": 5e-5, "muon_learning_rate": 2e-3,
+      "schedule": "constant", "warmup_steps": 500, "b2": 0.95,
+      "weight_decay": 1e-4, "decay": "matrices", "ema_decay": 0.0,
+    },
+    "run": {
+      "num_steps": 100_000, "batch_size": 128, "steps_per_call": 20,
+      "log_every": 200, "checkpoint_every": 5000,
+    },
+    "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
+  },
+  "gpu": {
+    "run": {"num_steps": 20_000},
+  },
+  "tiny": {
+    "task": {
+      "num_nodes": 8, "max_hops": 4, "num_queries": 4, "word_base": 16,
+      "max_word": 1, "context_length": 16, "num_eval_examples": 999,
+    },
+    "model": {
+      "width": 64, "num_layers": 2, "num_heads": 2, "num_memory_layers": 2,
+      "memory": "gated_delta", "num_memory_heads": 2, "key_width": 32,
+      "value_width": 32, "window": 8,
+    },
+    "optim": {
+      "learning_rate": 1e-3, "muon_learning_rate": 5e-3, "warmup_steps": 100,
+    },
+    "run": {
+      "num_steps": 6000, "log_every": 100, "checkpoint_every": 2000,
+    },
+    "eval": {"every": 1000, "batch_size": 333},
+  },
+  "smoke": {
+    "task": {
+      "num_nodes": 4, "max_hops": 2, "num_queries": 2, "word_base": 6,
+      "max_word": 1, "context_length": 8, "num_eval_examples": 64,
+    },
+    "model": {
+      "width": 16, "num_heads": 2, "num_layers": 1, "num_memory_layers": 1,
+      "num_memory_heads": 2, "key_width": 8, "value_width": 8, "window": 4,
+      "num_passes": 2,
+    },
+    "optim": {"warmup_steps": 2},
+    "run": {
+      "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
+      "log_every": 10, "checkpoint_every": 10,
+    },
+    "eval": {"every": 0, "batch_size": 64},
+  },
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The paper's config, changed by `preset[,section.key=value...]`."""
+  config = config_lib.make("sleep", "depo")
+  return config_lib.apply_presets(config, f"paper,{arg}", PRESETS)
+
+
+def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
+  """Overrides by sweep and item."""
+  del config  # The same for every preset.
+  passes = [{"model.num_passes": n} for n in (1, 2, 4)]
+  seeds = [{"run.seed": seed} for seed in (0, 1, 2)]
+  memories = [{"model.memory": name} for name in ("gated_delta", "jet")]
+  evictions = [{"model.eviction": name} for name in ("hard", "sliding")]
+  return {
+    "passes": _product(passes, seeds),  # Figure 3.
+    "memory": _product(memories, passes[::2]),
+    "eviction": _product(evictions, passes[::2]),
+  }
+
+
+def _product(*axes: list[dict]) -> list[dict]:
+  """Every combination of one dict from each axis, merged."""
+  combinations = itertools.product(*axes)
+  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

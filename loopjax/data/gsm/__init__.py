@@ -1,0 +1,1 @@
+"""Word problems of few operations in a long text (arXiv 2605.26099)."""

@@ -1,0 +1,139 @@
+"""What can be set about the word problems."""
+
+import dataclasses
+import math
+
+from loopjax import checks
+from loopjax.data.gsm import language, words
+from loopjax.errors import UserError
+
+MAX_OPERATIONS = 8
+# Every total has a place of its own, and there are four at most: each costs an
+# operation, and one of its items another.
+NUM_TOTAL_PLACES = MAX_OPERATIONS // 2
+_MAX_SIDE = words.NUM_PLACES - NUM_TOTAL_PLACES
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How many operations an answer takes, and in how long a text.
+
+  Operations and their counts to score are those of Language Models Need Sleep,
+  section 6.3; its texts have 2000 tokens and more.
+
+  Attributes:
+    train_ops: numbers of operations in training, each as likely, 1 to 8.
+    eval_ops: in evaluation, each with as many examples.
+    context_length: tokens of the question and the text, padding in front of
+      them included.
+    noise_fraction: of the tokens that question and needed statements leave,
+      distractors fill so many.
+    reverse_fraction: of the examples of two and more operations so many give a
+      total and ask for what it is made of.
+    max_constant: constants and addends are uniform over 1 .. max_constant.
+    max_value: no quantity is larger.
+    num_eval_examples: in the evaluation split.
+    eval_seed: of the evaluation split; training follows the run's seed.
+  """
+
+  train_ops: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+  eval_ops: tuple[int, ...] = (2, 4, 6, 8)
+  context_length: int = 512
+  noise_fraction: float = 1.0
+  reverse_fraction: float = 0.5
+  max_constant: int = 20
+  max_value: int = 999
+  num_eval_examples: int = 1600
+  eval_seed: int = 0
+
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
+    checks.at_least(
+      "task",
+      self,
+      noise_fraction=0,
+      reverse_fraction=0,
+      # With a few, no problem of four operations may be held out.
+      max_constant=10,
+      num_eval_examples=1,
+      eval_seed=0,
+    )
+    for field in ("train_ops", "eval_ops"):
+      self._check_operations(field)
+    for field in ("noise_fraction", "reverse_fraction"):
+      if getattr(self, field) > 1:
+        raise UserError(
+          f"task.{field}={getattr(self, field)} must be 1 at most"
+        )
+    if not 100 <= self.max_value < 10**language.NUM_DIGITS:
+      raise UserError(
+        f"task.max_value={self.max_value} must be from 100 to"
+        f" {10**language.NUM_DIGITS - 1}"
+      )
+    if self.max_constant > self.max_value:
+      raise UserError(
+        f"task.max_constant={self.max_constant} is more than task.max_value="
+        f"{self.max_value}"
+      )
+    self._check_length()
+    if self.num_eval_examples % len(self.eval_ops):
+      raise UserError(
+        f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
+        f" {len(self.eval_ops)}: as many for each of task.eval_ops="
+        f"{self.eval_ops}"
+      )
+
+  def _check_operations(self, field: str) -> None:
+    """Raises UserError unless these are different numbers from 1 to 8."""
+    values = getattr(self, field)
+    allowed = range(1, MAX_OPERATIONS + 1)
+    if (
+      not values
+      or not all(type(v) is int and v in allowed for v in values)
+      or len(set(values)) < len(values)
+    ):
+      raise UserError(
+        f"task.{field}={values} must be different numbers of operations from 1"
+        f" to {MAX_OPERATIONS}"
+      )
+
+  def _check_length(self) -> None:
+    """Raises UserError unless all problems fit and names are enough."""
+    operations = max(*self.train_ops, *self.eval_ops)
+    # A constant, and each other quantity equal to the one before.
+    longest = (
+      language.QUESTION_LENGTH
+      + language.EQUAL_LENGTH * (operations - 1)
+      + language.CONSTANT_LENGTH
+      + len(str(self.max_constant))
+    )
+    if self.context_length < longest:
+      raise UserError(
+        f"task.context_length={self.context_length} is too short: the longest"
+        f" problem of {operations} operations has {longest} tokens"
+      )
+    if self.num_names > _MAX_SIDE**2:
+      raise UserError(
+        f"task.context_length={self.context_length} may need {self.num_names}"
+        f" quantities, more than the {_MAX_SIDE**2} that have a name"
+      )
+
+  @property
+  def max_distractors(self) -> int:
+    """As many of the shortest fit into a context."""
+    return self.context_length // language.EQUAL_LENGTH
+
+  @property
+  def num_names(self) -> int:
+    """Quantities of an example at most."""
+    return MAX_OPERATIONS + self.max_distractors
+
+  @property
+  def grid_side(self) -> int:
+    """An example names its quantities by as many items as places.
+
+    All pairs of these are twice as many as it can need: most items are in
+    several places and most places have several items, so that neither alone
+    says which quantity is meant.
+    """
+    return min(math.isqrt(2 * self.num_names) + 1, _MAX_SIDE)

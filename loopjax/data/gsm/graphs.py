@@ -1,0 +1,194 @@
+"""Graphs of quantities with their values, and the part they belong to."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.data import hashing
+from loopjax.data.gsm import structures
+from loopjax.data.gsm.config import Config
+from loopjax.data.gsm.language import (
+  ABSENT,
+  CONSTANT,
+  DIFFERENCE,
+  MAX_OPERANDS,
+  PLUS,
+  TIMES,
+  TOTAL,
+)
+from loopjax.data.gsm.structures import MAX_NODES
+
+COLUMNS = 3 + MAX_NODES  # Of uniform numbers for a node.
+_MAX_FACTOR = 5
+_PARTS = 8
+_MAX_NAMED = 3
+
+
+class Graphs(NamedTuple):
+  """B graphs of 8 nodes at most; operands of a node come after it.
+
+  Attributes:
+    kinds: ABSENT behind the last node, int [B, 8].
+    numbers: of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
+    num_operands: int [B, 8].
+    operands: their nodes, int [B, 8, 3]; 0 behind the last.
+    counted_by: node of the total that counts this one, or -1, int [B, 8].
+    values: int [B, 8].
+    asked: node whose value is the answer, int [B].
+  """
+
+  kinds: np.ndarray
+  numbers: np.ndarray
+  num_operands: np.ndarray
+  operands: np.ndarray
+  counted_by: np.ndarray
+  values: np.ndarray
+  asked: np.ndarray
+
+
+def draw(
+  config: Config,
+  numbers: np.ndarray,
+  operations: np.ndarray,
+  reverse: np.ndarray,
+) -> tuple[Graphs, np.ndarray]:
+  """Graphs of so many operations.
+
+  Args:
+    config: the task.
+    numbers: uniform, [B, 8, COLUMNS].
+    operations: 1 to 8, int [B].
+    reverse: whether node 0 is a given total and a constant is asked for, bool
+      [B]; else node 0 is. Not for one operation.
+
+  Returns:
+    The graphs, and which of them are good, bool [B]: all values are in 1 ..
+    max_value, and what is asked has one answer.
+  """
+  kinds, num_operands, operands, counted_by = structures.draw(
+    numbers[:, :, 2:], operations, reverse
+  )
+  constants = draw_numbers(config, kinds, numbers[:, :, 0])
+  values = np.zeros_like(kinds)
+  for node in reversed(range(MAX_NODES)):
+    here = np.s_[:, node : node + 1]
+    operands[here], values[here] = arrange(
+      kinds[here], constants[here], num_operands[here], operands[here], values
+    )
+  asked = np.zeros(len(kinds), np.int64)
+  graphs = Graphs(
+    kinds, constants, num_operands, operands, counted_by, values, asked
+  )
+  solvable = (kinds == CONSTANT) & (_influences(graphs) != 0)
+  keys = np.where(solvable, 1 + numbers[:, :, 1], 0)
+  asked[reverse] = np.argmax(keys, axis=1)[reverse]
+  good = (
+    (values >= (kinds != ABSENT)).all(axis=1)
+    & (values <= config.max_value).all(axis=1)
+    & (solvable.any(axis=1) | ~reverse)
+  )
+  return graphs, good
+
+
+def draw_numbers(
+  config: Config, kinds: np.ndarray, uniform: np.ndarray
+) -> np.ndarray:
+  """A factor for TIMES, a constant for CONSTANT and PLUS, else 0."""
+  constants = 1 + (uniform * config.max_constant).astype(np.int64)
+  factors = 2 + (uniform * (_MAX_FACTOR - 1)).astype(np.int64)
+  has_constant = (kinds == CONSTANT) | (kinds == PLUS)
+  return np.where(kinds == TIMES, factors, np.where(has_constant, constants, 0))
+
+
+def arrange(
+  kinds: np.ndarray,
+  numbers: np.ndarray,
+  num_operands: np.ndarray,
+  operands: np.ndarray,
+  values: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Puts the larger operand of a difference first, and computes.
+
+  Args:
+    kinds: int [B, S].
+    numbers: int [B, S].
+    num_operands: int [B, S].
+    operands: nodes, int [B, S, 3].
+    values: of the nodes, int [B, 8].
+
+  Returns:
+    Operands [B, S, 3], and what they make, int [B, S].
+  """
+  rows = np.arange(len(values))[:, None, None]
+  taken = np.arange(MAX_OPERANDS) < num_operands[..., None]
+  at = values[rows, operands] * taken
+  difference = kinds == DIFFERENCE
+  swapped = difference & (at[..., 0] < at[..., 1])
+  operands = np.where(swapped[..., None], operands[..., [1, 0, 2]], operands)
+  sums = np.where(difference, np.abs(at[..., 0] - at[..., 1]), at.sum(axis=2))
+  times = kinds == TIMES
+  return operands, sums * np.where(times, numbers, 1) + numbers * ~times
+
+
+def held_out(
+  graphs: Graphs, operations: np.ndarray, titles: np.ndarray
+) -> np.ndarray:
+  """Whether problems are for evaluation: one in 8 is, by its hash.
+
+  Two graphs that are the same but for names and order have the same hash,
+  whichever quantity is asked for. A node's hash is of its kind, number and
+  operands' hashes in any order (the values say which of a difference is which);
+  graphs that differ only in what they share have the same one, too.
+
+  There are few problems of up to three operations without their names (of one,
+  as many as constants): those held out would be a few numbers, which training
+  would then never have as an answer. There the name of node 0 is a part of the
+  problem.
+
+  Args:
+    graphs: the problems.
+    operations: int [B].
+    titles: numbers of node 0's name if it is a total, and if it is not, int
+      [B, 2].
+
+  Returns:
+    bool [B].
+  """
+  rows = np.arange(len(operations))[:, None]
+  hashes = np.zeros(graphs.kinds.shape, np.uint64)
+  slots = np.arange(MAX_OPERANDS)
+  for node in reversed(range(MAX_NODES)):
+    taken = slots < graphs.num_operands[:, node, None]
+    parts = hashes[rows, graphs.operands[:, node]] * taken
+    label = 16 * graphs.numbers[:, node] + graphs.kinds[:, node]
+    hashes[:, node] = hashing.splitmix64(
+      parts.sum(axis=1, dtype=np.uint64) + _scrambled(label)
+    )
+  title = np.where(graphs.kinds[:, 0] == TOTAL, titles[:, 0], titles[:, 1])
+  name = np.where(operations <= _MAX_NAMED, 1 + title, 0)
+  hashes = hashing.splitmix64(hashes[:, 0] + _scrambled(name))
+  return hashes % np.uint64(_PARTS) == 0
+
+
+def _influences(graphs: Graphs) -> np.ndarray:
+  """How much node 0 grows with each node, int [B, 8].
+
+  All is linear: a constant can be found from node 0 if this is not 0.
+  """
+  rows = np.arange(len(graphs.kinds))
+  influences = np.zeros(graphs.kinds.shape, np.int64)
+  influences[:, 0] = 1
+  for node in range(MAX_NODES):
+    kind = graphs.kinds[:, node]
+    factor = np.where(kind == TIMES, graphs.numbers[:, node], 1)
+    for slot in range(MAX_OPERANDS):
+      sign = np.where((kind == DIFFERENCE) & (slot == 1), -1, 1)
+      taken = slot < graphs.num_operands[:, node]
+      influences[rows, graphs.operands[:, node, slot]] += (
+        influences[:, node] * factor * sign * taken
+      )
+  return influences
+
+
+def _scrambled(values: np.ndarray) -> np.ndarray:
+  return hashing.splitmix64(values.astype(np.uint64))

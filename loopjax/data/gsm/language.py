@@ -1,0 +1,155 @@
+"""How quantities, statements, questions and answers are written, as tokens.
+
+A quantity is "the barrels in Gullwick" or "all goods in Gullwick". A statement
+says that it equals a number, something unknown, or what its one to three
+operands make: "the barrels in Gullwick equal the ropes in Codmole plus 1 2 .".
+Numbers are digits without a leading zero.
+"""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from loopjax.data.gsm import words
+
+ABSENT, CONSTANT, EQUAL, PLUS, TIMES, SUM, DIFFERENCE, TOTAL, UNKNOWN = range(9)
+NUM_DIGITS = 3
+MAX_OPERANDS = 3
+
+_DIGITS = tuple("0123456789")  # Their ids are their values.
+_FUNCTION_WORDS = (
+  "END", "ANS", "the", "all", "in", "equal", "plus", "minus", "times",
+  "something", ".", "how", "many", "are", "?", "only", "named", "here", "count",
+)  # fmt: skip
+_THEME_WORDS = tuple((t.everything, *t.items, *t.places) for t in words.THEMES)
+_TEXTS = (
+  *_DIGITS,
+  *_FUNCTION_WORDS,
+  *(w for part in _THEME_WORDS for w in part),
+)
+_FIRST_THEME = len(_DIGITS) + len(_FUNCTION_WORDS)
+_NUM_THEME_WORDS = len(_THEME_WORDS[0])
+PADDING = len(_TEXTS)
+
+
+def word(text: str) -> int:
+  """Id of a token."""
+  return _TEXTS.index(text)
+
+
+END, ANSWER = word("END"), word("ANS")
+# Tokens of a question with what is said about totals, of the longest statement
+# that is one operation, and of a constant or given total without its digits.
+QUESTION_LENGTH = 14
+EQUAL_LENGTH = 10
+CONSTANT_LENGTH = 6
+
+
+def quantities(
+  themes: np.ndarray, items: np.ndarray, places: np.ndarray
+) -> np.ndarray:
+  """Names of quantities.
+
+  Args:
+    themes: number of each example's theme, int [B].
+    items: numbers of items, int [B, S]; -1 for all items of the place.
+    places: numbers of places, int [B, S].
+
+  Returns:
+    Token ids i32 [B, S, 4].
+  """
+  first = (_FIRST_THEME + _NUM_THEME_WORDS * themes)[:, None]
+  parts = [
+    np.where(items < 0, word("all"), word("the")),
+    first + 1 + items,  # The word for all items stands before them.
+    np.full(items.shape, word("in")),
+    first + 1 + words.NUM_ITEMS + places,
+  ]
+  return np.stack(parts, axis=2).astype(np.int32)
+
+
+def questions(themes: np.ndarray, asked: np.ndarray) -> np.ndarray:
+  """A question, and that a total is of what the text mentions.
+
+  Args:
+    themes: int [B].
+    asked: names of quantities, i32 [B, 4].
+
+  Returns:
+    Token ids i32 [B, 14].
+  """
+  everything = _FIRST_THEME + _NUM_THEME_WORDS * themes[:, None]
+
+  def column(text):
+    return np.full_like(everything, word(text))
+
+  before = [column(text) for text in ("how", "many", "are")]
+  rule = [column(text) for text in ("named", "here", "count", ".")]
+  parts = [*before, asked, column("?"), column("only"), everything, *rule]
+  return np.concatenate(parts, axis=1).astype(np.int32)
+
+
+def statements(
+  kinds: np.ndarray,
+  numbers: np.ndarray,
+  num_operands: np.ndarray,
+  operands: np.ndarray,
+  names: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Statements, each in as many places as the longest could need.
+
+  Args:
+    kinds: ABSENT, ..., UNKNOWN, int [B, S]; of an ABSENT one nothing is said,
+      neither of a TOTAL, which its items make.
+    numbers: of a CONSTANT, PLUS or TIMES, int [B, S].
+    num_operands: int [B, S].
+    operands: which of the names, int [B, S, 3].
+    names: of the quantities that the statements are about, i32 [B, S, 4].
+
+  Returns:
+    Token ids i32 [B, S, W], and which of them are there, bool.
+  """
+  shape = kinds.shape
+  operators = np.array([word("plus")] * (UNKNOWN + 1))
+  operators[[TIMES, DIFFERENCE]] = word("times"), word("minus")
+  digits, has_digit = number(numbers)
+  is_unknown = kinds == UNKNOWN
+  digits[is_unknown] = word("something")
+  has_digit &= np.isin(kinds, (CONSTANT, PLUS, TIMES))[..., None]
+  has_digit[..., -1] |= is_unknown
+  has_number = has_digit[..., -1] & (num_operands > 0)
+
+  rows = np.arange(len(names))[:, None]
+  tokens = [names, np.full((*shape, 1), word("equal"))]
+  present = [np.ones((*shape, 5), bool)]
+  for place in range(MAX_OPERANDS):
+    tokens += [names[rows, operands[:, :, place]], operators[kinds][..., None]]
+    is_there = num_operands > place
+    more = (num_operands > place + 1) | (has_number & (place == 0))
+    present += [np.repeat(is_there[..., None], 4, axis=2), more[..., None]]
+  tokens += [digits, np.full((*shape, 1), word("."))]
+  present += [has_digit, np.ones((*shape, 1), bool)]
+  is_stated = (kinds != ABSENT) & (kinds != TOTAL)
+  return (
+    np.concatenate(tokens, axis=2).astype(np.int32),
+    np.concatenate(present, axis=2) & is_stated[..., None],
+  )
+
+
+def number(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Digits of numbers below 1000.
+
+  Returns:
+    Token ids i32 [..., 3], and which are there (leading zeros are not), bool.
+  """
+  powers = 10 ** np.arange(NUM_DIGITS)[::-1]
+  digits = values[..., None] // powers % 10
+  return digits.astype(np.int32), values[..., None] >= powers * (powers > 1)
+
+
+def text(tokens: Iterable[int]) -> str:
+  """Tokens as text without padding, one sentence a line."""
+  plain = " ".join(_TEXTS[i] for i in map(int, tokens) if i < PADDING)
+  joined = re.sub(r"(?<=\d) (?=\d)", "", plain)
+  return re.sub(r"(?<=[.?]) ", "\n", joined)

@@ -1,0 +1,80 @@
+"""What quantities are called.
+
+An example has a theme, and a grid of some of its items in some of its places.
+A place of which a total is told has no items but those that the total counts.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.data.gsm import language, words
+from loopjax.data.gsm.config import NUM_TOTAL_PLACES, Config
+from loopjax.data.gsm.graphs import Graphs
+from loopjax.data.gsm.language import TOTAL
+from loopjax.data.gsm.structures import MAX_NODES
+
+
+class Names(NamedTuple):
+  """What quantities are called.
+
+  Attributes:
+    themes: int [B].
+    items, places: of each quantity, nodes first, unless one of these is needed:
+      int [B, S].
+    counted_items: of nodes that a total counts, int [B, 8].
+    total_places: where only such items are, int [B, 4].
+  """
+
+  themes: np.ndarray
+  items: np.ndarray
+  places: np.ndarray
+  counted_items: np.ndarray
+  total_places: np.ndarray
+
+
+def num_columns(config: Config) -> int:
+  """How many uniform numbers `draw` takes for an example."""
+  return 1 + words.NUM_ITEMS + words.NUM_PLACES + config.grid_side**2
+
+
+def draw(config: Config, numbers: np.ndarray) -> Names:
+  """Names from uniform numbers [B, num_columns]."""
+  ends = np.cumsum([1, words.NUM_ITEMS, words.NUM_PLACES])
+  theme, *keys = np.split(numbers, ends, axis=1)
+  items, places, cells = (
+    np.argsort(part, axis=1, kind="stable") for part in keys
+  )
+  row, column = np.divmod(cells[:, : config.num_names], config.grid_side)
+  return Names(
+    themes=(theme[:, 0] * len(words.THEMES)).astype(np.int64),
+    items=np.take_along_axis(items, column, axis=1),
+    places=np.take_along_axis(places, NUM_TOTAL_PLACES + row, axis=1),
+    counted_items=items[:, :MAX_NODES],
+    total_places=places[:, :NUM_TOTAL_PLACES],
+  )
+
+
+def titles(names: Names) -> np.ndarray:
+  """Numbers of the names of node 0 as a total and as an item, int [B, 2]."""
+  items = np.stack([np.full_like(names.themes, -1), names.items[:, 0]], axis=1)
+  places = np.stack([names.total_places[:, 0], names.places[:, 0]], axis=1)
+  nouns = names.themes[:, None] * (1 + words.NUM_ITEMS) + 1 + items
+  return nouns * words.NUM_PLACES + places
+
+
+def quantities(names: Names, graph: Graphs) -> np.ndarray:
+  """Names of all nodes and then of the distractors, i32 [B, S, 4]."""
+  items, places = names.items.copy(), names.places.copy()
+  is_total, is_counted = graph.kinds == TOTAL, graph.counted_by >= 0
+  nodes = np.s_[:, :MAX_NODES]
+  rank = np.cumsum(is_total, axis=1) - is_total
+  own = np.take_along_axis(names.total_places, rank, axis=1)
+  of_total = np.take_along_axis(own, np.maximum(graph.counted_by, 0), axis=1)
+  items[nodes] = np.where(
+    is_total, -1, np.where(is_counted, names.counted_items, items[nodes])
+  )
+  places[nodes] = np.where(
+    is_total, own, np.where(is_counted, of_total, places[nodes])
+  )
+  return language.quantities(names.themes, items, places)

@@ -1,0 +1,136 @@
+"""The GSM task: the answer of a word problem within a long text, at once.
+
+The question stands in front, so that a model knows what to look for while it
+reads; what it read it may have dropped before it answers, without any steps in
+between (Language Models Need Sleep, arXiv 2605.26099, section 6.3). Problems
+are in the spirit of GSM-Infinite (arXiv 2502.05252), in words of our own.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import losses
+from loopjax.data import pipeline
+from loopjax.data.gsm import language, problems
+from loopjax.data.gsm.config import Config
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+_TRAIN, _EVAL, _OPERATIONS = 4, 5, 6  # No streams of `problems`.
+
+
+def spec(config: Config) -> TaskSpec:
+  """Vocabulary, and the length of the context and the answer chunk."""
+  length = config.context_length + problems.ANSWER_LENGTH
+  return TaskSpec(
+    vocab_size=language.PADDING + 1,
+    sequence_length=length,
+    coordinates=tuple((i,) for i in range(length)),
+    num_padding_tokens=1,
+    num_answer_tokens=problems.ANSWER_LENGTH,
+  )
+
+
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch, without making the data."""
+  tokens = (batch_size, config.context_length + problems.ANSWER_LENGTH)
+  return {
+    "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
+    "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
+    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+    "valid_tokens": jax.ShapeDtypeStruct(tokens, jnp.bool_),
+  }
+
+
+def make_dataset(
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
+) -> Dataset:
+  """Training or evaluation batches.
+
+  Both splits are drawn, by streams of their own and from different parts of all
+  problems: two that differ in names and order alone are of the same part. Of up
+  to three operations there are few problems; there the name of what is computed
+  last makes another problem of it (`graphs.held_out`).
+
+  Args:
+    config: the task.
+    split: "train", a stream without end; or "eval", with as many examples of
+      each of `eval_ops`.
+    batch_size: over all processes.
+    seed: of the training stream.
+    rows: of every global batch that this process reads; all if None.
+
+  Returns:
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
+    and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
+    digit or END is next; the other targets are 0. "valid_tokens" is False on
+    padding.
+  """
+  if split == "train":
+    stream = problems.stream_seed(_TRAIN, 0, seed)
+    train_ops = np.array(config.train_ops)
+
+    def make_training(_, positions):
+      numbers = pipeline.uniforms(
+        problems.stream_seed(_OPERATIONS, 0, stream), positions, 1
+      )
+      operations = train_ops[(numbers[:, 0] * len(train_ops)).astype(np.int64)]
+      return problems.examples(
+        config, stream, positions, operations, held_out=False
+      )
+
+    batches = pipeline.training_batches(
+      make_training,
+      batch_size,  # Of no effect: examples are not chosen, but made.
+      batch_size,
+      seed,
+      rows,
+    )
+    return Dataset(batches, num_examples=sys.maxsize, groups={}, facts={})
+
+  stream = problems.stream_seed(_EVAL, 0, config.eval_seed)
+  eval_ops = np.array(config.eval_ops)
+
+  def make_evaluation(indices, _):
+    group = indices % len(eval_ops)  # Any prefix is a fair sample.
+    batch = problems.examples(
+      config, stream, indices, eval_ops[group], held_out=True
+    )
+    return {**batch, "group/operations": group.astype(np.int32)}
+
+  batches = pipeline.evaluation_batches(
+    make_evaluation, config.num_eval_examples, batch_size, rows
+  )
+  return Dataset(
+    batches,
+    config.num_eval_examples,
+    groups={"operations": tuple(map(str, config.eval_ops))},
+    facts={"eval_examples": config.num_eval_examples},
+  )
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Per-example scores, f32 [B].
+
+  "exact_match": all digits and END are right (the paper's accuracy); "loss":
+  their mean cross-entropy in nats.
+  """
+  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
+  targets = batch["targets"][:, -predicted:]
+  weights = batch["weights"][:, -predicted:]
+  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  wrong = (jnp.argmax(output.logits, axis=-1) != targets) * weights
+  return {
+    "exact_match": (jnp.sum(wrong, axis=1) == 0).astype(jnp.float32),
+    "loss": jnp.sum(cross_entropy * weights, axis=1) / jnp.sum(weights, axis=1),
+  }

@@ -1,0 +1,147 @@
+"""What can be set about models that sleep, and what they cost."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from loopjax import checks
+from loopjax.errors import UserError
+from loopjax.nn import hybrid, stack
+from loopjax.types import PRECISIONS, TaskSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; the defaults are the paper's small model.
+
+  The paper states width and layers; the rest is flash-linear-attention's.
+
+  Attributes:
+    width: D. num_layers: of attention. num_heads: of attention.
+    num_memory_layers: each behind as many layers of attention.
+    mlp: "swiglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
+    memory: "gated_delta", or "jet" with a dynamic convolution of the values.
+    memory_mlp: whether memory layers have an MLP of their own; without one they
+      start as zero, to be put into a trained `looped` model.
+    num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
+    A_range, dt_range: how fast they forget at first, see `fast_weights.Gates`.
+    window: L, tokens that attention sees.
+    num_passes: N, over every window that is dropped; 1 is the plain hybrid.
+    eviction: "hard" drops a window whole; "sliding" keeps the keys and values
+      of the last pass over the last L - 1 tokens.
+    num_prelude_layers, num_coda_layers: so many layers of attention at both
+      ends, and the memory behind them, run once a window, whatever N.
+    pass_norm: the final norm stands between two passes too, as in `looped`.
+    inject: every pass reads the window's embedding beside what the last left.
+    carry_state: a pass goes on from the fast weights of the last (algorithm 1);
+      else from those that the window began with, and the last pass's remain.
+    carry_convolutions: from window to window; else they start with zeros.
+    gradient_passes: of the N passes, so many last ones get a gradient; 0 for
+      all. Cut gradients reach no earlier window either.
+    implicit_terms: passes are taken to have reached a fixed point, whose
+      gradient is so many terms of a series; 0 for that of the passes.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    init_std: of every matrix, the embedding table included.
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 256
+  num_layers: int = 2
+  num_heads: int = 4
+  num_memory_layers: int = 2
+  mlp: str = "swiglu"
+  mlp_ratio: float = 2.75
+  memory: str = "gated_delta"
+  memory_mlp: bool = True
+  num_memory_heads: int = 3
+  key_width: int = 64
+  value_width: int = 128
+  A_range: tuple[float, float] = (0.0, 16.0)
+  dt_range: tuple[float, float] = (1e-3, 0.1)
+  window: int = 24
+  num_passes: int = 1
+  eviction: str = "hard"
+  num_prelude_layers: int = 0
+  num_coda_layers: int = 0
+  pass_norm: bool = False
+  inject: bool = False
+  carry_state: bool = True
+  carry_convolutions: bool = False
+  gradient_passes: int = 0
+  implicit_terms: int = 0
+  rope_base: float = 10_000.0
+  init_std: float = 0.02
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of(
+      "model", self, eviction=("hard", "sliding"), precision=PRECISIONS
+    )
+    # The short convolutions of the memory layers see four tokens.
+    checks.at_least("model", self, window=4, num_passes=1)
+    checks.at_least("model", self, gradient_passes=0, implicit_terms=0)
+    stack.check(self)
+    hybrid.check(self)
+    if self.gradient_passes > self.num_passes:
+      raise UserError(
+        f"model.gradient_passes={self.gradient_passes} is more than"
+        f" model.num_passes={self.num_passes}"
+      )
+    if self.implicit_terms and (self.carry_state or not self.inject):
+      raise UserError(
+        "model.implicit_terms needs model.inject=True and"
+        " model.carry_state=False: a fixed point of other passes would know"
+        " neither the window nor those before it"
+      )
+    if self.implicit_terms:
+      because = f"model.implicit_terms={self.implicit_terms}"
+      checks.without_effect("model", self, because, "gradient_passes")
+
+  @property
+  def num_loops(self) -> int:
+    """N under the name that every family has."""
+    return self.num_passes
+
+  @property
+  def dropout(self) -> float:
+    """Of the stack; there is none."""
+    return 0.0
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by number of passes, and what is kept.
+
+  A multiply-add counts as two; point-wise operations are left out. Fast weights
+  are all that is known of dropped windows, whatever their number.
+  """
+  length = config.window
+  past = length - 1 if config.eviction == "sliding" else 0
+  num_last = spec.num_answer_tokens or (spec.sequence_length - 1) % length + 1
+  num_windows = (spec.sequence_length - num_last) // length
+  outside = config.num_prelude_layers + config.num_coda_layers
+  inside = config.num_layers - outside
+  each = config.num_layers // config.num_memory_layers
+
+  def of_layer(num_tokens: int) -> float:
+    """An attention layer and its share of a memory layer."""
+    attention_flops = stack.flops(config, num_tokens, past) / config.num_layers
+    return attention_flops + hybrid.memory_flops(config, num_tokens) / each
+
+  slept = num_windows * of_layer(length)
+  last = (inside + outside) * of_layer(num_last)
+  predicted = num_last
+  if not spec.num_answer_tokens:  # The coda also reads what has not slept.
+    predicted = spec.sequence_length
+    last += slept * config.num_coda_layers
+  head = 2 * predicted * config.width * spec.vocab_size
+  fast = config.num_memory_heads * config.key_width * config.value_width
+  itemsize = jnp.dtype(PRECISIONS[config.precision].compute).itemsize
+  return {
+    "flops_per_example": [
+      round(head + last + slept * (outside + inside * passes))
+      for passes in range(1, num_loops + 1)
+    ],
+    "cache_bytes_per_token": 2 * config.num_layers * config.width * itemsize,
+    "fast_weight_bytes_per_example": 4 * fast * config.num_memory_layers,
+  }

@@ -1,0 +1,210 @@
+"""Numbers of Sleep: "Language Models Need Sleep", arXiv 2605.26099, v1.
+
+Every number here is the paper's, of one run each. Accuracy is in percent.
+Figures print no numbers; what is read off them is what the text says of them.
+"""
+
+from loopjax.report.paper import (
+  Column,
+  Number,
+  Paper,
+  Row,
+  Scale,
+  Sweep,
+  metric,
+)
+
+_PASSES = "model.num_passes"
+
+
+def _text(text: str) -> Number:
+  return Number(text=text)
+
+
+def _floor(config, summary):
+  del config
+  return 100.0 * summary["data"]["constant_floor"]
+
+
+_MATCH = Column("match", "all labels, %", metric("eval/exact_match", 100.0))
+_CELLS = Column("cells", "labels, %", metric("eval/cell_accuracy", 100.0))
+_FLOOR = Column("floor", "best constant answer, %", _floor)
+_LOSS = Column("loss", "loss, nats per token", metric("eval/loss"), 3)
+_ANSWERS = Column(
+  "answers", "answers, %", metric("eval/answer_accuracy", 100.0)
+)
+_EXACT = Column("exact", "exact, %", metric("eval/exact_match", 100.0))
+
+
+def _hop_loss(hops: int) -> Column:
+  """Loss of questions with so many hops."""
+  name = f"eval/loss/hops={hops}"
+  return Column(f"hops={hops}", f"loss, {hops} hops", metric(name), 3)
+
+
+def _operations(number: int) -> Column:
+  """Accuracy of problems with so many operations, in percent."""
+  name = f"eval/exact_match/operations={number}"
+  label = f"{number} operations, %"
+  return Column(f"op={number}", label, metric(name, 100.0))
+
+
+def _row(passes: int, **values: Number) -> Row:
+  return Row(f"N = {passes}", {_PASSES: passes}, values)
+
+
+def _scale(*more: Scale) -> tuple[Scale, ...]:
+  """Sizes that every task has, with its own in front."""
+  return (
+    *more,
+    Scale("window, tokens", lambda c, _: c["model"]["window"], "see the task"),
+    Scale(
+      "attention + memory layers",
+      lambda c, _: "{num_layers} + {num_memory_layers}".format(**c["model"]),
+      "2 + 2; Depo 10 in all",
+    ),
+    Scale("width", lambda c, _: c["model"]["width"], "256; Depo 512"),
+    Scale(
+      "steps x batch",
+      lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
+      "about 98,000 x 512 (automaton); Depo batches of 128",
+    ),
+    Scale("optimizer", lambda c, _: c["optim"]["name"], "Muon and AdamW"),
+    Scale("parameters", lambda _, s: s["parameters"], "not stated"),
+    Scale("hardware", lambda _, s: s["devices"], "A6000, H100"),
+  )
+
+
+_NAME = '"Language Models Need Sleep", arXiv 2605.26099'
+_CAVEATS = (
+  "Each number of the paper is of one run; data come in the same order for"
+  " every N, here too.",
+)
+_GRADIENTS = Sweep(
+  title="Gradients through all passes, the last ones, or a fixed point",
+  source="ours; named by the paper as open (section 7)",
+  columns=(_MATCH, _CELLS),
+)
+_STATES = Sweep(
+  title="What a pass begins with",
+  source="ours; algorithm 1 is the first row",
+  columns=(_MATCH, _CELLS),
+)
+
+AUTOMATON = Paper(
+  name=_NAME,
+  sweeps={
+    "passes": Sweep(
+      title="Passes over a window before it is dropped",
+      source="Figure 2, right",
+      columns=(_MATCH, _CELLS, _FLOOR),
+      rows=(
+        _row(1, match=_text("about 10")),
+        _row(2, match=_text("about 20")),
+        _row(3, match=_text("above 30")),
+        _row(4, match=_text("above 30")),
+      ),
+      caveats=(
+        "The paper's rows are for t = 32 after about 5 billion tokens; 10 % is"
+        " what the best constant answer gets there.",
+        "The paper does not say what lies behind the ends of a state; here they"
+        " are neighbours.",
+      ),
+    ),
+    "depth": Sweep(
+      title="Steps of the automaton, with one pass",
+      source="Figure 2, left",
+      columns=(_MATCH, _CELLS, _FLOOR),
+    ),
+    "gradients": _GRADIENTS,
+    "states": _STATES,
+  },
+  columns=(_MATCH, _CELLS, _FLOOR, _LOSS),
+  scale=_scale(
+    Scale("steps t", lambda c, _: c["task"]["num_steps"], "32"),
+    Scale(
+      "states x cells",
+      lambda c, _: "{num_states} x {state_width}".format(**c["task"]),
+      "4 x 24",
+    ),
+  ),
+  caveats=_CAVEATS,
+)
+
+_HOPS = tuple(_hop_loss(hops) for hops in (1, 2, 4, 8, 16))
+DEPO = Paper(
+  name=_NAME,
+  sweeps={
+    "passes": Sweep(
+      title="Passes over a window before it is dropped",
+      source="Figure 3",
+      columns=(*_HOPS, _ANSWERS),
+      rows=(
+        _row(1, **{"hops=4": _text("little progress")}),
+        _row(2, **{"hops=8": _text("stalls")}),
+        _row(4, **{"hops=16": _text("begins to improve")}),
+      ),
+    ),
+    "memory": Sweep(
+      title="Gated delta net and Jet block",
+      source="ours; Jet in the paper's text, the other in Figure 3's caption",
+      columns=(*_HOPS, _ANSWERS),
+    ),
+    "eviction": Sweep(
+      title="Whole windows dropped, or all but the last tokens",
+      source="ours; on this task the paper drops whole windows",
+      columns=(*_HOPS, _ANSWERS),
+    ),
+  },
+  columns=(_ANSWERS, _EXACT, _LOSS),
+  scale=_scale(
+    Scale("nodes", lambda c, _: c["task"]["num_nodes"], "75"),
+    Scale("hops, at most", lambda c, _: c["task"]["max_hops"], "16"),
+  ),
+  caveats=_CAVEATS,
+)
+
+_OPERATIONS = tuple(_operations(number) for number in (2, 4, 6, 8))
+_PRETRAINED = (
+  "The paper fine-tunes pre-trained models of 1.4 and 2 billion parameters on"
+  " a generator of its own kind; ours begin with random parameters, or a"
+  " `looped` model trained on the same task.",
+)
+GSM = Paper(
+  name=_NAME,
+  sweeps={
+    "passes": Sweep(
+      title="Passes over a window before it is dropped",
+      source="Figure 4",
+      columns=(*_OPERATIONS, _EXACT),
+      rows=(
+        _row(1, **{"op=6": Number(74.2, text="Ouro 41.9"),
+                   "op=8": Number(35.1, text="Ouro 21.0")}),
+        _row(2),
+        _row(4, **{"op=6": _text("Ouro 61.5"), "op=8": _text("Ouro 27.2")}),
+        _row(6, **{"op=6": Number(81.2), "op=8": Number(38.8)}),
+      ),
+      caveats=_PRETRAINED,
+    ),
+    "sliding": Sweep(
+      title="The same, with the last L - 1 tokens kept in sight",
+      source="Figure 5",
+      columns=(*_OPERATIONS, _EXACT),
+      rows=(
+        _row(1, **{"op=2": Number(59.6)}),
+        _row(2),
+        _row(4, **{"op=2": Number(90.5, text="N is not said")}),
+      ),
+      caveats=_PRETRAINED,
+    ),
+  },
+  columns=(_EXACT, _LOSS),
+  scale=_scale(
+    Scale(
+      "tokens of a problem",
+      lambda c, _: c["task"]["context_length"],
+      "2,000 to 3,300",
+    ),
+  ),
+  caveats=_CAVEATS,
+)  # fmt: skip
