@@ -38,18 +38,25 @@ PRESETS = {
     "model": {"width": 256, "num_heads": 8},
     "optim": {"learning_rate": 3e-4},
   },
-  "tiny": {
+  "tiny": {  # As in `configs/multihop_disco.py`.
     "task": {
-      "num_entities": 60, "num_relations": 12, "out_degree": 6,
-      "num_train_chains": (720,), "num_test_chains": (400,),
+      "num_entities": 100, "num_relations": 5, "out_degree": 5,
+      "num_train_chains": (2000,), "num_test_chains": (500,),
+      "num_fact_repeats": 18, "num_scored_train": 500,
     },
-    "model": {"width": 64, "num_layers": 2, "num_heads": 4},
-    "optim": {"learning_rate": 1e-3, "warmup_steps": 500},
+    "model": {
+      "width": 256, "num_layers": 1, "num_heads": 4, "dropout": 0.2,
+      "init_std": 0.035,
+    },
+    "optim": {
+      "learning_rate": 7e-4, "schedule": "cosine", "warmup_steps": 500,
+      "b2": 0.99,
+    },
     "run": {
-      "num_steps": 20_000, "batch_size": 128, "steps_per_call": 100,
-      "log_every": 500, "checkpoint_every": 10_000,
+      "num_steps": 16_000, "batch_size": 100, "steps_per_call": 100,
+      "log_every": 500, "checkpoint_every": 4000,
     },
-    "eval": {"every": 1000, "batch_size": 512},
+    "eval": {"every": 1000, "batch_size": 500},
   },
   "smoke": {
     "task": {

@@ -1,0 +1,61 @@
+"""Pictures of passes, and of the loss by group."""
+
+import pytest
+
+from loopjax.analysis import curves, draw, passes
+
+
+def row(step, num_passes=2, **more):
+  values = {"step": step, "split": "train", **more}
+  for n in range(num_passes):
+    values[f"fast_weight_norm/loop={n}"] = step + n
+    values[f"hidden_norm/loop={n}"] = 10 * step + n
+    for layer in (0, 1):
+      values[f"retention/memory={layer}/loop={n}"] = 0.1 * layer + 0.2 * n
+  return values
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The axes of every figure that is saved."""
+  saved = []
+  save = draw.save
+
+  def keep(figure, path):
+    saved.append(figure)
+    return save(figure, path)
+
+  monkeypatch.setattr(draw, "save", keep)
+  return saved
+
+
+def lines(axes):
+  return {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
+
+
+def test_every_pass_and_every_memory_layer_has_its_line(tmp_path, drawn):
+  (path,) = passes.draw_passes([row(1), row(2)], tmp_path)
+  assert path.exists()
+  fast, hidden, retention = drawn[0].axes
+  assert lines(fast) == {"pass 1": [1, 2], "pass 2": [2, 3]}
+  assert lines(hidden) == {"pass 1": [10, 20], "pass 2": [11, 21]}
+  assert lines(retention) == {  # Means over two passes.
+    "memory layer 1": pytest.approx([0.1, 0.1]),
+    "memory layer 2": pytest.approx([0.2, 0.2]),
+  }
+
+
+def test_nothing_is_drawn_of_other_models(tmp_path):
+  assert passes.draw_passes([{"step": 1, "split": "train"}], tmp_path) == []
+
+
+def test_every_group_has_its_loss(tmp_path, drawn):
+  rows = [
+    {"step": step, "split": "eval", "loss": 1.0}
+    | {f"loss/hops={k}": step * k for k in (1, 16)}
+    | {"loss/hops=1/standard_error": 0.1, "accuracy/hops=1": 0.5}
+    for step in (1, 2)
+  ]
+  curves.draw_training(rows, 2, tmp_path)
+  (panel,) = [x for x in drawn[0].axes if x.get_title("left") == "Loss by hops"]
+  assert lines(panel) == {"1": [1, 2], "16": [16, 32]}
