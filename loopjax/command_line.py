@@ -63,7 +63,23 @@ def _parse(argv: list[str]) -> list[str]:
   except UserError:
     raise
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
-    raise UserError(" ".join(str(e.args[0] if e.args else e).split())) from e
+    said: object = e
+    while isinstance(said, Exception) and said.args:
+      said = said.args[0]
+    raise UserError(_in_one_line(str(said))) from e
   except (OSError, ImportError, SyntaxError) as error:
     last_line = str(error).strip().splitlines()[-1].strip()
     raise UserError(f"--config: {last_line}") from error
+
+
+def _in_one_line(message: str) -> str:
+  """What a message says, less the traceback of a config file that it quotes."""
+  _, traceback, quoted = message.partition("Traceback (most recent call")
+  if not traceback:
+    return " ".join(message.split())
+  *where, what = quoted.strip().splitlines()
+  error = f"{UserError.__module__}.{UserError.__name__}: "
+  if what.startswith(error):
+    return what.removeprefix(error)
+  lines = [line.strip() for line in where if line.strip().startswith("File ")]
+  return f"{lines[-1]}: {what}"

@@ -7,6 +7,7 @@ the sections become, so that a name or a type is stated once.
 
 import ast
 import dataclasses
+import difflib
 import json
 import math
 import re
@@ -107,10 +108,24 @@ def override(
     if key == "model.name":
       _switch_model(config, value)
       continue
+    _check_key(key, flatten(config))
     try:
       config.update_from_flattened_dict({key: value})
     except (KeyError, AttributeError, TypeError, ValueError) as error:
       raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
+
+
+def _check_key(key: str, known: Mapping[str, Any]) -> None:
+  """Raises UserError, with the likeliest names, for a setting there is not."""
+  if key in known:
+    return
+  section = f"{key.partition('.')[0]}."
+  near = difflib.get_close_matches(key, known, n=3)
+  if near:
+    raise UserError(f"no setting {key!r}; there is {', '.join(near)}")
+  names = [name for name in known if name.startswith(section)]
+  names = names or sorted({name.partition(".")[0] for name in known})
+  raise UserError(f"no setting {key!r}; there are {', '.join(names)}")
 
 
 def _switch_model(config: ml_collections.ConfigDict, name: Any) -> None:

@@ -58,7 +58,7 @@ def test_the_argument_overrides_the_preset():
   ("arg", "message"),
   [
     ("huge", "no preset 'huge'; there are gpu, paper, smoke, tiny"),
-    ("smoke,model.witdh=3", "model.witdh=3"),
+    ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),
   ],

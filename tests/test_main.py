@@ -26,10 +26,14 @@ def command(*arguments, **environment):
     ([], "--config=FILE is missing"),
     (["--config=configs/sudoku_utm.py:smoke"], "--workdir=DIR is missing"),
     (["--config=configs/nothing.py"], "nothing.py"),
-    (["--config=configs/sudoku_utm.py:huge"], "no preset 'huge'"),
+    (["--config=configs/sudoku_utm.py:huge"], "error: no preset 'huge'"),
+    (
+      ["--config=configs/sudoku_utm.py:smoke,model.widht=3"],
+      "error: no setting 'model.widht'; there is model.width",
+    ),
     (
       ["--config=configs/sudoku_utm.py:smoke", "--config.model.witdh=3"],
-      "witdh",
+      "error: 'witdh' Did you mean \"width\"",
     ),
     (
       ["--config=configs/sudoku_utm.py:smoke", "--config.model.width=wide"],
