@@ -75,25 +75,26 @@ def run_truncated(
   num_steps: int,
   *,
   num_with_gradient: int = 0,
+  want_first: bool = True,
   kind: str = "scan",
-) -> tuple[Carry, Carry, Any]:
+) -> tuple[Carry | None, Carry, Any]:
   """`run_loop` whose first steps may get no gradient.
 
   Args:
     step_fn, carry, num_steps, kind: as in `run_loop`.
     num_with_gradient: so many last steps; 0 for all. What the loop began with
       gets no gradient either if some do not.
+    want_first: the first step is compiled apart, for its carry.
 
   Returns:
-    (carry behind the first step, carry behind the last, records [R, ...]). The
-    first carry always has its gradient.
+    (carry behind the first step or None, carry behind the last, records [R,
+    ...]). The first carry always has its gradient.
   """
-  first, record = step_fn(carry, jnp.asarray(0))
-  carry, records = first, [jax.tree.map(lambda x: x[None], record)]
   cut = num_steps - num_with_gradient if num_with_gradient else 0
-  ends = sorted({1, num_steps, *([cut] if 1 < cut < num_steps else [])})
+  ends = sorted({0, cut, num_steps} | ({1} if want_first else set()))
+  first, records = None, []
   for start, end in itertools.pairwise(ends):
-    if start == cut:
+    if cut and start == cut:
       carry = jax.lax.stop_gradient(carry)
 
     def later(carry: Carry, n: Array, start: int = start) -> tuple[Carry, Any]:
@@ -101,6 +102,7 @@ def run_truncated(
 
     carry, more, _ = run_loop(later, carry, end - start, kind=kind)
     records.append(more)
+    first = carry if want_first and end == 1 else first
   return first, carry, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 

@@ -147,12 +147,12 @@ class Model(nnx.Module):
       hidden, memory, stats = read(core, hidden, window, memory)
       return (hidden, memory), _record(hidden, memory, stats, trace)
 
-    (awake, _), (asleep, memory), records = self._run_passes(
+    first_pass, (asleep, memory), records = self._run_passes(
       one_pass, (entering, old[1]), num_passes, kind
     )
     _, behind, _ = read(coda, asleep, window, old[2])
-    if not self.spec.num_answer_tokens:  # Predict before falling asleep.
-      records["awake"] = read(coda, awake, window, old[2])[0]
+    if first_pass is not None:  # Predict before falling asleep.
+      records["awake"] = read(coda, first_pass[0], window, old[2])[0]
     seen = windows.last(window.known, self.num_past)
     return Kept((first, memory, behind), seen), records
 
@@ -164,17 +164,21 @@ class Model(nnx.Module):
 
   def _run_passes(
     self, one_pass: Any, carry: "Carry", num_passes: int, kind: str
-  ) -> tuple["Carry", "Carry", dict[str, Array]]:
-    """(carry behind the first pass, behind the last, records [N, ...])."""
+  ) -> tuple["Carry | None", "Carry", dict[str, Array]]:
+    """(carry behind the first pass if that predicts, behind the last, records
+    [N, ...])."""
+    predicts = not self.spec.num_answer_tokens
     if terms := self.config.implicit_terms:
-      return driver.run_implicit(
+      first, last, records = driver.run_implicit(
         one_pass, carry, num_passes, num_terms=terms, kind=kind
       )
+      return first if predicts else None, last, records
     return driver.run_truncated(
       one_pass,
       carry,
       num_passes,
       num_with_gradient=self.config.gradient_passes,
+      want_first=predicts,
       kind=kind,
     )
 
