@@ -90,7 +90,7 @@ def run_truncated(
     (carry behind the first step or None, carry behind the last, records [R,
     ...]). The first carry always has its gradient.
   """
-  cut = num_steps - num_with_gradient if num_with_gradient else 0
+  cut = max(num_steps - num_with_gradient, 0) if num_with_gradient else 0
   ends = sorted({0, cut, num_steps} | ({1} if want_first else set()))
   first, records = None, []
   for start, end in itertools.pairwise(ends):

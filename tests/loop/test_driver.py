@@ -131,3 +131,37 @@ def test_records_are_of_all_steps():
   )
   assert jnp.allclose(last["read"], plain)
   assert jnp.allclose(records, expected.sum(axis=1))
+
+
+@pytest.mark.parametrize("want_first", [False, True])
+@pytest.mark.parametrize("kept", [0, 1, 2, 4, 9])
+def test_cut_gradients_are_those_of_the_last_steps(want_first, kept):
+  """Values never change; x is read by every step, the start by the first."""
+
+  def value(x, start):
+    first, last, records = driver.run_truncated(
+      lambda z, n: (jnp.tanh(WEIGHT @ z + x * (n + 1)), n),
+      start,
+      4,
+      num_with_gradient=kept,
+      want_first=want_first,
+    )
+    assert (first is None) != want_first
+    return jnp.sum(last), records
+
+  def expected(x, start):
+    for n in range(4):
+      if kept and 0 < n == 4 - kept:
+        start = jax.lax.stop_gradient(start)
+      at = x if kept == 0 or n >= 4 - kept else jax.lax.stop_gradient(x)
+      start = jnp.tanh(WEIGHT @ start + at * (n + 1))
+    return jnp.sum(start)
+
+  (got, records), slopes = jax.value_and_grad(value, (0, 1), has_aux=True)(
+    X, X / 2
+  )
+  wanted, wanted_slopes = jax.value_and_grad(expected, (0, 1))(X, X / 2)
+  assert records.tolist() == [0, 1, 2, 3]
+  assert jnp.allclose(got, wanted)
+  for x, y in zip(slopes, wanted_slopes, strict=True):
+    assert jnp.allclose(x, y, atol=1e-6)
