@@ -19,8 +19,9 @@ from loopjax import config as config_lib
 PRESETS = {
   "paper": {
     "optim": {
-      "learning_rate": 3e-4, "schedule": "constant", "warmup_steps": 500,
-      "weight_decay": 0.0, "ema_decay": 0.0,
+      "name": "muon", "learning_rate": 5e-5, "muon_learning_rate": 2e-3,
+      "schedule": "constant", "warmup_steps": 500, "b2": 0.95,
+      "weight_decay": 1e-4, "decay": "matrices", "ema_decay": 0.0,
     },
     "run": {
       "num_steps": 98_000, "batch_size": 512, "steps_per_call": 20,
@@ -37,7 +38,7 @@ PRESETS = {
       "width": 64, "num_memory_heads": 2, "key_width": 32,
       "value_width": 32, "window": 16,
     },
-    "optim": {"learning_rate": 1e-3, "warmup_steps": 100},
+    "optim": {"name": "adamw", "learning_rate": 1e-3, "warmup_steps": 100},
     "run": {
       "num_steps": 4000, "batch_size": 128, "log_every": 100,
       "checkpoint_every": 2000,
@@ -54,7 +55,7 @@ PRESETS = {
       "num_memory_heads": 2, "key_width": 8, "value_width": 8, "window": 8,
       "num_passes": 2,
     },
-    "optim": {"warmup_steps": 2},
+    "optim": {"name": "adamw", "learning_rate": 3e-4, "warmup_steps": 2},
     "run": {
       "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
       "log_every": 10, "checkpoint_every": 10,
@@ -88,6 +89,7 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
         {},
         {"model.gradient_passes": 1},
         {"model.gradient_passes": 2},
+        restart,  # What a fixed point needs.
         {**restart, "model.implicit_terms": 4},
       ],
     ),

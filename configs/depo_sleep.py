@@ -39,7 +39,7 @@ PRESETS = {
   },
   "tiny": {
     "task": {
-      "num_nodes": 8, "max_hops": 4, "num_queries": 4, "word_base": 16,
+      "num_nodes": 8, "max_hops": 4, "num_queries": 2, "word_base": 16,
       "max_word": 1, "context_length": 16, "num_eval_examples": 999,
     },
     "model": {
@@ -57,7 +57,7 @@ PRESETS = {
   },
   "smoke": {
     "task": {
-      "num_nodes": 4, "max_hops": 2, "num_queries": 2, "word_base": 6,
+      "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
       "max_word": 1, "context_length": 8, "num_eval_examples": 64,
     },
     "model": {

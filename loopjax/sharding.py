@@ -22,6 +22,10 @@ _BATCH_AXES = ("data", "fsdp")
 # a stack of layers has more in front, which stay whole.
 PARAMETER_RULES = (
   (r"(query|key|value|gate)/kernel$", P("fsdp", "tensor")),
+  (r"convolution/(hidden|taps)/kernel$", P("fsdp", "tensor")),
+  (r"convolution/taps/bias$", P(("fsdp", "tensor"))),
+  (r"convolutions/\d+/taps$", P(None, ("fsdp", "tensor"))),
+  (r"(decay|write)/kernel$", P(("fsdp", "tensor"), None)),
   (r"output/kernel$", P("tensor", "fsdp")),
   (r"token_embedding/embedding$", P(("tensor", "fsdp"), None)),
   (r"head/kernel$", P("fsdp", "tensor")),

@@ -31,5 +31,5 @@ def test_only_what_was_inserted_is_trained(tmp_path):
   after = params(warm, tmp_path / "warm")
   inserted = after.pop("memories")
   jax.tree.map(np.testing.assert_array_equal, after, before)
-  # It began as zero, so that the others' answers were as before.
+  # It began as zero.
   assert np.abs(inserted["memory"]["memory"]["output"]["kernel"]).max() > 0

@@ -51,6 +51,11 @@ class Model(nnx.Module):
         f"model.window={config.window} does not divide the {num_read} tokens"
         " before the answer: its loss would lie in two windows"
       )
+    if spec.num_answer_tokens > config.window:
+      raise UserError(
+        f"model.window={config.window} is less than the"
+        f" {spec.num_answer_tokens} tokens of an answer"
+      )
     shared: dict[str, Any] = {
       "precision": PRECISIONS[config.precision],
       "rngs": rngs,
@@ -81,7 +86,7 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T if every token is predicted. Padding may
-        stand anywhere and is not there for the other tokens.
+        stand anywhere: it takes a place in its window, and nobody reads it.
       num_loops: N; any number from 1, whatever it was trained with.
       kind: how the passes run; the model's own options if None.
       trace: "hidden": the residual stream behind every pass over the windows,
@@ -89,8 +94,9 @@ class Model(nnx.Module):
 
     Returns:
       logits of the answer or of all tokens [B, A or T, V]; loops, each [N]:
-      "hidden_norm" and "fast_weight_norm" behind every pass, and by memory
-      layer "retention", the part of fast weights that a pass leaves.
+      "hidden_norm" and "fast_weight_norm" behind every pass, and "retention" of
+      every memory layer that runs N times, the part of its fast weights that a
+      pass leaves. All are means over the windows' tokens without padding.
     """
     num_passes = self.config.num_passes if num_loops is None else num_loops
     if num_passes < 1:
@@ -112,12 +118,15 @@ class Model(nnx.Module):
     if not self.spec.num_answer_tokens:
       hidden = jnp.concatenate([windows.join(records.pop("awake")), hidden], 1)
     traces = {name: records.pop(name) for name in trace}
+    num_tokens = jnp.maximum(jnp.sum(records.pop("num_tokens"), axis=0), 1)
     records = records if len(slept.hidden) else {}  # Else nothing to average.
     return Output(
       logits=self.logits(hidden),
       losses={},
       stats={"loops_run": jnp.full(len(inputs), num_passes, jnp.float32)},
-      loops={name: jnp.mean(x, axis=0) for name, x in records.items()},
+      loops={
+        name: jnp.sum(x, axis=0) / num_tokens for name, x in records.items()
+      },
       trace={  # [W, N, B, L, D] -> [N, B, W L, D]
         name: jax.vmap(windows.join, 1)(value) for name, value in traces.items()
       },
@@ -145,7 +154,8 @@ class Model(nnx.Module):
       memory = hybrid.again(before, old[1])
       hidden = self._between(hidden, entering, n)
       hidden, memory, stats = read(core, hidden, window, memory)
-      return (hidden, memory), _record(hidden, memory, stats, trace)
+      record = self._record(hidden, memory, stats, tokens.mask)
+      return (hidden, memory), record | {name: hidden for name in trace}
 
     first_pass, (asleep, memory), records = self._run_passes(
       one_pass, (entering, old[1]), num_passes, kind
@@ -181,6 +191,30 @@ class Model(nnx.Module):
       want_first=predicts,
       kind=kind,
     )
+
+  def _record(
+    self,
+    hidden: Array,
+    memory: hybrid.Memory,
+    stats: dict[str, Array],
+    mask: Array | None,
+  ) -> dict[str, Array]:
+    """Statistics of a pass, summed over the window's tokens."""
+    fast = memory.state.fast  # May be zero, where a norm has no gradient.
+    hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
+    there = jnp.ones(hidden.shape[:2]) if mask is None else mask * 1.0
+    tokens = jnp.sum(there, axis=1)
+    norms = jnp.mean(jnp.linalg.norm(fast, axis=(-2, -1)), axis=(0, 2))
+    record = {
+      "num_tokens": jnp.sum(tokens),
+      "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * there),
+      "fast_weight_norm": jnp.sum(norms * tokens),
+    }
+    first = len(jax.tree.leaves(self._parts()[0])[0])
+    for layer, retention in enumerate(stats["retention"], start=first):
+      means = jnp.mean(retention, axis=-1)
+      record[f"retention/memory={layer}"] = jnp.sum(means * tokens)
+    return record
 
   def awake(
     self, kept: "Kept", tokens: "Tokens", num_past: int
@@ -260,10 +294,7 @@ class Model(nnx.Module):
   def _open(self, tokens: "Tokens", seen: Array) -> windows.Window:
     """What the tokens of a window see, with P more before them."""
     size = tokens.hidden.shape[1]
-    sliding = self.config.eviction == "sliding"
-    # Else all that is there is seen, even an answer longer than a window.
-    reach = self.config.window if sliding else seen.shape[1] + size
-    return windows.view(seen, tokens.mask, size, reach)
+    return windows.view(seen, tokens.mask, size, self.config.window)
 
   def _read(
     self,
@@ -315,23 +346,6 @@ class Kept(NamedTuple):
 
   parts: tuple[hybrid.Memory, ...]
   seen: Array
-
-
-def _record(
-  hidden: Array,
-  memory: hybrid.Memory,
-  stats: dict[str, Array],
-  names: tuple[str, ...],
-) -> dict[str, Array]:
-  """Statistics of a pass, and what the caller asked to see of it."""
-  fast = jnp.linalg.norm(memory.state.fast, axis=(-2, -1))
-  record = {
-    "hidden_norm": jnp.mean(jnp.linalg.norm(hidden, axis=-1)),
-    "fast_weight_norm": jnp.mean(fast),
-  }
-  for layer, retention in enumerate(stats["retention"]):
-    record[f"retention/memory={layer}"] = jnp.mean(retention)
-  return record | {name: hidden for name in names}
 
 
 def loss(

@@ -25,19 +25,21 @@ class Config:
       start as zero, to be put into a trained `looped` model.
     num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
     A_range, dt_range: how fast they forget at first, see `fast_weights.Gates`.
-    window: L, tokens that attention sees.
+    window: L, tokens that attention sees; an answer has no more.
     num_passes: N, over every window that is dropped; 1 is the plain hybrid.
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
       of the last pass over the last L - 1 tokens.
     num_prelude_layers, num_coda_layers: so many layers of attention at both
       ends, and the memory behind them, run once a window, whatever N.
     pass_norm: the final norm stands between two passes too, as in `looped`.
-    inject: every pass reads the window's embedding beside what the last left.
+    inject: every pass reads what the first did, beside what the last left.
     carry_state: a pass goes on from the fast weights of the last (algorithm 1);
       else from those that the window began with, and the last pass's remain.
     carry_convolutions: from window to window; else they start with zeros.
     gradient_passes: of the N passes, so many last ones get a gradient; 0 for
-      all. Cut gradients reach no earlier window either.
+      all. Through a cut no earlier window gets one either, but by what passes
+      read of it anew: its last tokens, convolutions, or, without carry_state,
+      its fast weights.
     implicit_terms: passes are taken to have reached a fixed point, whose
       gradient is so many terms of a series; 0 for that of the passes.
     rope_base: longest wavelength over 2 pi, in tokens.

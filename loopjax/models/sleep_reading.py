@@ -52,8 +52,7 @@ def read(
   """Reads one token of every sequence in one pass; then sleeps, if it is time.
 
   Args:
-    model: any `sleep.Model`. It answers as its `__call__` does if the answer
-      is no longer than a window: a longer one would be slept over.
+    model: any `sleep.Model`.
     reading: from `start`, or from the token before.
     token: ids [B]. Padding counts as a token of the window, and as no other.
     num_passes: N of a sleep; the model's own if None.

@@ -156,7 +156,7 @@ class MemoryBlock(nnx.Module):
       self.mlp_norm = norm.rms_norm(shape.width, **shared)
       hidden = int(shape.width * shape.mlp_ratio)
       self.mlp = mlp.MLPS[shape.mlp](shape.width, hidden, init=init, **shared)
-    else:  # Inserted into a trained stack, which it leaves as it is at first.
+    else:  # Inserted into a trained stack, to which it adds nothing at first.
       output = self.memory.memory.output.kernel
       output[...] = jnp.zeros_like(output[...])
     self.has_mlp, self.precision = shape.memory_mlp, precision
@@ -281,5 +281,6 @@ def memory_flops(shape: Shape, num_tokens: int) -> int:
 
 
 def chunk_of(num_tokens: int) -> int:
-  """Tokens that the gated delta rule solves together."""
-  return min(-(-num_tokens // 16) * 16, 64)
+  """Tokens that the gated delta rule solves together, about 64 at most."""
+  num_chunks = -(-num_tokens // 64)
+  return -(-num_tokens // (num_chunks * 16)) * 16

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from loopjax.errors import UserError
+from loopjax.loop import windows
 from loopjax.models import looped, sleep, sleep_reading
-from loopjax.nn import hybrid, stack
+from loopjax.nn import attention, hybrid, rope, stack
 from loopjax.types import LoopOptions, TaskSpec
 
 VOCABULARY, PADDING = 7, 1
@@ -172,12 +173,12 @@ def test_prelude_and_coda_run_once_a_window():
       assert np.allclose(plain, outside, atol=1e-5) == same
 
 
-def gradients(num_passes, kept, remat="none"):
+def gradients(num_passes, kept, remat="none", inputs=None):
   spec, config = (
     spec_of(20, 4),
     config_of(num_passes=num_passes, gradient_passes=kept),
   )
-  inputs = tokens(20)
+  inputs = tokens(20) if inputs is None else inputs
   params = examples.params_of(sleep, config, spec)
 
   def loss(params):
@@ -224,6 +225,125 @@ def test_passes_may_read_the_window_and_what_it_began_with_again():
   _, second = model.awake(first, window._replace(hidden=again), 0)
   expected = model.logits(model.awake(second, answer, 0)[0])
   np.testing.assert_allclose(run(inputs, **options).logits, expected, atol=1e-5)
+
+
+def at(index, stacked):
+  return jax.tree.map(lambda x: x[index], stacked)
+
+
+def by_hand(config, params, inputs, num_answer):
+  """Algorithm 1 with Python's loops, one block after another."""
+  spec = spec_of(inputs.shape[1], num_answer)
+  model = examples.merged(sleep, config, spec, params)
+  each = config.num_layers // config.num_memory_layers
+  head_width = config.width // config.num_heads
+  first = config.num_prelude_layers // each
+  last = (config.num_layers - config.num_coda_layers) // each
+
+  def read(hidden, window, memory, groups):
+    tables = rope.rope_tables(window.positions, head_width, config.rope_base)
+    memory = list(memory)
+    for group in groups:
+      state, *pasts = memory[group]
+      for n in range(each):
+        block = at(group * each + n, model.layers)
+        hidden, pasts[n] = block.behind(
+          hidden, pasts[n], tables, window.visible
+        )
+      block = at(group, model.memories)
+      hidden, state, _ = block(hidden, state, window.mask)
+      keep = [
+        attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
+        for past in pasts
+      ]
+      memory[group] = (state, *keep)
+    return hidden, memory
+
+  num_past = config.window - 1 if config.eviction == "sliding" else 0
+  none = jnp.zeros((len(inputs), num_past, config.num_heads, head_width))
+  state = model.memories.memory.initial_state(
+    len(inputs), carry_convolutions=config.carry_convolutions
+  )
+  groups = range(config.num_memory_layers)
+  kept = [(state, *[attention.Past(none, none)] * each) for _ in groups]
+  seen = jnp.zeros((len(inputs), num_past), bool)
+  windowed = inputs[:, : inputs.shape[1] - num_answer]
+  for part in jnp.split(windowed, windowed.shape[1] // config.window, axis=1):
+    tokens = model.embed(part)
+    window = windows.view(seen, tokens.mask, config.window, config.window)
+    hidden, behind = read(tokens.hidden, window, kept, groups[:first])
+    for n in range(config.num_passes):
+      before = list(behind)
+      for group in groups[first:last]:  # Only fast weights go on.
+        old, *pasts = kept[group]
+        state = old._replace(fast=(behind if n else kept)[group][0].fast)
+        before[group] = (state, *pasts)
+      hidden, behind = read(hidden, window, before, groups[first:last])
+    _, kept = read(hidden, window, behind, groups[last:])
+    seen = window.known[:, window.known.shape[1] - num_past :]
+  tokens = model.embed(inputs[:, inputs.shape[1] - num_answer :])
+  window = windows.view(seen, tokens.mask, num_answer, config.window)
+  return model.logits(read(tokens.hidden, window, kept, groups)[0])
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"eviction": "sliding", "carry_convolutions": True},
+    {"num_layers": 3, "num_memory_layers": 3, "num_coda_layers": 1},
+    {
+      "num_layers": 4,
+      "eviction": "sliding",
+      "num_prelude_layers": 2,
+      "memory": "jet",
+      "carry_convolutions": True,
+    },
+  ],
+  ids=["plain", "sliding", "coda", "prelude"],
+)
+def test_algorithm_1_by_hand(changes):
+  """Three windows, so that what the second leaves depends on the first's."""
+  inputs = tokens(28).at[0, :11].set(VOCABULARY - 1)  # A window of padding.
+  config = config_of(num_passes=2, **changes)
+  params = examples.params_of(sleep, config, spec_of(28, 4))
+  expected = jax.jit(
+    lambda *arrays: by_hand(config, *arrays, 4), compiler_options=examples.FAST
+  )(params, inputs)
+  got = run(inputs, num_passes=2, **changes).logits
+  np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_statistics_leave_padding_out():
+  inputs = tokens(20, batch=1)
+  padding = jnp.full((1, 16), VOCABULARY - 1)
+  padded = jnp.concatenate([padding, inputs], axis=1)
+  for name, values in run(inputs).loops.items():
+    np.testing.assert_allclose(values, run(padded).loops[name], rtol=1e-5)
+
+
+def test_gradients_are_finite_behind_a_window_of_padding():
+  """Fast weights are zero there, where norms have no gradient."""
+  inputs = tokens(20).at[:, :9].set(VOCABULARY - 1)
+  full = gradients(2, 0, inputs=inputs)
+  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(full))
+
+
+def test_the_number_of_parameters():
+  """The paper's small model by hand, and what an inserted Jet layer adds."""
+  mlp = 3 * 256 * 704
+  near = 4 * 256**2 + mlp + 2 * 256
+  keys, values = 3 * 64, 3 * 128
+  rule = 2 * 256 * keys + 3 * 256 * values + 2 * 256 * 3 + 2 * 3 + 128
+  far = rule + 4 * (2 * keys + values) + mlp + 2 * 256
+  spec = TaskSpec(3, 100, tuple((i,) for i in range(100)), 0, 4)
+  count = examples.count(sleep, sleep.Config(), spec)
+  assert count == 3 * 256 + 2 * (near + far) + 256
+  jet = sleep.Config(memory="jet", memory_mlp=False)
+  generator = 256 * 48 + 48 * 4 * values + 4 * values
+  assert examples.count(sleep, jet, spec) == (
+    3 * 256 + 2 * (near + rule + generator + 256) + 256
+  )
 
 
 def test_implicit_passes_are_the_same_passes():
@@ -334,6 +454,11 @@ def test_impossible_settings_are_named(changes, message):
   with pytest.raises(UserError, match=message) as caught:
     config_of(**changes)
   assert "\n" not in str(caught.value)
+
+
+def test_an_answer_longer_than_a_window_is_refused():
+  with pytest.raises(UserError, match="window=8 is less than the 9 tokens"):
+    examples.abstract(sleep, SMALL, spec_of(25, 9))
 
 
 def test_a_loss_in_two_windows_is_refused():

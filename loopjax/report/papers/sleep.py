@@ -53,11 +53,11 @@ def _row(passes: int, **values: Number) -> Row:
   return Row(f"N = {passes}", {_PASSES: passes}, values)
 
 
-def _scale(*more: Scale) -> tuple[Scale, ...]:
-  """Sizes that every task has, with its own in front."""
+def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
+  """Sizes that every task has, with its own and the paper's window in front."""
   return (
     *more,
-    Scale("window, tokens", lambda c, _: c["model"]["window"], "see the task"),
+    Scale("window, tokens", lambda c, _: c["model"]["window"], window),
     Scale(
       "attention + memory layers",
       lambda c, _: "{num_layers} + {num_memory_layers}".format(**c["model"]),
@@ -67,7 +67,7 @@ def _scale(*more: Scale) -> tuple[Scale, ...]:
     Scale(
       "steps x batch",
       lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-      "about 98,000 x 512 (automaton); Depo batches of 128",
+      "98,000 x 512 (automaton); batches of 128 (Depo), 256 (GSM)",
     ),
     Scale("optimizer", lambda c, _: c["optim"]["name"], "Muon and AdamW"),
     Scale("parameters", lambda _, s: s["parameters"], "not stated"),
@@ -121,6 +121,7 @@ AUTOMATON = Paper(
   },
   columns=(_MATCH, _CELLS, _FLOOR, _LOSS),
   scale=_scale(
+    "24",
     Scale("steps t", lambda c, _: c["task"]["num_steps"], "32"),
     Scale(
       "states x cells",
@@ -158,6 +159,7 @@ DEPO = Paper(
   },
   columns=(_ANSWERS, _EXACT, _LOSS),
   scale=_scale(
+    "75",
     Scale("nodes", lambda c, _: c["task"]["num_nodes"], "75"),
     Scale("hops, at most", lambda c, _: c["task"]["max_hops"], "16"),
   ),
@@ -200,6 +202,7 @@ GSM = Paper(
   },
   columns=(_EXACT, _LOSS),
   scale=_scale(
+    "2,000; 512 if sliding",
     Scale(
       "tokens of a problem",
       lambda c, _: c["task"]["context_length"],
