@@ -19,7 +19,8 @@ AXES = ("data", "fsdp", "tensor")
 _BATCH_AXES = ("data", "fsdp")
 
 # First match on the parameter's path wins. A spec is of the last dimensions:
-# a stack of layers has more in front, which stay whole.
+# a stack of layers has more in front, which stay whole. Where no dimension is a
+# multiple of its axes, they split the dimensions in reverse order.
 PARAMETER_RULES = (
   (r"(query|key|value|gate)/kernel$", P("fsdp", "tensor")),
   (r"convolution/(hidden|taps)/kernel$", P("fsdp", "tensor")),
@@ -100,11 +101,14 @@ def parameter_shardings(mesh: Mesh, params: Any, min_split_size: int) -> Any:
       return replicated(mesh)
     rule = _match(name)
     sizes = leaf.shape[leaf.ndim - len(rule) :]
-    axes = [
-      _dividing(mesh, axis, size)
-      for axis, size in zip(rule, sizes, strict=True)
-    ]
-    if not any(axes):
+    for spec in (rule, rule[::-1]):  # An odd vocabulary is split by feature.
+      axes = [
+        _dividing(mesh, axis, size)
+        for axis, size in zip(spec, sizes, strict=True)
+      ]
+      if any(axes):
+        break
+    else:
       reason = (
         "its dimensions are no multiples of the axes that split it"
         if len(rule)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests_support import SMOKE, load_config, make_datasets
+from flax import nnx
+from tests_support import ROOT, SMOKE, load_config, make_datasets
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -155,6 +156,28 @@ def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
   with pytest.raises(UserError, match=message):
     specs((1, 4, 2), params)
   specs((8, 1, 1), params)  # Nothing is split: nothing to complain about.
+
+
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (1, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+  "name", sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+)
+def test_every_large_parameter_of_the_papers_sizes_is_split(name, mesh):
+  settings = config_lib.resolve(load_config(name, ""))
+  spec = settings.task_module.spec(settings.task)
+  model = nnx.eval_shape(
+    lambda: settings.family.Model(
+      settings.model, spec, settings.loop, rngs=nnx.Rngs(params=0)
+    )
+  )
+  where = sharding.parameter_shardings(
+    sharding.make_mesh(
+      sharding.Config(*mesh), jax.devices()[: math.prod(mesh)]
+    ),
+    nnx.to_pure_dict(nnx.state(model)),
+    sharding.Config().min_split_size,
+  )
+  assert any(any(x.spec) for x in jax.tree.leaves(where))
 
 
 def test_put_batch_gives_every_device_its_rows():
