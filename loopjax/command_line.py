@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import threading
 from collections.abc import Callable
 
 from absl import app, flags, logging
@@ -15,6 +16,7 @@ CONFIG = config_flags.DEFINE_config_file(
 )
 # What a full or protected disk raises.
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_ENDING = threading.Lock()
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes.")
 
 
@@ -30,16 +32,31 @@ def run(entry: Callable[[list[str]], int]) -> None:
     except OSError as error:
       if error.errno not in _STORAGE:
         raise
-      where = error.filename or f"--workdir={WORKDIR.value}"
-      print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
-      os._exit(2)  # Whatever still wants to write would fail at length.
+      _end_for_want_of_storage(error)
 
+  threading.excepthook = _in_a_thread
   sys.unraisablehook = _without_closed_loops
   logging.set_verbosity(logging.WARNING)
   app.run(
     lambda argv: sys.exit(guarded(entry, argv)),
     flags_parser=lambda argv: guarded(_parse, argv),
   )
+
+
+def _end_for_want_of_storage(error: OSError) -> None:
+  """Ends the process with one line; of all threads that fail the first does."""
+  _ENDING.acquire()  # And never released.
+  where = error.filename or f"--workdir={WORKDIR.value}"
+  print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
+  os._exit(2)  # Whatever still wants to write would fail at length.
+
+
+def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
+  """Threads that write meet a full disk as the main one does."""
+  error = failed.exc_value
+  if isinstance(error, OSError) and error.errno in _STORAGE:
+    _end_for_want_of_storage(error)
+  threading.__excepthook__(failed)
 
 
 def _without_closed_loops(unraisable) -> None:

@@ -74,3 +74,31 @@ def test_describe_prints_json_and_trains_nothing():
   assert described["config"]["model"]["name"] == "utm"
   assert len(described["flops_per_example"]) == 18
   assert described["cache_bytes_per_token"] == 0
+
+
+FULL_DISK = """
+import errno, os, threading
+from loopjax import command_line
+
+def fill():
+  raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def entry(argv):
+  threads = [threading.Thread(target=fill) for _ in range(8)]
+  for thread in threads: thread.start()
+  for thread in threads: thread.join()
+  fill()
+
+command_line.run(entry)
+"""
+
+
+def test_a_disk_that_is_full_for_many_threads_is_one_line():
+  done = subprocess.run(
+    [sys.executable, "-c", FULL_DISK, "--workdir=runs/full"],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2
+  assert done.stderr == "error: --workdir=runs/full: No space left on device\n"
