@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from loopjax.types import Array
+from loopjax.types import Array, Batch
 
 
 def token_cross_entropy(logits: Array, targets: Array) -> Array:
@@ -47,3 +47,20 @@ def linear_warmup(step: Array, num_steps: int) -> Array:
   if num_steps == 0:
     return jnp.ones((), jnp.float32)
   return jnp.minimum(1.0, step.astype(jnp.float32) / num_steps)
+
+
+def next_token(logits: Array, batch: Batch) -> Array:
+  """Cross-entropy weighted by token, f32 scalar, in nats.
+
+  Args:
+    logits: of all T tokens or the last ones alone, [B, T or fewer, V]; those
+      without logits count as predicted without fail, so they want no weight.
+    batch: "targets" and "weights" [B, T], and perhaps "mean_weight".
+  """
+  without = batch["targets"].shape[1] - logits.shape[1]
+  cross_entropy = token_cross_entropy(logits, batch["targets"][:, without:])
+  return weighted_mean(
+    jnp.pad(cross_entropy, ((0, 0), (without, 0))),
+    batch["weights"],
+    batch.get("mean_weight"),
+  )

@@ -251,9 +251,7 @@ class Model(nnx.Module):
     shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
     record |= {name: shown[name] for name in names if name in shown}
     if "prediction" in names or "confidence" in names:
-      chances = jax.nn.softmax(self._logits(hidden), axis=-1)
-      record["prediction"] = jnp.argmax(chances, axis=-1)
-      record["confidence"] = jnp.max(chances, axis=-1)
+      record |= linear.most_likely(self._logits(hidden))
     return record
 
 
@@ -267,11 +265,7 @@ def loss(
   """
   del step, frozen  # No schedule, no teacher.
   output = model(batch["inputs"], key=key)
-  cross_entropy = losses.weighted_mean(
-    losses.token_cross_entropy(output.logits, batch["targets"]),
-    batch["weights"],
-    batch.get("mean_weight"),
-  )
+  cross_entropy = losses.next_token(output.logits, batch)
   return cross_entropy, {"loss": cross_entropy, **output.loops}
 
 

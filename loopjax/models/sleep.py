@@ -210,7 +210,8 @@ class Model(nnx.Module):
       "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * there),
       "fast_weight_norm": jnp.sum(norms * tokens),
     }
-    first = len(jax.tree.leaves(self._parts()[0])[0])
+    each = self.config.num_layers // self.config.num_memory_layers
+    first = self.config.num_prelude_layers // each
     for layer, retention in enumerate(stats["retention"], start=first):
       means = jnp.mean(retention, axis=-1)
       record[f"retention/memory={layer}"] = jnp.sum(means * tokens)
@@ -358,13 +359,5 @@ def loss(
   """
   del key, step, frozen  # No dropout, no schedule, no teacher.
   output = model(batch["inputs"])
-  unpredicted = batch["inputs"].shape[1] - output.logits.shape[1]
-  cross_entropy = losses.token_cross_entropy(
-    output.logits, batch["targets"][:, unpredicted:]
-  )
-  cross_entropy = losses.weighted_mean(
-    jnp.pad(cross_entropy, ((0, 0), (unpredicted, 0))),
-    batch["weights"],
-    batch.get("mean_weight"),
-  )
+  cross_entropy = losses.next_token(output.logits, batch)
   return cross_entropy, {"loss": cross_entropy, **output.loops}

@@ -103,3 +103,12 @@ def token_logits(
   token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
   is_real = token < logits.shape[-1] - num_padding_tokens
   return jnp.where(is_real, logits, MASKED_LOGIT)
+
+
+def most_likely(logits: Array) -> dict[str, Array]:
+  """The "prediction", i32 [B, S], and its probability, the "confidence"."""
+  chances = jax.nn.softmax(logits, axis=-1)
+  return {
+    "prediction": jnp.argmax(chances, axis=-1),
+    "confidence": jnp.max(chances, axis=-1),
+  }
