@@ -10,18 +10,19 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# A device that waits for the others at a collective holds a thread of XLA's
-# pools, and these have as many threads as there are devices: with all of them
-# waiting, nobody does what they wait for. So: pools with threads to spare, and
-# one program at a time.
+# XLA's pool for what is inside an operation can hang on a machine of few cores
+# (seen with jaxlib 0.10 on eight devices; others report it of one): without it
+# a device runs its program in one thread. One program at a time, for a device
+# that waits at a collective holds a thread.
 os.environ["NPROC"] = "32"
 os.environ["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
+    "--xla_cpu_multi_thread_eigen=false",
     # Eight devices on two busy cores may still wait for each other for long;
     # XLA would end the process after 40 s.
-    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=300",
     # Programs run for milliseconds: what optimises them takes longer.
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
