@@ -357,6 +357,34 @@ def test_implicit_passes_are_the_same_passes():
       np.testing.assert_allclose(values, implicit.loops[name], rtol=1e-5)
 
 
+def test_implicit_gradients_are_those_of_passes_that_settled():
+  """A large input next to what a norm hands on: each pass is a contraction."""
+  inputs, spec = tokens(20), spec_of(20, 4)
+  options = {"inject": True, "carry_state": False, "pass_norm": True}
+  options |= {"num_passes": 14, "init_std": 0.05}
+
+  def gradients_of(**changes):
+    config = config_of(**options, **changes)
+    params = examples.params_of(sleep, config, spec)
+    embedding = params["token_embedding"]["embedding"] * 60
+    params = params | {"token_embedding": {"embedding": embedding}}
+
+    def loss(params):
+      model = examples.merged(sleep, config, spec, params)
+      return jnp.mean(jax.nn.log_softmax(model(inputs).logits)[..., 0])
+
+    return jax.jit(jax.grad(loss), compiler_options=examples.FAST)(params)
+
+  full = gradients_of()
+  for num_terms, close in ((12, True), (1, False)):
+    implicit = gradients_of(implicit_terms=num_terms)
+    errors = jax.tree.map(
+      lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), full, implicit
+    )
+    worst = max(jax.tree.leaves(errors))
+    assert worst < 1e-5 if close else worst > 1e-4
+
+
 def test_a_memory_without_mlp_starts_as_nothing():
   """So that it can be put into a trained stack (section 6.3)."""
   inputs = tokens(12)

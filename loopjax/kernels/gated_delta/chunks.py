@@ -140,15 +140,20 @@ def inverse_of(matrix: Array) -> Array:
 
 
 def _inverse_blocks(matrix: Array) -> Array:
-  """The same for M [..., BLOCK, BLOCK], all pairs of one width at once."""
-  row, column = np.indices((BLOCK, BLOCK))
+  """The same for M [..., BLOCK, BLOCK], all pairs of one width at once.
+
+  Made of operations, not of constant arrays, which would be closed over:
+  `jax.lax.custom_root` differentiates by them too, and a custom VJP refuses.
+  """
+  square = (BLOCK, BLOCK)
+  row, column = (jax.lax.broadcasted_iota(jnp.int32, square, i) for i in (0, 1))
 
   def corners(width: int) -> Array:
     row_block, column_block = row // width, column // width
     is_corner = (row_block % 2 == 1) & (row_block == column_block + 1)
     return jnp.where(jnp.broadcast_to(is_corner, matrix.shape), matrix, 0)
 
-  identity = np.eye(BLOCK, dtype=matrix.dtype)
+  identity = jnp.eye(BLOCK, dtype=matrix.dtype)
   inverse = jnp.broadcast_to(identity, matrix.shape) - corners(1)
   width = 2
   while width < BLOCK:
