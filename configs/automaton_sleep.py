@@ -10,8 +10,6 @@ Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
   smoke   seconds; what the tests run.
 """
 
-import itertools
-
 import ml_collections
 
 from loopjax import config as config_lib
@@ -74,16 +72,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   """Overrides by sweep and item."""
   del config  # The same for every preset.
-  passes = _axis("model.num_passes", 1, 2, 3, 4)
-  seeds = _axis("run.seed", 0, 1, 2)
-  steps = _axis("task.num_steps", 1, 2, 4, 8, 16, 32)
+  passes = config_lib.axis("model.num_passes", 1, 2, 3, 4)
+  seeds = config_lib.axis("run.seed", 0, 1, 2)
+  steps = config_lib.axis("task.num_steps", 1, 2, 4, 8, 16, 32)
   again = {"model.inject": True, "model.pass_norm": True}
   restart = {**again, "model.carry_state": False}
   return {
-    "depth": _product(steps, passes[:1], seeds),  # Figure 2, left.
-    "passes": _product(passes, seeds),  # Figure 2, right.
+    "depth": config_lib.product(steps, passes[:1], seeds),  # Figure 2, left.
+    "passes": config_lib.product(passes, seeds),  # Figure 2, right.
     # Open in the paper (section 7): what a step costs, and how stable it is.
-    "gradients": _product(
+    "gradients": config_lib.product(
       passes[3:],
       [
         {},
@@ -93,17 +91,7 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
         {**restart, "model.implicit_terms": 4},
       ],
     ),
-    "states": _product(
+    "states": config_lib.product(
       passes[3:], [{}, {"model.pass_norm": True}, again, restart]
     ),
   }
-
-
-def _axis(key: str, *values) -> list[dict]:
-  return [{key: value} for value in values]
-
-
-def _product(*axes: list[dict]) -> list[dict]:
-  """Every combination of one dict from each axis, merged."""
-  combinations = itertools.product(*axes)
-  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

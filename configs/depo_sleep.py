@@ -10,8 +10,6 @@ Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
   smoke   seconds; what the tests run.
 """
 
-import itertools
-
 import ml_collections
 
 from loopjax import config as config_lib
@@ -84,18 +82,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   """Overrides by sweep and item."""
   del config  # The same for every preset.
-  passes = [{"model.num_passes": n} for n in (1, 2, 4)]
-  seeds = [{"run.seed": seed} for seed in (0, 1, 2)]
-  memories = [{"model.memory": name} for name in ("gated_delta", "jet")]
-  evictions = [{"model.eviction": name} for name in ("hard", "sliding")]
+  passes = config_lib.axis("model.num_passes", 1, 2, 4)
+  seeds = config_lib.axis("run.seed", 0, 1, 2)
+  memories = config_lib.axis("model.memory", "gated_delta", "jet")
+  evictions = config_lib.axis("model.eviction", "hard", "sliding")
   return {
-    "passes": _product(passes, seeds),  # Figure 3.
-    "memory": _product(memories, passes[::2]),
-    "eviction": _product(evictions, passes[::2]),
+    "passes": config_lib.product(passes, seeds),  # Figure 3.
+    "memory": config_lib.product(memories, passes[::2]),
+    "eviction": config_lib.product(evictions, passes[::2]),
   }
-
-
-def _product(*axes: list[dict]) -> list[dict]:
-  """Every combination of one dict from each axis, merged."""
-  combinations = itertools.product(*axes)
-  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

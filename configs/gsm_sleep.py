@@ -27,8 +27,6 @@ what stands in front of a text as tokens. Presets:
   inserted, warm_up  behind one of them, as above.
 """
 
-import itertools
-
 import ml_collections
 
 from loopjax import config as config_lib
@@ -116,18 +114,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   """Overrides by sweep and item."""
   config = config or get_config()
-  passes = [{"model.num_passes": n} for n in (1, 2, 4, 6)]
-  seeds = [{"run.seed": seed} for seed in (0, 1, 2)]
+  passes = config_lib.axis("model.num_passes", 1, 2, 4, 6)
+  seeds = config_lib.axis("run.seed", 0, 1, 2)
   # Figure 5: a quarter of figure 4's window.
   window = config.model.window // 4
   sliding = [{"model.eviction": "sliding", "model.window": window}]
   return {
-    "passes": _product(passes, seeds),  # Figure 4.
-    "sliding": _product(sliding, passes[:3], seeds),
+    "passes": config_lib.product(passes, seeds),  # Figure 4.
+    "sliding": config_lib.product(sliding, passes[:3], seeds),
   }
-
-
-def _product(*axes: list[dict]) -> list[dict]:
-  """Every combination of one dict from each axis, merged."""
-  combinations = itertools.product(*axes)
-  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

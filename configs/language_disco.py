@@ -14,8 +14,6 @@ vocabulary of words. The gate is learned. Presets as in
   smoke   seconds; what the tests run.
 """
 
-import itertools
-
 import ml_collections
 
 from loopjax import config as config_lib
@@ -83,21 +81,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   """Overrides by sweep and item."""
   del config
-  formats = _axis("task.format", "direct", "reverse")
-  models = _axis("model.name", "disco", "looped", "transformer")
-  gates = _axis("model.gate", "learned", "fixed")
-  seeds = _axis("run.seed", 0, 1, 2)
+  formats = config_lib.axis("task.format", "direct", "reverse")
+  models = config_lib.axis("model.name", "disco", "looped", "transformer")
+  gates = config_lib.axis("model.gate", "learned", "fixed")
+  seeds = config_lib.axis("run.seed", 0, 1, 2)
   return {
-    "models": _product(formats, models, seeds),  # Figures 4 and 6.
-    "gate": _product(formats, gates, seeds),
+    "models": config_lib.product(formats, models, seeds),  # Figures 4 and 6.
+    "gate": config_lib.product(formats, gates, seeds),
   }
-
-
-def _axis(key: str, *values) -> list[dict]:
-  return [{key: value} for value in values]
-
-
-def _product(*axes: list[dict]) -> list[dict]:
-  """Every combination of one dict from each axis, merged."""
-  combinations = itertools.product(*axes)
-  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

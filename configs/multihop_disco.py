@@ -17,8 +17,6 @@ untied copies), `ponderlm`. Presets:
   smoke   seconds; what the tests run.
 """
 
-import itertools
-
 import ml_collections
 
 from loopjax import config as config_lib
@@ -86,8 +84,10 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   config = config or get_config()
   train, test = config.task.num_train_chains[0], config.task.num_test_chains[0]
   steps = config.run.num_steps
-  seeds = _axis("run.seed", 0, 1, 2)
-  models = _axis("model.name", "disco", "looped", "transformer", "ponderlm")
+  seeds = config_lib.axis("run.seed", 0, 1, 2)
+  models = config_lib.axis(
+    "model.name", "disco", "looped", "transformer", "ponderlm"
+  )
   disco, vanilla = models[:2]
   learned = {**disco, "model.gate": "learned"}
   half = (train // 2,) * 2
@@ -102,27 +102,27 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
     "task.num_test_chains": (test // 2,) * 6,
     "eval.depth_factor": 3,
   }
-  decays = _axis("optim.weight_decay", 0.01, 0.1, 0.3, 1.0)
+  decays = config_lib.axis("optim.weight_decay", 0.01, 0.1, 0.3, 1.0)
   rates = [
     {"optim.learning_rate": factor * config.optim.learning_rate}
     for factor in (0.3, 1.0, 3.0)
   ]
   # A gate of 0 is the vanilla loop.
-  gates = [*_axis("model.gate_value", 0.1, 0.3, 1.0, 3.0), learned]
+  gates = [*config_lib.axis("model.gate_value", 0.1, 0.3, 1.0, 3.0), learned]
   channels = [
-    *_axis("model.temperature", 0.3, 3.0),
-    *_axis("model.top_k", 1, 8),
-    *_axis("model.decode_gradient", "stop", "straight_through"),
-    *_axis("model.epsilon", 1e-9, 1e-3),
-    *_axis("model.loop_norm", "per_loop", "final_only"),
+    *config_lib.axis("model.temperature", 0.3, 3.0),
+    *config_lib.axis("model.top_k", 1, 8),
+    *config_lib.axis("model.decode_gradient", "stop", "straight_through"),
+    *config_lib.axis("model.epsilon", 1e-9, 1e-3),
+    *config_lib.axis("model.loop_norm", "per_loop", "final_only"),
   ]
   result = {
-    "models": _product(models, seeds),  # Table 1, figures 2 and 3.
-    "three_hop": _product(models[:3], [three], seeds),  # Figure 5.
-    "plateau": _product([vanilla, disco], decays, rates),
-    "gate": _product(gates, seeds),
-    "channel": _product(channels, seeds[:1]),
-    "length_generalisation": _product(
+    "models": config_lib.product(models, seeds),  # Table 1, figures 2 and 3.
+    "three_hop": config_lib.product(models[:3], [three], seeds),  # Figure 5.
+    "plateau": config_lib.product([vanilla, disco], decays, rates),
+    "gate": config_lib.product(gates, seeds),
+    "channel": config_lib.product(channels, seeds[:1]),
+    "length_generalisation": config_lib.product(
       [vanilla, disco, learned], [longer], seeds
     ),
   }
@@ -130,17 +130,7 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
     call = config.run.steps_per_call
     brief = {"run.num_steps": max(steps // 10 // call, 1) * call}
     fresh = {"run.init_fresh": "channel.*"}
-    result["retrofit"] = _product(
+    result["retrofit"] = config_lib.product(
       [vanilla, disco, {**learned, **fresh}], [brief], seeds
     )
   return result
-
-
-def _axis(key: str, *values) -> list[dict]:
-  return [{key: value} for value in values]
-
-
-def _product(*axes: list[dict]) -> list[dict]:
-  """Every combination of one dict from each axis, merged."""
-  combinations = itertools.product(*axes)
-  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

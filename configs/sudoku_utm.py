@@ -13,8 +13,6 @@ Source: arXiv 2604.21999, section 4.1. Presets:
   smoke   seconds; what the tests run.
 """
 
-import itertools
-
 import ml_collections
 
 from loopjax import config as config_lib
@@ -77,44 +75,39 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   config = config or get_config()
   third = config.run.num_steps // 3  # The paper: 20k of 59,872 steps.
   memory = "model.num_memory_tokens"
-  tokens = _axis(memory, 0, 4, 8, 16, 32, 64)
-  own = _axis(memory, *sorted({0, config.model.num_memory_tokens}))
-  seeds = _axis("run.seed", 0, 42, 123)
+  tokens = config_lib.axis(memory, 0, 4, 8, 16, 32, 64)
+  own = config_lib.axis(memory, *sorted({0, config.model.num_memory_tokens}))
+  seeds = config_lib.axis("run.seed", 0, 42, 123)
   free = {"model.ponder_weight": 0.0, "model.ponder_warmup_steps": 0}
   cold = {**free, "model.ponder_weight": 1e-3}
   warm = {**cold, "model.ponder_warmup_steps": third}
   unrotated = {"model.positions": "none", "model.rope_base": 10_000.0}
-  places = [*_axis("model.positions", "overlap", "offset", "grid"), unrotated]
-  flat, deep, graves = _axis("model.router_bias", 0.0, -3.0, 1.0)
+  places = [
+    *config_lib.axis("model.positions", "overlap", "offset", "grid"),
+    unrotated,
+  ]
+  flat, deep, graves = config_lib.axis("model.router_bias", 0.0, -3.0, 1.0)
   # A router that does nothing must keep the default start.
   fixed = {"model.halting": "fixed", **deep, **free}
   small = {"task.num_train_puzzles": 1000, "task.augment": True, **seeds[0]}
   wide = {"model.width": 768, "model.num_heads": 12, **deep}
   return {
-    "memory_curve": _product(tokens, seeds),
-    "router_init": _product([flat], [tokens[0], *tokens[2:]], seeds)
-    + _product([deep], tokens, seeds)
-    + _product([graves], [tokens[3]], seeds),
-    "tradeoff": _product([warm], tokens[2:], seeds[:1]),
-    "fixed_depth": _product([free, warm, fixed], seeds),
+    "memory_curve": config_lib.product(tokens, seeds),
+    "router_init": config_lib.product([flat], [tokens[0], *tokens[2:]], seeds)
+    + config_lib.product([deep], tokens, seeds)
+    + config_lib.product([graves], [tokens[3]], seeds),
+    "tradeoff": config_lib.product([warm], tokens[2:], seeds[:1]),
+    "fixed_depth": config_lib.product([free, warm, fixed], seeds),
     "small_data": [
       {**small, **free, "optim.weight_decay": 0.01},
       {**small, **warm, "optim.weight_decay": 0.1},
     ],
-    "lambda": _product([free, cold, warm], seeds),
-    "depth": _product([warm, free, {**flat, **free}], seeds[2:]),
-    "norm": _product([flat], _axis("model.norm", "derf_utm", "rmsnorm"), seeds),
-    "ablation": _product([{}, tokens[0], flat], seeds),
-    "positions": _product(places, own, seeds),
-    "width": _product([wide], seeds),
+    "lambda": config_lib.product([free, cold, warm], seeds),
+    "depth": config_lib.product([warm, free, {**flat, **free}], seeds[2:]),
+    "norm": config_lib.product(
+      [flat], config_lib.axis("model.norm", "derf_utm", "rmsnorm"), seeds
+    ),
+    "ablation": config_lib.product([{}, tokens[0], flat], seeds),
+    "positions": config_lib.product(places, own, seeds),
+    "width": config_lib.product([wide], seeds),
   }
-
-
-def _axis(key: str, *values) -> list[dict]:
-  return [{key: value} for value in values]
-
-
-def _product(*axes: list[dict]) -> list[dict]:
-  """Every combination of one dict from each axis, merged."""
-  combinations = itertools.product(*axes)
-  return [{k: v for d in parts for k, v in d.items()} for parts in combinations]

@@ -8,6 +8,7 @@ the sections become, so that a name or a type is stated once.
 import ast
 import dataclasses
 import difflib
+import itertools
 import json
 import math
 import re
@@ -193,6 +194,19 @@ def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
     raise UserError(
       f"{section}.name={name!r} is none of {', '.join(sorted(names))}"
     )
+
+
+def axis(key: str, *values: Any) -> list[dict[str, Any]]:
+  """Overrides of one setting by each of some values, for a sweep."""
+  return [{key: value} for value in values]
+
+
+def product(*axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Every combination of one item from each axis; a later axis wins."""
+  combinations = itertools.product(*axes)
+  return [
+    {k: v for item in items for k, v in item.items()} for items in combinations
+  ]
 
 
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:

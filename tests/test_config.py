@@ -132,3 +132,14 @@ def test_a_tuple_and_text_behind_the_colon():
   assert config.task.num_train_chains == (30,)
   assert config.eval.checkpoint == "10"
   assert config.run.seed == 3
+
+
+def test_items_of_a_sweep_are_every_combination():
+  rates = config_lib.axis("optim.learning_rate", 1, 2)
+  items = config_lib.product(rates, [{}, {"optim.learning_rate": 3, "a.b": 4}])
+  assert items == [
+    {"optim.learning_rate": 1},
+    {"optim.learning_rate": 3, "a.b": 4},
+    {"optim.learning_rate": 2},
+    {"optim.learning_rate": 3, "a.b": 4},
+  ]
