@@ -77,6 +77,7 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
   steps = config_lib.axis("task.num_steps", 1, 2, 4, 8, 16, 32)
   again = {"model.inject": True, "model.pass_norm": True}
   restart = {**again, "model.carry_state": False}
+  turning = {"model.negative_eigenvalues": True}
   return {
     "depth": config_lib.product(steps, passes[:1], seeds),  # Figure 2, left.
     "passes": config_lib.product(passes, seeds),  # Figure 2, right.
@@ -92,6 +93,6 @@ def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
       ],
     ),
     "states": config_lib.product(
-      passes[3:], [{}, {"model.pass_norm": True}, again, restart]
+      passes[3:], [{}, {"model.pass_norm": True}, again, restart, turning]
     ),
   }

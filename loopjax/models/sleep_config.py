@@ -25,6 +25,7 @@ class Config:
       start as zero, to be put into a trained `looped` model.
     num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
     A_range, dt_range: how fast they forget at first, see `fast_weights.Gates`.
+    negative_eigenvalues: a token may turn around what its key reads; see there.
     window: L, tokens that attention sees; an answer has no more.
     num_passes: N, over every window that is dropped; 1 is the plain hybrid.
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
@@ -60,6 +61,7 @@ class Config:
   value_width: int = 128
   A_range: tuple[float, float] = (0.0, 16.0)
   dt_range: tuple[float, float] = (1e-3, 0.1)
+  negative_eigenvalues: bool = False
   window: int = 24
   num_passes: int = 1
   eviction: str = "hard"

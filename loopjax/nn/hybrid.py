@@ -41,7 +41,7 @@ class Shape(Protocol):
     memory: a key of MEMORIES.
     memory_mlp: whether a memory block has an MLP.
     num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
-    A_range, dt_range: see `fast_weights.Gates`.
+    A_range, dt_range, negative_eigenvalues: see `fast_weights.Gates`.
     init_std: of every matrix.
   """
 
@@ -73,6 +73,8 @@ class Shape(Protocol):
   def A_range(self) -> tuple[float, float]: ...
   @property
   def dt_range(self) -> tuple[float, float]: ...
+  @property
+  def negative_eigenvalues(self) -> bool: ...
   @property
   def init_std(self) -> float: ...
 
@@ -114,7 +116,9 @@ def check(shape: Shape) -> None:
 
 def gates(shape: Shape) -> fast_weights.Gates:
   """How the gates of fast weights start; raises UserError."""
-  return fast_weights.Gates(shape.A_range, shape.dt_range)
+  return fast_weights.Gates(
+    shape.A_range, shape.dt_range, shape.negative_eigenvalues
+  )
 
 
 class Memory(NamedTuple):

@@ -385,6 +385,22 @@ def test_implicit_gradients_are_those_of_passes_that_settled():
     assert worst < 1e-5 if close else worst > 1e-4
 
 
+@pytest.mark.parametrize("memory", ["gated_delta", "jet"])
+def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
+  memory,
+):
+  changes = {"A_range": (2.0, 2.5), "negative_eigenvalues": True}
+  config = config_of(memory=memory, **changes)
+  params = examples.params_of(sleep, config, spec_of(12, 4))
+  rates = np.exp(params["memories"]["memory"]["memory"]["A_log"])
+  assert (rates >= 2.0).all() and (rates <= 2.5).all()
+  one, two = (
+    run(tokens(12), params=params, memory=memory, negative_eigenvalues=x)
+    for x in (False, True)
+  )
+  assert np.abs(one.logits - two.logits).max() > 1e-3
+
+
 def test_a_memory_without_mlp_starts_as_nothing():
   """So that it can be put into a trained stack (section 6.3)."""
   inputs = tokens(12)

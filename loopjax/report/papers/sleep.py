@@ -86,7 +86,7 @@ _GRADIENTS = Sweep(
   columns=(_MATCH, _CELLS),
 )
 _STATES = Sweep(
-  title="What a pass begins with",
+  title="What a pass begins with, and how far a token writes",
   source="ours; algorithm 1 is the first row",
   columns=(_MATCH, _CELLS),
 )
