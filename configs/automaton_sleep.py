@@ -31,17 +31,18 @@ PRESETS = {
     "run": {"num_steps": 20_000},
   },
   "tiny": {
-    "task": {"num_states": 2, "state_width": 16, "num_steps": 8},
+    "task": {"num_states": 2, "state_width": 12, "num_steps": 5},
     "model": {
-      "width": 64, "num_memory_heads": 2, "key_width": 32,
-      "value_width": 32, "window": 16,
+      "width": 32, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
+      "num_memory_heads": 2, "key_width": 16, "value_width": 16,
+      "mlp_ratio": 1.0, "window": 12, "num_passes": 4, "init_std": 0.12,
     },
-    "optim": {"name": "adamw", "learning_rate": 1e-3, "warmup_steps": 100},
+    "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
     "run": {
-      "num_steps": 4000, "batch_size": 128, "log_every": 100,
-      "checkpoint_every": 2000,
+      "num_steps": 1200, "batch_size": 128, "log_every": 100,
+      "checkpoint_every": 600,
     },
-    "eval": {"every": 500},
+    "eval": {"every": 200},
   },
   "smoke": {
     "task": {
