@@ -37,21 +37,20 @@ PRESETS = {
   },
   "tiny": {
     "task": {
-      "num_nodes": 8, "max_hops": 4, "num_queries": 2, "word_base": 16,
-      "max_word": 1, "context_length": 16, "num_eval_examples": 999,
+      "num_nodes": 6, "max_hops": 2, "num_queries": 3, "word_base": 8,
+      "max_word": 1, "context_length": 12,
     },
     "model": {
-      "width": 64, "num_layers": 2, "num_heads": 2, "num_memory_layers": 2,
+      "width": 64, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
       "memory": "gated_delta", "num_memory_heads": 2, "key_width": 32,
-      "value_width": 32, "window": 8,
+      "value_width": 32, "mlp_ratio": 1.0, "window": 12, "num_passes": 4,
+      "init_std": 0.12,
     },
-    "optim": {
-      "learning_rate": 1e-3, "muon_learning_rate": 5e-3, "warmup_steps": 100,
-    },
+    "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
     "run": {
-      "num_steps": 6000, "log_every": 100, "checkpoint_every": 2000,
+      "num_steps": 1200, "log_every": 100, "checkpoint_every": 600,
     },
-    "eval": {"every": 1000, "batch_size": 333},
+    "eval": {"every": 200},
   },
   "smoke": {
     "task": {
