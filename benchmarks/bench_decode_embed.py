@@ -141,7 +141,7 @@ def _steps(setting: dict, options: LoopOptions, materialize: bool = True):
   flops = {"vanilla": 1.0}
   for name, (top_k, form) in setting["forms"].items():
     forms[name] = _step("disco", setting, options, top_k, form, materialize)
-    whole = form == "reference" or (form is None and vocab <= api.LARGEST_WHOLE)
+    whole = form == "reference"
     flops[name] = _flops_ratio(sizes, vocab, length, top_k, whole)
   return forms, flops
 

@@ -1,7 +1,7 @@
 """What windows and passes cost a training step of a model that sleeps.
 
   python benchmarks/bench_sleep.py --figure=sleep.png
-  python benchmarks/bench_sleep.py --tokens=12000 --precision=bfloat16
+  python benchmarks/bench_sleep.py --tokens=12288 --precision=bfloat16
 
 Figure 6 of "Language Models Need Sleep" (arXiv 2605.26099): tokens of a second
 by window length L with one pass, and by passes N with windows of one length.

@@ -31,6 +31,7 @@ PRESETS = {
       "log_every": 200, "checkpoint_every": 5000,
     },
     "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
+    "loop": {"remat": "full"},  # A pass at a time in the backward pass.
   },
   "gpu": {
     "run": {"num_steps": 20_000},
@@ -47,6 +48,7 @@ PRESETS = {
       "init_std": 0.12,
     },
     "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
+    "loop": {"remat": "none"},
     "run": {
       "num_steps": 1200, "log_every": 100, "checkpoint_every": 600,
     },
@@ -63,6 +65,7 @@ PRESETS = {
       "num_passes": 2,
     },
     "optim": {"warmup_steps": 2},
+    "loop": {"remat": "none"},
     "run": {
       "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
       "log_every": 10, "checkpoint_every": 10,

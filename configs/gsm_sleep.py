@@ -50,6 +50,7 @@ PRESETS = {
       "log_every": 100, "checkpoint_every": 2500,
     },
     "eval": {"every": 2500, "batch_size": 200, "depth_factor": 0},
+    "loop": {"remat": "full"},  # A pass at a time in the backward pass.
   },
   "gpu": {
     "task": {"context_length": 512},
@@ -69,6 +70,7 @@ PRESETS = {
     "optim": {
       "learning_rate": 1e-3, "muon_learning_rate": 5e-3, "warmup_steps": 100,
     },
+    "loop": {"remat": "none"},
     "run": {
       "num_steps": 4000, "batch_size": 64, "checkpoint_every": 2000,
     },
@@ -85,6 +87,7 @@ PRESETS = {
       "key_width": 8, "value_width": 8, "window": 64, "num_passes": 2,
     },
     "optim": {"warmup_steps": 2},
+    "loop": {"remat": "none"},
     "run": {
       "num_steps": 20, "batch_size": 8, "steps_per_call": 5,
       "log_every": 10, "checkpoint_every": 10,

@@ -186,7 +186,22 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
       f" run.checkpoint_every={run.checkpoint_every}"
     )
   optim.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
+  _check_depths(settings)
   return settings
+
+
+def _check_depths(settings: Settings) -> None:
+  """Raises UserError if evaluation asks for depths that there are not."""
+  spec = settings.task_module.spec(settings.task)
+  for name, times in (
+    ("num_loops", 1),
+    ("depth_factor", settings.model.num_loops),
+  ):
+    value = getattr(settings.eval, name)
+    try:
+      settings.family.costs(settings.model, spec, max(value, 1) * times)
+    except UserError as error:
+      raise UserError(f"eval.{name}={value}: {error}") from error
 
 
 def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:

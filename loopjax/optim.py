@@ -10,7 +10,8 @@ import optax
 from loopjax import checks, muon
 from loopjax.errors import UserError
 
-# Parts of the paths of parameters that are no matrices of a linear map.
+# Parts of the paths of parameters that are no matrices of a linear map, nor
+# the taps of a convolution.
 _NOT_DECAYED = (
   "embedding", "_type", "memory_tokens", "norm", "bias", "A_log",
 )  # fmt: skip
@@ -39,8 +40,8 @@ class Config:
     b1, b2, eps: of Adam.
     weight_decay: decoupled: times each parameter's own learning rate.
     decay: what decays: "all" parameters, biases and embeddings included (UTM);
-      "matrices" alone, the kernels of linear maps; or "tables" as well, that
-      is matrices and embeddings (GPT-2 in common code).
+      "matrices" alone, the kernels of linear maps and taps of convolutions; or
+      "tables" as well, that is matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
     ema_decay: of the averaged parameters that evaluation uses; 0 for none.
     frozen: regular expression of parameters that stay as they are; "" for none.

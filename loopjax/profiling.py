@@ -1,6 +1,7 @@
 """What a run costs: traces, memory and model-FLOPs utilisation."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -92,19 +93,33 @@ def memory(compiled: Any) -> dict[str, int]:
   }
 
 
-def rates(forward_flops: float, examples_per_second: float) -> dict[str, float]:
+def training_flops(costs: Mapping[str, Any]) -> float:
+  """FLOPs of a training step per example, counted by hand.
+
+  What rematerialisation computes again does not count; parameters that stay as
+  they are do.
+
+  Args:
+    costs: of the family, by its function of that name.
+      "training_flops_per_example" if not every loop has a backward pass; else
+      that is three times the forward pass.
+  """
+  forward = costs["flops_per_example"][-1]
+  return costs.get("training_flops_per_example", _TRAIN_OVER_FORWARD * forward)
+
+
+def rates(flops: float, examples_per_second: float) -> dict[str, float]:
   """Model FLOP/s of training over all devices, and the share of their peak.
 
   Args:
-    forward_flops: of one example, counted by hand (the family's `costs`). What
-      rematerialisation computes again does not count.
+    flops: from `training_flops`.
     examples_per_second: over all devices.
 
   Returns:
     "model_flops_per_second", and "model_flops_utilization" where the peak of
     the device is known, which it is not for a CPU.
   """
-  flops = _TRAIN_OVER_FORWARD * forward_flops * examples_per_second
+  flops *= examples_per_second
   peak = peak_flops(jax.devices()[0].device_kind)
   result = {"model_flops_per_second": flops}
   if peak:

@@ -85,11 +85,13 @@ class Eval:
     num_examples: of an evaluation in training, rounded up to whole batches;
       0 for all. The final evaluation always takes all.
     num_loops: 0 for as many as trained with.
-    loop_kind: "scan" or "while", which stops when every token has halted.
+    loop_kind: "scan" or "while", which stops when every token has halted, in
+      models that halt.
     checkpoint: which one --mode=eval reads: "newest", "best" by
       run.best_metric, or its step.
     depth_factor: the accuracy-against-depth figure goes this many times past
-      the trained number of loops; 0 for no such figure.
+      the trained number of loops, in models that predict behind every loop; 0
+      for no such figure.
     depth_examples: examples behind that figure.
   """
 

@@ -214,9 +214,8 @@ def _log(
   settings = work.settings
   schedule = optim.make_schedule(settings.optim, settings.run.num_steps)
   spec = settings.task_module.spec(settings.task)
-  forward = settings.family.costs(
-    settings.model, spec, settings.model.num_loops
-  )["flops_per_example"][-1]
+  costs = settings.family.costs(settings.model, spec, settings.model.num_loops)
+  flops = profiling.training_flops(costs)
   rates = clock.rates(settings.run.batch_size)
   writer.write(
     at,
@@ -225,7 +224,7 @@ def _log(
       **mean_of_good_steps(pending),
       "learning_rate": float(schedule(max(num_updates - 1, 0))),
       **rates,
-      **profiling.rates(forward, rates["examples_per_second"]),
+      **profiling.rates(flops, rates["examples_per_second"]),
       **profiling.peak_memory(),
     },
   )

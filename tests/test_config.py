@@ -143,3 +143,11 @@ def test_items_of_a_sweep_are_every_combination():
     {"optim.learning_rate": 2},
     {"optim.learning_rate": 3, "a.b": 4},
   ]
+
+
+@pytest.mark.parametrize("setting", ["eval.num_loops=9", "eval.depth_factor=4"])
+def test_a_depth_that_a_transformer_has_not_is_named_before_training(setting):
+  argument = f"smoke,model.name=transformer,eval.depth_factor=0,{setting}"
+  config = load_config("multihop_disco", argument)
+  with pytest.raises(UserError, match=f"{setting}: num_loops=.* must be 1 to"):
+    config_lib.resolve(config)

@@ -32,4 +32,6 @@ def test_only_what_was_inserted_is_trained(tmp_path):
   inserted = after.pop("memories")
   jax.tree.map(np.testing.assert_array_equal, after, before)
   # It began as zero.
-  assert np.abs(inserted["memory"]["memory"]["output"]["kernel"]).max() > 0
+  assert (
+    np.abs(inserted["memory"]["fast_weights"]["output"]["kernel"]).max() > 0
+  )

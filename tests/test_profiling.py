@@ -65,6 +65,7 @@ def test_peaks(kind, flops):
 def test_utilisation_is_three_forward_passes_over_the_peak(monkeypatch):
   monkeypatch.setattr(profiling, "peak_flops", lambda kind: 100.0)
   monkeypatch.setattr(jax, "device_count", lambda: 2)
-  rates = profiling.rates(forward_flops=5.0, examples_per_second=4.0)
+  flops = profiling.training_flops({"flops_per_example": [3.0, 5.0]})
+  rates = profiling.rates(flops, examples_per_second=4.0)
   assert rates["model_flops_per_second"] == 60.0
   assert rates["model_flops_utilization"] == pytest.approx(0.3)

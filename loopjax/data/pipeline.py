@@ -107,3 +107,36 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
   stream = hashing.splitmix64(np.array([seed], np.uint64))
   bits = hashing.splitmix64(counters + stream)
   return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def stream_seed(*parts: int) -> int:
+  """A seed for `uniforms` that belongs to these numbers and to no others."""
+  sequence = np.random.SeedSequence(parts)
+  return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def in_a_row(
+  tokens: np.ndarray,
+  present: np.ndarray,
+  length: int,
+  padding: int | bool,
+  *,
+  front: bool = False,
+) -> np.ndarray:
+  """The present tokens of each example one behind the other, and padding.
+
+  Args:
+    tokens: [B, ...].
+    present: bool, the same shape.
+    length: of the result.
+    padding: what fills it up.
+    front: whether that stands in front, rather than behind.
+
+  Returns:
+    [B, length], of the tokens' dtype.
+  """
+  counts = present.sum(axis=tuple(range(1, present.ndim)))[:, None]
+  places = np.arange(length)
+  row = np.full((len(tokens), length), padding, tokens.dtype)
+  row[places >= length - counts if front else places < counts] = tokens[present]
+  return row

@@ -50,10 +50,7 @@ def run_loop(
     (carry, records stacked along a leading axis [R, ...], i32 number of steps
     run). Records of steps that "while" did not run are zeros.
   """
-  if remat != "none":
-    step_fn = jax.checkpoint(
-      step_fn, policy=REMAT_POLICIES[remat], prevent_cse=kind == "unroll"
-    )
+  step_fn = rematerialised(step_fn, remat, prevent_cse=kind == "unroll")
   if kind == "while":
     return _while_loop(step_fn, carry, num_steps, done_fn)
   if kind == "scan":
@@ -163,6 +160,22 @@ def run_implicit(
   return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 
+def rematerialised(
+  fn: Callable[..., Any], remat: str, *, prevent_cse: bool
+) -> Callable[..., Any]:
+  """fn that keeps for the backward pass what a policy of `run_loop` says.
+
+  Args:
+    fn: any function of arrays.
+    remat: "none" for fn itself.
+    prevent_cse: needed outside of a scan, where XLA could undo it.
+  """
+  if remat == "none":
+    return fn
+  policy = REMAT_POLICIES[remat]
+  return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)
+
+
 def scan(
   step_fn: Callable[[Carry, Any], tuple[Carry, Any]],
   carry: Carry,
@@ -183,9 +196,7 @@ def scan(
   Returns:
     (carry, records stacked along a leading axis).
   """
-  if remat != "none":
-    policy: Any = REMAT_POLICIES[remat]
-    step_fn = jax.checkpoint(step_fn, policy=policy, prevent_cse=unroll)
+  step_fn = rematerialised(step_fn, remat, prevent_cse=unroll)
   return jax.lax.scan(step_fn, carry, items, unroll=unroll)
 
 

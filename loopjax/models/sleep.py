@@ -112,7 +112,6 @@ class Model(nnx.Module):
       ),
       slept,
       unroll=kind == "unroll",
-      remat=self.options.remat,
     )
     hidden, _ = self.awake(kept, last, 0)
     if not self.spec.num_answer_tokens:
@@ -160,9 +159,11 @@ class Model(nnx.Module):
     first_pass, (asleep, memory), records = self._run_passes(
       one_pass, (entering, old[1]), num_passes, kind
     )
-    _, behind, _ = read(coda, asleep, window, old[2])
+    hidden, behind, _ = read(coda, asleep, window, old[2])
     if first_pass is not None:  # Predict before falling asleep.
-      records["awake"] = read(coda, first_pass[0], window, old[2])[0]
+      if num_passes > 1:
+        hidden, _, _ = read(coda, first_pass[0], window, old[2])
+      records["awake"] = hidden
     seen = windows.last(window.known, self.num_past)
     return Kept((first, memory, behind), seen), records
 
@@ -314,14 +315,13 @@ class Model(nnx.Module):
     head_width = self.config.width // self.config.num_heads
     base = self.config.rope_base
     tables = rope.rope_tables(window.positions, head_width, base)
-    hidden, memory, stats = hybrid.run_groups(
-      part,
-      hidden,
-      memory,
-      tables,
-      window.visible,
-      window.mask,
-      unroll=unroll,
+    run_groups = driver.rematerialised(
+      functools.partial(hybrid.run_groups, unroll=unroll),
+      self.options.remat,
+      prevent_cse=unroll,
+    )
+    hidden, memory, stats = run_groups(
+      part, hidden, memory, tables, window.visible, window.mask
     )
     past = [windows.last(x, num_past, axis=3) for x in memory.past]
     return hidden, memory._replace(past=attention.Past(*past)), stats

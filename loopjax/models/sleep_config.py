@@ -98,6 +98,11 @@ class Config:
         " model.carry_state=False: a fixed point of other passes would know"
         " neither the window nor those before it"
       )
+    if self.implicit_terms and self.num_passes == 1:
+      raise UserError(
+        f"model.implicit_terms={self.implicit_terms} has no effect while"
+        " model.num_passes=1: one pass has a gradient of its own"
+      )
     if self.implicit_terms:
       because = f"model.implicit_terms={self.implicit_terms}"
       checks.without_effect("model", self, because, "gradient_passes")
@@ -134,18 +139,35 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
   slept = num_windows * of_layer(length)
   last = (inside + outside) * of_layer(num_last)
-  predicted = num_last
-  if not spec.num_answer_tokens:  # The coda also reads what has not slept.
-    predicted = spec.sequence_length
-    last += slept * config.num_coda_layers
+  predicts = not spec.num_answer_tokens
+  predicted = spec.sequence_length if predicts else num_last
+
+  def once(passes: int) -> float:
+    """What runs whatever the passes, but for the coda of what has not slept."""
+    again = config.num_coda_layers if predicts and passes > 1 else 0
+    return head + last + slept * (outside + again)
+
   head = 2 * predicted * config.width * spec.vocab_size
   fast = config.num_memory_heads * config.key_width * config.value_width
   itemsize = jnp.dtype(PRECISIONS[config.precision].compute).itemsize
   return {
     "flops_per_example": [
-      round(head + last + slept * (outside + inside * passes))
+      round(once(passes) + slept * inside * passes)
       for passes in range(1, num_loops + 1)
     ],
+    "training_flops_per_example": round(
+      3 * once(num_loops)
+      + slept * inside * (num_loops + 2 * _passes_back(config, predicts))
+    ),
     "cache_bytes_per_token": 2 * config.num_layers * config.width * itemsize,
     "fast_weight_bytes_per_example": 4 * fast * config.num_memory_layers,
   }
+
+
+def _passes_back(config: Config, predicts: bool) -> int:
+  """Backward passes through the core: of the loss, and of the series."""
+  first = int(predicts)  # It predicts, and has its gradient whatever is cut.
+  if config.implicit_terms:
+    return 1 + config.implicit_terms + first
+  kept = config.gradient_passes or config.num_passes
+  return min(kept + first, config.num_passes)

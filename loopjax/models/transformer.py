@@ -114,11 +114,7 @@ class Model(nnx.Module):
     """
     config = self.config
     num_copies = config.num_loops if num_loops is None else num_loops
-    if not 1 <= num_copies <= config.num_loops:
-      raise UserError(
-        f"num_loops={num_copies} must be 1 to {config.num_loops}: a transformer"
-        " has no loop to repeat"
-      )
+    _check(config, num_copies)
     unroll = (kind or self.options.kind) == "unroll"
     tables = stack.rope_tables(config, inputs.shape[1])
 
@@ -189,7 +185,11 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by copy, and cache bytes per token.
 
   A multiply-add counts as two; point-wise operations are left out.
+
+  Raises:
+    UserError: there are fewer copies.
   """
+  _check(config, num_loops)
   per_copy = stack.flops(config, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
   cache = stack.cache_bytes(config, PRECISIONS[config.precision])
@@ -199,3 +199,11 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     ],
     "cache_bytes_per_token": cache * num_loops,
   }
+
+
+def _check(config: Config, num_copies: int) -> None:
+  if not 1 <= num_copies <= config.num_loops:
+    raise UserError(
+      f"num_loops={num_copies} must be 1 to {config.num_loops}: a transformer"
+      " has no loop to repeat"
+    )

@@ -65,7 +65,7 @@ class GatedDeltaNet(nnx.Module):
         for channels in self.channels
       ]
     )
-    self.memory = FastWeights(
+    self.fast_weights = FastWeights(
       width,
       num_heads,
       key_width,
@@ -90,7 +90,7 @@ class GatedDeltaNet(nnx.Module):
     tail = convolution.empty_tail(
       batch, self.convolution_width, self.channels, self.precision
     )
-    fast = self.memory.initial(batch)
+    fast = self.fast_weights.initial(batch)
     return State(fast, tail if carry_convolutions else None)
 
   def __call__(
@@ -117,6 +117,6 @@ class GatedDeltaNet(nnx.Module):
         self.convolutions, inputs, tails, strict=True
       )
     )
-    y, fast, stats = self.memory(x, query, key, value, state.fast, seen)
+    y, fast, stats = self.fast_weights(x, query, key, value, state.fast, seen)
     tail = convolution.next_tail(inputs, state.tail, seen)
     return unpack(y, mask), State(fast, tail), stats

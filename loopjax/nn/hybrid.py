@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import checks, sharding
 from loopjax.errors import UserError
+from loopjax.kernels.gated_delta import api, chunked
 from loopjax.nn import (
   attention,
   block,
@@ -136,8 +137,8 @@ class Memory(NamedTuple):
 class Groups(NamedTuple):
   """Attention blocks [groups, layers, ...] and memory blocks [groups, ...]."""
 
-  near: block.Block
-  far: "MemoryBlock"
+  attention: block.Block
+  memory: "MemoryBlock"
 
 
 class MemoryBlock(nnx.Module):
@@ -161,7 +162,7 @@ class MemoryBlock(nnx.Module):
       hidden = int(shape.width * shape.mlp_ratio)
       self.mlp = mlp.MLPS[shape.mlp](shape.width, hidden, init=init, **shared)
     else:  # Inserted into a trained stack, to which it adds nothing at first.
-      output = self.memory.memory.output.kernel
+      output = self.memory.fast_weights.output.kernel
       output[...] = jnp.zeros_like(output[...])
     self.has_mlp, self.precision = shape.memory_mlp, precision
 
@@ -193,20 +194,22 @@ def make_memories(
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
   """As many of the layers, from `stack.make_layers`, before each memory."""
   num_groups = len(jax.tree.leaves(memories)[0])
-  near = jax.tree.map(lambda x: x.reshape(num_groups, -1, *x.shape[1:]), layers)
-  return Groups(near, memories)
+  blocks = jax.tree.map(
+    lambda x: x.reshape(num_groups, -1, *x.shape[1:]), layers
+  )
+  return Groups(blocks, memories)
 
 
 def empty_memory(
   groups: Groups, batch: int, num_past: int, *, carry_convolutions: bool
 ) -> Memory:
   """What the groups hold before the first token: zeros."""
-  layer, precision = groups.near.attention, groups.near.precision
+  layer, precision = groups.attention.attention, groups.attention.precision
   *outer, width, _ = layer.query.kernel.shape
   head_width = width // layer.num_heads
   shape = (*outer, batch, num_past, layer.num_heads, head_width)
   none = jnp.zeros(shape, precision.compute)
-  state = groups.far.memory.initial_state(
+  state = groups.memory.memory.initial_state(
     batch, carry_convolutions=carry_convolutions
   )
   stacked = jax.tree.map(
@@ -258,8 +261,10 @@ def run_groups(
 
   def step(x: Array, of_group: tuple[Groups, Memory]):
     group, memory = of_group
-    x, past = jax.lax.scan(attend, x, (group.near, memory.past), unroll=unroll)
-    x, state, stats = group.far(x, memory.state, mask)
+    x, past = jax.lax.scan(
+      attend, x, (group.attention, memory.past), unroll=unroll
+    )
+    x, state, stats = group.memory(x, memory.state, mask)
     return x, (Memory(state, past), stats)
 
   x, (memory, stats) = jax.lax.scan(step, x, (groups, memory), unroll=unroll)
@@ -278,13 +283,8 @@ def memory_flops(shape: Shape, num_tokens: int) -> int:
   if shape.memory == "jet":  # The generator of the convolution, four taps.
     layer += values // 8 * (width + 4 * values)
   rule = 3 * shape.key_width * shape.value_width
-  rule += 2 * chunk_of(num_tokens) * (shape.key_width + shape.value_width)
+  chunk = chunked.even_size(num_tokens, api.CHUNK_SIZE)
+  rule += 2 * chunk * (shape.key_width + shape.value_width)
   matrices = {"swiglu": 3, "gelu": 2}[shape.mlp] * shape.memory_mlp
   hidden = int(width * shape.mlp_ratio)
   return 2 * num_tokens * (layer + heads * rule + matrices * width * hidden)
-
-
-def chunk_of(num_tokens: int) -> int:
-  """Tokens that the gated delta rule solves together, about 64 at most."""
-  num_chunks = -(-num_tokens // 64)
-  return -(-num_tokens // (num_chunks * 16)) * 16

@@ -62,7 +62,7 @@ class JetBlock(nnx.Module):
     self.convolution = convolution.DynamicConvolution(
       width, values, convolution_width, **shared
     )
-    self.memory = FastWeights(
+    self.fast_weights = FastWeights(
       width, num_heads, key_width, value_width, gates=gates, **shared
     )
     self.channels = (values,)
@@ -76,7 +76,7 @@ class JetBlock(nnx.Module):
     tail = convolution.empty_tail(
       batch, self.convolution_width, self.channels, self.precision
     )
-    fast = self.memory.initial(batch)
+    fast = self.fast_weights.initial(batch)
     return State(fast, tail if carry_convolutions else None)
 
   def __call__(
@@ -87,6 +87,6 @@ class JetBlock(nnx.Module):
     query, key = jax.nn.silu(self.query(x)), jax.nn.silu(self.key(x))
     value = self.value(x)
     mixed = self.convolution(x, value, state.tail[0] if state.tail else None)
-    y, fast, stats = self.memory(x, query, key, mixed, state.fast, seen)
+    y, fast, stats = self.fast_weights(x, query, key, mixed, state.fast, seen)
     tail = convolution.next_tail((value,), state.tail, seen)
     return unpack(y, mask), State(fast, tail), stats

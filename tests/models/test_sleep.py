@@ -114,10 +114,10 @@ def test_hard_eviction_leaves_fast_weights_alone():
   """Without their writes the window might as well not have been there."""
   inputs = tokens(20)
   params = examples.params_of(sleep, SMALL, spec_of(20, 4))
-  memory = params["memories"]["memory"]["memory"]
+  memory = params["memories"]["memory"]["fast_weights"]
   output = memory["output"]["kernel"]
   params = jax.tree.map(lambda x: x, params)
-  params["memories"]["memory"]["memory"]["output"]["kernel"] = 0 * output
+  params["memories"]["memory"]["fast_weights"]["output"]["kernel"] = 0 * output
   blind = run(inputs, params=params).logits
   other = run(inputs.at[:, :16].set(tokens(16, 5)), params=params).logits
   np.testing.assert_array_equal(blind, other)
@@ -129,9 +129,9 @@ def test_hard_eviction_leaves_fast_weights_alone():
 def test_a_sliding_window_sees_its_last_tokens_and_no_more():
   inputs = tokens(20)
   params = examples.params_of(sleep, SMALL, spec_of(20, 4))
-  output = params["memories"]["memory"]["memory"]["output"]["kernel"]
+  output = params["memories"]["memory"]["fast_weights"]["output"]["kernel"]
   params = jax.tree.map(lambda x: x, params)
-  params["memories"]["memory"]["memory"]["output"]["kernel"] = 0 * output
+  params["memories"]["memory"]["fast_weights"]["output"]["kernel"] = 0 * output
   # Two attention layers reach 7 tokens each: token 16 sees back to token 2 at
   # the most.
   options = {"params": params, "eviction": "sliding", "num_passes": 1}
@@ -349,9 +349,9 @@ def test_the_number_of_parameters():
 def test_implicit_passes_are_the_same_passes():
   fixed = {"inject": True, "carry_state": False, "pass_norm": True}
   for num_passes in (1, 2, 4):
-    options = {**fixed, "num_passes": num_passes}
-    plain = run(tokens(20), **options)
-    implicit = run(tokens(20), **options, implicit_terms=2)
+    call = {"num_loops": num_passes}
+    plain = run(tokens(20), call=call, **fixed)
+    implicit = run(tokens(20), call=call, **fixed, implicit_terms=2)
     np.testing.assert_allclose(plain.logits, implicit.logits, atol=1e-6)
     for name, values in plain.loops.items():
       np.testing.assert_allclose(values, implicit.loops[name], rtol=1e-5)
@@ -392,7 +392,7 @@ def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   changes = {"A_range": (2.0, 2.5), "negative_eigenvalues": True}
   config = config_of(memory=memory, **changes)
   params = examples.params_of(sleep, config, spec_of(12, 4))
-  rates = np.exp(params["memories"]["memory"]["memory"]["A_log"])
+  rates = np.exp(params["memories"]["memory"]["fast_weights"]["A_log"])
   assert (rates >= 2.0).all() and (rates <= 2.5).all()
   one, two = (
     run(tokens(12), params=params, memory=memory, negative_eigenvalues=x)
@@ -472,9 +472,39 @@ def test_every_pass_costs_the_same_and_answers_one():
   outside = config_of(num_prelude_layers=1)
   flops = sleep.costs(outside, spec, 3)["flops_per_example"]
   assert flops == [3 * layers[0] * (1 + n) + answer for n in (1, 2, 3)]
+  # Where all is predicted, the coda reads the first pass and the last.
+  coda = config_of(num_coda_layers=1)
+  flops = sleep.costs(coda, spec_of(20, 0), 3)["flops_per_example"]
+  answer = 2 * layers[1] + 2 * 20 * 16 * VOCABULARY
+  assert flops == [
+    2 * layers[0] * (n + codas) + answer
+    for n, codas in ((1, 1), (2, 2), (3, 2))
+  ]
   kept = sleep.costs(SMALL, spec, 1)
   assert kept["fast_weight_bytes_per_example"] == 2 * 2 * 8 * 8 * 4
   assert kept["cache_bytes_per_token"] == 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+  ("changes", "answer", "backward"),
+  [
+    ({}, 4, 3),
+    ({"gradient_passes": 1}, 4, 1),
+    ({"gradient_passes": 1}, 0, 2),  # The first pass predicts.
+    ({"gradient_passes": 3}, 0, 3),
+    ({"inject": True, "carry_state": False, "implicit_terms": 4}, 4, 5),
+  ],
+)
+def test_training_counts_the_passes_that_have_a_gradient(
+  changes, answer, backward
+):
+  spec = spec_of(28, answer)
+  found = sleep.costs(config_of(**changes), spec, 3)
+  one, two, three = found["flops_per_example"]
+  once = one - (two - one)
+  expected = 3 * once + (two - one) * (3 + 2 * backward)
+  assert found["training_flops_per_example"] == expected
+  assert three - two == two - one
 
 
 @pytest.mark.parametrize(
@@ -489,6 +519,15 @@ def test_every_pass_costs_the_same_and_answers_one():
     ({"A_range": ("a", 1.0)}, "A_range"),
     ({"dt_range": (0.1,)}, "dt_range"),
     ({"implicit_terms": 2}, "needs model.inject=True"),
+    (
+      {
+        "implicit_terms": 2,
+        "inject": True,
+        "carry_state": False,
+        "num_passes": 1,
+      },
+      "implicit_terms=2 has no effect while model.num_passes=1",
+    ),
     ({"gradient_passes": 9}, "gradient_passes=9"),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),

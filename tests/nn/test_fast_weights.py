@@ -246,12 +246,12 @@ def test_gradients_reach_the_window_before(name):
 def test_retention_is_the_product_of_the_decay_gates(name):
   layer = trained(name)
   _, _, stats = apply(layer, X, layer.initial_state(3), masks())
-  memory = layer.memory
-  kernel = np.asarray(memory.decay.kernel[...])
+  fast_weights = layer.fast_weights
+  kernel = np.asarray(fast_weights.decay.kernel[...])
   gates = np.logaddexp(
-    0, np.asarray(X) @ kernel + np.asarray(memory.dt_bias[...])
+    0, np.asarray(X) @ kernel + np.asarray(fast_weights.dt_bias[...])
   )
-  log_decay = -np.exp(np.asarray(memory.A_log[...])) * gates
+  log_decay = -np.exp(np.asarray(fast_weights.A_log[...])) * gates
   expected = np.exp(np.sum(log_decay * masks()[..., None], axis=1))
   np.testing.assert_allclose(stats["retention"], expected, rtol=1e-4)
 
@@ -295,8 +295,8 @@ def test_write_gates_go_up_to_two_with_negative_eigenvalues(name):
 def test_bfloat16_keeps_state_and_gates_in_float32(name):
   half = Precision(params=jnp.bfloat16, compute=jnp.bfloat16)
   layer = build(name, half)
-  assert layer.memory.A_log[...].dtype == jnp.float32
-  assert layer.memory.dt_bias[...].dtype == jnp.float32
+  assert layer.fast_weights.A_log[...].dtype == jnp.float32
+  assert layer.fast_weights.dt_bias[...].dtype == jnp.float32
   assert layer.query.kernel[...].dtype == jnp.bfloat16
   tails = layer.initial_state(3, carry_convolutions=True).tail
   assert all(x.dtype == jnp.bfloat16 for x in tails)

@@ -104,10 +104,10 @@ def test_values_and_gradients_are_those_of_qwen3_next():
     nnx.to_pure_dict(state),
   )
   x, weights = random.normal(size=(2, 2, 70, WIDTH)).astype(np.float32)
-  memory, taps = params["memory"], params["convolutions"]
+  fast_weights, taps = params["fast_weights"], params["convolutions"]
   matrix = {
     name: tree["kernel"].T
-    for name, tree in (params | memory).items()
+    for name, tree in (params | fast_weights).items()
     if "kernel" in tree
   }
   mixed = [taps[i]["taps"] for i in range(3)]
@@ -117,9 +117,9 @@ def test_values_and_gradients_are_those_of_qwen3_next():
     ),
     "in_proj_ba.weight": fuse(matrix["write"], matrix["decay"]),
     "conv1d.weight": np.concatenate(mixed, axis=1).T[:, None],
-    "A_log": memory["A_log"],
-    "dt_bias": memory["dt_bias"],
-    "norm.weight": memory["norm"]["scale"],
+    "A_log": fast_weights["A_log"],
+    "dt_bias": fast_weights["dt_bias"],
+    "norm.weight": fast_weights["norm"]["scale"],
     "out_proj.weight": matrix["output"],
   }
   theirs.load_state_dict({k: torch.tensor(v) for k, v in weight.items()})
@@ -149,20 +149,22 @@ def test_values_and_gradients_are_those_of_qwen3_next():
   assert_close(d_x, given.grad)
   fused = split(slope["in_proj_qkvz.weight"], KEYS, KEYS, *[GROUP * VALUES] * 2)
   for tree, name, want in zip(
-    (grads, grads, grads, grads["memory"]),
+    (grads, grads, grads, grads["fast_weights"]),
     ("query", "key", "value", "gate"),
     fused,
     strict=True,
   ):
     assert_close(tree[name]["kernel"], want)
   write, decay = split(slope["in_proj_ba.weight"], GROUP, GROUP)
-  assert_close(grads["memory"]["write"]["kernel"], write)
-  assert_close(grads["memory"]["decay"]["kernel"], decay)
+  assert_close(grads["fast_weights"]["write"]["kernel"], write)
+  assert_close(grads["fast_weights"]["decay"]["kernel"], decay)
   assert_close(
     np.concatenate([grads["convolutions"][i]["taps"] for i in range(3)], 1),
     slope["conv1d.weight"][:, 0].T,
   )
-  assert_close(grads["memory"]["output"]["kernel"], slope["out_proj.weight"].T)
-  assert_close(grads["memory"]["norm"]["scale"], slope["norm.weight"])
+  assert_close(
+    grads["fast_weights"]["output"]["kernel"], slope["out_proj.weight"].T
+  )
+  assert_close(grads["fast_weights"]["norm"]["scale"], slope["norm.weight"])
   for name in ("A_log", "dt_bias"):
-    assert_close(grads["memory"][name], slope[name])
+    assert_close(grads["fast_weights"][name], slope[name])

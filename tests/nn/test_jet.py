@@ -118,7 +118,7 @@ def test_queries_and_keys_pass_no_convolution():
   key = silu(key).reshape(2, 2, 4)
   key /= np.sqrt((key**2).sum(-1, keepdims=True) + 1e-6)
   value = silu(np.asarray(X[:, 0] @ layer.value.kernel[...], np.float64))
-  write = np.asarray(X[:, 0] @ layer.memory.write.kernel[...], np.float64)
+  write = np.asarray(X[:, 0] @ layer.fast_weights.write.kernel[...], np.float64)
   written = (1 / (1 + np.exp(-write)))[..., None] * value.reshape(2, 2, 8)
   expected = key[..., :, None] * written[..., None, :]
   np.testing.assert_allclose(state.fast, expected, rtol=1e-4, atol=1e-7)

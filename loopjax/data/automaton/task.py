@@ -129,7 +129,7 @@ def make_dataset(
     "constant_floor" is the exact match of the best constant answer.
   """
   base = config.eval_seed if split == "eval" else seed
-  stream = _stream_seed(_STREAMS[split], base)
+  stream = pipeline.stream_seed(_STREAMS[split], base)
   ones = rules.density(config.state_width, config.num_steps, config.rule)
   facts: dict[str, int | float | str] = {
     "constant_floor": max(ones, 1 - ones) ** config.num_states
@@ -195,9 +195,3 @@ def _examples(
     "weights": weights,
     "valid_tokens": np.ones(targets.shape, bool),
   }
-
-
-def _stream_seed(stream: int, seed: int) -> int:
-  """A seed for `pipeline.uniforms` that no other stream or seed has."""
-  sequence = np.random.SeedSequence((stream, seed))
-  return int(sequence.generate_state(1, np.uint64)[0])

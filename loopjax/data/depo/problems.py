@@ -32,7 +32,7 @@ def training_sizes(
     int [B, M], uniform over 1 .. K.
   """
   numbers = pipeline.uniforms(
-    stream_seed(_SIZES, 0, seed), indices, 1 + config.num_queries
+    pipeline.stream_seed(_SIZES, 0, seed), indices, 1 + config.num_queries
   )
   sizes = np.arange(config.min_nodes, config.num_nodes + 1)
   below = np.cumsum(1 / (sizes + np.sqrt(config.num_nodes)))
@@ -62,7 +62,7 @@ def examples(
     where the next token is of an answer; the other targets are 0.
   """
   orders = pipeline.uniforms(
-    stream_seed(_ORDERS, 0, seed), indices, 3 * config.num_nodes
+    pipeline.stream_seed(_ORDERS, 0, seed), indices, 3 * config.num_nodes
   )
   names, sources, starts = (
     _permutations(numbers, num_nodes) for numbers in np.split(orders, 3, axis=1)
@@ -78,7 +78,7 @@ def examples(
   ends = np.stack([sources, sinks], axis=2).reshape(len(indices), -1)
   is_edge = np.arange(2 * config.num_nodes) < 2 * num_nodes[:, None]
   present = _of(letters, ends) & is_edge[..., None]
-  context = _written(
+  context = pipeline.in_a_row(
     _of(nodes, ends), present, config.context_length, config.padding, front=True
   )
   questions, is_answer = _questions(
@@ -119,7 +119,7 @@ def draw_words(
   # How often to draw for the other examples changes nothing about this one.
   for attempt in itertools.count():
     numbers = pipeline.uniforms(
-      stream_seed(_WORDS, attempt, seed),
+      pipeline.stream_seed(_WORDS, attempt, seed),
       indices,
       2 * config.num_nodes << attempt,
     )
@@ -137,12 +137,6 @@ def draw_words(
 def answer_length(config: Config) -> int:
   """Tokens of the longest questions with their answers."""
   return config.num_queries * (2 + 2 * config.max_word)
-
-
-def stream_seed(stream: int, part: int, seed: int) -> int:
-  """A seed for `pipeline.uniforms` that no other stream, part or seed has."""
-  sequence = np.random.SeedSequence((stream, part, seed))
-  return int(sequence.generate_state(1, np.uint64)[0])
 
 
 def _word_numbers(config: Config, numbers: np.ndarray) -> np.ndarray:
@@ -211,35 +205,11 @@ def _questions(
   kept = np.concatenate(present, axis=2) & asked[..., None]
   length = answer_length(config)
   return (
-    _written(np.concatenate(tokens, axis=2), kept, length, config.padding),
-    _written(np.concatenate(of_answer, axis=2), kept, length, False),
+    pipeline.in_a_row(
+      np.concatenate(tokens, axis=2), kept, length, config.padding
+    ),
+    pipeline.in_a_row(np.concatenate(of_answer, axis=2), kept, length, False),
   )
-
-
-def _written(
-  tokens: np.ndarray,
-  present: np.ndarray,
-  length: int,
-  padding: int | bool,
-  front: bool = False,
-) -> np.ndarray:
-  """The present tokens of each example in a row.
-
-  Args:
-    tokens: [B, ...].
-    present: bool, the same shape.
-    length: of the result.
-    padding: what fills it up.
-    front: whether that stands in front, rather than behind.
-
-  Returns:
-    [B, length].
-  """
-  counts = present.sum(axis=tuple(range(1, present.ndim)))[:, None]
-  places = np.arange(length)
-  row = np.full((len(tokens), length), padding, tokens.dtype)
-  row[places >= length - counts if front else places < counts] = tokens[present]
-  return row
 
 
 def _of(table: np.ndarray, places: np.ndarray) -> np.ndarray:

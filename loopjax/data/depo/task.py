@@ -80,7 +80,7 @@ def make_dataset(
     answer; the other targets are 0. "valid_tokens" is False on padding.
   """
   if split == "train":
-    stream = problems.stream_seed(_TRAIN, 0, seed)
+    stream = pipeline.stream_seed(_TRAIN, 0, seed)
 
     def make_training(_, positions):
       sizes, hops = problems.training_sizes(config, stream, positions)
@@ -95,7 +95,7 @@ def make_dataset(
     )
     return Dataset(batches, num_examples=sys.maxsize, groups={}, facts={})
 
-  stream = problems.stream_seed(_EVAL, 0, config.eval_seed)
+  stream = pipeline.stream_seed(_EVAL, 0, config.eval_seed)
   all_hops = np.array(config.eval_hops)
 
   def make_evaluation(indices, _):

@@ -55,7 +55,7 @@ def examples(
     padding behind. Targets of the answer chunk are the digits and END; weights
     are 1 there, and the other targets are 0.
   """
-  modes = pipeline.uniforms(stream_seed(_MODES, 0, seed), indices, 1)
+  modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 1)
   reverse = (modes[:, 0] < config.reverse_fraction) & (operations > 1)
   called, graph = _draw(config, seed, indices, operations, reverse, held_out)
   quantities = names.quantities(called, graph)
@@ -77,10 +77,11 @@ def examples(
     np.take_along_axis(part, order, axis=1).reshape(len(rows), -1)
     for part in (tokens, present)
   )
-  context = _written(
+  context = pipeline.in_a_row(
     np.concatenate([question, tokens], axis=1),
     np.concatenate([np.ones_like(question, bool), present], axis=1),
     config.context_length,
+    language.PADDING,
     front=True,
   )
   return _with_answers(context, graph.values[rows, graph.asked])
@@ -97,12 +98,6 @@ def text(config: Config, tokens: Sequence[int] | np.ndarray) -> str:
   return "\n".join(filter(None, map(language.text, parts)))
 
 
-def stream_seed(stream: int, part: int, seed: int) -> int:
-  """A seed for `pipeline.uniforms` that no other stream, part or seed has."""
-  sequence = np.random.SeedSequence((stream, part, seed))
-  return int(sequence.generate_state(1, np.uint64)[0])
-
-
 def _draw(
   config: Config,
   seed: int,
@@ -116,7 +111,7 @@ def _draw(
   left = np.arange(len(indices))
   for attempt in itertools.count():
     numbers = pipeline.uniforms(
-      stream_seed(_PROBLEMS, attempt, seed),
+      pipeline.stream_seed(_PROBLEMS, attempt, seed),
       indices[left],
       num + MAX_NODES * graphs.COLUMNS,
     )
@@ -177,7 +172,7 @@ def _distractors(
   """
   num = config.max_distractors
   uniforms = pipeline.uniforms(
-    stream_seed(_DISTRACTORS, 0, seed), indices, 4 * num
+    pipeline.stream_seed(_DISTRACTORS, 0, seed), indices, 4 * num
   )
   which, first, second, constant = uniforms.reshape(-1, 4, num).swapaxes(0, 1)
   num_nodes = (graph.kinds != ABSENT).sum(axis=1)[:, None]
@@ -207,10 +202,11 @@ def _with_answers(
   )
   one = np.ones((num, 1), bool)
   chunk, expected = (
-    _written(
+    pipeline.in_a_row(
       np.concatenate(tokens, axis=1),
       np.concatenate(present, axis=1),
       ANSWER_LENGTH,
+      language.PADDING,
     )
     for tokens, present in (
       ((mark, digits), (one, has_digit)),
@@ -231,30 +227,9 @@ def _with_answers(
   }
 
 
-def _written(
-  tokens: np.ndarray, present: np.ndarray, length: int, front: bool = False
-) -> np.ndarray:
-  """The present tokens of each example in a row, and padding.
-
-  Args:
-    tokens: i32 [B, S].
-    present: bool, the same shape.
-    length: of the result.
-    front: whether padding stands in front, rather than behind.
-
-  Returns:
-    i32 [B, length].
-  """
-  counts = present.sum(axis=1)[:, None]
-  places = np.arange(length)
-  row = np.full((len(tokens), length), language.PADDING, np.int32)
-  row[places >= length - counts if front else places < counts] = tokens[present]
-  return row
-
-
 def _permutations(
   stream: int, seed: int, indices: np.ndarray, num: int
 ) -> np.ndarray:
   """Random orders of 0 .. num - 1, int [B, num]."""
-  keys = pipeline.uniforms(stream_seed(stream, 0, seed), indices, num)
+  keys = pipeline.uniforms(pipeline.stream_seed(stream, 0, seed), indices, num)
   return np.argsort(keys, axis=1, kind="stable")

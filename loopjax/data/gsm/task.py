@@ -77,12 +77,12 @@ def make_dataset(
     padding.
   """
   if split == "train":
-    stream = problems.stream_seed(_TRAIN, 0, seed)
+    stream = pipeline.stream_seed(_TRAIN, 0, seed)
     train_ops = np.array(config.train_ops)
 
     def make_training(_, positions):
       numbers = pipeline.uniforms(
-        problems.stream_seed(_OPERATIONS, 0, stream), positions, 1
+        pipeline.stream_seed(_OPERATIONS, 0, stream), positions, 1
       )
       operations = train_ops[(numbers[:, 0] * len(train_ops)).astype(np.int64)]
       return problems.examples(
@@ -98,7 +98,7 @@ def make_dataset(
     )
     return Dataset(batches, num_examples=sys.maxsize, groups={}, facts={})
 
-  stream = problems.stream_seed(_EVAL, 0, config.eval_seed)
+  stream = pipeline.stream_seed(_EVAL, 0, config.eval_seed)
   eval_ops = np.array(config.eval_ops)
 
   def make_evaluation(indices, _):

@@ -9,6 +9,7 @@ IMPLEMENTATIONS = ("reference", "chunked")
 # With 8 and with 128 heads of width 64 on two CPU cores, value and gradient of
 # up to 2 tokens took less time token by token, of 4 and more by chunks.
 LONGEST_BY_TOKEN = 2
+CHUNK_SIZE = 64
 
 
 def gated_delta(
@@ -19,7 +20,7 @@ def gated_delta(
   write: Array,
   state: Array | None = None,
   *,
-  chunk_size: int = 64,
+  chunk_size: int = CHUNK_SIZE,
   mask: Array | None = None,
   implementation: str | None = None,
 ) -> tuple[Array, Array]:

@@ -67,8 +67,7 @@ def gated_delta(
     chunks_at_once: chunks of a group, at most; what suits the backend if None.
   """
   num_tokens = query.shape[1]
-  num_chunks = -(-num_tokens // chunk_size)
-  size = -(-num_tokens // (num_chunks * chunks.BLOCK)) * chunks.BLOCK
+  size = even_size(num_tokens, chunk_size)
   num_chunks = -(-num_tokens // size)
   if chunks_at_once is None:
     heads = value.shape[0] * value.shape[2]
@@ -85,6 +84,12 @@ def gated_delta(
     )
   output, state = _gated_delta(inputs, state, plan)
   return output[:, :num_tokens], state
+
+
+def even_size(num_tokens: int, chunk_size: int) -> int:
+  """C, tokens of each of as few chunks as can be, in whole blocks."""
+  num_chunks = -(-num_tokens // chunk_size)
+  return -(-num_tokens // (num_chunks * chunks.BLOCK)) * chunks.BLOCK
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -210,7 +210,7 @@ def test_words_are_enough_and_differ():
 
 def test_streams_of_random_numbers_differ():
   seeds = {
-    problems.stream_seed(stream, part, seed)
+    pipeline.stream_seed(stream, part, seed)
     for stream in range(3)
     for part in range(3)
     for seed in range(3)
