@@ -38,7 +38,9 @@ _TOKENS = flags.DEFINE_integer("tokens", 2048, "Tokens of a sequence.")
 _HEADS = flags.DEFINE_integer("heads", 8, "Heads.")
 _KEY_WIDTH = flags.DEFINE_integer("key_width", 64, "d_k.")
 _VALUE_WIDTH = flags.DEFINE_integer("value_width", 64, "d_v.")
-_CHUNK_SIZE = flags.DEFINE_integer("chunk_size", 64, "Tokens of a chunk.")
+_CHUNK_SIZE = flags.DEFINE_integer(
+  "chunk_size", None, "Tokens of a chunk; what suits the backend if not given."
+)
 _JSON = flags.DEFINE_string("json", None, "File that gets the rows as JSON.")
 
 
@@ -159,7 +161,7 @@ def _torch(operands: list[np.ndarray], threads: int):
       value,
       g=log_decay,
       beta=write,
-      chunk_size=_CHUNK_SIZE.value,
+      chunk_size=64,  # Its own default.
       initial_state=state,
       output_final_state=True,
       use_qk_l2norm_in_kernel=True,

@@ -95,7 +95,7 @@ def _time_loop(settings, compiled, state, batches, put):
     fresh = put()
     waits.append(time.perf_counter() - start)
     state, values = compiled(state, fresh, {})
-    metrics.flat(jax.device_get(values))
+    metrics.flat(train_loop.mean_of_good_steps([jax.device_get(values)]))
     loop.append(time.perf_counter() - start)
   steps = settings.run.steps_per_call
   device_step, loop_step = np.median(device) / steps, np.median(loop) / steps

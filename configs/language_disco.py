@@ -43,7 +43,7 @@ PRESETS = {
       "num_fact_repeats": 18, "num_scored_train": 500,
     },
     "model": {
-      "width": 256, "num_layers": 1, "num_heads": 4, "dropout": 0.2,
+      "width": 384, "num_layers": 1, "num_heads": 6, "dropout": 0.2,
       "init_std": 0.035,
     },
     "optim": {
@@ -51,8 +51,8 @@ PRESETS = {
       "b2": 0.99,
     },
     "run": {
-      "num_steps": 16_000, "batch_size": 100, "steps_per_call": 100,
-      "log_every": 500, "checkpoint_every": 4000,
+      "num_steps": 10_000, "batch_size": 100, "steps_per_call": 100,
+      "log_every": 500, "checkpoint_every": 2500,
     },
     "eval": {"every": 1000, "batch_size": 500},
   },

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import checks, sharding
 from loopjax.errors import UserError
-from loopjax.kernels.gated_delta import api, chunked
+from loopjax.kernels.gated_delta import chunked
 from loopjax.nn import (
   attention,
   block,
@@ -283,7 +283,7 @@ def memory_flops(shape: Shape, num_tokens: int) -> int:
   if shape.memory == "jet":  # The generator of the convolution, four taps.
     layer += values // 8 * (width + 4 * values)
   rule = 3 * shape.key_width * shape.value_width
-  chunk = chunked.even_size(num_tokens, api.CHUNK_SIZE)
+  chunk = chunked.even_size(num_tokens, chunked.CHUNK_SIZE)
   rule += 2 * chunk * (shape.key_width + shape.value_width)
   matrices = {"swiglu": 3, "gelu": 2}[shape.mlp] * shape.memory_mlp
   hidden = int(width * shape.mlp_ratio)

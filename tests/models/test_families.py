@@ -318,7 +318,7 @@ def test_impossible_stacks_are_named(name, changes, message):
 @pytest.mark.parametrize("name", READ_OUT)
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 def test_caches_hold_keys_and_values_of_every_loop(name, mlp):
-  config = MODELS[name].Config(mlp=mlp, precision="bfloat16")
+  config = MODELS[name].Config(mlp=mlp, precision="bfloat16", num_loops=5)
   cache = MODELS[name].costs(config, SPEC, 5)["cache_bytes_per_token"]
   assert cache == 5 * 2 * 4 * 768 * 2  # Loops, k and v, layers, width, bytes.
 

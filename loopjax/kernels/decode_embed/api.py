@@ -6,9 +6,9 @@ from loopjax.kernels.decode_embed import chunked, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked")
-# On two CPU cores, for value and gradient over 1,024 tokens of width 128, it
-# took 0.59 of the reference's time and 0.64 of its memory at 1,050 tokens, 0.83
-# and 0.10 at 32,768; over the 128 likeliest tokens 0.50 and 0.08, 0.50 and 0.14
+# On a CPU core, for value and gradient over 1,024 tokens of width 128, it took
+# 0.74 of the reference's time and 0.64 of its memory at 1,050 tokens, 0.85 and
+# 0.10 at 32,768; over the 128 likeliest tokens 0.44 and 0.08, 0.41 and 0.11
 # (python benchmarks/bench_decode_embed.py --part=operator). No size was found
 # at which the reference is faster.
 DEFAULT = "chunked"

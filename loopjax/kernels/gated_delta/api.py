@@ -6,10 +6,10 @@ from loopjax.kernels.gated_delta import chunked, chunks, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked")
-# With 8 and with 128 heads of width 64 on two CPU cores, value and gradient of
-# up to 2 tokens took less time token by token, of 4 and more by chunks.
+# With 8 heads of width 64 on a CPU core, the value of 1 and 2 tokens took less
+# than half of the time token by token; value and gradient of 2 and more tokens
+# took more (bench_gated_delta.py --part=short).
 LONGEST_BY_TOKEN = 2
-CHUNK_SIZE = 64
 
 
 def gated_delta(
@@ -20,7 +20,7 @@ def gated_delta(
   write: Array,
   state: Array | None = None,
   *,
-  chunk_size: int = CHUNK_SIZE,
+  chunk_size: int | None = None,
   mask: Array | None = None,
   implementation: str | None = None,
 ) -> tuple[Array, Array]:
@@ -42,7 +42,8 @@ def gated_delta(
     log_decay: [B, T, H_v], <= 0; 0 keeps all, -inf nothing.
     write: [B, T, H_v], from 0 to 1, or 2 for negative eigenvalues.
     state: S before the first token [B, H_v, d_k, d_v]; zeros if None.
-    chunk_size: tokens that are solved together, at most; a multiple of 16.
+    chunk_size: tokens that are solved together, at most; a multiple of 16; what
+      suits the backend if None.
     mask: bool [B, T]; a False token changes no bit of the state, its output is
       zero, and so are its gradients, whatever its inputs are. None for all
       True.
@@ -57,6 +58,7 @@ def gated_delta(
     ValueError: shapes or options do not fit.
   """
   inputs = (query, key, value, log_decay, write)
+  chunk_size = chunked.default_size() if chunk_size is None else chunk_size
   _check(inputs, state, mask, chunk_size)
   wide = jnp.promote_types(jnp.float32, value.dtype)
   batch, num_tokens, num_heads, value_width = value.shape

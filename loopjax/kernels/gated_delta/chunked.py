@@ -35,9 +35,11 @@ from loopjax.kernels.gated_delta import chunks
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
 
-# Chunks of all heads and examples that accelerators compute at once, to be
-# busy; not measured. On CPUs one at a time stays in cache: 57 ms against 131
-# for all 32 at once (T = 2048, 8 heads of width 64, value and gradient).
+# For accelerators, not measured: C, and so many chunks of heads and examples
+# at once that they are busy. On CPUs chunks of 32 one at a time stay in cache:
+# all at once took 2.5 times as long, chunks of 64 1.2 times (T = 2048, 8 heads
+# of width 64, value and gradient; bench_gated_delta.py --part=groups).
+CHUNK_SIZE = 64
 _BUSY = 256
 
 
@@ -84,6 +86,11 @@ def gated_delta(
     )
   output, state = _gated_delta(inputs, state, plan)
   return output[:, :num_tokens], state
+
+
+def default_size() -> int:
+  """C on this backend: what fills accelerators, and less on CPUs."""
+  return 32 if jax.default_backend() == "cpu" else CHUNK_SIZE
 
 
 def even_size(num_tokens: int, chunk_size: int) -> int:

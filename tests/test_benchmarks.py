@@ -1,0 +1,31 @@
+"""The benchmark of any config, on one of seconds."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests_support import ROOT
+
+
+def test_the_benchmark_of_training_reports_device_loop_and_host():
+  done = subprocess.run(
+    [
+      sys.executable,
+      "benchmarks/bench_train.py",
+      "--config=configs/automaton_sleep.py:smoke",
+      "--calls=1",
+    ],
+    cwd=ROOT,
+    env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=280,
+  )
+  assert done.returncode == 0, done.stderr
+  report = json.loads(done.stdout)
+  assert report["steps_per_call"] == 5
+  assert report["batch_size"] == 16
+  times = [name for name in report if "ms" in name]
+  assert times, sorted(report)
+  assert all(report[name] > 0 for name in times)
