@@ -12,7 +12,7 @@ untied copies), `ponderlm`. Presets:
   gpu     the same task, width 256. Not measured.
   tiny    100 + 100 entities, one layer of width 384, 19 minutes on a CPU core:
           ID 1.000, OOD 0.966, 0.924 and 0.964 in three seeds; the vanilla loop
-          @VANILLA@. The runs, and what other sizes do:
+          0.222, 0.198 and 0.162. The runs, and what other sizes do:
           benchmarks/results/2026-11-21_cpu_2cores_multihop.md.
   smoke   seconds; what the tests run.
 """
