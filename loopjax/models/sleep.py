@@ -318,7 +318,7 @@ class Model(nnx.Module):
     run_groups = driver.rematerialised(
       functools.partial(hybrid.run_groups, unroll=unroll),
       self.options.remat,
-      prevent_cse=unroll,
+      prevent_cse=True,  # Answers are read outside of any scan.
     )
     hidden, memory, stats = run_groups(
       part, hidden, memory, tables, window.visible, window.mask

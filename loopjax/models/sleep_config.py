@@ -157,17 +157,19 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     ],
     "training_flops_per_example": round(
       3 * once(num_loops)
-      + slept * inside * (num_loops + 2 * _passes_back(config, predicts))
+      + slept
+      * inside
+      * (num_loops + 2 * _passes_back(config, predicts, num_loops))
     ),
     "cache_bytes_per_token": 2 * config.num_layers * config.width * itemsize,
     "fast_weight_bytes_per_example": 4 * fast * config.num_memory_layers,
   }
 
 
-def _passes_back(config: Config, predicts: bool) -> int:
+def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
   """Backward passes through the core: of the loss, and of the series."""
   first = int(predicts)  # It predicts, and has its gradient whatever is cut.
   if config.implicit_terms:
     return 1 + config.implicit_terms + first
-  kept = config.gradient_passes or config.num_passes
-  return min(kept + first, config.num_passes)
+  kept = config.gradient_passes or num_passes
+  return min(kept + first, num_passes)
