@@ -30,9 +30,9 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax import provenance
 from loopjax.kernels.decode_embed import api
 from loopjax.models import MODELS
+from loopjax.run import provenance
 from loopjax.types import LoopOptions, TaskSpec
 
 _PART = flags.DEFINE_enum(

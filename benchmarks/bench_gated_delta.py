@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from loopjax import provenance
 from loopjax.kernels.gated_delta import chunked, gated_delta
+from loopjax.run import provenance
 
 _PART = flags.DEFINE_enum("part", "rule", ["rule", "short", "groups"], "What.")
 _CALLS = flags.DEFINE_integer("calls", 9, "Timed calls of every form.")

@@ -26,9 +26,9 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax import provenance
 from loopjax.analysis import draw
 from loopjax.models import sleep
+from loopjax.run import provenance
 from loopjax.types import LoopOptions, TaskSpec
 
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed steps of every form.")

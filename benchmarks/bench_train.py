@@ -27,17 +27,10 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from loopjax import config as config_lib
-from loopjax import (
-  evaluate,
-  metrics,
-  provenance,
-  run_config,
-  sharding,
-  train,
-  train_loop,
-)
+from loopjax import evaluate, run_config, sharding, train, train_loop
 from loopjax import program as program_lib
 from loopjax.data import pipeline
+from loopjax.run import metrics, provenance
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed calls; 0 to compile only.")

@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "faults")]
 
 import drills  # noqa: E402
 
-from loopjax import provenance  # noqa: E402
+from loopjax.run import provenance  # noqa: E402
 
 
 def cases(tmp: pathlib.Path, reference: pathlib.Path):

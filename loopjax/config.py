@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from loopjax import checks, optim, run_config, sharding
+from loopjax import checks, run_config, sharding
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.loop import driver
 from loopjax.models import MODELS
+from loopjax.optim import chain
 from loopjax.types import LoopOptions
 
 _OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
@@ -35,7 +36,7 @@ class Settings(NamedTuple):
   task_module: ModuleType
   model: Any
   task: Any
-  optim: optim.Config
+  optim: chain.Config
   loop: LoopOptions
   mesh: sharding.Config
   run: run_config.Run
@@ -55,7 +56,7 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   sections = {
     "model": {"name": model, **_fields(MODELS[model].Config())},
     "task": {"name": task, **_fields(TASKS[task].Config())},
-    "optim": _fields(optim.Config()),
+    "optim": _fields(chain.Config()),
     "loop": _fields(LoopOptions()),
     "mesh": _fields(sharding.Config()),
     "run": _fields(run_config.Run()),
@@ -166,7 +167,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     task_module=task,
     model=family.Config(**sections["model"]),
     task=task.Config(**sections["task"]),
-    optim=optim.Config(**sections["optim"]),
+    optim=chain.Config(**sections["optim"]),
     loop=options,
     mesh=sharding.Config(**sections["mesh"]),
     run=run_config.Run(**sections["run"]),
@@ -185,7 +186,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
       f" evaluated and saved; eval.every={every},"
       f" run.checkpoint_every={run.checkpoint_every}"
     )
-  optim.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
+  chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
   _check_depths(settings)
   return settings
 

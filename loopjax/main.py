@@ -15,15 +15,16 @@ from typing import NoReturn
 import jax
 from absl import flags
 
-from loopjax import command_line, distributed
+from loopjax import command_line
 from loopjax.errors import UserError
+from loopjax.run import processes
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
 MODES = ("train", "eval", "train_and_eval", "describe")
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-flags.adopt_module_key_flags(distributed)
+flags.adopt_module_key_flags(processes)
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
 
 
@@ -43,11 +44,11 @@ def main(argv: list[str]) -> int:
   if not workdir:
     raise UserError("--workdir=DIR is missing")
   try:
-    distributed.start()
+    processes.start()
     summary = train.run(config, pathlib.Path(workdir), _MODE.value)
-  except (distributed.AgreedError, OSError):
+  except (processes.AgreedError, OSError):
     raise
-  except distributed.Lost as error:
+  except processes.Lost as error:
     _end_alone(error)
   except Exception as error:
     if not jax.distributed.is_initialized():
@@ -63,7 +64,7 @@ def _end_alone(error: Exception) -> NoReturn:
   reason = " ".join(str(error).split())[:300]
   from_jax = isinstance(error, jax.errors.JaxRuntimeError)
   out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason
-  if isinstance(error, distributed.Lost) or (from_jax and not out_of_memory):
+  if isinstance(error, processes.Lost) or (from_jax and not out_of_memory):
     line, status = f"another process was lost: {reason}", _LOST
   elif isinstance(error, UserError):
     line, status = f"process {jax.process_index()}: {reason}", 2

@@ -10,7 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from loopjax import config as config_lib
-from loopjax import optim, sharding, step
+from loopjax import sharding, step
+from loopjax.optim import chain
 
 
 class Program(NamedTuple):
@@ -54,7 +55,7 @@ def make_program(
     )
 
   graphdef, _ = nnx.split(nnx.eval_shape(build, jax.random.key(0)))
-  tx = optim.make_optimizer(settings.optim, settings.run.num_steps)
+  tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
 
   def init(key):
     params = nnx.to_pure_dict(nnx.state(build(jax.random.fold_in(key, 0))))

@@ -3,8 +3,9 @@
 import dataclasses
 import re
 
-from loopjax import checks, profiling
+from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.run import profiling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ from ml_collections import config_flags
 
 from loopjax import child, command_line
 from loopjax import config as config_lib
-from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
 
 _MAX_SLUG = 120  # File systems take 255 bytes; a log's name is longer by 4.
 # What a person wants to see first of a run's scores, if it is there.

@@ -13,24 +13,14 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from loopjax import checkpoint as checkpoint_lib
-from loopjax import (
-  checks,
-  distributed,
-  evaluate,
-  integrity,
-  metrics,
-  preemption,
-  provenance,
-  sharding,
-  step,
-  train_loop,
-)
+from loopjax import checks, evaluate, sharding, step, train_loop
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import workdir as workdir_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import integrity, metrics, preemption, processes, provenance
+from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
 
 
@@ -70,7 +60,7 @@ def run(
   """
   settings = config_lib.resolve(config)
   plain = config_lib.to_dict(config)
-  if done := distributed.agreed(lambda: _admit(settings, plain, workdir, mode)):
+  if done := processes.agreed(lambda: _admit(settings, plain, workdir, mode)):
     print(f"{workdir} is complete already")
     return done
   # At the start: the checkout may change while the run goes on.
@@ -81,8 +71,8 @@ def run(
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
     # Nobody came in between.
-    distributed.agreed(lambda: workdir_lib.check_config(workdir, plain, mode))
-    scores = distributed.agreed(
+    processes.agreed(lambda: workdir_lib.check_config(workdir, plain, mode))
+    scores = processes.agreed(
       lambda: list(
         metrics.scores(
           workdir_lib.read_metrics(workdir), settings.run.best_metric
@@ -111,7 +101,7 @@ def run(
       directory.mkdir(exist_ok=True)
       workdir_lib.write_json(directory / "config.json", plain)
       workdir_lib.write_json(directory / "summary.json", summary)
-    distributed.wait_for_all()  # The first one draws; the others must not end.
+    processes.wait_for_all()  # The first one draws; the others must not end.
   return summary
 
 

@@ -10,21 +10,14 @@ import jax
 import numpy as np
 import optax
 
-from loopjax import checkpoint as checkpoint_lib
 from loopjax import config as config_lib
-from loopjax import (
-  evaluate,
-  integrity,
-  metrics,
-  optim,
-  preemption,
-  profiling,
-  sharding,
-  step,
-)
+from loopjax import evaluate, sharding, step
 from loopjax import program as program_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
+from loopjax.optim import chain
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import integrity, metrics, preemption, profiling
 from loopjax.types import Dataset
 
 
@@ -212,7 +205,7 @@ def _log(
 ) -> None:
   """Writes the mean of every metric over the good steps since the last row."""
   settings = work.settings
-  schedule = optim.make_schedule(settings.optim, settings.run.num_steps)
+  schedule = chain.make_schedule(settings.optim, settings.run.num_steps)
   spec = settings.task_module.spec(settings.task)
   costs = settings.family.costs(settings.model, spec, settings.model.num_loops)
   flops = profiling.training_flops(costs)

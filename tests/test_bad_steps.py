@@ -10,10 +10,11 @@ import pytest
 from tests_support import make_datasets, smoke
 
 from loopjax import config as config_lib
-from loopjax import integrity, sharding, train, train_loop
 from loopjax import program as program_lib
-from loopjax import workdir as workdir_lib
+from loopjax import sharding, train, train_loop
 from loopjax.data import pipeline
+from loopjax.run import integrity
+from loopjax.run import workdir as workdir_lib
 
 
 def make(loss=None, **overrides):

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 from tests_support import load_config
 
-from loopjax import checkpoint, train
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import train
+from loopjax.run import checkpoint
 
 SHORT = "run.num_steps=5,run.log_every=5,run.checkpoint_every=5"
 

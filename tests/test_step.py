@@ -35,9 +35,9 @@ def test_steps_are_gradient_optimizer_and_average():
   program = one_device(settings)
   state = program.init(jax.random.key(3))
   params = jax.device_get(state.params)
-  from loopjax import optim
+  from loopjax.optim import chain
 
-  tx = optim.make_optimizer(settings.optim, settings.run.num_steps)
+  tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   opt_state, ema = tx.init(params), params
   for at, batch in enumerate(batches):
 

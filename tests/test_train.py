@@ -8,8 +8,8 @@ import pytest
 from tests_support import smoke
 
 from loopjax import train
-from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
 
 TIMING = (
   "steps_per_second",

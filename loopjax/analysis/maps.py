@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import colors as colors_lib
 
-from loopjax import workdir as workdir_lib
 from loopjax.analysis import attention, draw
+from loopjax.run import workdir as workdir_lib
 from loopjax.types import TaskSpec
 
 

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import checks, losses
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
+from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear, norm, stack
 from loopjax.nn.dropout import dropout, fold
 from loopjax.types import (
@@ -241,7 +242,7 @@ def loss(
   """
   del step, frozen  # No schedule, no teacher.
   output = model(batch["inputs"], key=key)
-  cross_entropy = losses.next_token(output.logits, batch)
+  cross_entropy = token_losses.next_token(output.logits, batch)
   return cross_entropy, {"loss": cross_entropy, **output.loops}
 
 

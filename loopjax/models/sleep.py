@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import losses
 from loopjax.errors import UserError
 from loopjax.loop import driver, windows
+from loopjax.losses import tokens as token_losses
 from loopjax.models.sleep_config import Config, costs
 from loopjax.nn import attention, hybrid, linear, norm, rope, stack
 from loopjax.types import (
@@ -359,5 +359,5 @@ def loss(
   """
   del key, step, frozen  # No dropout, no schedule, no teacher.
   output = model(batch["inputs"])
-  cross_entropy = losses.next_token(output.logits, batch)
+  cross_entropy = token_losses.next_token(output.logits, batch)
   return cross_entropy, {"loss": cross_entropy, **output.loops}

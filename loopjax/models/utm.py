@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import checks, losses
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, halting
+from loopjax.losses import tokens as token_losses
 from loopjax.nn import block, linear, norm, rope
 from loopjax.types import (
   PRECISIONS,
@@ -361,12 +362,12 @@ def loss(
   del key, frozen  # No dropout, no teacher.
   config = model.config
   output = model(batch["inputs"])
-  cross_entropy = losses.weighted_mean(
-    losses.token_cross_entropy(output.logits, batch["targets"]),
+  cross_entropy = token_losses.weighted_mean(
+    token_losses.token_cross_entropy(output.logits, batch["targets"]),
     batch["weights"],
     batch.get("mean_weight"),
   )
-  ponder_weight = config.ponder_weight * losses.linear_warmup(
+  ponder_weight = config.ponder_weight * token_losses.linear_warmup(
     step, config.ponder_warmup_steps
   )
   total = cross_entropy + ponder_weight * output.losses["ponder"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import config as config_lib
-from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 from loopjax.report.paper import Column, Row
+from loopjax.run import workdir as workdir_lib
 
 SEED = "run.seed"
 

@@ -4,9 +4,9 @@ import multihop_runs
 import pytest
 
 from loopjax import config as config_lib
-from loopjax import workdir as workdir_lib
 from loopjax.analysis.multihop import __main__ as command
 from loopjax.analysis.multihop import rows, tables
+from loopjax.run import workdir as workdir_lib
 
 
 @pytest.mark.parametrize(

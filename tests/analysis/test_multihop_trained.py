@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from loopjax import train
-from loopjax import workdir as workdir_lib
 from loopjax.analysis.multihop import rows
+from loopjax.run import workdir as workdir_lib
 
 # Minutes on two cores; what it checks is checked in parts elsewhere.
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP
 from tests_support import ROOT
 
-from loopjax import distributed
+from loopjax.run import processes
 
 
 def job_set(**environment):
@@ -72,7 +72,7 @@ def test_a_run_understands_what_the_job_set_says(monkeypatch):
   told = {}
   monkeypatch.setattr(jax.distributed, "initialize", lambda **x: told.update(x))
   flags.FLAGS(["main"])
-  distributed.start()
+  processes.start()
   # JobSet calls pods JOBSET-REPLICATEDJOB-JOB-POD.JOBSET.
   assert told["coordinator_address"] == "run1-workers-0-0.run1:8476"
   assert (told["num_processes"], told["process_id"]) == (4, 2)
@@ -83,7 +83,7 @@ def test_an_item_of_a_sweep_runs_alone_whatever_its_index(monkeypatch):
   monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
   monkeypatch.setattr(jax.distributed, "initialize", pytest.fail)
   flags.FLAGS(["main"])
-  assert distributed.start() is None
+  assert processes.start() is None
 
 
 def test_a_job_set_of_a_tpu_slice():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax import losses
 from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.types import LoopOptions, TaskSpec
 
@@ -205,11 +205,11 @@ def test_padding_ids_are_never_predicted_and_move_nothing(name):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_padding_targets_without_weight_leave_the_loss_alone(name):
   data = batch()
-  token_loss = losses.token_cross_entropy(
+  token_loss = token_losses.token_cross_entropy(
     forward(name).logits,
     jnp.where(data["weights"] == 0, VOCABULARY - 1, data["targets"]),
   )
-  loss = losses.weighted_mean(token_loss, data["weights"])
+  loss = token_losses.weighted_mean(token_loss, data["weights"])
   np.testing.assert_allclose(loss, value_and_grad(name)[0], rtol=1e-5)
 
 

@@ -8,11 +8,11 @@ import pytest
 from tests_support import load_config, namespace
 
 from loopjax import sweep
-from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
 from loopjax.report.papers import PAPERS, disco, sleep, utm
+from loopjax.run import workdir as workdir_lib
 
 PNG = base64.b64decode(
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"

@@ -4,7 +4,6 @@ import os
 import pathlib
 
 from loopjax import config as config_lib
-from loopjax import workdir as workdir_lib
 from loopjax.analysis.multihop import (
   effects,
   figures,
@@ -19,6 +18,7 @@ from loopjax.analysis.multihop import (
 )
 from loopjax.data.multihop import task
 from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
 
 # Why a family has nothing to edit between its loops.
 _NOT_EDITED = {

@@ -7,12 +7,12 @@ import jax
 import ml_collections
 from flax import nnx
 
-from loopjax import checkpoint as checkpoint_lib
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import workdir as workdir_lib
 
 TASK = "multihop"
 FAMILIES = ("disco", "looped", "ponderlm", "transformer")

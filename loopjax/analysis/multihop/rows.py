@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loopjax import workdir as workdir_lib
+from loopjax.run import workdir as workdir_lib
 
 Row = dict[str, Any]
 

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax import checks, losses
+from loopjax import checks
 from loopjax.data import pipeline
 from loopjax.data.automaton import rule as rules
 from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 ANSWER = 2  # Token id; those of the cells are their values.
@@ -166,7 +167,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   num_labels = jnp.sum(weights, axis=1)
   right = (jnp.argmax(output.logits, axis=-1) == targets).astype(jnp.float32)
   num_right = jnp.sum(right * weights, axis=1)
-  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
   return {
     "exact_match": (num_right == num_labels).astype(jnp.float32),
     "cell_accuracy": num_right / num_labels,

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax import losses
 from loopjax.data import pipeline
 from loopjax.data.gsm import language, problems
 from loopjax.data.gsm.config import Config
+from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
@@ -128,7 +128,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
   targets = batch["targets"][:, -predicted:]
   weights = batch["weights"][:, -predicted:]
-  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
   wrong = (jnp.argmax(output.logits, axis=-1) != targets) * weights
   return {
     "exact_match": (jnp.sum(wrong, axis=1) == 0).astype(jnp.float32),

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax import losses
 from loopjax.data import pipeline
 from loopjax.data.multihop import chains, graph, language
 from loopjax.data.multihop.config import Config
+from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 # Records of every loop that `score` reads, if a model has them.
@@ -132,7 +132,9 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "stage<k>_accuracy": the answer is there after loop k (table 1 and figure 3).
   """
   prediction = jnp.argmax(output.logits, axis=-1)
-  cross_entropy = losses.token_cross_entropy(output.logits, batch["targets"])
+  cross_entropy = token_losses.token_cross_entropy(
+    output.logits, batch["targets"]
+  )
   scores = {
     "accuracy": stage_accuracy(prediction[None], batch)[0],
     "loss": jnp.sum(cross_entropy * batch["weights"], axis=1),

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax import checks, losses
+from loopjax import checks
 from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, files, symmetry
 from loopjax.data.sudoku import board as boards
 from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
@@ -181,7 +182,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   inputs, targets = batch["inputs"], batch["targets"]
   right = (jnp.argmax(output.logits, axis=-1) == targets).astype(jnp.float32)
   blank = (inputs == 1).astype(jnp.float32)
-  cross_entropy = losses.token_cross_entropy(output.logits, targets)
+  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
   weights = batch["weights"]
   return {
     "exact_match": jnp.min(right, axis=1),

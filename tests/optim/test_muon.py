@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from loopjax import muon, optim
+from loopjax.optim import chain, muon
 
 # Tiny programs take longer to compile than to run.
 compiled = functools.partial(
@@ -110,7 +110,7 @@ def make_params():
   }
 
 
-SETTINGS = optim.Config(
+SETTINGS = chain.Config(
   name="muon",
   learning_rate=1e-3,
   muon_learning_rate=0.05,
@@ -146,7 +146,7 @@ def run(tx, params, num_steps):
 
 def test_muon_is_the_published_algorithm():
   """Momentum, look-ahead, decay, rates: written out, for every step."""
-  got = run(optim.make_optimizer(SETTINGS, NUM_STEPS), make_params(), NUM_STEPS)
+  got = run(chain.make_optimizer(SETTINGS, NUM_STEPS), make_params(), NUM_STEPS)
   rates = 0.05 * np.array([0, 0.5, 1, 1, 1, 1, 1, 0.55])
   kernel = make_params()["layers"]["query"]["kernel"].astype(np.float64)
   momentum = np.zeros_like(kernel)
@@ -165,15 +165,15 @@ def test_the_other_half_is_plain_adamw():
   """The same numbers as AdamW alone: no look-ahead, and its own b2."""
   params = make_params()
   adamw = optax.adamw(
-    optim.make_schedule(SETTINGS, NUM_STEPS),
+    chain.make_schedule(SETTINGS, NUM_STEPS),
     b1=0.9,
     b2=0.95,
     eps=1e-8,
     weight_decay=0.5,
-    mask=lambda params: optim.decay_mask(params, "matrices"),
+    mask=lambda params: chain.decay_mask(params, "matrices"),
   )
   expected = run(adamw, params, NUM_STEPS)
-  got = run(optim.make_optimizer(SETTINGS, NUM_STEPS), params, NUM_STEPS)
+  got = run(chain.make_optimizer(SETTINGS, NUM_STEPS), params, NUM_STEPS)
   kernel = got["layers"].pop("query")["kernel"]
   other = expected["layers"].pop("query")["kernel"]
   assert not np.allclose(kernel, other, atol=1e-3)
@@ -186,7 +186,7 @@ def test_the_other_half_is_plain_adamw():
 
 def test_without_gradients_only_matrices_decay():
   """Each at its own rate; stacked vectors are no matrices."""
-  config = optim.Config(
+  config = chain.Config(
     name="muon",
     learning_rate=0.1,
     muon_learning_rate=0.2,
@@ -195,7 +195,7 @@ def test_without_gradients_only_matrices_decay():
     schedule="constant",
     warmup_steps=0,
   )
-  tx = optim.make_optimizer(config, NUM_STEPS)
+  tx = chain.make_optimizer(config, NUM_STEPS)
   params = make_params()
   zeros = jax.tree.map(np.zeros_like, params)
   updates, _ = compiled(tx.update)(zeros, compiled(tx.init)(params), params)
@@ -209,10 +209,10 @@ def test_without_gradients_only_matrices_decay():
 
 
 def test_both_halves_see_clipped_gradients():
-  config = optim.Config(
+  config = chain.Config(
     name="muon", clip_norm=1.0, schedule="constant", warmup_steps=0
   )
-  tx = optim.make_optimizer(config, NUM_STEPS)
+  tx = chain.make_optimizer(config, NUM_STEPS)
   params = {
     "query": {"kernel": np.ones((2, 4), np.float32)},
     "head": {"kernel": np.ones((2, 4), np.float32)},
@@ -231,7 +231,7 @@ def test_pytorch_agrees():
   """Its products are in bfloat16, so only to about a hundredth."""
   torch = pytest.importorskip("torch", minversion="2.9")
   rates = {"lr": 0.05, "weight_decay": 0.5, "momentum": 0.9}
-  config = optim.Config(
+  config = chain.Config(
     name="muon",
     muon_learning_rate=0.05,
     muon_momentum=0.9,
@@ -247,7 +247,7 @@ def test_pytorch_agrees():
     weight.grad = torch.tensor(normal(24, 40, seed=10 + at).T.copy())
     other.step()
   params = {"query": {"kernel": start}}
-  got = run(optim.make_optimizer(config, NUM_STEPS), params, 3)
+  got = run(chain.make_optimizer(config, NUM_STEPS), params, 3)
   decayed = start * (1 - 0.05 * 0.5) ** 3
   moved = got["query"]["kernel"] - decayed
   expected = weight.detach().numpy().T - decayed

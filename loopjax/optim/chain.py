@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from loopjax import checks, muon
+from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.optim import muon
 
 # Parts of the paths of parameters that are no matrices of a linear map, nor
 # the taps of a convolution.
@@ -28,7 +29,7 @@ class Config:
 
   Attributes:
     name: "adamw" for all parameters, or "muon" for the body's matrices and
-      AdamW for the others, as `loopjax.muon.PARTITION` says.
+      AdamW for the others, as `loopjax.optim.muon.PARTITION` says.
     learning_rate: AdamW's peak. final_learning_rate: AdamW's at the last step.
     muon_learning_rate: Muon's peak; it goes in proportion to AdamW's rate.
     muon_momentum: of Muon.

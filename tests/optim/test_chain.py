@@ -9,18 +9,18 @@ import optax
 import pytest
 from flax import nnx
 
-from loopjax import optim
 from loopjax.errors import UserError
 from loopjax.models import utm
+from loopjax.optim import chain
 from loopjax.types import TaskSpec
 
-CONFIG = optim.Config(
+CONFIG = chain.Config(
   learning_rate=1e-2, final_learning_rate=1e-3, warmup_steps=10
 )
 
 
 def test_cosine_schedule_at_its_corners():
-  schedule = optim.make_schedule(CONFIG, 110)
+  schedule = chain.make_schedule(CONFIG, 110)
   steps = jnp.array([0, 5, 10, 60, 110])
   middle = (1e-2 + 1e-3) / 2
   np.testing.assert_allclose(
@@ -29,18 +29,18 @@ def test_cosine_schedule_at_its_corners():
 
 
 def test_constant_schedule_stays():
-  config = optim.Config(schedule="constant", learning_rate=0.1, warmup_steps=4)
-  schedule = optim.make_schedule(config, 100)
+  config = chain.Config(schedule="constant", learning_rate=0.1, warmup_steps=4)
+  schedule = chain.make_schedule(config, 100)
   np.testing.assert_allclose(
     schedule(jnp.array([0, 2, 4, 99])), [0, 0.05, 0.1, 0.1]
   )
 
 
 def wsd(num_steps, **changes):
-  config = optim.Config(
+  config = chain.Config(
     schedule="wsd", learning_rate=0.1, final_learning_rate=0.02, **changes
   )
-  return optim.make_schedule(config, num_steps)
+  return chain.make_schedule(config, num_steps)
 
 
 def test_warm_up_stable_decay_at_its_corners():
@@ -87,8 +87,8 @@ def names_where(mask):
 
 
 def test_tables_are_matrices_and_embeddings():
-  matrices = names_where(optim.decay_mask(utm_params(), "matrices"))
-  tables = names_where(optim.decay_mask(utm_params(), "tables"))
+  matrices = names_where(chain.decay_mask(utm_params(), "matrices"))
+  tables = names_where(chain.decay_mask(utm_params(), "tables"))
   assert tables - matrices == {
     "token_embedding/embedding",
     "step_embedding/embedding",
@@ -103,31 +103,31 @@ def test_matrices_decay_and_nothing_else():
   }
   mlp = {f"block/mlp/{name}/kernel" for name in ("gate", "value", "output")}
   expected = projections | mlp | {"router/kernel", "head/kernel"}
-  assert names_where(optim.decay_mask(utm_params(), "matrices")) == expected
+  assert names_where(chain.decay_mask(utm_params(), "matrices")) == expected
 
 
 def test_stacked_vectors_are_no_matrices():
   names = ("query/bias", "A_log", "dt_bias", "attention_norm/scale")
   params = {f"layers/{name}": jnp.ones((2, 4)) for name in names}
-  assert not names_where(optim.decay_mask(params, "matrices"))
+  assert not names_where(chain.decay_mask(params, "matrices"))
 
 
 def test_all_means_all():
   params = utm_params()
-  mask = optim.decay_mask(params, "all")
+  mask = chain.decay_mask(params, "all")
   assert len(names_where(mask)) == len(jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize("decay", ["all", "matrices"])
 def test_a_step_without_gradient_decays_what_the_mask_says(decay):
-  config = optim.Config(
+  config = chain.Config(
     learning_rate=0.1,
     weight_decay=0.5,
     decay=decay,
     schedule="constant",
     warmup_steps=0,
   )
-  tx = optim.make_optimizer(config, 10)
+  tx = chain.make_optimizer(config, 10)
   params = utm_params()
   zeros = jax.tree.map(jnp.zeros_like, params)
   updates, _ = tx.update(zeros, tx.init(params), params)
@@ -144,8 +144,8 @@ def test_a_step_without_gradient_decays_what_the_mask_says(decay):
 
 
 def test_clipping_bounds_what_adam_sees():
-  config = optim.Config(clip_norm=1.0, schedule="constant", warmup_steps=0)
-  tx = optim.make_optimizer(config, 10)
+  config = chain.Config(clip_norm=1.0, schedule="constant", warmup_steps=0)
+  tx = chain.make_optimizer(config, 10)
   params = {"head": {"kernel": jnp.ones((2, 2))}}
   grads = {"head": {"kernel": jnp.full((2, 2), 100.0)}}
   _, state = tx.update(grads, tx.init(params), params)
@@ -161,14 +161,14 @@ def test_clipping_bounds_what_adam_sees():
     ({"ema_decay": 1.0}, "ema_decay"),
     ({"weight_decay": -1.0}, "weight_decay"),
     ({"name": "sgd"}, "optim.name='sgd' is none of adamw, muon"),
-    ({"muon_learning_rate": 0.1}, "no effect while optim.name='adamw'"),
-    ({"muon_momentum": 0.9}, "no effect while optim.name='adamw'"),
+    ({"muon_learning_rate": 0.1}, "no effect while chain.name='adamw'"),
+    ({"muon_momentum": 0.9}, "no effect while chain.name='adamw'"),
     ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate=0.0"),
     ({"name": "muon", "muon_momentum": 1.0}, "muon_momentum=1.0"),
-    ({"cooldown_fraction": 0.5}, "no effect while optim.schedule='cosine'"),
+    ({"cooldown_fraction": 0.5}, "no effect while chain.schedule='cosine'"),
     (
       {"schedule": "constant", "cooldown_fraction": 0.5},
-      "optim.cooldown_fraction has no effect while optim.schedule='constant'",
+      "optim.cooldown_fraction has no effect while chain.schedule='constant'",
     ),
     (
       {"schedule": "constant", "final_learning_rate": 0.0},
@@ -180,18 +180,18 @@ def test_clipping_bounds_what_adam_sees():
 )
 def test_impossible_settings_are_named(changes, message):
   with pytest.raises(UserError, match=message):
-    optim.Config(**changes)
+    chain.Config(**changes)
 
 
 def test_warmup_must_end():
   with pytest.raises(UserError, match="warmup_steps=10"):
-    optim.make_schedule(CONFIG, 10)
+    chain.make_schedule(CONFIG, 10)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_frozen_parameters_stay_and_do_not_count(name):
   """Neither decay nor their gradients' norm reaches the others."""
-  config = optim.Config(
+  config = chain.Config(
     name=name, warmup_steps=0, weight_decay=0.1, frozen="^old/"
   )
   params = {
@@ -201,7 +201,7 @@ def test_frozen_parameters_stay_and_do_not_count(name):
   grads = jax.tree.map(lambda x: 100 * x, params)
 
   def update(config, params, grads):
-    tx = optim.make_optimizer(config, 10)
+    tx = chain.make_optimizer(config, 10)
     return tx.update(grads, tx.init(params), params)[0]
 
   updates = update(config, params, grads)
@@ -220,4 +220,4 @@ def test_frozen_parameters_stay_and_do_not_count(name):
 def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
   params = {"a": {"kernel": jnp.ones(2)}, "b": {"kernel": jnp.ones(2)}}
   with pytest.raises(UserError, match=message):
-    optim.make_optimizer(optim.Config(frozen=pattern), 2000).init(params)
+    chain.make_optimizer(chain.Config(frozen=pattern), 2000).init(params)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorboardX
 import tqdm
 
-from loopjax import workdir as workdir_lib
+from loopjax.run import workdir as workdir_lib
 
 
 class Writer:

@@ -9,10 +9,11 @@ import optax
 import pytest
 from tests_support import SMOKE, load_config, make_datasets
 
-from loopjax import checkpoint, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import sharding
 from loopjax.data import pipeline
+from loopjax.run import checkpoint
 
 # Minutes on two cores; what it checks is checked in parts elsewhere.
 pytestmark = pytest.mark.long

@@ -6,8 +6,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from loopjax import distributed
 from loopjax.errors import UserError
+from loopjax.run import processes
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,13 @@ def joined(monkeypatch):
   """What JAX is told."""
   calls = []
   monkeypatch.setattr(
-    distributed.jax.distributed, "initialize", lambda **kw: calls.append(kw)
+    processes.jax.distributed, "initialize", lambda **kw: calls.append(kw)
   )
   return calls
 
 
 def test_alone_nothing_is_started(joined):
-  distributed.start()
+  processes.start()
   assert joined == []
 
 
@@ -38,7 +38,7 @@ def test_flags_win_over_the_environment(joined, monkeypatch):
   monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
   monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
   with flagsaver.flagsaver(coordinator_address="here:2"):
-    distributed.start()
+    processes.start()
   (call,) = joined
   assert call["coordinator_address"] == "here:2"
   assert (call["num_processes"], call["process_id"]) == (4, 3)
@@ -47,7 +47,7 @@ def test_flags_win_over_the_environment(joined, monkeypatch):
 
 def test_a_scheduler_that_started_several_tasks_is_noticed(joined, monkeypatch):
   monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-  distributed.start()
+  processes.start()
   assert "coordinator_address" not in joined[0]  # JAX asks SLURM itself.
 
 
@@ -74,12 +74,12 @@ def test_contradictions_are_named(
   for name, value in environment.items():
     monkeypatch.setenv(name, value)
   with flagsaver.flagsaver(**given), pytest.raises(UserError, match=message):
-    distributed.start()
+    processes.start()
   assert joined == []
 
 
 def test_alone_a_process_agrees_with_itself():
-  assert distributed.agreed(lambda: {"a": 1}) == {"a": 1}
-  assert distributed.everywhere("x") == "x"
-  whole = distributed.whole(jnp.arange(3))
+  assert processes.agreed(lambda: {"a": 1}) == {"a": 1}
+  assert processes.everywhere("x") == "x"
+  whole = processes.whole(jnp.arange(3))
   np.testing.assert_array_equal(whole, [0, 1, 2])

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 from tests_support import smoke
 
-from loopjax import profiling, train
-from loopjax import workdir as workdir_lib
+from loopjax import train
+from loopjax.run import profiling
+from loopjax.run import workdir as workdir_lib
 
 
 def test_a_trace_of_some_steps(tmp_path):

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from loopjax import distributed
 from loopjax.errors import UserError
+from loopjax.run import processes
 from loopjax.types import Array
 
 _SHOWN = 4  # Names in a message before "and N more".
@@ -41,7 +41,7 @@ def checksums(tree: Any) -> dict[str, str]:
   """
   sums = _sums(jax.tree.leaves(tree))
   return {
-    name: distributed.whole(pair).astype(">u4").tobytes().hex()
+    name: processes.whole(pair).astype(">u4").tobytes().hex()
     for name, pair in zip(names(tree), sums, strict=True)
   }
 

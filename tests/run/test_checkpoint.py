@@ -10,11 +10,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests_support import smoke
 
-from loopjax import checkpoint as checkpoint_lib
 from loopjax import config as config_lib
-from loopjax import integrity, sharding, train
 from loopjax import program as program_lib
+from loopjax import sharding, train
 from loopjax.errors import UserError
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import integrity
 
 
 def tree(seed=0):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from loopjax import muon
 from loopjax.models import MODELS
+from loopjax.optim import muon
 from loopjax.types import TaskSpec
 
 

@@ -15,8 +15,8 @@ from tests_support import ROOT, load_config, namespace, smoke
 
 from loopjax import child, sweep
 from loopjax import config as config_lib
-from loopjax import workdir as workdir_lib
 from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
 
 PRESETS = ["", "gpu", "tiny", "smoke"]
 

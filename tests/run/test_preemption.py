@@ -6,8 +6,9 @@ import signal
 import pytest
 from tests_support import smoke
 
-from loopjax import preemption, train
-from loopjax import workdir as workdir_lib
+from loopjax import train
+from loopjax.run import preemption
+from loopjax.run import workdir as workdir_lib
 
 TIMING = (
   "steps_per_second",

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from loopjax import config as config_lib
-from loopjax import distributed
 from loopjax.errors import UserError
+from loopjax.run import processes
 
 # Sections that may differ between starts: they do not change what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
@@ -42,7 +42,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     UserError: it cannot be made or written, or another run holds it.
   """
   with contextlib.ExitStack() as stack:
-    distributed.agreed(lambda: stack.enter_context(_held(workdir)))
+    processes.agreed(lambda: stack.enter_context(_held(workdir)))
     yield
 
 
@@ -138,7 +138,7 @@ def digest(tree: Any) -> str:
   """sha256 over the bytes of all arrays of a pytree, with their paths."""
   sha = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    value = distributed.whole(leaf)
+    value = processes.whole(leaf)
     sha.update(jax.tree_util.keystr(path).encode())
     sha.update(str((value.shape, value.dtype)).encode())
     sha.update(np.ascontiguousarray(value).tobytes())

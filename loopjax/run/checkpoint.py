@@ -22,8 +22,8 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from loopjax import distributed, integrity, retention
 from loopjax.errors import UserError
+from loopjax.run import integrity, processes, retention
 
 _STATE, _META = "state", "meta"
 
@@ -69,7 +69,7 @@ class Checkpoints:
       # What a save that was killed left.
       for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path)
-    distributed.wait_for_all()
+    processes.wait_for_all()
     kept = retention.NewestAndBest(keep, keep_best, self.scores)
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
@@ -91,7 +91,7 @@ class Checkpoints:
     Raises:
       OSError: there is no room for it.
       UserError: this save or the one before cannot be written.
-      distributed.Lost: the same, with several processes.
+      processes.Lost: the same, with several processes.
     """
     if step in self.steps():
       return
@@ -268,7 +268,7 @@ class Checkpoints:
       free = next(name for name in names if not name.exists())
       (self.directory / str(step)).rename(free)
     if steps:
-      distributed.wait_for_all()
+      processes.wait_for_all()
       self._manager.reload()
 
   def _check_room(self, state: Any) -> None:
@@ -292,7 +292,7 @@ class Checkpoints:
       )
       # Saving is where processes wait for each other.
       if jax.process_count() > 1 and not isinstance(error, OSError):
-        raise distributed.Lost(line) from error
+        raise processes.Lost(line) from error
       raise UserError(line) from error
 
 
@@ -309,7 +309,7 @@ def _intact(read: Callable[[], Any]) -> Any:
     raise
   except Exception as error:
     problem = f"{type(error).__name__}: {_one_line(error)}"
-  if problem := distributed.everywhere(problem):
+  if problem := processes.everywhere(problem):
     raise Damaged(problem)
   return value
 

@@ -1,0 +1,1 @@
+"""Optimizers, schedules, and which parameter gets which."""

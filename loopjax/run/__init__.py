@@ -1,0 +1,1 @@
+"""What keeps a run alive and honest: files, checkpoints, signals, processes."""
