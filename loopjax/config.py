@@ -21,8 +21,8 @@ import ml_collections
 from loopjax import checks, run_config, sharding
 from loopjax.data import TASKS
 from loopjax.errors import UserError
-from loopjax.loop import driver
 from loopjax.models import MODELS
+from loopjax.nn import remat
 from loopjax.optim import chain
 from loopjax.types import LoopOptions
 
@@ -154,9 +154,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   family, task = MODELS[config.model.name], TASKS[config.task.name]
   options = LoopOptions(**sections["loop"])
   # The third kind, "while", has no gradient.
-  checks.one_of(
-    "loop", options, kind=("scan", "unroll"), remat=driver.REMAT_POLICIES
-  )
+  checks.one_of("loop", options, kind=("scan", "unroll"), remat=remat.POLICIES)
   if sections["model"].keys() != _fields(family.Config()).keys():
     raise UserError(
       f"model.name={config.model.name!r} brings other settings and goes behind"

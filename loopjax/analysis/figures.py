@@ -10,9 +10,13 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
-from loopjax.analysis import curves, depth, halting, maps, passes
+from loopjax.analysis import curves, depth, halting, maps, passes, sudoku
 from loopjax.analysis import view as view_lib
+from loopjax.data.sudoku import task as sudoku_task
 from loopjax.types import Dataset
+
+# What is drawn for one task alone, by the type of its settings.
+TASK_FIGURES = {sudoku_task.Config: sudoku.draw_all}
 
 
 def make_figures(
@@ -81,8 +85,8 @@ def _draw(view: view_lib.View) -> list[pathlib.Path]:
     files += _draw_halting(view, steps)
   if "attention" in view.output.trace:
     files += _draw_attention(view)
-  if hasattr(settings.task_module, "figures"):
-    files += settings.task_module.figures(view)
+  if draw_task := TASK_FIGURES.get(type(settings.task)):
+    files += draw_task(view)
   return files
 
 

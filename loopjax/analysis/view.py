@@ -3,17 +3,15 @@
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from loopjax import config as config_lib
 from loopjax.types import Dataset, Output, TaskSpec
-
-if TYPE_CHECKING:  # Settings know the tasks, and tasks draw from a view.
-  from loopjax import config as config_lib
 
 NUM_LOOKED_AT = 256
 _TRACES = ("prediction", "confidence", "probability", "weight", "attention")
@@ -39,7 +37,7 @@ class View(NamedTuple):
       the batch; none if the task has only one.
   """
 
-  settings: "config_lib.Settings"
+  settings: config_lib.Settings
   spec: TaskSpec
   num_memory: int
   batch: Mapping[str, np.ndarray]
@@ -51,7 +49,7 @@ class View(NamedTuple):
 
 
 def make_view(
-  settings: "config_lib.Settings",
+  settings: config_lib.Settings,
   graphdef: nnx.GraphDef,
   params: Any,
   dataset: Dataset,
@@ -108,7 +106,7 @@ def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
 
 
 def make_forward(
-  settings: "config_lib.Settings",
+  settings: config_lib.Settings,
   graphdef: nnx.GraphDef,
   params: Any,
   inputs: np.ndarray,

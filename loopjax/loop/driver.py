@@ -7,17 +7,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from loopjax.nn import remat as remat_lib
 from loopjax.types import Array
 
 Carry = TypeVar("Carry")
 KINDS = ("scan", "while", "unroll")
-REMAT_POLICIES: dict[str, Any] = {
-  "none": None,
-  "full": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.dots_saveable,
-  "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
-}
 
 
 def run_loop(
@@ -50,7 +44,9 @@ def run_loop(
     (carry, records stacked along a leading axis [R, ...], i32 number of steps
     run). Records of steps that "while" did not run are zeros.
   """
-  step_fn = rematerialised(step_fn, remat, prevent_cse=kind == "unroll")
+  step_fn = remat_lib.rematerialised(
+    step_fn, remat, prevent_cse=kind == "unroll"
+  )
   if kind == "while":
     return _while_loop(step_fn, carry, num_steps, done_fn)
   if kind == "scan":
@@ -158,46 +154,6 @@ def run_implicit(
   last, record = step_fn(z, of_last)
   records += [*middle, jax.tree.map(lambda x: x[None], record)]
   return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
-
-
-def rematerialised(
-  fn: Callable[..., Any], remat: str, *, prevent_cse: bool
-) -> Callable[..., Any]:
-  """fn that keeps for the backward pass what a policy of `run_loop` says.
-
-  Args:
-    fn: any function of arrays.
-    remat: "none" for fn itself.
-    prevent_cse: needed outside of a scan, where XLA could undo it.
-  """
-  if remat == "none":
-    return fn
-  policy = REMAT_POLICIES[remat]
-  return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)
-
-
-def scan(
-  step_fn: Callable[[Carry, Any], tuple[Carry, Any]],
-  carry: Carry,
-  items: Any,
-  *,
-  unroll: bool = False,
-  remat: str = "none",
-) -> tuple[Carry, Any]:
-  """`jax.lax.scan` over items, with the policies of `run_loop`.
-
-  Args:
-    step_fn: (carry, item) -> (carry, record).
-    carry: what goes from item to item.
-    items: arrays with a leading axis of items.
-    unroll: compiles every step by itself.
-    remat: what a step keeps for the backward pass; the carry always is.
-
-  Returns:
-    (carry, records stacked along a leading axis).
-  """
-  step_fn = rematerialised(step_fn, remat, prevent_cse=unroll)
-  return jax.lax.scan(step_fn, carry, items, unroll=unroll)
 
 
 def _while_loop(step_fn, carry, num_steps, done_fn):

@@ -12,8 +12,8 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.loop import driver
 from loopjax.nn import block, mlp, rope
+from loopjax.nn import remat as remat_lib
 from loopjax.types import Array, Precision
 
 
@@ -135,7 +135,7 @@ def run_layers(
     layer, layer_key = of_layer
     return layer(x, tables, layer_key), None
 
-  return driver.scan(step, x, (layers, keys), unroll=unroll, remat=remat)[0]
+  return remat_lib.scan(step, x, (layers, keys), unroll=unroll, remat=remat)[0]
 
 
 def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:

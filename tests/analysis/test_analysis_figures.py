@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from loopjax.analysis import curves, figures
+from loopjax.analysis import sudoku as pictures
 from loopjax.analysis import view as view_lib
-from loopjax.data.sudoku import pictures
 from loopjax.run import workdir as workdir_lib
 
 _ALWAYS = {"attention", "attention_heads", "depth", "puzzle", "puzzle_failed"}

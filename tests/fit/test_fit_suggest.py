@@ -6,7 +6,7 @@ from tests_support import smoke
 from loopjax import config as config_lib
 from loopjax.fit import suggest
 from loopjax.fit.measure import Measured
-from loopjax.loop import driver
+from loopjax.nn import remat
 
 MESH = {"data": 4, "fsdp": 1, "tensor": 1}
 
@@ -47,7 +47,7 @@ def run(available, mesh=MESH, impossible=(), **overrides):
 
 
 def test_every_policy_has_its_place():
-  assert sorted(suggest.REMAT_ORDER) == sorted(driver.REMAT_POLICIES)
+  assert sorted(suggest.REMAT_ORDER) == sorted(remat.POLICIES)
 
 
 def test_the_mildest_policy_that_fits():

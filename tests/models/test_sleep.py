@@ -10,7 +10,8 @@ import pytest
 
 from loopjax.errors import UserError
 from loopjax.loop import windows
-from loopjax.models import looped, sleep, sleep_reading
+from loopjax.models import looped, sleep
+from loopjax.models.sleep import reading as sleep_reading
 from loopjax.nn import attention, hybrid, rope, stack
 from loopjax.types import LoopOptions, TaskSpec
 

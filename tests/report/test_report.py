@@ -7,12 +7,12 @@ import statistics
 import pytest
 from tests_support import load_config, namespace
 
-from loopjax import sweep
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
 from loopjax.report.papers import PAPERS, disco, sleep, utm
 from loopjax.run import workdir as workdir_lib
+from loopjax.sweep import items as items_lib
 
 PNG = base64.b64decode(
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"
@@ -51,14 +51,14 @@ def items_of(name, preset="smoke", file="sudoku_utm"):
   config = load_config(file, preset)
   if name == "retrofit":
     config.run.init_from = "runs/vanilla"
-  return sweep.make_items(config, sweeps, name, {})
+  return items_lib.make_items(config, sweeps, name, {})
 
 
 @pytest.fixture
 def workdir(tmp_path):
   """A memory curve: T = 0 complete, one of T = 4, one unfinished, no more."""
   items = items_of("memory_curve")
-  sweep.write_manifest(tmp_path, "memory_curve", "c.py:smoke", {}, items)
+  items_lib.write_manifest(tmp_path, "memory_curve", "c.py:smoke", {}, items)
   for item, exact in zip(items, [0.1, 0.2, 0.6, 0.5], strict=False):
     make_run(tmp_path / item.slug, item.config, exact)
   unfinished = tmp_path / items[4].slug

@@ -13,10 +13,13 @@ from absl import flags
 from absl.testing import flagsaver
 from tests_support import ROOT, load_config, namespace, smoke
 
-from loopjax import child, sweep
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
+from loopjax.sweep import __main__ as sweep_main
+from loopjax.sweep import child
+from loopjax.sweep import items as items_lib
+from loopjax.sweep import runner as runner_lib
 
 PRESETS = ["", "gpu", "tiny", "smoke"]
 
@@ -25,7 +28,7 @@ def items_of(name, preset="smoke", common=None):
   sweeps = namespace("sudoku_utm")["sweeps"]
   config = load_config("sudoku_utm", preset)
   config_lib.override(config, common or {})
-  return sweep.make_items(config, sweeps, name, common or {})
+  return items_lib.make_items(config, sweeps, name, common or {})
 
 
 ENDS = {
@@ -73,7 +76,7 @@ def items():
 def start(monkeypatch, items, tmp_path, fail=None, **options):
   runner = Runner(items, fail)
   monkeypatch.setattr(child, "run_command", runner)
-  failed, status = sweep.run_items(
+  failed, status = runner_lib.run_items(
     items, tmp_path, ["--config=c.py:smoke"], **options
   )
   return runner, failed, status
@@ -108,7 +111,7 @@ def slug_of(**overrides):
   config = smoke()
   base = config_lib.to_dict(config)
   config_lib.override(config, overrides)
-  return sweep.slug(base, config_lib.to_dict(config), list(overrides))
+  return items_lib.slug(base, config_lib.to_dict(config), list(overrides))
 
 
 def test_different_changes_have_different_slugs():
@@ -312,7 +315,7 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
     return -signal.SIGTERM, ""
 
   monkeypatch.setattr(child, "run_command", run)
-  assert sweep.run_items(items, tmp_path, ["--config=c.py"]) == ({}, 4)
+  assert runner_lib.run_items(items, tmp_path, ["--config=c.py"]) == ({}, 4)
 
 
 def test_mistakes():
@@ -381,7 +384,7 @@ def main_of(*arguments):
   with warnings.catch_warnings():  # ml_collections loads files the old way.
     warnings.simplefilter("ignore", DeprecationWarning)
     flags.FLAGS(["sweep", config, "--sweep=depth", *arguments])
-  return sweep.main([])
+  return sweep_main.main([])
 
 
 def test_the_number_of_items_for_scripts(capsys, tmp_path):
@@ -422,7 +425,7 @@ def test_jobs_may_write_the_manifest_at_the_same_time(items, tmp_path):
 
   def job(_):
     for _ in range(100):
-      sweep.write_manifest(tmp_path, "tradeoff", "c.py", {}, items)
+      items_lib.write_manifest(tmp_path, "tradeoff", "c.py", {}, items)
       assert len(workdir_lib.read_json(path)["items"]) == len(items)
 
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -431,7 +434,9 @@ def test_jobs_may_write_the_manifest_at_the_same_time(items, tmp_path):
 
 
 def test_the_manifest_says_what_was_planned(items, tmp_path):
-  sweep.write_manifest(tmp_path / "new", "tradeoff", "c.py:smoke", {}, items)
+  items_lib.write_manifest(
+    tmp_path / "new", "tradeoff", "c.py:smoke", {}, items
+  )
   manifest = workdir_lib.read_json(tmp_path / "new" / "sweep-tradeoff.json")
   assert manifest["sweep"] == "tradeoff"
   assert manifest["config"] == "c.py:smoke"
@@ -445,7 +450,7 @@ def test_another_family_goes_behind_the_colon(monkeypatch, tmp_path):
   """Its settings have to be there before they are overridden."""
   base = load_config("multihop_disco", "smoke")
   sweeps = lambda config: {"two": [{"model.name": "looped", "run.seed": 1}]}  # noqa: E731
-  items = sweep.make_items(base, sweeps, "two", {})
+  items = items_lib.make_items(base, sweeps, "two", {})
   assert items[0].slug == "model.name=looped,seed=1"
   assert "gate" not in items[0].config["model"]
   commands = []
@@ -456,7 +461,7 @@ def test_another_family_goes_behind_the_colon(monkeypatch, tmp_path):
 
   monkeypatch.setattr(child, "run_command", run)
   for config in ("--config=c.py", "--config=c.py:smoke"):
-    sweep.run_items(items, tmp_path, [config])
+    runner_lib.run_items(items, tmp_path, [config])
   assert commands[0][3:5] == [
     "--config=c.py:model.name=looped",
     "--config.run.seed=1",

@@ -5,7 +5,6 @@ every published Sudoku-Extreme baseline).
 """
 
 import dataclasses
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -191,17 +190,6 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
     "loss": jnp.sum(cross_entropy * weights, axis=1)
     / jnp.maximum(jnp.sum(weights, axis=1), 1.0),
   }
-
-
-def figures(view) -> list[pathlib.Path]:
-  """Draws boards; `view` is a `loopjax.analysis.view.View`.
-
-  Returns the paths of the pictures.
-  """
-  # Only drawing needs matplotlib, and `view` needs this module to be complete.
-  from loopjax.data.sudoku import pictures
-
-  return pictures.draw_all(view)
 
 
 def _puzzles(config: Config, split: str) -> boards.Puzzles:

@@ -16,8 +16,8 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
-from loopjax.models.sleep_config import Config, costs
-from loopjax.nn import attention, hybrid, linear, norm, rope, stack
+from loopjax.models.sleep.config import Config
+from loopjax.nn import attention, hybrid, linear, norm, remat, rope, stack
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -27,8 +27,6 @@ from loopjax.types import (
   Output,
   TaskSpec,
 )
-
-__all__ = ["TRACES", "Config", "Model", "costs", "loss"]
 
 TRACES = ("hidden",)
 
@@ -103,7 +101,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_passes} must be at least 1")
     kind = kind or self.options.kind
     slept, last = self._split(inputs)
-    kept, records = driver.scan(
+    kept, records = remat.scan(
       lambda kept, window: self.sleep(kept, window, num_passes, kind, trace),
       self.nothing(
         len(inputs),
@@ -315,7 +313,7 @@ class Model(nnx.Module):
     head_width = self.config.width // self.config.num_heads
     base = self.config.rope_base
     tables = rope.rope_tables(window.positions, head_width, base)
-    run_groups = driver.rematerialised(
+    run_groups = remat.rematerialised(
       functools.partial(hybrid.run_groups, unroll=unroll),
       self.options.remat,
       prevent_cse=True,  # Answers are read outside of any scan.

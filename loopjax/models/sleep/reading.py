@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from loopjax.models.sleep import Kept, Model
+from loopjax.models.sleep.model import Kept, Model
 from loopjax.types import Array
 
 

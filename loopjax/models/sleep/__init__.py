@@ -1,0 +1,9 @@
+"""Sleep: offline passes that turn evicted context into fast weights.
+
+Source: "Language Models Need Sleep" (arXiv 2605.26099).
+"""
+
+from loopjax.models.sleep.config import Config, costs
+from loopjax.models.sleep.model import TRACES, Kept, Model, loss
+
+__all__ = ["TRACES", "Config", "Kept", "Model", "costs", "loss"]

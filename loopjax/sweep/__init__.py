@@ -1,0 +1,1 @@
+"""A config's named sweeps: one run for each item, restartable."""

@@ -1,0 +1,76 @@
+"""Runs a named sweep of a config file, one run after another.
+
+  python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME --workdir=DIR
+
+What is complete is skipped and what was cut off goes on, so that the same
+command can be given again. Jobs that run at the same time share a --workdir,
+each with one --item. Exit status: 0 done, 1 an item failed, 2 a mistake of the
+user's, 4 asked to stop, 5 an item lost a process of its own. After 4 and 5 the
+same command goes on.
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from loopjax import command_line
+from loopjax.errors import UserError
+from loopjax.sweep import items as items_lib
+from loopjax.sweep import runner
+
+flags.adopt_module_key_flags(command_line)  # So that --help shows them.
+_SWEEP = flags.DEFINE_string("sweep", None, "Name of a sweep of the config.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print only what would be done.")
+_LIMIT = flags.DEFINE_integer(
+  "limit", 0, "Run at most this many items that are not complete; 0 for all.", 0
+)
+_ITEM = flags.DEFINE_integer("item", None, "Run only this item, from 0.", 0)
+_COUNT = flags.DEFINE_bool("count", False, "Print only how many items it has.")
+
+
+def main(argv: list[str]) -> int:
+  """Runs what the flags say; returns the exit status."""
+  del argv
+  config, name = command_line.CONFIG.value, _SWEEP.value
+  directory = command_line.WORKDIR.value
+  if config is None or not name or not (directory or _COUNT.value):
+    raise UserError("--config=FILE, --sweep=NAME and --workdir=DIR are needed")
+  for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
+    if other.present:
+      raise UserError(f"--{other.name} has no effect with --count")
+  if _ITEM.present and _LIMIT.present:
+    raise UserError("--limit has no effect with --item")
+  flag = flags.FLAGS["config"]
+  config_name = config_flags.get_config_filename(flag)
+  common = config_flags.get_override_values(flag)
+  items = items_lib.make_items(
+    config, items_lib.load_sweeps(config_name), name, common
+  )
+  if _COUNT.value:
+    print(len(items))
+    return 0
+  if _ITEM.value is not None and _ITEM.value >= len(items):
+    raise UserError(
+      f"--item={_ITEM.value}: sweep {name} has {len(items)} items, from 0"
+    )
+  assert directory
+  workdir = pathlib.Path(directory)
+  if not _DRY_RUN.value:
+    items_lib.write_manifest(workdir, name, config_name, common, items)
+  failed, status = runner.run_items(
+    items,
+    workdir,
+    [f"--config={config_name}", *runner.config_arguments(common)],
+    dry_run=_DRY_RUN.value,
+    limit=_LIMIT.value,
+    only=_ITEM.value,
+  )
+  for slug, message in failed.items():
+    print(f"failed: {slug}: {message}", file=sys.stderr)
+  return status
+
+
+if __name__ == "__main__":
+  command_line.run(main)

@@ -1,0 +1,142 @@
+"""The items of a named sweep: what each changes, and its directory."""
+
+import hashlib
+import pathlib
+import runpy
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
+
+_MAX_SLUG = 120  # File systems take 255 bytes; a log's name is longer by 4.
+
+
+class Item(NamedTuple):
+  """One run of a sweep.
+
+  Attributes:
+    overrides: {"section.key": value} on top of the config.
+    config: resolved, as plain data.
+    slug: name of its directory; the same for the same experiment.
+  """
+
+  overrides: dict[str, Any]
+  config: dict[str, Any]
+  slug: str
+
+
+def make_items(
+  config: ml_collections.ConfigDict,
+  sweeps: Any,
+  name: str,
+  common: Mapping[str, Any],
+) -> list[Item]:
+  """The items of a sweep, all checked before any of them runs.
+
+  Args:
+    config: with the overrides of the command line.
+    sweeps: the config file's function.
+    name: of the sweep.
+    common: the overrides of the command line.
+
+  Raises:
+    UserError: no such sweep, or an item that is impossible with this config.
+  """
+  there_are = sweeps(config)
+  if name not in there_are:
+    raise UserError(
+      f"--sweep={name}: no such sweep; there are {', '.join(sorted(there_are))}"
+    )
+  base = config_lib.to_dict(config)
+  items = []
+  for overrides in there_are[name]:
+    if clash := sorted(set(common) & set(overrides)):
+      raise UserError(
+        f"--config.{clash[0]} has no effect: sweep {name} sets it itself"
+      )
+    changed = config.copy_and_resolve_references()
+    changed.lock()
+    try:
+      config_lib.override(changed, overrides)
+      config_lib.resolve(changed)
+    except UserError as error:
+      raise UserError(f"sweep {name}, item {overrides}: {error}") from error
+    plain = config_lib.to_dict(changed)
+    items.append(Item(dict(overrides), plain, slug(base, plain, overrides)))
+  return items
+
+
+def slug(
+  base: Mapping[str, Any], changed: Mapping[str, Any], keys: Sequence[str]
+) -> str:
+  """A directory name for what an item changes: `num_memory_tokens=8,seed=42`.
+
+  What an item sets to the value that is there anyway is left out, so that the
+  same experiment of two sweeps is run once; the seed always shows. Different
+  changes of one base have different names.
+
+  Args:
+    base: config without the item's overrides, as plain data.
+    changed: with them.
+    keys: that the item sets, "section.key".
+  """
+  before, after = config_lib.flatten(base), config_lib.flatten(changed)
+  names = [key.partition(".")[2] for key in after]
+  parts = []
+  for key in sorted(keys, key=lambda key: (key == "run.seed", key)):
+    if before[key] != after[key] or key == "run.seed":
+      short = key.partition(".")[2]
+      label = short if names.count(short) == 1 else key
+      parts.append(f"{label}={_quoted(after[key])}")
+  text = ",".join(parts) or "base"
+  if len(text) <= _MAX_SLUG:
+    return text
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  return f"{text[: _MAX_SLUG - 16]}~{digest[:16]}"  # Longer than a short one.
+
+
+def _quoted(value: Any) -> str:
+  """As a part of a file name; a tuple (1, 2) is 1+2."""
+  parts = value if isinstance(value, list) else [value]
+  quoted = (urllib.parse.quote(str(part), safe="") for part in parts)
+  return "+".join(quoted)
+
+
+def write_manifest(
+  workdir: pathlib.Path,
+  name: str,
+  config_name: str,
+  common: Mapping[str, Any],
+  items: Sequence[Item],
+) -> None:
+  """Writes sweep-NAME.json, from which the report knows what was planned."""
+  manifest = {
+    "sweep": name,
+    "config": config_name,
+    "overrides": dict(common),
+    "task": items[0].config["task"]["name"] if items else "",
+    "items": [
+      {"overrides": item.overrides, "directory": item.slug} for item in items
+    ],
+  }
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    workdir_lib.write_json(workdir / f"sweep-{name}.json", manifest)
+  except OSError as error:
+    raise UserError(
+      f"--workdir={workdir}: cannot be written: {error.strerror}"
+    ) from error
+
+
+def load_sweeps(config_name: str) -> Any:
+  """The function `sweeps` of a config file."""
+  path = config_name.partition(":")[0]
+  sweeps = runpy.run_path(path).get("sweeps")
+  if sweeps is None:
+    raise UserError(f"--config={path} names no sweeps")
+  return sweeps

@@ -1,0 +1,144 @@
+"""Runs the items of a sweep, one after another."""
+
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
+from loopjax.sweep import child
+from loopjax.sweep.items import Item
+
+# What a person wants to see first of a run's scores, if it is there.
+_SHOWN = ("eval/exact_match", "test_id_2/accuracy", "test_ood_2/accuracy")
+_DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
+
+
+def run_items(
+  items: Sequence[Item],
+  workdir: pathlib.Path,
+  arguments: Sequence[str],
+  *,
+  dry_run: bool = False,
+  limit: int = 0,
+  only: int | None = None,
+) -> tuple[dict[str, str], int]:
+  """Runs what is not complete and prints one line an item.
+
+  Args:
+    items: from `make_items`.
+    workdir: of the sweep; each item has a directory and a log in it.
+    arguments: of loopjax.main for all items.
+    dry_run: say what would be done.
+    limit: start at most this many; 0 for all.
+    only: index of the one item that this is about; None for all.
+
+  Returns:
+    {slug: one-line message} of the items that failed, and the exit status.
+  """
+  failed, started, stopped, stop = {}, 0, 0, child.Stop()
+  with stop.listening():
+    for number, item in enumerate(items, 1):
+      if only not in (None, number - 1):
+        continue
+      state, message = _state(workdir / item.slug, item.config)
+      if state in ("new", "unfinished"):
+        started += 1
+        if limit and started > limit:
+          state = f"{state}, past --limit"
+        elif dry_run:
+          state = f"{state}, would run"
+        else:
+          stopped, state, message = _run(item, workdir, arguments, stop)
+      if message:
+        failed[item.slug] = message
+      words = [f"{number}/{len(items)}", item.slug, state]
+      words += [message] if message else _result(workdir / item.slug)
+      print("  ".join(words), flush=True)
+      if stopped:
+        return failed, stopped
+  return failed, 1 if failed else 0
+
+
+def config_arguments(overrides: Mapping[str, Any]) -> list[str]:
+  """Overrides as flags of loopjax.main."""
+  return [f"--config.{key}={value}" for key, value in overrides.items()]
+
+
+def _item_arguments(
+  arguments: Sequence[str], overrides: Mapping[str, Any]
+) -> list[str]:
+  """Arguments of loopjax.main; another family goes behind --config's colon."""
+  first, *others = arguments
+  rest = dict(overrides)
+  if name := rest.pop("model.name", ""):
+    first += f"{',' if ':' in first else ':'}model.name={name}"
+  return [first, *others, *config_arguments(rest)]
+
+
+def _state(
+  directory: pathlib.Path, config: Mapping[str, Any]
+) -> tuple[str, str]:
+  """ "new", "unfinished", "complete" or "failed", then with its message."""
+  try:
+    workdir_lib.check_config(directory, config, "train_and_eval")
+    if not (directory / "summary.json").exists():
+      there = (directory / "config.json").exists()
+      return ("unfinished" if there else "new"), ""
+    summary = workdir_lib.read_json(directory / "summary.json")
+  except UserError as error:
+    return "failed", str(error)
+  if summary.get("status") == "diverged":  # It would do so again.
+    reason = summary.get("reason") or "training diverged"
+    again = f"remove {directory / 'summary.json'} to run it again"
+    return "failed", f"{reason}; {again}"
+  complete = summary.get("status") == "completed"
+  return ("complete" if complete else "unfinished"), ""
+
+
+def _run(
+  item: Item, workdir: pathlib.Path, arguments: Sequence[str], stop: child.Stop
+) -> tuple[int, str, str]:
+  """Runs an item.
+
+  Returns:
+    The exit status with which the sweep has to stop, or 0; the item's state;
+    if it failed, a one-line message.
+  """
+  directory, log = workdir / item.slug, workdir / f"{item.slug}.log"
+  command = [
+    sys.executable,
+    "-m",
+    "loopjax.main",
+    *_item_arguments(arguments, item.overrides),
+    f"--workdir={directory}",
+  ]
+  start = time.monotonic()
+  status, last_line = child.run_command(command, log, stop)
+  if status == _PREEMPTED or (stop.asked and status < 0):
+    return _PREEMPTED, "preempted; the same command goes on", ""
+  if status == _LOST:
+    return _LOST, "lost a process; the same command goes on", ""
+  stopped = _PREEMPTED if stop.asked else 0
+  state, message = _state(directory, item.config)
+  if status == 0 and state == "complete":
+    return stopped, f"done in {time.monotonic() - start:.0f} s", ""
+  if status == _DIVERGED and state == "failed":
+    return stopped, state, message
+  if last_line.startswith("error: "):  # A mistake that says it all.
+    return stopped, "failed", last_line.removeprefix("error: ")
+  return stopped, "failed", f"exit status {status}: {last_line}; see {log}"
+
+
+def _result(directory: pathlib.Path) -> list[str]:
+  """What a person wants to see first, if it is known."""
+  if not (directory / "summary.json").exists():
+    return []
+  summary = workdir_lib.read_json(directory / "summary.json")
+  scores = summary.get("metrics", {})
+  words = [
+    f"{name} {100 * scores[name]:.1f} %" for name in _SHOWN if name in scores
+  ]
+  return [*words, f"{summary.get('wall_seconds', 0):.0f} s in all"]
