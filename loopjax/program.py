@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from loopjax import config as config_lib
 from loopjax import sharding, step
-from loopjax.optim import chain
+from loopjax.optim import chain, parameters
 
 
 class Program(NamedTuple):
@@ -117,7 +117,9 @@ def _state_shardings(
     return isinstance(moment, optax.MaskedNode)
 
   replicated = sharding.replicated(mesh)
-  params = sharding.parameter_shardings(mesh, shapes.params, min_split_size)
+  params = sharding.parameter_shardings(
+    mesh, shapes.params, parameters.splits(shapes.params), min_split_size
+  )
   return step.TrainState(
     step=replicated,
     params=params,

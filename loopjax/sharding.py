@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,20 +16,6 @@ from loopjax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 _BATCH_AXES = ("data", "fsdp")
-
-# First match on the parameter's path wins. A spec is of the last dimensions:
-# a stack of layers has more in front, which stay whole. Where no dimension is a
-# multiple of its axes, they split the dimensions in reverse order.
-PARAMETER_RULES = (
-  (r"(query|key|value|gate)/kernel$", P("fsdp", "tensor")),
-  (r"convolution/(hidden|taps)/kernel$", P("fsdp", "tensor")),
-  (r"convolution/taps/bias$", P(("fsdp", "tensor"))),
-  (r"convolutions/\d+/taps$", P(None, ("fsdp", "tensor"))),
-  (r"(decay|write)/kernel$", P(("fsdp", "tensor"), None)),
-  (r"output/kernel$", P("tensor", "fsdp")),
-  (r"token_embedding/embedding$", P(("tensor", "fsdp"), None)),
-  (r"head/kernel$", P("fsdp", "tensor")),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,28 +65,31 @@ def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
   return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def parameter_shardings(mesh: Mesh, params: Any, min_split_size: int) -> Any:
-  """NamedSharding for every parameter, by PARAMETER_RULES.
+def parameter_shardings(
+  mesh: Mesh, params: Any, splits: Any, min_split_size: int
+) -> Any:
+  """NamedSharding for every parameter.
+
+  Where no dimension is a multiple of its axes, they split the dimensions in
+  reverse order.
 
   Args:
     mesh: of devices.
     params: arrays or their abstract forms.
+    splits: the PartitionSpec of each one's last dimensions.
     min_split_size: elements; smaller parameters lie whole on every device.
 
   Raises:
     UserError: the mesh splits parameters, but a larger one would lie whole on
-      every device, because no rule matches its path or no axis divides its
-      dimensions.
+      every device, because nothing splits it or no axis divides its dimensions.
   """
-  splits = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
+  is_split = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
-  def sharding(path, leaf) -> NamedSharding:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    if not splits or math.prod(leaf.shape) < min_split_size:
+  def sharding(path, leaf, split) -> NamedSharding:
+    if not is_split or math.prod(leaf.shape) < min_split_size:
       return replicated(mesh)
-    rule = _match(name)
-    sizes = leaf.shape[leaf.ndim - len(rule) :]
-    for spec in (rule, rule[::-1]):  # An odd vocabulary is split by feature.
+    sizes = leaf.shape[leaf.ndim - len(split) :]
+    for spec in (split, split[::-1]):  # An odd vocabulary is split by feature.
       axes = [
         _dividing(mesh, axis, size)
         for axis, size in zip(spec, sizes, strict=True)
@@ -111,16 +99,17 @@ def parameter_shardings(mesh: Mesh, params: Any, min_split_size: int) -> Any:
     else:
       reason = (
         "its dimensions are no multiples of the axes that split it"
-        if len(rule)
-        else "no pattern of sharding.PARAMETER_RULES matches it"
+        if len(split)
+        else "its row of the parameter table splits no dimension"
       )
+      name = jax.tree_util.keystr(path, simple=True, separator="/")
       raise UserError(
         f"mesh {_sizes(mesh)}: parameter {name} {list(leaf.shape)} would lie"
         f" whole on every device: {reason}"
       )
-    return NamedSharding(mesh, P(*[None] * (leaf.ndim - len(rule)), *axes))
+    return NamedSharding(mesh, P(*[None] * (leaf.ndim - len(split)), *axes))
 
-  return jax.tree_util.tree_map_with_path(sharding, params)
+  return jax.tree_util.tree_map_with_path(sharding, params, splits)
 
 
 def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
@@ -132,13 +121,6 @@ def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
     if more > 1 and size % (ways * more) == 0:
       used, ways = (*used, axis), ways * more
   return used or None
-
-
-def _match(name: str) -> P:
-  for pattern, spec in PARAMETER_RULES:
-    if re.search(pattern, name):
-      return spec
-  return P()
 
 
 def by_example(x: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from loopjax import sharding
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.models import MODELS
+from loopjax.optim import parameters
 
 MESHES = {
   "data": (8, 1, 1),
@@ -129,11 +130,13 @@ def abstract(**shapes):
 def specs(mesh, params, min_split_size=1):
   sizes = sharding.Config(*mesh)
   mesh = sharding.make_mesh(sizes, jax.devices())
-  found = sharding.parameter_shardings(mesh, params, min_split_size)
+  found = sharding.parameter_shardings(
+    mesh, params, parameters.splits(params), min_split_size
+  )
   return {name: where.spec for name, where in found.items()}
 
 
-def test_rules_are_of_the_last_dimensions():
+def test_splits_are_of_the_last_dimensions():
   params = abstract(query__kernel=(8, 16), stack__query__kernel=(3, 8, 16))
   found = specs((2, 2, 2), params)
   assert tuple(found["query/kernel"]) == ("fsdp", "tensor")
@@ -148,7 +151,7 @@ def test_small_parameters_lie_whole():
 @pytest.mark.parametrize(
   ("params", "message"),
   [
-    (abstract(new__weight=(64, 64)), "new/weight .* no pattern"),
+    (abstract(router__kernel=(64, 64)), "router/kernel .* no dimension"),
     (abstract(query__kernel=(9, 9)), "query/kernel .* no multiples"),
   ],
 )
@@ -170,11 +173,13 @@ def test_every_large_parameter_of_the_papers_sizes_is_split(name, mesh):
       settings.model, spec, settings.loop, rngs=nnx.Rngs(params=0)
     )
   )
+  params = nnx.to_pure_dict(nnx.state(model))
   where = sharding.parameter_shardings(
     sharding.make_mesh(
       sharding.Config(*mesh), jax.devices()[: math.prod(mesh)]
     ),
-    nnx.to_pure_dict(nnx.state(model)),
+    params,
+    parameters.splits(params),
     sharding.Config().min_split_size,
   )
   assert any(any(x.spec) for x in jax.tree.leaves(where))

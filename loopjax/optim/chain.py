@@ -1,4 +1,4 @@
-"""Learning-rate schedules, weight-decay mask and the optimizer chain."""
+"""Learning-rate schedules and the optimizer chain."""
 
 import dataclasses
 import re
@@ -9,14 +9,7 @@ import optax
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.optim import muon
-
-# Parts of the paths of parameters that are no matrices of a linear map, nor
-# the taps of a convolution.
-_NOT_DECAYED = (
-  "embedding", "_type", "memory_tokens", "norm", "bias", "A_log",
-)  # fmt: skip
-_TABLE = "embedding/embedding"
+from loopjax.optim import muon, parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +22,7 @@ class Config:
 
   Attributes:
     name: "adamw" for all parameters, or "muon" for the body's matrices and
-      AdamW for the others, as `loopjax.optim.muon.PARTITION` says.
+      AdamW for the others, as `loopjax.optim.parameters` says.
     learning_rate: AdamW's peak. final_learning_rate: AdamW's at the last step.
     muon_learning_rate: Muon's peak; it goes in proportion to AdamW's rate.
     muon_momentum: of Muon.
@@ -72,7 +65,7 @@ class Config:
       self,
       name=("adamw", "muon"),
       schedule=("cosine", "constant", "wsd"),
-      decay=("all", "matrices", "tables"),
+      decay=parameters.DECAYS,
     )
     checks.at_least(
       "optim",
@@ -146,18 +139,6 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
   return optax.join_schedules([rise, fall], [num_steps - cooldown])
 
 
-def decay_mask(params: Any, decay: str) -> Any:
-  """bool per parameter: whether weight decay applies to it."""
-
-  def decays(path, leaf) -> bool:
-    name = _name(path)
-    if decay == "all" or (decay == "tables" and name.endswith(_TABLE)):
-      return True
-    return leaf.ndim >= 2 and not any(part in name for part in _NOT_DECAYED)
-
-  return jax.tree_util.tree_map_with_path(decays, params)
-
-
 def frozen_mask(params: Any, pattern: str) -> Any:
   """bool per parameter: whether the pattern is found in its path.
 
@@ -186,7 +167,7 @@ def make_optimizer(
   schedule = make_schedule(config, num_steps)
 
   def mask(params: Any) -> Any:
-    return decay_mask(params, config.decay)
+    return parameters.decay_mask(params, config.decay)
 
   tx: optax.GradientTransformation = optax.adamw(
     schedule,
@@ -203,9 +184,13 @@ def make_optimizer(
       optax.add_decayed_weights(config.weight_decay, mask),
       optax.scale_by_learning_rate(lambda step: ratio * schedule(step)),
     )
-    tx = optax.partition({"adamw": tx, "muon": matrices}, muon.partition)
-  if config.clip_norm:
-    tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+    tx = optax.partition({"adamw": tx, "muon": matrices}, parameters.optimizers)
+  clip = (
+    optax.clip_by_global_norm(config.clip_norm)
+    if config.clip_norm
+    else optax.identity()
+  )
+  tx = optax.chain(clip, tx, parameters.scale_by_rate())
   if not config.frozen:
     return tx
   # In front, their gradients would count in the norm; behind, they would decay.

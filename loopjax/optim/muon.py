@@ -2,8 +2,8 @@
 
 Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural
 networks" (kellerjordan.github.io/posts/muon, 2024), and its reference code.
-Muon is for the matrices of the body. All other parameters are AdamW's;
-PARTITION says which are which.
+Muon is for the matrices of the body. All other parameters are AdamW's; the
+table of `loopjax.optim.parameters` says which are which.
 
 `optax.contrib.muon` is not used: its other half is NAdamW, it corrects the
 bias of momentum and gradient differently, so that Nesterov's look-ahead is
@@ -12,7 +12,6 @@ once, and by default it decides by rank what a matrix is.
 """
 
 import math
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -21,24 +20,6 @@ import optax
 
 from loopjax.types import Array
 
-# First match on the parameter's path wins; a parameter without one is refused.
-# Patterns are of the last parts of a path, as in `sharding.PARAMETER_RULES`: a
-# stack of layers has the same names. Muon's are kernels of x W, [..., inputs,
-# outputs], one W each: what is fused would have to be split before.
-PARTITION = (
-  (r"(^|/)(query|key|value|gate|output)/kernel$", "muon"),
-  (r"convolution/hidden/kernel$", "muon"),
-  (r"(embedding|_type)/embedding$", "adamw"),
-  (r"(^|/)memory_tokens$", "adamw"),
-  (r"(^|/)head/(kernel|bias)$", "adamw"),
-  (r"norm/(scale|gain|bias|alpha|shift)$", "adamw"),
-  # Gates and decays with one logit, or one a head.
-  (r"(^|/)(router|gate)/(kernel|weight|bias)$", "adamw"),
-  (r"(^|/)(decay|write)/kernel$", "adamw"),
-  (r"(^|/)(A_log|dt_bias)$", "adamw"),
-  # Convolutions by channel: orthogonal taps would make channels compete.
-  (r"(^|/)taps(/kernel|/bias)?$", "adamw"),
-)
 # a x + b x^3 + c x^5 is so steep at 0 that five steps bring singular values of
 # 0.002 near 1, and for that they bring none to 1 itself.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -54,24 +35,6 @@ class State(NamedTuple):
   """
 
   momentum: Any
-
-
-def partition(params: Any) -> Any:
-  """The optimizer of every parameter by PARTITION: "muon" or "adamw".
-
-  Raises:
-    AssertionError: no pattern matches a parameter, or Muon's is no matrix.
-  """
-
-  def label(path, leaf) -> str:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    for pattern, optimizer in PARTITION:
-      if re.search(pattern, name):
-        assert optimizer != "muon" or leaf.ndim >= 2, f"{name} is no matrix"
-        return optimizer
-    raise AssertionError(f"no pattern of muon.PARTITION matches {name}")
-
-  return jax.tree_util.tree_map_with_path(label, params)
 
 
 def orthogonalise(x: Array) -> Array:

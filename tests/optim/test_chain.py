@@ -1,4 +1,4 @@
-"""Schedules, decay mask, clipping."""
+"""Schedules, decay, learning rates, clipping."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.models import utm
-from loopjax.optim import chain
+from loopjax.optim import chain, parameters
 from loopjax.types import TaskSpec
 
 CONFIG = chain.Config(
@@ -87,8 +87,8 @@ def names_where(mask):
 
 
 def test_tables_are_matrices_and_embeddings():
-  matrices = names_where(chain.decay_mask(utm_params(), "matrices"))
-  tables = names_where(chain.decay_mask(utm_params(), "tables"))
+  matrices = names_where(parameters.decay_mask(utm_params(), "matrices"))
+  tables = names_where(parameters.decay_mask(utm_params(), "tables"))
   assert tables - matrices == {
     "token_embedding/embedding",
     "step_embedding/embedding",
@@ -103,18 +103,20 @@ def test_matrices_decay_and_nothing_else():
   }
   mlp = {f"block/mlp/{name}/kernel" for name in ("gate", "value", "output")}
   expected = projections | mlp | {"router/kernel", "head/kernel"}
-  assert names_where(chain.decay_mask(utm_params(), "matrices")) == expected
+  assert (
+    names_where(parameters.decay_mask(utm_params(), "matrices")) == expected
+  )
 
 
 def test_stacked_vectors_are_no_matrices():
-  names = ("query/bias", "A_log", "dt_bias", "attention_norm/scale")
-  params = {f"layers/{name}": jnp.ones((2, 4)) for name in names}
-  assert not names_where(chain.decay_mask(params, "matrices"))
+  names = ("taps/bias", "A_log", "dt_bias", "attention_norm/scale")
+  params = {f"convolution/{name}": jnp.ones((2, 4)) for name in names}
+  assert not names_where(parameters.decay_mask(params, "matrices"))
 
 
 def test_all_means_all():
   params = utm_params()
-  mask = chain.decay_mask(params, "all")
+  mask = parameters.decay_mask(params, "all")
   assert len(names_where(mask)) == len(jax.tree.leaves(params))
 
 
@@ -161,14 +163,14 @@ def test_clipping_bounds_what_adam_sees():
     ({"ema_decay": 1.0}, "ema_decay"),
     ({"weight_decay": -1.0}, "weight_decay"),
     ({"name": "sgd"}, "optim.name='sgd' is none of adamw, muon"),
-    ({"muon_learning_rate": 0.1}, "no effect while chain.name='adamw'"),
-    ({"muon_momentum": 0.9}, "no effect while chain.name='adamw'"),
+    ({"muon_learning_rate": 0.1}, "no effect while optim.name='adamw'"),
+    ({"muon_momentum": 0.9}, "no effect while optim.name='adamw'"),
     ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate=0.0"),
     ({"name": "muon", "muon_momentum": 1.0}, "muon_momentum=1.0"),
-    ({"cooldown_fraction": 0.5}, "no effect while chain.schedule='cosine'"),
+    ({"cooldown_fraction": 0.5}, "no effect while optim.schedule='cosine'"),
     (
       {"schedule": "constant", "cooldown_fraction": 0.5},
-      "optim.cooldown_fraction has no effect while chain.schedule='constant'",
+      "optim.cooldown_fraction has no effect while optim.schedule='constant'",
     ),
     (
       {"schedule": "constant", "final_learning_rate": 0.0},
@@ -181,6 +183,41 @@ def test_clipping_bounds_what_adam_sees():
 def test_impossible_settings_are_named(changes, message):
   with pytest.raises(UserError, match=message):
     chain.Config(**changes)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_row_has_its_own_learning_rate(name, monkeypatch):
+  """A factor scales step and decay alike; 1 leaves the very same numbers."""
+  config = chain.Config(name=name, warmup_steps=0, weight_decay=0.1)
+  params = {
+    "query": {"kernel": jnp.eye(3)},
+    "router": {"kernel": jnp.ones((3, 1)), "bias": jnp.ones(1)},
+  }
+
+  def updates():
+    tx = chain.make_optimizer(config, 2000)
+    return tx.update(params, tx.init(params), params)[0]
+
+  before = updates()
+  table = [
+    dataclasses.replace(row, rate=0.25)
+    if row.pattern in ("(query|key|value|gate)/kernel", "router/bias")
+    else row
+    for row in parameters.TABLE
+  ]
+  monkeypatch.setattr(parameters, "TABLE", table)
+  factors = {"query": {"kernel": 0.25}, "router": {"kernel": 1, "bias": 0.25}}
+  expected = jax.tree.map(lambda update, by: by * update, before, factors)
+  jax.tree.map(np.testing.assert_array_equal, updates(), expected)
+
+
+def test_no_factor_adds_no_operation():
+  assert all(row.rate == 1 for row in parameters.TABLE)
+  scale = parameters.scale_by_rate()
+  leaf = jnp.ones((2, 2))
+  updates, state = scale.update({"head": {"kernel": leaf}}, scale.init(None))
+  assert updates["head"]["kernel"] is leaf
+  assert not jax.tree.leaves(state)
 
 
 def test_warmup_must_end():
@@ -218,6 +255,9 @@ def test_frozen_parameters_stay_and_do_not_count(name):
   [("none", "found in no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
 )
 def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
-  params = {"a": {"kernel": jnp.ones(2)}, "b": {"kernel": jnp.ones(2)}}
+  params = {
+    "key": {"kernel": jnp.ones((2, 2))},
+    "value": {"kernel": jnp.ones((2, 2))},
+  }
   with pytest.raises(UserError, match=message):
     chain.make_optimizer(chain.Config(frozen=pattern), 2000).init(params)

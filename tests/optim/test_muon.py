@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from loopjax.optim import chain, muon
+from loopjax.optim import chain, muon, parameters
 
 # Tiny programs take longer to compile than to run.
 compiled = functools.partial(
@@ -170,7 +170,7 @@ def test_the_other_half_is_plain_adamw():
     b2=0.95,
     eps=1e-8,
     weight_decay=0.5,
-    mask=lambda params: chain.decay_mask(params, "matrices"),
+    mask=lambda params: parameters.decay_mask(params, "matrices"),
   )
   expected = run(adamw, params, NUM_STEPS)
   got = run(chain.make_optimizer(SETTINGS, NUM_STEPS), params, NUM_STEPS)

@@ -1,12 +1,16 @@
-"""Which optimizer every parameter of every family has."""
+"""What the parameter table says of every parameter of every family."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from tests_support import smoke
 
+from loopjax import config as config_lib
+from loopjax import program
+from loopjax.errors import UserError
 from loopjax.models import MODELS
-from loopjax.optim import muon
+from loopjax.optim import parameters
 from loopjax.types import TaskSpec
 
 
@@ -111,34 +115,65 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
-def test_every_parameter_has_its_optimizer(name, settings, expected):
+def params_of(name, settings):
+  """Abstract parameters of a family."""
   family, spec = MODELS[name], TaskSpec(8, 48, tuple((i,) for i in range(48)))
   config = family.Config(**settings)
   model = nnx.eval_shape(
     lambda: family.Model(config, spec, rngs=nnx.Rngs(params=0))
   )
-  labels = muon.partition(nnx.to_pure_dict(nnx.state(model)))
-  found = {
-    jax.tree_util.keystr(path, simple=True, separator="/"): label
-    for path, label in jax.tree_util.tree_leaves_with_path(labels)
+  return nnx.to_pure_dict(nnx.state(model))
+
+
+def by_path(tree):
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
-  assert found == expected
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
+def test_every_parameter_has_its_optimizer(name, settings, expected):
+  assert by_path(parameters.optimizers(params_of(name, settings))) == expected
 
 
 def test_every_family_is_here():
   assert {name for name, _, _ in FAMILIES} == set(MODELS), "add it to FAMILIES"
 
 
+def test_every_row_names_something():
+  used = {
+    row.pattern
+    for name, settings, _ in FAMILIES
+    for row in jax.tree.leaves(parameters.rows(params_of(name, settings)))
+  }
+  assert [row.pattern for row in parameters.TABLE] == [
+    row.pattern for row in parameters.TABLE if row.pattern in used
+  ]
+
+
 @pytest.mark.parametrize(
   ("path", "leaf", "message"),
   [
-    ("layers/new/weight", jnp.ones((2, 2)), "no pattern .* layers/new/w"),
-    ("layers/requery/kernel", jnp.ones((2, 2)), "no pattern .* layers/req"),
-    ("layers/query/kernel", jnp.ones(2), "query/kernel is no matrix"),
-    ("layers/query/bias", jnp.ones((2, 2)), "no pattern .* layers/query/b"),
+    ("layers/new/weight", jnp.ones((2, 2)), "no row .* names it"),
+    ("layers/requery/kernel", jnp.ones((2, 2)), "no row .* names it"),
+    ("layers/query/bias", jnp.ones((2, 2)), "no row .* names it"),
+    ("layers/query/kernels", jnp.ones((2, 2)), "no row .* names it"),
+    ("layers/query/kernel", jnp.ones(2), r"\[2\]: .* for 2 dimensions"),
   ],
 )
 def test_a_parameter_without_a_place_is_named(path, leaf, message):
-  with pytest.raises(AssertionError, match=message):
-    muon.partition({path: leaf})
+  with pytest.raises(UserError, match=f"^parameter {path}.*{message}"):
+    parameters.rows({path: leaf})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_whose_parameters_have_no_row_does_not_start(
+  optimizer, monkeypatch
+):
+  """On one device, where nothing is split, with either optimizer."""
+  table = [row for row in parameters.TABLE if row.pattern != "router/bias"]
+  monkeypatch.setattr(parameters, "TABLE", table)
+  config = smoke(optim__name=optimizer)
+  with pytest.raises(UserError, match="^parameter router/bias: no row"):
+    program.make_program(config_lib.resolve(config), jax.devices()[:1])

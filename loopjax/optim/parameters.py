@@ -1,0 +1,127 @@
+"""The parameter table: how every parameter is split, stepped and decayed.
+
+A new kind of parameter needs a row here; one without is an error at the start
+of a run. Patterns are of the last parts of a path: a stack of layers has the
+same names as one layer, and one more dimension in front of theirs.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import PartitionSpec as P
+
+from loopjax.errors import UserError
+
+# From the narrowest to the widest: what `optim.decay` may be.
+DECAYS = ("matrices", "tables", "all")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What holds for the parameters that a pattern names.
+
+  Attributes:
+    pattern: regular expression of the last parts of a path.
+    split: mesh axes of the parameter's last dimensions; those in front stay
+      whole. P() for parameters that are small in every model.
+    optimizer: "muon" or "adamw", if the run has both. Muon's are kernels of
+      x W, [..., inputs, outputs], one W each: what is fused would have to be
+      split before.
+    decay: the narrowest `optim.decay` by which weight decay applies: one of
+      DECAYS.
+    rate: the learning rate is this many times that of the optimizer.
+  """
+
+  pattern: str
+  split: P
+  optimizer: str
+  decay: str
+  rate: float = 1.0
+
+
+# The first row whose pattern matches holds.
+TABLE = (
+  Row("(query|key|value|gate)/kernel", P("fsdp", "tensor"), "muon", "matrices"),
+  Row("output/kernel", P("tensor", "fsdp"), "muon", "matrices"),
+  Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
+  # Convolutions by channel: orthogonal taps would make channels compete.
+  Row("convolution/taps/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
+  Row("convolution/taps/bias", P(("fsdp", "tensor")), "adamw", "all"),
+  Row(
+    r"convolutions/\d+/taps", P(None, ("fsdp", "tensor")), "adamw", "matrices"
+  ),
+  # Gates and decays with one logit, or one a head.
+  Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
+  Row("A_log|dt_bias", P(), "adamw", "all"),
+  Row("gate/(weight|bias)", P(), "adamw", "all"),
+  Row("router/kernel", P(), "adamw", "matrices"),
+  Row("router/bias", P(), "adamw", "all"),
+  Row("head/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
+  Row("head/bias", P(), "adamw", "all"),
+  Row(
+    "token_embedding/embedding", P(("tensor", "fsdp"), None), "adamw", "tables"
+  ),
+  Row("step_embedding/embedding", P(), "adamw", "tables"),
+  Row("(cell|memory)_type/embedding", P(), "adamw", "all"),
+  Row("memory_tokens", P(), "adamw", "all"),
+  Row("([a-z_]+_)?norm/(scale|gain|bias|alpha|shift)", P(), "adamw", "all"),
+)  # fmt: skip
+
+
+def rows(params: Any) -> Any:
+  """The Row of every parameter, in a tree like theirs.
+
+  Args:
+    params: arrays or their abstract forms.
+
+  Raises:
+    UserError: no row names a parameter, or it has fewer dimensions than its
+      row splits.
+  """
+
+  def row(path, leaf) -> Row:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for row in TABLE:
+      if re.search(f"(^|/)({row.pattern})$", name):
+        if leaf.ndim < len(row.split):
+          raise UserError(
+            f"parameter {name} {list(leaf.shape)}: its row {row.pattern!r} of"
+            f" {__name__}.TABLE is for {len(row.split)} dimensions"
+          )
+        return row
+    raise UserError(f"parameter {name}: no row of {__name__}.TABLE names it")
+
+  return jax.tree_util.tree_map_with_path(row, params)
+
+
+def splits(params: Any) -> Any:
+  """PartitionSpec of the last dimensions of every parameter."""
+  return jax.tree.map(lambda row: row.split, rows(params))
+
+
+def optimizers(params: Any) -> Any:
+  """ "muon" or "adamw" for every parameter of a run that has both."""
+  return jax.tree.map(lambda row: row.optimizer, rows(params))
+
+
+def decay_mask(params: Any, decay: str) -> Any:
+  """bool per parameter: whether weight decay applies, by `optim.decay`."""
+  applied = DECAYS[: DECAYS.index(decay) + 1]
+  return jax.tree.map(lambda row: row.decay in applied, rows(params))
+
+
+def scale_by_rate() -> optax.GradientTransformation:
+  """Updates times their rows' factors; those with a factor of 1 untouched."""
+
+  def scale(updates: Any, params: Any) -> Any:
+    del params
+    return jax.tree.map(
+      lambda update, row: update if row.rate == 1 else row.rate * update,
+      updates,
+      rows(updates),
+    )
+
+  return optax.stateless(scale)
