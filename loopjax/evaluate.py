@@ -64,8 +64,7 @@ def make_evaluator(
   def evaluate(
     params: Any, num_examples: int = 0
   ) -> dict[str, dict[str, float]]:
-    wanted = min(num_examples or math.inf, dataset.num_examples)
-    num_batches = math.ceil(wanted / batch_size)
+    num_batches = math.ceil(num_examples / batch_size) or None
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
     total = None
     for batch in batches:

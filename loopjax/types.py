@@ -87,18 +87,16 @@ class Output(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A stream of batches that knows its size.
+  """A stream of batches, and what is to be known of it.
 
   Attributes:
     batches: Grain graph; element i is this process's part of global batch i, a
-      dict of arrays [local batch, ...]. Training graphs repeat for ever.
-    num_examples: distinct examples behind it.
+      dict of arrays [local batch, ...]. Training graphs have no end.
     groups: names of the groups that scores are also reported for: for each
       grouping the group names; the batch holds the ids as "group/<grouping>".
     facts: what is to be known of the data in the summary: counts, hashes.
   """
 
   batches: grain.MapDataset
-  num_examples: int
   groups: Mapping[str, tuple[str, ...]]
   facts: Mapping[str, int | float | str]

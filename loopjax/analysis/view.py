@@ -87,7 +87,7 @@ def make_view(
 
 
 def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
-  """The first examples of a split, up to `num_examples`, all of them valid.
+  """The first examples of a split, all of them valid; 0 for the whole of it.
 
   Tasks shuffle the evaluation split, so that they are a fair sample.
 
@@ -95,13 +95,14 @@ def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
     Numpy arrays [N, ...] by name.
   """
   size = len(dataset.batches[0]["valid"])
-  num_batches = min(len(dataset.batches), -(-num_examples // size))
-  batches = [dataset.batches[index] for index in range(num_batches)]
+  num_batches = -(-num_examples // size) or None
+  indices = range(len(dataset.batches))[:num_batches]
+  batches = [dataset.batches[index] for index in indices]
   batch = {
     name: np.concatenate([np.asarray(part[name]) for part in batches])
     for name in batches[0]
   }
-  rows = np.flatnonzero(batch["valid"])[:num_examples]
+  rows = np.flatnonzero(batch["valid"])[: num_examples or None]
   return {name: value[rows] for name, value in batch.items()}
 
 

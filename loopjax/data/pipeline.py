@@ -3,10 +3,10 @@
 The order of the examples and the randomness of each do not depend on how many
 processes read, nor on where a run was interrupted: position i of the stream is
 the same example with the same noise for ever, so that one integer, the number
-of batches consumed, is the whole state of the iterator.
+of batches consumed, is the whole state of the iterator. Nothing here grows with
+the number of examples.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import grain
@@ -15,17 +15,41 @@ import numpy as np
 from loopjax.data import hashing
 
 Rows = np.ndarray
-MakeBatch = Callable[[Rows, Rows], Mapping[str, np.ndarray]]
+_ROUNDS = 4  # Of the cipher that shuffles; those of Grain's own shuffle.
+
+
+def stream(
+  make_batch: Callable[[Rows], Mapping[str, np.ndarray]],
+  batch_size: int,
+  rows: Rows | None = None,
+) -> grain.MapDataset:
+  """Endless batches of examples that are made, and not chosen.
+
+  Args:
+    make_batch: positions [b] in the stream -> batch of the examples there; all
+      its randomness must come from the positions.
+    batch_size: over all processes.
+    rows: of every global batch that this process reads, ascending; all if
+      None.
+
+  Returns:
+    Graph whose element i is this process's part of global batch i.
+  """
+
+  def make(index: int, _: int) -> Mapping[str, np.ndarray]:
+    return make_batch(_positions(index, batch_size, rows))
+
+  return grain.MapDataset.range(1).repeat(None).map_with_index(make)
 
 
 def training_batches(
-  make_batch: MakeBatch,
+  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
   num_examples: int,
   batch_size: int,
   seed: int,
   rows: Rows | None = None,
 ) -> grain.MapDataset:
-  """Endless batches, reshuffled every epoch.
+  """Endless batches of examples that are there, reshuffled every epoch.
 
   Args:
     make_batch: (examples [b] of the data, positions [b] in the stream) ->
@@ -40,21 +64,19 @@ def training_batches(
     Graph whose element i is this process's part of global batch i.
   """
 
-  @functools.lru_cache(maxsize=2)  # A batch can reach into the next epoch.
-  def order(epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(num_examples)
+  def make(positions: Rows) -> Mapping[str, np.ndarray]:
+    epochs, places = np.divmod(positions, num_examples)
+    examples = [
+      shuffled(places[epochs == epoch], num_examples, seed, epoch)
+      for epoch in np.unique(epochs).tolist()
+    ]
+    return make_batch(np.concatenate(examples), positions)
 
-  def make(index: int, _: int) -> Mapping[str, np.ndarray]:
-    positions = _positions(index, batch_size, rows)
-    epochs, offsets = np.divmod(positions, num_examples)
-    parts = [order(e)[offsets[epochs == e]] for e in np.unique(epochs).tolist()]
-    return make_batch(np.concatenate(parts), positions)
-
-  return grain.MapDataset.range(1).repeat(None).map_with_index(make)
+  return stream(make, batch_size, rows)
 
 
 def evaluation_batches(
-  make_batch: MakeBatch,
+  make_batch: Callable[[Rows, Rows], Mapping[str, np.ndarray]],
   num_examples: int,
   batch_size: int,
   rows: Rows | None = None,
@@ -71,6 +93,25 @@ def evaluation_batches(
     return {**batch, "valid": valid}
 
   return grain.MapDataset.range(-(-num_examples // batch_size)).map(make)
+
+
+def shuffled(places: Rows, num_examples: int, *seed: int) -> Rows:
+  """Which examples stand at some places of a random order of all.
+
+  Grain's index shuffle: one place at a time, without a list of the others.
+
+  Args:
+    places: int [b], from 0 to below `num_examples`.
+    num_examples: how many are shuffled, 2^32 at most.
+    *seed: whole numbers; others give another order.
+
+  Returns:
+    int64 [b].
+  """
+  key, last = stream_seed(*seed) % 2**32, num_examples - 1
+  shuffle = grain.experimental.index_shuffle
+  examples = [shuffle(place, last, key, _ROUNDS) for place in places.tolist()]
+  return np.array(examples, np.int64)
 
 
 def _positions(index: int, batch_size: int, rows: Rows | None) -> np.ndarray:

@@ -68,7 +68,6 @@ def make_dataset(num_examples: int = 20, batch_size: int = 8) -> Dataset:
 
   return Dataset(
     batches=pipeline.evaluation_batches(make_batch, num_examples, batch_size),
-    num_examples=num_examples,
     groups={"rating": ("0", "1"), "source": ("test",)},
     facts={},
   )

@@ -90,13 +90,13 @@ def test_chunks_do_not_change_what_is_shown(monkeypatch):
     np.testing.assert_allclose(shown.stats[name], value, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_examples", [10, 20, 99])
+@pytest.mark.parametrize("num_examples", [0, 10, 20, 99])
 def test_sample_is_the_first_examples_without_padding(num_examples):
   dataset = analysis_examples.make_dataset(20, 8)
   batch = view_lib.sample(dataset, num_examples)
   rows = batch["row"]
   assert batch["valid"].all()
-  assert rows.tolist() == list(range(min(num_examples, 20)))
+  assert rows.tolist() == list(range(20))[: num_examples or None]
   again = view_lib.sample(dataset, num_examples)
   np.testing.assert_array_equal(again["row"], rows)
 

@@ -25,10 +25,16 @@ def training(batch_size=4, num_examples=10, seed=7, rows=None):
   )
 
 
-def test_any_start_gives_the_same_batches():
-  whole = take(training(), 0, 12)
+def endless():
+  """What is made at a position depends on it alone."""
+  return pipeline.stream(lambda places: {"position": places}, 4)
+
+
+@pytest.mark.parametrize("batches", [training, endless])
+def test_any_start_gives_the_same_batches(batches):
+  whole = take(batches(), 0, 12)
   for start in (1, 5, 9):
-    resumed = take(training(), start, 3)
+    resumed = take(batches(), start, 3)
     for got, expected in zip(resumed, whole[start:], strict=False):
       for name in expected:
         np.testing.assert_array_equal(got[name], expected[name])
@@ -57,6 +63,35 @@ def test_parts_are_rows_of_the_same_global_batches(num_parts):
     for name in expected:
       together = np.concatenate([part[index][name] for part in parts])
       np.testing.assert_array_equal(together, expected[name])
+
+
+def test_a_stream_has_no_end():
+  (batch,) = take(endless(), 10**12, 1)
+  assert batch["position"].tolist() == [4 * 10**12 + i for i in range(4)]
+
+
+def test_the_order_takes_no_memory():
+  """Not even of as many examples as can be numbered."""
+  num = 2**32
+  batches = pipeline.training_batches(make_batch, num, 64, 0)
+  rows = np.concatenate([b["row"] for b in take(batches, 0, 20)])
+  assert len(set(rows.tolist())) == len(rows)
+  assert 0.45 < rows.mean() / num < 0.55
+
+
+@pytest.mark.parametrize("num_examples", [1, 2, 3, 1000])
+def test_an_order_has_every_example_once(num_examples):
+  got = pipeline.shuffled(np.arange(num_examples), num_examples, 3)
+  assert sorted(got.tolist()) == list(range(num_examples))
+
+
+def test_all_examples_are_as_likely_at_a_place():
+  """Over the seeds, also where these follow each other."""
+  place = np.array([17])
+  got = [pipeline.shuffled(place, 4000, 1, epoch)[0] for epoch in range(2000)]
+  counts = np.bincount(np.array(got) // 800, minlength=5)
+  assert ((counts - 400) ** 2 / 400).sum() < 25  # Chi squared: p = 5e-5.
+  assert abs(np.corrcoef(got[1:], got[:-1])[0, 1]) < 0.08
 
 
 def test_evaluation_sees_every_row_once():

@@ -26,7 +26,7 @@ def batches(config, split, num=3, **kwargs):
 def test_batches_are_puzzles_and_their_solutions(augment):
   config = task.Config(box_rows=2, box_cols=3, augment=augment)
   dataset, got = batches(config, "train")
-  assert dataset.num_examples > 10_000
+  assert dataset.facts["train_examples"] > 10_000
   for batch in got:
     question, answer = batch["inputs"] - 1, batch["targets"] - 1
     assert boards.is_solution(config.board, answer).all()
@@ -87,7 +87,7 @@ def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
 def test_a_subset_is_the_seeds():
   config = task.Config(box_rows=2, box_cols=2, num_train_puzzles=16)
   dataset, first = batches(config, "train")
-  assert dataset.num_examples == 16
+  assert dataset.facts["train_examples"] == 16
   again = batches(config, "train")[1]
   other = batches(config, "train", seed=1)[1]
   np.testing.assert_array_equal(first[0]["inputs"], again[0]["inputs"])

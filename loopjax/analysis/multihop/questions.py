@@ -73,7 +73,7 @@ def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
     dataset: its evaluation split.
     num: how many; 0 for all.
   """
-  batch = view_lib.sample(dataset, num or dataset.num_examples)
+  batch = view_lib.sample(dataset, num)
   return from_batch(config, batch, dataset.groups)
 
 

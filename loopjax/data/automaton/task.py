@@ -13,7 +13,6 @@ often as the paper calls random, in about a tenth of the examples.
 """
 
 import dataclasses
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +97,6 @@ def abstract_batch(
     "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
     "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
     "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-    "valid_tokens": jax.ShapeDtypeStruct(tokens, jnp.bool_),
   }
 
 
@@ -125,8 +123,7 @@ def make_dataset(
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
-    Only the answer chunk has weights; the other targets are 0. No token is
-    padding: "valid_tokens" is there for models that ask every task. The fact
+    Only the answer chunk has weights; the other targets are 0. The fact
     "constant_floor" is the exact match of the best constant answer.
   """
   base = config.eval_seed if split == "eval" else seed
@@ -136,14 +133,10 @@ def make_dataset(
     "constant_floor": max(ones, 1 - ones) ** config.num_states
   }
   if split == "train":
-    batches = pipeline.training_batches(
-      lambda _, positions: _examples(config, stream, positions),
-      batch_size,  # Of no effect: examples are not chosen, but made.
-      batch_size,
-      seed,
-      rows,
+    batches = pipeline.stream(
+      lambda positions: _examples(config, stream, positions), batch_size, rows
     )
-    return Dataset(batches, num_examples=sys.maxsize, groups={}, facts=facts)
+    return Dataset(batches, groups={}, facts=facts)
   batches = pipeline.evaluation_batches(
     lambda examples, _: _examples(config, stream, examples),
     config.num_eval_examples,
@@ -151,7 +144,7 @@ def make_dataset(
     rows,
   )
   facts["eval_examples"] = config.num_eval_examples
-  return Dataset(batches, config.num_eval_examples, groups={}, facts=facts)
+  return Dataset(batches, groups={}, facts=facts)
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:
@@ -194,5 +187,4 @@ def _examples(
     "inputs": np.concatenate(inputs, axis=1),
     "targets": targets,
     "weights": weights,
-    "valid_tokens": np.ones(targets.shape, bool),
   }

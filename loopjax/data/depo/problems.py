@@ -57,9 +57,9 @@ def examples(
     hops: k of each question, int [B, M]; the first min(n, M) are asked.
 
   Returns:
-    "inputs", "targets", "weights" and "valid_tokens" [B, T]: the cycle with
-    padding in front, then the questions with padding behind. Weights are 1
-    where the next token is of an answer; the other targets are 0.
+    "inputs", "targets" and "weights" [B, T]: the cycle with padding in front,
+    then the questions with padding after them. Weights are 1 where the next
+    token is of an answer; the other targets are 0.
   """
   orders = pipeline.uniforms(
     pipeline.stream_seed(_ORDERS, 0, seed), indices, 3 * config.num_nodes
@@ -94,7 +94,6 @@ def examples(
     "inputs": inputs,
     "targets": targets,
     "weights": weights,
-    "valid_tokens": inputs != config.padding,
   }
 
 

@@ -6,8 +6,6 @@ has to keep the whole cycle, since it knows neither start nor number of hops
 (Language Models Need Sleep, arXiv 2605.26099, section 6.2).
 """
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +46,6 @@ def abstract_batch(
     "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
     "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
     "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-    "valid_tokens": jax.ShapeDtypeStruct(tokens, jnp.bool_),
   }
 
 
@@ -77,23 +74,17 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/hops" i32 [b]. Weights are 1 where the next token is of an
-    answer; the other targets are 0. "valid_tokens" is False on padding.
+    answer; the other targets are 0.
   """
   if split == "train":
     stream = pipeline.stream_seed(_TRAIN, 0, seed)
 
-    def make_training(_, positions):
+    def make_training(positions):
       sizes, hops = problems.training_sizes(config, stream, positions)
       return problems.examples(config, stream, positions, sizes, hops)
 
-    batches = pipeline.training_batches(
-      make_training,
-      batch_size,  # Of no effect: examples are not chosen, but made.
-      batch_size,
-      seed,
-      rows,
-    )
-    return Dataset(batches, num_examples=sys.maxsize, groups={}, facts={})
+    batches = pipeline.stream(make_training, batch_size, rows)
+    return Dataset(batches, groups={}, facts={})
 
   stream = pipeline.stream_seed(_EVAL, 0, config.eval_seed)
   all_hops = np.array(config.eval_hops)
@@ -110,7 +101,6 @@ def make_dataset(
   )
   return Dataset(
     batches,
-    config.num_eval_examples,
     groups={"hops": tuple(map(str, config.eval_hops))},
     facts={"eval_examples": config.num_eval_examples},
   )

@@ -50,10 +50,10 @@ def examples(
     held_out: whether problems are those of evaluation, or of training.
 
   Returns:
-    "inputs", "targets", "weights" and "valid_tokens" [B, T]: question and
-    statements with padding in front, then ANS and the answer's digits with
-    padding behind. Targets of the answer chunk are the digits and END; weights
-    are 1 there, and the other targets are 0.
+    "inputs", "targets" and "weights" [B, T]: question and statements with
+    padding in front, then ANS and the answer's digits with padding after them.
+    Targets of the answer chunk are the digits and END; weights are 1 there, and
+    the other targets are 0.
   """
   modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 1)
   reverse = (modes[:, 0] < config.reverse_fraction) & (operations > 1)
@@ -223,7 +223,6 @@ def _with_answers(
     "inputs": inputs,
     "targets": targets,
     "weights": weights,
-    "valid_tokens": inputs != language.PADDING,
   }
 
 

@@ -6,8 +6,6 @@ between (Language Models Need Sleep, arXiv 2605.26099, section 6.3). Problems
 are in the spirit of GSM-Infinite (arXiv 2502.05252), in words of our own.
 """
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +41,6 @@ def abstract_batch(
     "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
     "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
     "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-    "valid_tokens": jax.ShapeDtypeStruct(tokens, jnp.bool_),
   }
 
 
@@ -73,14 +70,13 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
-    digit or END is next; the other targets are 0. "valid_tokens" is False on
-    padding.
+    digit or END is next; the other targets are 0.
   """
   if split == "train":
     stream = pipeline.stream_seed(_TRAIN, 0, seed)
     train_ops = np.array(config.train_ops)
 
-    def make_training(_, positions):
+    def make_training(positions):
       numbers = pipeline.uniforms(
         pipeline.stream_seed(_OPERATIONS, 0, stream), positions, 1
       )
@@ -89,14 +85,8 @@ def make_dataset(
         config, stream, positions, operations, held_out=False
       )
 
-    batches = pipeline.training_batches(
-      make_training,
-      batch_size,  # Of no effect: examples are not chosen, but made.
-      batch_size,
-      seed,
-      rows,
-    )
-    return Dataset(batches, num_examples=sys.maxsize, groups={}, facts={})
+    batches = pipeline.stream(make_training, batch_size, rows)
+    return Dataset(batches, groups={}, facts={})
 
   stream = pipeline.stream_seed(_EVAL, 0, config.eval_seed)
   eval_ops = np.array(config.eval_ops)
@@ -113,7 +103,6 @@ def make_dataset(
   )
   return Dataset(
     batches,
-    config.num_eval_examples,
     groups={"operations": tuple(map(str, config.eval_ops))},
     facts={"eval_examples": config.num_eval_examples},
   )

@@ -43,9 +43,9 @@ def make_dataset(
 ) -> Dataset:
   """Training or evaluation batches.
 
-  Questions begin at position 0, with padding behind. The answer is the target
-  at the last token of the question, the only position with a weight; the other
-  targets are 0.
+  Questions begin at position 0, with padding after them. The answer is the
+  target at the last token of the question, the only position with a weight; the
+  other targets are 0.
 
   Args:
     config: the task.
@@ -56,12 +56,12 @@ def make_dataset(
     rows: of every global batch that this process reads; all if None.
 
   Returns:
-    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
-    "bridges" holds at index j the entity after hop j, at j = k the answer, and
-    -1 elsewhere; in the symbolic format j is also its position. "group/split"
-    is the split; "group/coverage" says which facts of a "test_id" chain were
-    composed in its places in training, -1 for other examples: chains of
-    "test_ood" have none, those of training all.
+    Batches of `abstract_batch`'s entries. Evaluation adds "valid" bool [b];
+    "bridges" i32 [b, T], which holds at index j the entity after hop j, at
+    j = k the answer, and -1 elsewhere (in the symbolic format j is also its
+    position); "group/split" i32 [b]; and "group/coverage" i32 [b]: which facts
+    of a "test_id" chain were composed in its places in training, -1 for other
+    examples: chains of "test_ood" have none, those of training all.
   """
   facts, splits = _splits(config)
   seen = chains.seen_roles(facts, splits, config.max_hops)
@@ -72,15 +72,12 @@ def make_dataset(
   names = tuple(splits)
   table, roles = _table(config, facts, chosen, names, seen)
   num_examples = len(table["inputs"])
-  if split == "eval":
-    # The splits come one after the other; now any prefix is a fair sample.
-    order = np.random.default_rng(0).permutation(num_examples)
-    table = {name: value[order] for name, value in table.items()}
 
   if split == "train":
     is_fact = table["group/split"] == names.index("train_atom")
     repeats = np.where(is_fact, config.num_fact_repeats, 1)
     epoch = np.repeat(np.arange(num_examples), repeats)
+    table = {name: table[name] for name in abstract_batch(config, batch_size)}
     batches = pipeline.training_batches(
       lambda places, _: _take(table, epoch[places]),
       len(epoch),
@@ -89,15 +86,17 @@ def make_dataset(
       rows,
     )
   else:
+    # The splits come one after the other; now any prefix is a fair sample.
     batches = pipeline.evaluation_batches(
-      lambda examples, _: _take(table, examples),
+      lambda places, _: _take(
+        table, pipeline.shuffled(places, num_examples, 0)
+      ),
       num_examples,
       batch_size,
       rows,
     )
   return Dataset(
     batches=batches,
-    num_examples=num_examples,
     groups={"split": names, "coverage": roles},
     facts={
       f"{split}_examples": num_examples,
@@ -113,14 +112,10 @@ def abstract_batch(
   """Shapes and dtypes of a training batch: T tokens of the longest question."""
   tokens = (batch_size, config.sequence_length)
   integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
-  ids = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
   return {
     "inputs": integers,
     "targets": integers,
     "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-    "bridges": integers,
-    "group/split": ids,
-    "group/coverage": ids,
   }
 
 

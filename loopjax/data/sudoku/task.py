@@ -91,13 +91,10 @@ def abstract_batch(
   """Shapes and dtypes of a training batch, without making the data."""
   tokens = (batch_size, config.board.num_cells)
   integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
-  ids = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
   return {
     "inputs": integers,
     "targets": integers,
     "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-    "group/rating": ids,
-    "group/source": ids,
   }
 
 
@@ -119,7 +116,8 @@ def make_dataset(
     rows: of every global batch that this process reads; all if None.
 
   Returns:
-    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b],
+    "group/rating" and "group/source" i32 [b].
 
   Raises:
     UserError: a file is missing or malformed.
@@ -127,46 +125,43 @@ def make_dataset(
   puzzles = _puzzles(config, split)
   if split == "train" and config.num_train_puzzles:
     puzzles = _subset(puzzles, config.num_train_puzzles, seed)
-  if split == "eval":
-    # Files are sorted by difficulty; now any prefix is a fair sample.
-    order = np.random.default_rng(0).permutation(len(puzzles.ratings))
-    puzzles = _rows(puzzles, order)
-  board = config.board
-  rating = np.searchsorted(RATING_EDGES, puzzles.ratings, side="right") - 1
-  augment = split == "train" and config.augment
+  board, num_examples = config.board, len(puzzles.ratings)
 
-  def make_batch(examples, positions):
+  def make_training(examples, positions):
     questions = puzzles.questions[examples]
     answers = puzzles.answers[examples]
-    if augment:
+    if config.augment:
       numbers = pipeline.uniforms(seed, positions, symmetry.num_uniforms(board))
       change = symmetry.from_uniforms(board, numbers)
       questions = symmetry.apply(change, questions)
       answers = symmetry.apply(change, answers)
-    blank = questions == 0
-    counted = blank if config.loss_on == "blanks" else np.ones_like(blank)
+    return _encoded(config, questions, answers)
+
+  def make_evaluation(places, _):
+    # Files are sorted by difficulty; now any prefix is a fair sample.
+    examples = pipeline.shuffled(places, num_examples, 0)
+    rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
-      "inputs": questions.astype(np.int32) + 1,
-      "targets": answers.astype(np.int32) + 1,
-      "weights": counted.astype(np.float32),
-      "group/rating": rating[examples].astype(np.int32),
-      "group/source": puzzles.source_ids[examples].astype(np.int32),
+      **_encoded(
+        config, puzzles.questions[examples], puzzles.answers[examples]
+      ),
+      "group/rating": (rating - 1).astype(np.int32),
+      "group/source": puzzles.source_ids[examples],
     }
 
   if split == "train":
     batches = pipeline.training_batches(
-      make_batch, len(rating), batch_size, seed, rows
+      make_training, num_examples, batch_size, seed, rows
     )
   else:
     batches = pipeline.evaluation_batches(
-      make_batch, len(rating), batch_size, rows
+      make_evaluation, num_examples, batch_size, rows
     )
   return Dataset(
     batches=batches,
-    num_examples=len(rating),
     groups={"rating": _rating_names(), "source": puzzles.sources},
     facts={
-      f"{split}_examples": len(rating),
+      f"{split}_examples": num_examples,
       f"{split}_rows_skipped": puzzles.num_skipped,
     },
   )
@@ -189,6 +184,19 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
     / jnp.maximum(jnp.sum(blank, axis=1), 1.0),
     "loss": jnp.sum(cross_entropy * weights, axis=1)
     / jnp.maximum(jnp.sum(weights, axis=1), 1.0),
+  }
+
+
+def _encoded(
+  config: Config, questions: np.ndarray, answers: np.ndarray
+) -> dict[str, np.ndarray]:
+  """Tokens and weights of boards."""
+  blank = questions == 0
+  counted = blank if config.loss_on == "blanks" else np.ones_like(blank)
+  return {
+    "inputs": questions.astype(np.int32) + 1,
+    "targets": answers.astype(np.int32) + 1,
+    "weights": counted.astype(np.float32),
   }
 
 

@@ -52,7 +52,6 @@ def test_every_label_is_the_first_cell_later(split, num_steps):
   np.testing.assert_array_equal(
     got["weights"], np.tile([0.0] * 21 + [1.0] * 3, (48, 1))
   )
-  assert got["valid_tokens"].all()
 
 
 def test_another_rule_has_other_labels():
@@ -134,8 +133,7 @@ def test_the_data_stays():
 def test_evaluation_holds_as_many_as_asked_for():
   dataset = task.make_dataset(SMALL, "eval", batch_size=16, seed=0)
   got = joined(SMALL, "eval")
-  assert dataset.num_examples == got["valid"].sum() == 50
-  assert dataset.facts["eval_examples"] == 50
+  assert dataset.facts["eval_examples"] == got["valid"].sum() == 50
   assert len(np.unique(got["inputs"][got["valid"]], axis=0)) == 50
 
 

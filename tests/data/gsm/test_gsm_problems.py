@@ -18,7 +18,7 @@ from gsm_reader import (
 )
 
 from loopjax.data import pipeline
-from loopjax.data.gsm import config, problems, words
+from loopjax.data.gsm import config, language, problems, words
 
 MODES = {"forward": 0.0, "reverse": 1.0}
 SHORT = config.Config(context_length=180)
@@ -94,8 +94,10 @@ def test_distractors_fill_what_they_should(fraction):
   settings = dataclasses.replace(SHORT, noise_fraction=fraction)
   bare = dataclasses.replace(settings, noise_fraction=0.0)
   got, without = (examples(c, 200, 5) for c in (settings, bare))
-  lengths = got["valid_tokens"][:, :180].sum(axis=1)
-  core = without["valid_tokens"][:, :180].sum(axis=1)
+  lengths, core = (
+    (batch["inputs"][:, :180] != language.PADDING).sum(axis=1)
+    for batch in (got, without)
+  )
   assert (lengths <= core + fraction * (180 - core)).all()
   assert fraction == 0 or (lengths > core + fraction * (180 - core) - 15).all()
   for inputs in got["inputs"]:
@@ -115,7 +117,8 @@ def test_the_shortest_context_is_as_long_as_the_longest_problem(
     noise_fraction=0.0,
   )
   got = examples(settings, 300, operations)
-  assert got["valid_tokens"][:, :length].sum(axis=1).max() == length
+  real = got["inputs"][:, :length] != language.PADDING
+  assert real.sum(axis=1).max() == length
 
 
 def test_all_statements_are_in_no_order():
