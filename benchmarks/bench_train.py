@@ -130,7 +130,7 @@ def _eval_times(settings, program, state) -> dict[str, float]:
       eval=run_config.Eval(batch_size=settings.eval.batch_size, loop_kind=kind)
     )
     evaluator = evaluate.make_evaluator(
-      changed, program.graphdef, dataset, program.mesh
+      program._replace(settings=changed), dataset
     )
     params = state.ema or state.params
     evaluator(params, settings.eval.batch_size)

@@ -13,7 +13,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -24,18 +23,29 @@ from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
-from loopjax.types import LoopOptions
+from loopjax.protocols import Family, ModelConfig, Record, Task
+from loopjax.types import LoopOptions, TaskSpec
 
 _OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
 
 
 class Settings(NamedTuple):
-  """A checked config: the modules it names and one record a section."""
+  """A checked config.
 
-  family: ModuleType
-  task_module: ModuleType
-  model: Any
-  task: Any
+  Attributes:
+    plain: the config as config.json holds it.
+    family: the module that model.name names.
+    task_module: the module that task.name names.
+    spec: what the model must know of the task.
+    model, task, optim, loop, mesh, run, eval: the sections.
+  """
+
+  plain: Mapping[str, Any]
+  family: Family
+  task_module: Task
+  spec: TaskSpec
+  model: ModelConfig
+  task: Record
   optim: chain.Config
   loop: LoopOptions
   mesh: sharding.Config
@@ -160,11 +170,14 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
       f"model.name={config.model.name!r} brings other settings and goes behind"
       f" the colon: --config=FILE:PRESET,model.name={config.model.name}"
     )
+  task_config = task.Config(**sections["task"])
   settings = Settings(
+    plain=to_dict(config),
     family=family,
     task_module=task,
+    spec=task.spec(task_config),
     model=family.Config(**sections["model"]),
-    task=task.Config(**sections["task"]),
+    task=task_config,
     optim=chain.Config(**sections["optim"]),
     loop=options,
     mesh=sharding.Config(**sections["mesh"]),
@@ -191,14 +204,14 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
 
 def _check_depths(settings: Settings) -> None:
   """Raises UserError if evaluation asks for depths that there are not."""
-  spec = settings.task_module.spec(settings.task)
+  spec, family = settings.spec, settings.family
   for name, times in (
     ("num_loops", 1),
     ("depth_factor", settings.model.num_loops),
   ):
     value = getattr(settings.eval, name)
     try:
-      settings.family.costs(settings.model, spec, max(value, 1) * times)
+      family.costs(settings.model, spec, max(value, 1) * times)
     except UserError as error:
       raise UserError(f"eval.{name}={value}: {error}") from error
 
@@ -237,7 +250,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _fields(record: Any) -> dict[str, Any]:
+def _fields(record: Record) -> dict[str, Any]:
   return dataclasses.asdict(record)
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import ml_collections
-from flax import nnx
 
 from loopjax import config as config_lib
+from loopjax import program as program_lib
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -19,18 +19,12 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
     each loop; "cache_bytes_per_token" of generation.
   """
   settings = config_lib.resolve(config)
-  spec = settings.task_module.spec(settings.task)
-  model = nnx.eval_shape(
-    lambda: settings.family.Model(
-      settings.model, spec, settings.loop, rngs=nnx.Rngs(params=0)
-    )
-  )
-  params = nnx.to_pure_dict(nnx.state(model))
+  _, params = program_lib.abstract_model(settings)
   return {
-    "config": config_lib.to_dict(config),
+    "config": settings.plain,
     "parameters": _size(params),
     "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
-    **settings.family.costs(settings.model, spec, settings.eval_loops),
+    **settings.family.costs(settings.model, settings.spec, settings.eval_loops),
   }
 
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh
 
-from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, step
 from loopjax.data import pipeline
@@ -24,19 +21,15 @@ SPLIT = "split"
 
 
 def make_evaluator(
-  settings: config_lib.Settings,
-  graphdef: nnx.GraphDef,
+  program: program_lib.Program,
   dataset: Dataset,
-  mesh: Mesh,
   between_batches: Callable[[], None] = lambda: None,
 ) -> Evaluator:
   """Compiles the scoring of a dataset.
 
   Args:
-    settings: of the run.
-    graphdef: the model without its parameters.
+    program: of the run.
     dataset: the evaluation split.
-    mesh: of devices.
     between_batches: is called before every batch and may raise.
 
   Returns:
@@ -46,11 +39,12 @@ def make_evaluator(
     model give, over all and by group: "exact_match",
     "exact_match/standard_error", "exact_match/rating=3-9", "count", ...
   """
+  settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
   eval_fn = jax.jit(
     functools.partial(
       program_lib.on_mesh(mesh, step.eval_step),
-      graphdef=graphdef,
+      graphdef=program.graphdef,
       score=task.score,
       group_sizes={name: len(g) for name, g in dataset.groups.items()},
       num_loops=settings.eval_loops,

@@ -1,7 +1,7 @@
 """What a run compiles: the model laid out over the mesh, and its steps."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,14 +12,19 @@ from jax.sharding import Mesh
 from loopjax import config as config_lib
 from loopjax import sharding, step
 from loopjax.optim import chain, parameters
+from loopjax.protocols import Model
 
 
 class Program(NamedTuple):
   """What is compiled for a run, before any array exists.
 
   Attributes:
+    settings: of the run.
     mesh: of devices.
     graphdef: the model without its parameters.
+    schedule: step (from 0) -> learning rate.
+    costs: of the model with as many loops as it is trained with, see
+      `protocols.Family.costs`.
     init: key -> train state, created sharded.
     train: (state, stacked batches, frozen) -> (state, metrics of every step);
       donates the state, unless run.debug_nans may need it again.
@@ -27,8 +32,11 @@ class Program(NamedTuple):
     abstract_state: shapes, dtypes and shardings of the train state.
   """
 
+  settings: config_lib.Settings
   mesh: Mesh
   graphdef: nnx.GraphDef
+  schedule: optax.Schedule
+  costs: Mapping[str, Any]
   init: Any
   train: Any
   step: Any
@@ -47,18 +55,14 @@ def make_program(
     settings.run.num_microbatches,
   )
   sharding.check_batch_size(mesh, settings.eval.batch_size, "eval.batch_size")
-  spec = settings.task_module.spec(settings.task)
-
-  def build(key):
-    return settings.family.Model(
-      settings.model, spec, settings.loop, rngs=nnx.Rngs(params=key)
-    )
-
-  graphdef, _ = nnx.split(nnx.eval_shape(build, jax.random.key(0)))
+  family = settings.family
+  graphdef, _ = abstract_model(settings)
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
 
   def init(key):
-    params = nnx.to_pure_dict(nnx.state(build(jax.random.fold_in(key, 0))))
+    params = nnx.to_pure_dict(
+      nnx.state(_fresh(settings, jax.random.fold_in(key, 0)))
+    )
     return step.init_state(
       params, tx, jax.random.fold_in(key, 1), settings.optim.ema_decay > 0
     )
@@ -73,15 +77,18 @@ def make_program(
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
-    loss_fn=settings.family.loss,
+    loss_fn=family.loss,
     tx=tx,
     ema_decay=settings.optim.ema_decay,
     num_microbatches=settings.run.num_microbatches,
     max_bad_steps=settings.run.max_bad_steps,
   )
   return Program(
+    settings=settings,
     mesh=mesh,
     graphdef=graphdef,
+    schedule=chain.make_schedule(settings.optim, settings.run.num_steps),
+    costs=family.costs(settings.model, settings.spec, settings.model.num_loops),
     init=jax.jit(init, out_shardings=shardings),
     train=jax.jit(
       train,
@@ -90,6 +97,20 @@ def make_program(
     ),
     step=train,
     abstract_state=abstract_state,
+  )
+
+
+def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
+  """(the model without its parameters, their shapes as a nested dict)."""
+  model = nnx.eval_shape(lambda: _fresh(settings, jax.random.key(0)))
+  graphdef, params = nnx.split(model)
+  return graphdef, nnx.to_pure_dict(params)
+
+
+def _fresh(settings: config_lib.Settings, key: Any) -> Model:
+  rngs = nnx.Rngs(params=key)
+  return settings.family.Model(
+    settings.model, settings.spec, settings.loop, rngs=rngs
   )
 
 

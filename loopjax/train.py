@@ -59,8 +59,7 @@ def run(
     UserError: a mistake in the config, the data or the directory.
   """
   settings = config_lib.resolve(config)
-  plain = config_lib.to_dict(config)
-  if done := processes.agreed(lambda: _admit(settings, plain, workdir, mode)):
+  if done := processes.agreed(lambda: _admit(settings, workdir, mode)):
     print(f"{workdir} is complete already")
     return done
   # At the start: the checkout may change while the run goes on.
@@ -71,7 +70,9 @@ def run(
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
     # Nobody came in between.
-    processes.agreed(lambda: workdir_lib.check_config(workdir, plain, mode))
+    processes.agreed(
+      lambda: workdir_lib.check_config(workdir, settings.plain, mode)
+    )
     scores = processes.agreed(
       lambda: list(
         metrics.scores(
@@ -85,34 +86,29 @@ def run(
       keep_best=settings.run.keep_best,
       scores=dict(scores),
     )
-    evaluator = evaluate.make_evaluator(
-      settings, program.graphdef, datasets["eval"], program.mesh, notice.check
-    )
+    evaluator = evaluate.make_evaluator(program, datasets["eval"], notice.check)
     work = train_loop.Work(
-      settings, program, datasets, checkpoints, evaluator, notice, workdir
+      program, datasets, checkpoints, evaluator, notice, workdir
     )
     if mode == "eval":
       summary, directory = _evaluate(work), workdir / "evaluation"
     else:
-      summary, directory = _train_and_evaluate(work, plain, mode), workdir
+      summary, directory = _train_and_evaluate(work, mode), workdir
     checkpoints.close()
     summary |= environment
     if jax.process_index() == 0:
       directory.mkdir(exist_ok=True)
-      workdir_lib.write_json(directory / "config.json", plain)
+      workdir_lib.write_json(directory / "config.json", settings.plain)
       workdir_lib.write_json(directory / "summary.json", summary)
     processes.wait_for_all()  # The first one draws; the others must not end.
   return summary
 
 
 def _admit(
-  settings: config_lib.Settings,
-  plain: dict[str, Any],
-  workdir: pathlib.Path,
-  mode: str,
+  settings: config_lib.Settings, workdir: pathlib.Path, mode: str
 ) -> dict[str, Any] | None:
   """Refuses what cannot work; the summary if there is nothing left to do."""
-  workdir_lib.check_config(workdir, plain, mode)
+  workdir_lib.check_config(workdir, settings.plain, mode)
   if mode == "eval":
     if not (workdir / "config.json").exists():
       raise UserError(f"--workdir={workdir} holds no run to evaluate")
@@ -135,11 +131,9 @@ def _admit(
   return summary if done else None
 
 
-def _train_and_evaluate(
-  work: train_loop.Work, plain: dict[str, Any], mode: str
-) -> dict[str, Any]:
+def _train_and_evaluate(work: train_loop.Work, mode: str) -> dict[str, Any]:
   """Trains from where the run stands, scores the result, draws figures."""
-  settings, started = work.settings, time.monotonic()
+  settings, started = work.program.settings, time.monotonic()
   restored = work.checkpoints.newest(
     lambda step: work.checkpoints.restore(work.program.abstract_state, step),
     set_aside=True,
@@ -155,7 +149,7 @@ def _train_and_evaluate(
       work.checkpoints.save(0, state, start)
   at = int(state.step)
   if jax.process_index() == 0:
-    workdir_lib.write_json(work.workdir / "config.json", plain)
+    workdir_lib.write_json(work.workdir / "config.json", settings.plain)
     # Written last: none is there while the run goes on.
     (work.workdir / "summary.json").unlink(missing_ok=True)
   scored_again = mode == "train_and_eval" and (
@@ -194,7 +188,7 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
   Raises:
     UserError: run.init_from holds no parameters that fit.
   """
-  options = work.settings.run
+  options = work.program.settings.run
   state = work.program.init(jax.random.key(options.seed))
   if not options.init_from:
     return state
@@ -230,7 +224,8 @@ def _final_scores(
 
 def _evaluate(work: train_loop.Work) -> dict[str, Any]:
   """Scores a checkpoint and draws it; the run itself stays as it is."""
-  started, wanted = time.monotonic(), work.settings.eval.checkpoint
+  started = time.monotonic()
+  wanted = work.program.settings.eval.checkpoint
   checkpoints, abstract = work.checkpoints, work.program.abstract_state.params
 
   def restore(step: int) -> tuple[int, Any]:
@@ -270,7 +265,7 @@ def _figures(
   work: train_loop.Work, params: Any, directory: pathlib.Path
 ) -> dict[str, Any]:
   return figures.make_figures(
-    work.settings,
+    work.program.settings,
     work.program.graphdef,
     params,
     work.datasets["eval"],

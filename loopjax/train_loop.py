@@ -15,7 +15,6 @@ from loopjax import evaluate, sharding, step
 from loopjax import program as program_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
-from loopjax.optim import chain
 from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import integrity, metrics, preemption, profiling
 from loopjax.types import Dataset
@@ -25,8 +24,7 @@ class Work(NamedTuple):
   """What a start works with.
 
   Attributes:
-    settings: the checked config.
-    program: compiled functions and the layout of the state.
+    program: settings, compiled functions and the layout of the state.
     datasets: by split.
     checkpoints: of the run.
     evaluator: (params, num_examples) -> scores of the evaluation split.
@@ -34,7 +32,6 @@ class Work(NamedTuple):
     workdir: of the run.
   """
 
-  settings: config_lib.Settings
   program: program_lib.Program
   datasets: dict[str, Dataset]
   checkpoints: checkpoint_lib.Checkpoints
@@ -76,7 +73,7 @@ def train(
     started: when the run would have started without interruptions, seconds.
     mode: "train" or "train_and_eval".
   """
-  settings, options = work.settings, work.settings.run
+  settings, options = work.program.settings, work.program.settings.run
   at, size = int(state.step), options.steps_per_call
   pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
   calls = stacked(
@@ -159,10 +156,9 @@ def _evaluate(
   writer: metrics.Writer,
 ) -> None:
   """An evaluation in training, and what it says of the checkpoint."""
-  options = work.settings.run
-  scores = work.evaluator(
-    step.scored_params(state), work.settings.eval.num_examples
-  )
+  settings = work.program.settings
+  options = settings.run
+  scores = work.evaluator(step.scored_params(state), settings.eval.num_examples)
   for split, values in scores.items():
     writer.write(at, split, values)
   rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
@@ -204,18 +200,15 @@ def _log(
   clock: metrics.Clock,
 ) -> None:
   """Writes the mean of every metric over the good steps since the last row."""
-  settings = work.settings
-  schedule = chain.make_schedule(settings.optim, settings.run.num_steps)
-  spec = settings.task_module.spec(settings.task)
-  costs = settings.family.costs(settings.model, spec, settings.model.num_loops)
-  flops = profiling.training_flops(costs)
-  rates = clock.rates(settings.run.batch_size)
+  program = work.program
+  flops = profiling.training_flops(program.costs)
+  rates = clock.rates(program.settings.run.batch_size)
   writer.write(
     at,
     "train",
     {
       **mean_of_good_steps(pending),
-      "learning_rate": float(schedule(max(num_updates - 1, 0))),
+      "learning_rate": float(program.schedule(max(num_updates - 1, 0))),
       **rates,
       **profiling.rates(flops, rates["examples_per_second"]),
       **profiling.peak_memory(),

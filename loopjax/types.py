@@ -48,6 +48,7 @@ class TaskSpec:
       tokens; models that read a distribution over tokens leave them out.
     num_answer_tokens: tokens at the end of every sequence that are predicted in
       one pass, after all before them was read; 0 where no such line is drawn.
+    coordinate_names: what people call each coordinate.
   """
 
   vocab_size: int
@@ -55,6 +56,7 @@ class TaskSpec:
   coordinates: tuple[tuple[int, ...], ...]
   num_padding_tokens: int = 0
   num_answer_tokens: int = 0
+  coordinate_names: tuple[str, ...] = ("position",)
 
 
 @dataclasses.dataclass(frozen=True)

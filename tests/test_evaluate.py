@@ -20,9 +20,7 @@ def test_scores_are_those_of_the_examples_one_by_one():
   num_examples = dataset.facts["eval_examples"]
   assert num_examples % 64  # There is padding.
   params = program.init(jax.random.key(0)).params
-  evaluator = evaluate.make_evaluator(
-    settings, program.graphdef, dataset, program.mesh
-  )
+  evaluator = evaluate.make_evaluator(program, dataset)
   got = evaluator(params)["eval"]
 
   model = nnx.merge(program.graphdef, params)
@@ -78,8 +76,6 @@ def test_a_part_of_the_split_is_its_first_batches():
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
   dataset = make_datasets(settings)["eval"]
-  evaluator = evaluate.make_evaluator(
-    settings, program.graphdef, dataset, program.mesh
-  )
+  evaluator = evaluate.make_evaluator(program, dataset)
   params = program.init(jax.random.key(0)).params
   assert evaluator(params, 100)["eval"]["count"] == 128

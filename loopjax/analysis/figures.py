@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from loopjax.data.sudoku import task as sudoku_task
 from loopjax.types import Dataset
 
 # What is drawn for one task alone, by the type of its settings.
-TASK_FIGURES = {sudoku_task.Config: sudoku.draw_all}
+TASK_FIGURES: Mapping[type, Callable[[view_lib.View], list[pathlib.Path]]] = {
+  sudoku_task.Config: sudoku.draw_all
+}
 
 
 def make_figures(
@@ -79,7 +82,7 @@ def _draw(view: view_lib.View) -> list[pathlib.Path]:
     view.rows, settings.model.num_loops, view.directory
   )
   files += passes.draw_passes(view.rows, view.directory)
-  steps = halting_steps(view)
+  steps = halting.halting_steps(view)
   if steps is not None:
     files += curves.draw_router(view.rows, view.directory)
     files += _draw_halting(view, steps)
@@ -88,17 +91,6 @@ def _draw(view: view_lib.View) -> list[pathlib.Path]:
   if draw_task := TASK_FIGURES.get(type(settings.task)):
     files += draw_task(view)
   return files
-
-
-def halting_steps(view: view_lib.View) -> np.ndarray | None:
-  """Steps of every token [B, S]; None if the model never stops early."""
-  rule = getattr(view.settings.model, "halting", "fixed")
-  if rule == "fixed" or "weight" not in view.output.trace:
-    return None
-  weight = view.output.trace["weight"]
-  if rule == "ponder":
-    return halting.expected_steps(weight)
-  return halting.steps_taken(weight)
 
 
 def _draw_halting(view: view_lib.View, steps: np.ndarray):
@@ -112,15 +104,7 @@ def _draw_halting(view: view_lib.View, steps: np.ndarray):
 
 def _draw_attention(view: view_lib.View):
   weights = view.output.trace["attention"]
-  num_axes = len(view.spec.coordinates[0])
-  names = getattr(
-    view.settings.task_module,
-    "COORDINATE_NAMES",
-    tuple(f"coordinate {index}" for index in range(num_axes)),
-  )
   return [
     *maps.draw_attention(weights, view.num_memory, view.directory),
-    *maps.draw_heads(
-      weights, view.num_memory, view.spec, names, view.directory
-    ),
+    *maps.draw_heads(weights, view.num_memory, view.spec, view.directory),
   ]

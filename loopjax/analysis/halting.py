@@ -2,6 +2,20 @@
 
 import numpy as np
 
+from loopjax.analysis import view as view_lib
+from loopjax.protocols import Halting
+
+
+def halting_steps(view: view_lib.View) -> np.ndarray | None:
+  """Steps of every token [B, S]; None if the model never stops early."""
+  model = view.settings.model
+  if not isinstance(model, Halting) or model.halting == "fixed":
+    return None
+  weight = view.output.trace["weight"]
+  if model.halting == "ponder":
+    return expected_steps(weight)
+  return steps_taken(weight)
+
 
 def steps_taken(weight: np.ndarray) -> np.ndarray:
   """Steps until a token stopped (ACT): its last step that counts.

@@ -43,7 +43,6 @@ def draw_heads(
   maps: np.ndarray,
   num_memory: int,
   spec: TaskSpec,
-  names: tuple[str, ...],
   directory: pathlib.Path,
 ) -> list[pathlib.Path]:
   """attention_heads.png and .json: each head at the last loop (figure 6).
@@ -52,10 +51,9 @@ def draw_heads(
     maps: f32 [R, H, S, S], averaged over examples.
     num_memory: M.
     spec: for the coordinates.
-    names: of the coordinates, [A].
     directory: where to write.
   """
-  numbers = head_numbers(maps, num_memory, spec, names)
+  numbers = head_numbers(maps, num_memory, spec)
   last, num_heads = maps[-1], maps.shape[1]
   columns = min(4, num_heads)
   num_rows = math.ceil(num_heads / columns)
@@ -78,17 +76,14 @@ def draw_heads(
     f"Attention of each head at loop {len(maps)}, mean over examples",
     fontsize=12,
   )
-  _draw_table(lower.subplots(), numbers, names)
+  _draw_table(lower.subplots(), numbers, spec.coordinate_names)
   path = directory / "attention_heads.json"
   workdir_lib.write_json(path, numbers)
   return [draw.save(figure, directory / "attention_heads.png"), path]
 
 
 def head_numbers(
-  maps: np.ndarray,
-  num_memory: int,
-  spec: TaskSpec,
-  names: tuple[str, ...],
+  maps: np.ndarray, num_memory: int, spec: TaskSpec
 ) -> dict[str, Any]:
   """Quadrants, shares and role of each head, as JSON can hold them.
 
@@ -104,7 +99,7 @@ def head_numbers(
   def named(values):
     return {
       name: round(float(value), 4)
-      for name, value in zip(names, values, strict=True)
+      for name, value in zip(spec.coordinate_names, values, strict=True)
     }
 
   def of_head(function, head):

@@ -11,6 +11,7 @@ from matplotlib import patches
 from loopjax.analysis import draw, halting
 from loopjax.analysis import view as view_lib
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import task as sudoku_task
 
 _GIVEN, _RIGHT, _WRONG = "#d9d9d9", "#2a9d5c", "#d1495b"
 _NUM_MOMENTS = 4
@@ -37,15 +38,18 @@ def draw_all(view: view_lib.View) -> list[pathlib.Path]:
     view: of a model with the traces "prediction" and "confidence"; the halting
       map also needs "weight" and a rule that stops.
   """
-  board = view.settings.task.board
+  task = view.settings.task
+  assert isinstance(task, sudoku_task.Config)
+  board = task.board
   solved, failed = choose(view)
   files = [_draw_puzzle(view, board, solved, view.directory / "puzzle.png")]
   path = view.directory / "puzzle_failed.png"
   path.unlink(missing_ok=True)  # Of an earlier model.
   if failed is not None:
     files.append(_draw_puzzle(view, board, failed, path))
-  if view.settings.model.halting != "fixed":
-    files.append(_draw_halting_map(view, board, solved))
+  steps = halting.halting_steps(view)
+  if steps is not None:
+    files.append(_draw_halting_map(view, board, solved, steps))
   return files
 
 
@@ -149,19 +153,16 @@ def _draw_moment(axes, board, given, answer, moment: Moment) -> None:
   axes.set_title(f"{moment.title}: {state}", fontsize=11)
 
 
-def _draw_halting_map(view, board, row: int) -> pathlib.Path:
+def _draw_halting_map(view, board, row: int, steps: np.ndarray) -> pathlib.Path:
   """Mean steps of every cell, and the steps of one puzzle's cells."""
-  weight, num_memory = view.output.trace["weight"], view.num_memory
-  ponder = view.settings.model.halting == "ponder"
-  count = halting.expected_steps if ponder else halting.steps_taken
-  steps = count(weight)
+  num_memory = view.num_memory
   mean = halting.mean_by_position(steps, num_memory)
   cells = steps[:, num_memory:]
   blank = view.batch["inputs"][: len(cells)] == 1
   side = max(0.55 * board.size, 3.0)
   figure = draw.new(2 * side + 2.2, side + 1.1)
   left, right = figure.subplots(1, 2)
-  top = len(weight)
+  top = view.settings.model.num_loops
   _draw_steps(figure, left, board, mean, f"mean over {len(cells)} puzzles", top)
   one = f"one puzzle with {int(blank[row].sum())} blanks"
   _draw_steps(figure, right, board, cells[row], one, top)

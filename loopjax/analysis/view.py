@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
+from loopjax.protocols import MemoryTokens
 from loopjax.types import Dataset, Output, TaskSpec
 
 NUM_LOOKED_AT = 256
@@ -67,12 +68,15 @@ def make_view(
     directory: where the pictures go; it is made.
   """
   directory.mkdir(parents=True, exist_ok=True)
+  model = settings.model
   batch = sample(dataset, max(settings.eval.depth_examples, NUM_LOOKED_AT))
   forward = make_forward(settings, graphdef, params, batch["inputs"])
   return View(
     settings=settings,
-    spec=settings.task_module.spec(settings.task),
-    num_memory=getattr(settings.model, "num_memory_tokens", 0),
+    spec=settings.spec,
+    num_memory=(
+      model.num_memory_tokens if isinstance(model, MemoryTokens) else 0
+    ),
     batch=batch,
     output=forward(
       tuple(name for name in _TRACES if name in settings.family.TRACES),

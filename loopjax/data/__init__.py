@@ -1,12 +1,15 @@
-"""Tasks by name: each module has `Config`, `spec`, `make_dataset`, `score`."""
+"""Tasks by name."""
+
+from collections.abc import Mapping
 
 from loopjax.data.automaton import task as automaton
 from loopjax.data.depo import task as depo
 from loopjax.data.gsm import task as gsm
 from loopjax.data.multihop import task as multihop
 from loopjax.data.sudoku import task as sudoku
+from loopjax.protocols import Task
 
-TASKS = {
+TASKS: Mapping[str, Task] = {
   "automaton": automaton,
   "depo": depo,
   "gsm": gsm,

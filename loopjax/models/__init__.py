@@ -1,8 +1,11 @@
-"""Model families by name: each module has `Config`, `Model` and `loss`."""
+"""Model families by name."""
+
+from collections.abc import Mapping
 
 from loopjax.models import disco, looped, ponderlm, sleep, transformer, utm
+from loopjax.protocols import Family
 
-MODELS = {
+MODELS: Mapping[str, Family] = {
   "disco": disco,
   "looped": looped,
   "ponderlm": ponderlm,

@@ -63,11 +63,12 @@ def make_items(
     changed.lock()
     try:
       config_lib.override(changed, overrides)
-      config_lib.resolve(changed)
+      plain = config_lib.resolve(changed).plain
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error
-    plain = config_lib.to_dict(changed)
-    items.append(Item(dict(overrides), plain, slug(base, plain, overrides)))
+    items.append(
+      Item(dict(overrides), dict(plain), slug(base, plain, overrides))
+    )
   return items
 
 

@@ -72,7 +72,7 @@ def analyse(
   dataset = settings.task_module.make_dataset(
     settings.task, "eval", batch_size=settings.eval.batch_size, seed=0
   )
-  asked = questions.gather(settings.task, dataset, num_examples)
+  asked = questions.gather(restore.task_config(settings), dataset, num_examples)
   _make(output)
   print(
     f"{workdir}: {family}, step {run.step}, {settings.eval_loops} loops,"
@@ -119,13 +119,14 @@ def _check(
   for flag, value in (("loop", loop), ("position", position)):
     if reason and value is not None:
       raise UserError(f"--{flag}={value} has no effect on {family}: {reason}")
-  last = min(settings.eval_loops, settings.task.max_hops) - 1
+  config = restore.task_config(settings)
+  last = min(settings.eval_loops, config.max_hops) - 1
   if loop is not None and not 1 <= loop <= last:
     raise UserError(
       f"--loop={loop} must be 1 to {last}: the run has {settings.eval_loops}"
-      f" loops, and its questions {settings.task.max_hops} hops at most"
+      f" loops, and its questions {config.max_hops} hops at most"
     )
-  length = settings.task.sequence_length
+  length = config.sequence_length
   if position is not None and not 0 <= position < length:
     raise UserError(
       f"--position={position} must be 0 to {length - 1}: the longest question"
@@ -161,7 +162,7 @@ def _edit(
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
   """Interventions and patching: (rows, a line for all that is left out)."""
-  config = run.settings.task
+  config = restore.task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
   for place in interventions.places(asked, model.num_loops, loop, position):

@@ -10,6 +10,7 @@ from flax import nnx
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
+from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
@@ -63,6 +64,12 @@ def read_settings(
   config_lib.override(config, flat)
   settings = config_lib.resolve(config)
   return settings._replace(mesh=sharding.Config()), family
+
+
+def task_config(settings: config_lib.Settings) -> task_lib.Config:
+  """The section task, which `read_settings` has seen to be this task's."""
+  assert isinstance(settings.task, task_lib.Config)
+  return settings.task
 
 
 def restore(

@@ -73,11 +73,10 @@ def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
 def from_run(run: restore.Restored) -> Subject:
   """The model of a run, with as many loops as its evaluation has."""
   settings = run.settings
-  spec = settings.task_module.spec(settings.task)
   return make_subject(
     functools.partial(nnx.merge, run.graphdef),
     run.params,
-    num_padding_tokens=spec.num_padding_tokens,
+    num_padding_tokens=settings.spec.num_padding_tokens,
     num_loops=settings.eval_loops,
     batch_size=settings.eval.batch_size,
     traces=settings.family.TRACES,

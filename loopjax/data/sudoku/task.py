@@ -19,7 +19,6 @@ from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
-COORDINATE_NAMES = ("row", "column", "box")
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
 
 
@@ -82,6 +81,7 @@ def spec(config: Config) -> TaskSpec:
     vocab_size=board.size + 2,
     sequence_length=board.num_cells,
     coordinates=tuple(map(tuple, coordinates.tolist())),
+    coordinate_names=("row", "column", "box"),
   )
 
 
