@@ -3,6 +3,7 @@
 The environment has to be set before JAX starts its backends.
 """
 
+import faulthandler
 import os
 import pathlib
 import signal
@@ -23,16 +24,19 @@ os.environ["XLA_FLAGS"] = " ".join(
     # Eight devices on two busy cores may still wait for each other for long;
     # XLA would end the process after 40 s.
     "--xla_cpu_collective_call_terminate_timeout_seconds=300",
-    # Programs run for milliseconds: what optimises them takes longer.
+    # Programs run for milliseconds: what optimises them takes longer. Fusions
+    # that go through MLIR take four times the others' time to compile.
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
   )
 )
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR",
   str(pathlib.Path(tempfile.gettempdir()) / "loopjax-test-compilation"),
 )
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+# Every program: most are of one operation, and are met again and again.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import pytest
@@ -43,6 +47,39 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Seconds for a test that is marked as long.
+LONG = 600
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+  config.stash[_STDERR] = os.dup(2)  # Before tests' own is captured.
+
+
+def pytest_collection_modifyitems(items):
+  for item in items:
+    if item.get_closest_marker("long"):
+      item.add_marker(pytest.mark.timeout(LONG))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item, settings):
+  """Ends a process whose main thread hangs outside of Python.
+
+  The signal of the timeout does not reach it there. pytest-xdist then names the
+  test.
+  """
+  faulthandler.dump_traceback_later(
+    settings.timeout + 30, exit=True, file=item.config.stash[_STDERR]
+  )
+  return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer():
+  faulthandler.cancel_dump_traceback_later()
+  return (yield)
 
 
 @pytest.fixture(autouse=True, scope="module")

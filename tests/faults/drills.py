@@ -36,6 +36,7 @@ TIMINGS = (
   "model_flops_utilization",
   "peak_memory_bytes",
 )
+_started: list[subprocess.Popen] = []
 
 
 def environment(num_devices: int = 1) -> dict[str, str]:
@@ -57,7 +58,7 @@ def start(
 ) -> subprocess.Popen:
   """Starts `loopjax.main`; what it says goes to a pipe."""
   command = [sys.executable, "-m", "loopjax.main", config]
-  return subprocess.Popen(
+  process = subprocess.Popen(
     [*command, f"--workdir={workdir}", *arguments],
     cwd=ROOT,
     env=environment(devices),
@@ -65,6 +66,15 @@ def start(
     stderr=subprocess.STDOUT,
     text=True,
   )
+  _started.append(process)
+  return process
+
+
+def end_all() -> None:
+  """Kills what a drill that failed has left running."""
+  while _started:
+    with _started.pop() as process:
+      process.kill()
 
 
 def run(

@@ -7,6 +7,12 @@ import drills
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def _nothing_goes_on():
+  yield
+  drills.end_all()
+
+
 @pytest.fixture(scope="module")
 def never_killed(tmp_path_factory):
   """A run that nothing happened to."""

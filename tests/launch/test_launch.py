@@ -9,6 +9,7 @@ from absl import flags
 from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP, TPU, dry
 
 from loopjax import main, sweep
+from loopjax.sweep import __main__ as sweep_main
 
 SCRIPTS = sorted(path.name for path in LAUNCH.glob("*.sh"))
 SOURCED = ["common.sh", "tpu.sh"]
@@ -91,4 +92,4 @@ def test_every_flag_that_a_script_gives_exists(world):
   assert given(" ".join(RUN), main) == {"config", "workdir"} <= there_are(main)
   wanted = given(world.calls[0], sweep) | given(" ".join(step), sweep)
   assert wanted == {"config", "workdir", "sweep", "count", "item"}
-  assert wanted <= there_are(sweep)
+  assert wanted <= there_are(sweep_main)
