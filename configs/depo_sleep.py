@@ -1,44 +1,36 @@
 """Sleep on Depo: k steps along a cycle that was read before; figure 3.
 
-  python -m loopjax.main --config=configs/depo_sleep.py:tiny --workdir=runs/a
+  python -m loopjax.main --config=configs/depo_sleep.py
 
 Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
 
-  (none)  the paper's 75 nodes, 16 hops, ten layers of width 512, Muon. Not run.
-  gpu     the same with fewer steps. Not measured.
   tiny    two hops among six nodes, N = 4; 6 minutes on a CPU core. Answers of
           two hops in three seeds: 0.989, 0.991, 0.992 right; with N = 1, two
           minutes, 0.435, 0.579, 0.473:
           benchmarks/results/2026-11-21_cpu_2cores_sleep.md
+  gpu     the paper's with fewer steps. Not measured.
+  paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run.
   smoke   seconds; what the tests run.
 """
 
 import ml_collections
 
 from loopjax import config as config_lib
+from loopjax import presets
+
+COMMON = presets.beside(__file__, "common.py")
 
 PRESETS = {
-  "paper": {
+  "paper": presets.merged(COMMON["SLEEP"], {
     "model": {
       "width": 512, "num_layers": 5, "num_heads": 8, "num_memory_layers": 5,
       "memory": "jet", "num_memory_heads": 4, "key_width": 96,
       "value_width": 256, "window": 75,
     },
-    "optim": {
-      "name": "muon", "learning_rate": 5e-5, "muon_learning_rate": 2e-3,
-      "schedule": "constant", "warmup_steps": 500, "b2": 0.95,
-      "weight_decay": 1e-4, "decay": "matrices", "ema_decay": 0.0,
-    },
-    "run": {
-      "num_steps": 100_000, "batch_size": 128, "steps_per_call": 20,
-      "log_every": 200, "checkpoint_every": 5000,
-    },
-    "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
+    "run": {"num_steps": 100_000, "batch_size": 128},
     "loop": {"remat": "full"},  # A pass at a time in the backward pass.
-  },
-  "gpu": {
-    "run": {"num_steps": 20_000},
-  },
+  }),
+  "gpu": {"run": {"num_steps": 20_000}},
   "tiny": {
     "task": {
       "num_nodes": 6, "max_hops": 2, "num_queries": 3, "word_base": 8,
@@ -52,39 +44,19 @@ PRESETS = {
     },
     "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
     "loop": {"remat": "none"},
-    "run": {
-      "num_steps": 1200, "log_every": 100, "checkpoint_every": 600,
-    },
+    "run": {"num_steps": 1200, "log_every": 100, "checkpoint_every": 600},
     "eval": {"every": 200},
   },
-  "smoke": {
-    "task": {
-      "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
-      "max_word": 1, "context_length": 8, "num_eval_examples": 64,
-    },
-    "model": {
-      "width": 16, "num_heads": 2, "num_layers": 1, "num_memory_layers": 1,
-      "num_memory_heads": 2, "key_width": 8, "value_width": 8, "window": 4,
-      "num_passes": 2,
-    },
-    "optim": {"warmup_steps": 2},
-    "loop": {"remat": "none"},
-    "run": {
-      "num_steps": 20, "batch_size": 16, "steps_per_call": 5,
-      "log_every": 10, "checkpoint_every": 10,
-    },
-    "eval": {"every": 0, "batch_size": 64},
-  },
+  "smoke": COMMON["DEPO_SMOKE"],
 }  # fmt: skip
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """The paper's config, changed by `preset[,section.key=value...]`."""
-  config = config_lib.make("sleep", "depo")
-  return config_lib.apply_presets(config, f"paper,{arg}", PRESETS)
+  """The config of `[preset][,section.key=value...]`."""
+  return presets.apply(config_lib.make("sleep", "depo"), arg, PRESETS)
 
 
-def sweeps(config: ml_collections.ConfigDict | None = None) -> dict[str, list]:
+def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
   del config  # The same for every preset.
   passes = config_lib.axis("model.num_passes", 1, 2, 4)

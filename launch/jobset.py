@@ -2,7 +2,7 @@
 r"""Trains on Kubernetes: a run on several hosts, or a sweep.
 
   NAME=run1 IMAGE=example.com/loopjax CLAIM=shared HOSTS=4 GPUS=8 \
-    launch/jobset.py --config=configs/sudoku_utm.py --workdir=/shared/run1
+    launch/jobset.py --config=configs/sudoku_utm.py:paper --workdir=/shared/run1
 
 A run becomes a JobSet (https://jobset.sigs.k8s.io, 0.6 or newer): when a host
 is lost or told to leave, all start again and go on. With --sweep=NAME it is an

@@ -7,7 +7,7 @@
 # Trains on GPUs of one or several nodes of a SLURM cluster.
 #
 #   NODES=4 GPUS=8 launch/slurm.sh \
-#     --config=configs/sudoku_utm.py --workdir=/shared/run
+#     --config=configs/sudoku_utm.py:paper --workdir=/shared/run
 #
 # Submits itself. 120 seconds before the time limit the run is told to save;
 # then, and when it lost a process, it is queued again under the same number.

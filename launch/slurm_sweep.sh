@@ -6,7 +6,7 @@
 #
 # Runs a sweep on a SLURM cluster, one item per task of a job array.
 #
-#   PARALLEL=16 launch/slurm_sweep.sh --config=configs/sudoku_utm.py:tiny \
+#   PARALLEL=16 launch/slurm_sweep.sh --config=configs/sudoku_utm.py \
 #     --sweep=memory_curve --workdir=/shared/memory_curve
 #
 # Submits itself. An item that is complete ends at once; one that was stopped

@@ -2,7 +2,7 @@
 # Trains on a Cloud TPU slice that it asks for as a queued resource.
 #
 #   NAME=run1 ZONE=us-east5-b TYPE=v5litepod-64 SPOT=1 DELETE=1 \
-#     launch/tpu_pod.sh --config=configs/sudoku_utm.py --workdir=/mnt/shared/run
+#     launch/tpu_pod.sh --config=configs/sudoku_utm.py:paper --workdir=/mnt/shared/run
 #
 # Waits until the slice is there, then does what tpu_vm.sh does. A slice that
 # was preempted is asked for again, and the run goes on.

@@ -2,7 +2,7 @@
 # Trains on a Cloud TPU VM that is there already, of one or several hosts.
 #
 #   NAME=my-tpu ZONE=us-east5-b launch/tpu_vm.sh \
-#     --config=configs/sudoku_utm.py --workdir=/mnt/shared/run
+#     --config=configs/sudoku_utm.py:paper --workdir=/mnt/shared/run
 #
 # Installs what is committed on all hosts, starts the same command on all of
 # them with --distributed, and follows it. Starts it again when it ends with 4

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -12,12 +13,14 @@ from ml_collections import config_flags
 from loopjax.errors import UserError
 
 CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "Config file, with :preset[,section.key=value...] behind it."
+  "config", None, "Config file, FILE[:preset][,section.key=value...]."
 )
 # What a full or protected disk raises.
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ENDING = threading.Lock()
-WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes.")
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Where to write; runs/<config>[-<preset>] for a run."
+)
 
 
 def run(entry: Callable[[list[str]], int]) -> None:
@@ -43,10 +46,21 @@ def run(entry: Callable[[list[str]], int]) -> None:
   )
 
 
+def config_name() -> str:
+  """What --config was: FILE[:argument]."""
+  return config_flags.get_config_filename(flags.FLAGS["config"])
+
+
+def overrides() -> dict[str, Any]:
+  """{"section.key": value} of the flags --config.section.key=value."""
+  return config_flags.get_override_values(flags.FLAGS["config"])
+
+
 def _end_for_want_of_storage(error: OSError) -> None:
   """Ends the process with one line; of all threads that fail the first does."""
   _ENDING.acquire()  # And never released.
-  where = error.filename or f"--workdir={WORKDIR.value}"
+  flag = f"--workdir={WORKDIR.value}" if WORKDIR.value else "work directory"
+  where = error.filename or flag
   print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
   os._exit(2)  # Whatever still wants to write would fail at length.
 

@@ -5,13 +5,11 @@ loop, mesh, run and eval. Its defaults are the defaults of the dataclasses that
 the sections become, so that a name or a type is stated once.
 """
 
-import ast
 import dataclasses
 import difflib
 import itertools
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,8 +23,6 @@ from loopjax.nn import remat
 from loopjax.optim import chain
 from loopjax.protocols import Family, ModelConfig, Record, Task
 from loopjax.types import LoopOptions, TaskSpec
-
-_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
 
 
 class Settings(NamedTuple):
@@ -73,36 +69,6 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
     "eval": _fields(run_config.Eval()),
   }
   return ml_collections.ConfigDict(sections)
-
-
-def apply_presets(
-  config: ml_collections.ConfigDict,
-  arg: str,
-  presets: Mapping[str, Mapping[str, Mapping[str, Any]]],
-) -> ml_collections.ConfigDict:
-  """Applies `preset[,section.key=value...]` to a config and locks it.
-
-  Args:
-    config: from `make`.
-    arg: what stood behind the colon of --config=FILE:arg.
-    presets: by name, each {"section": {"key": value}}.
-
-  Raises:
-    UserError: no such preset or key, or a value of another type.
-  """
-  config.lock()
-  for part in filter(None, _OUTER_COMMA.split(arg)):
-    key, equals, text = part.partition("=")
-    if equals:
-      is_text = isinstance(flatten(config).get(key), str)
-      override(config, {key: text if is_text else _literal(text)})
-    elif part in presets:
-      override(config, flatten(presets[part]))
-    else:
-      raise UserError(
-        f"no preset {part!r}; there are {', '.join(sorted(presets))}"
-      )
-  return config
 
 
 def override(
@@ -167,7 +133,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   checks.one_of("loop", options, kind=("scan", "unroll"), remat=remat.POLICIES)
   if sections["model"].keys() != _fields(family.Config()).keys():
     raise UserError(
-      f"model.name={config.model.name!r} brings other settings and goes behind"
+      f"model.name={config.model.name!r} brings other settings and goes after"
       f" the colon: --config=FILE:PRESET,model.name={config.model.name}"
     )
   task_config = task.Config(**sections["task"])
@@ -252,13 +218,6 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields(record: Record) -> dict[str, Any]:
   return dataclasses.asdict(record)
-
-
-def _literal(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
 
 
 def _first_line(error: Exception) -> str:

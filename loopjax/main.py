@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.main --config=FILE[:preset] --workdir=DIR`.
+"""Command line: `python -m loopjax.main --config=FILE[:preset]`.
 
 Exit status: 0 done, 2 a mistake of the user's, 3 training diverged, 4 the run
 was asked to stop and saved, 5 another process of the run was lost. After 4 and
@@ -31,21 +31,28 @@ _MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
 def main(argv: list[str]) -> int:
   """Does what --mode says; returns the exit status."""
   del argv
-  from loopjax import describe, train
+  from loopjax import config as config_lib
+  from loopjax import describe, presets, train
+  from loopjax.run import naming
 
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-  config, workdir = command_line.CONFIG.value, command_line.WORKDIR.value
+  config = command_line.CONFIG.value
   if config is None:
     raise UserError("--config=FILE is missing")
   if _MODE.value == "describe":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
-  if not workdir:
-    raise UserError("--workdir=DIR is missing")
+  plain = config_lib.resolve(config).plain  # Mistakes come before all else.
+  config_name, overrides = command_line.config_name(), command_line.overrides()
+  default = naming.workdir(config_name, overrides, plain)
+  workdir = pathlib.Path(command_line.WORKDIR.value or default)
   try:
     processes.start()
-    summary = train.run(config, pathlib.Path(workdir), _MODE.value)
+    if jax.process_index() == 0:
+      print(f"work directory: {workdir}")
+      print(f"preset: {presets.choice(config_name)}", flush=True)
+    summary = train.run(config, workdir, _MODE.value)
   except (processes.AgreedError, OSError):
     raise
   except processes.Lost as error:
@@ -56,6 +63,9 @@ def main(argv: list[str]) -> int:
     _end_alone(error)
   if "reason" in summary:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
+  if summary["status"] == "preempted" and jax.process_index() == 0:
+    where = f"stopped after step {summary['steps']} of {config.run.num_steps}"
+    print(f"{where}; this goes on: {summary['command']}", file=sys.stderr)
   return _STATUS[summary["status"]]
 
 

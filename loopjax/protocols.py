@@ -35,6 +35,10 @@ class ModelConfig(Record, Protocol):
   """What shared code knows of any section model."""
 
   @property
+  def width(self) -> int:
+    """Of the hidden state."""
+
+  @property
   def num_loops(self) -> int:
     """Loops trained with."""
 

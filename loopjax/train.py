@@ -19,7 +19,14 @@ from loopjax import program as program_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
-from loopjax.run import integrity, metrics, preemption, processes, provenance
+from loopjax.run import (
+  integrity,
+  machine,
+  metrics,
+  preemption,
+  processes,
+  provenance,
+)
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
 
@@ -62,6 +69,8 @@ def run(
   if done := processes.agreed(lambda: _admit(settings, workdir, mode)):
     print(f"{workdir} is complete already")
     return done
+  if mode != "eval" and jax.process_index() == 0:
+    print(f"time: {machine.prediction(settings)}", flush=True)
   # At the start: the checkout may change while the run goes on.
   environment = provenance.environment()
   notice = preemption.Notice()
@@ -149,6 +158,8 @@ def _train_and_evaluate(work: train_loop.Work, mode: str) -> dict[str, Any]:
       work.checkpoints.save(0, state, start)
   at = int(state.step)
   if jax.process_index() == 0:
+    if at:
+      print(f"goes on after step {at} of {settings.run.num_steps}", flush=True)
     workdir_lib.write_json(work.workdir / "config.json", settings.plain)
     # Written last: none is there while the run goes on.
     (work.workdir / "summary.json").unlink(missing_ok=True)

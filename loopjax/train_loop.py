@@ -16,7 +16,7 @@ from loopjax import program as program_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
-from loopjax.run import integrity, metrics, preemption, profiling
+from loopjax.run import integrity, machine, metrics, preemption, profiling
 from loopjax.types import Dataset
 
 
@@ -83,6 +83,7 @@ def train(
   costs: dict[str, Any] = {}
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, work.workdir / "profile")
+  first_calls = machine.FirstCalls(options.num_steps, writer.say)
 
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
@@ -117,6 +118,7 @@ def train(
       pending.append(values)
       at += size
       clock.count(size)
+      first_calls.after(at, values)
       if options.debug_nans and not np.all(values["accepted"]):
         reason = find_nan(work.program, before, batches)
         return state, Outcome("diverged", reason, costs)

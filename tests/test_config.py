@@ -1,18 +1,19 @@
 """Config files, presets and their mistakes."""
 
 import pytest
-from tests_support import ROOT, load_config, namespace
+from tests_support import CONFIGS, ROOT, load_config, namespace
 
 from loopjax import config as config_lib
-from loopjax import describe
+from loopjax import describe, presets
 from loopjax.errors import UserError
 from loopjax.models import MODELS, utm
 
-CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+PRESETS = [
+  (name, preset) for name in CONFIGS for preset in namespace(name)["PRESETS"]
+]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("preset", ["", "gpu", "tiny", "smoke"])
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_every_preset_of_every_config_builds(name, preset):
   described = describe.describe(load_config(name, preset))
   assert described["parameters"] == sum(
@@ -23,28 +24,48 @@ def test_every_preset_of_every_config_builds(name, preset):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_sweep_item_resolves(name):
-  for preset in ("", "gpu", "tiny", "smoke"):
-    base = load_config(name, preset)
-    for items in namespace(name)["sweeps"](base).values():
-      for item in items:
-        config = load_config(name, preset)
-        config_lib.override(config, item)
-        settings = config_lib.resolve(config)
-        got = config_lib.flatten(config_lib.to_dict(config))
-        for key, value in item.items():
-          expected = list(value) if isinstance(value, tuple) else value
-          assert got[key] == expected
-        assert settings.family is MODELS[got["model.name"]]
+def test_every_config_has_the_presets_and_says_what_they_are(name):
+  names = namespace(name)
+  assert {"tiny", "gpu", "paper", "smoke"} <= names["PRESETS"].keys()
+  command = f"\n  python -m loopjax.main --config=configs/{name}.py\n"
+  assert command in names["__doc__"]
+  for preset in names["PRESETS"]:
+    assert f"\n  {preset:7} " in names["__doc__"]
+  assert (ROOT / "configs" / f"{name}.py").read_text().count("\n") < 100
 
 
-def test_the_paper_is_the_default():
-  config = load_config("sudoku_utm", "")
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_every_sweep_item_resolves(name, preset):
+  base = load_config(name, preset)
+  for items in namespace(name)["sweeps"](base).values():
+    for item in items:
+      config = load_config(name, preset)
+      config_lib.override(config, item)
+      settings = config_lib.resolve(config)
+      got = config_lib.flatten(config_lib.to_dict(config))
+      for key, value in item.items():
+        expected = list(value) if isinstance(value, tuple) else value
+        assert got[key] == expected
+      assert settings.family is MODELS[got["model.name"]]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_alone_is_the_smallest_run_that_shows_the_effect(name):
+  assert load_config(name, "") == load_config(name, "tiny")
+  assert load_config(name, "run.seed=3") == load_config(name, "tiny,run.seed=3")
+  settings = config_lib.resolve(load_config(name, ""))
+  task = config_lib.flatten({"task": vars(settings.task)})
+  assert not any("hf://" in str(value) for value in task.values())
+
+
+def test_the_papers_scale():
+  config = load_config("sudoku_utm", "paper")
   settings = config_lib.resolve(config)
   assert settings.model == utm.Config()
   assert settings.optim.learning_rate == 3e-4
   assert settings.run.num_steps >= 59_872
   assert settings.run.batch_size == 256
+  assert settings.task.train_csv.startswith("hf://")
   assert describe.describe(config)["parameters"] == 3_177_612
 
 
@@ -52,12 +73,34 @@ def test_the_argument_overrides_the_preset():
   config = load_config("sudoku_utm", "smoke,model.width=32,model.norm=rmsnorm")
   assert (config.model.width, config.model.norm) == (32, "rmsnorm")
   assert config.is_locked
+  # Wherever the preset stands.
+  assert load_config("sudoku_utm", "model.width=32,smoke").model.width == 32
+
+
+def test_changes_come_after_a_preset():
+  config = load_config("gsm_sleep", "smoke,inserted,run.seed=1")
+  assert not config.model.memory_mlp
+  assert config.model.width == 16
+  config = load_config("gsm_sleep", "inserted")
+  assert config.model.width == load_config("gsm_sleep", "tiny").model.width
+
+
+def test_blocks_lie_on_top_of_each_other():
+  below = {"run": {"seed": 1, "num_steps": 2}, "eval": {"every": 3}}
+  got = presets.merged(below, {"run": {"seed": 4}, "loop": {"remat": "full"}})
+  assert got == {
+    "run": {"seed": 4, "num_steps": 2},
+    "eval": {"every": 3},
+    "loop": {"remat": "full"},
+  }
+  assert below["run"]["seed"] == 1
 
 
 @pytest.mark.parametrize(
   ("arg", "message"),
   [
-    ("huge", "no preset 'huge'; there are gpu, paper, smoke, tiny"),
+    ("huge", "no preset 'huge'; there are gpu, nine, paper, smoke, tiny"),
+    ("tiny,gpu", "presets tiny and gpu: name one"),
     ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),
@@ -120,7 +163,7 @@ def test_another_family_keeps_what_both_have():
 def test_another_family_on_the_command_line_goes_behind_the_colon():
   config = load_config("multihop_disco", "smoke")
   config.model.name = "transformer"
-  with pytest.raises(UserError, match="behind the colon"):
+  with pytest.raises(UserError, match="after the colon"):
     config_lib.resolve(config)
 
 

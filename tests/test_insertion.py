@@ -1,4 +1,4 @@
-"""Memory put into a trained looped model, as configs/gsm_sleep.py says."""
+"""Memory put into a trained looped model, as docs/insertion.md says."""
 
 import jax
 import numpy as np

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tests_support import ROOT, SMOKE, load_config, make_datasets
+from tests_support import CONFIGS, SMOKE, load_config, make_datasets
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -162,11 +162,9 @@ def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
 
 
 @pytest.mark.parametrize("mesh", [(1, 8, 1), (1, 1, 2), (2, 2, 2)])
-@pytest.mark.parametrize(
-  "name", sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
-)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_large_parameter_of_the_papers_sizes_is_split(name, mesh):
-  settings = config_lib.resolve(load_config(name, ""))
+  settings = config_lib.resolve(load_config(name, "paper"))
   spec = settings.task_module.spec(settings.task)
   model = nnx.eval_shape(
     lambda: settings.family.Model(

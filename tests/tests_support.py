@@ -5,9 +5,10 @@ import pathlib
 import jax
 
 from loopjax import config as config_lib
-from loopjax import sharding, train
+from loopjax import presets, sharding, train
 
 ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
 # A config file and preset of seconds for every family.
 SMOKE = {
   "disco": ("multihop_disco", "smoke"),
@@ -26,10 +27,7 @@ def load_config(name: str, arg: str):
 
 def namespace(name: str) -> dict:
   """What configs/NAME.py defines."""
-  names: dict = {"__name__": name}
-  path = ROOT / "configs" / f"{name}.py"
-  exec(compile(path.read_text(), path, "exec"), names)
-  return names
+  return presets.read(ROOT / "configs" / f"{name}.py")
 
 
 def make_datasets(settings):

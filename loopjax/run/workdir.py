@@ -81,7 +81,7 @@ def check_config(
   differing = [
     f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})
-    if old.get(key) != new.get(key) and _binds(key, mode)
+    if old.get(key) != new.get(key) and binds(key, mode)
   ]
   if differing:
     raise UserError(
@@ -90,7 +90,8 @@ def check_config(
     )
 
 
-def _binds(key: str, mode: str) -> bool:
+def binds(key: str, mode: str) -> bool:
+  """Whether a run, or with mode "eval" its checkpoint, depends on a setting."""
   section = key.partition(".")[0]
   if mode == "eval":
     return section in _EVAL_SECTIONS

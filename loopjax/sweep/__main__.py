@@ -13,7 +13,6 @@ import pathlib
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 from loopjax import command_line
 from loopjax.errors import UserError
@@ -42,9 +41,7 @@ def main(argv: list[str]) -> int:
       raise UserError(f"--{other.name} has no effect with --count")
   if _ITEM.present and _LIMIT.present:
     raise UserError("--limit has no effect with --item")
-  flag = flags.FLAGS["config"]
-  config_name = config_flags.get_config_filename(flag)
-  common = config_flags.get_override_values(flag)
+  config_name, common = command_line.config_name(), command_line.overrides()
   items = items_lib.make_items(
     config, items_lib.load_sweeps(config_name), name, common
   )

@@ -1,19 +1,16 @@
 """The items of a named sweep: what each changes, and its directory."""
 
-import hashlib
 import pathlib
-import runpy
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 
 from loopjax import config as config_lib
+from loopjax import presets
 from loopjax.errors import UserError
+from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
-
-_MAX_SLUG = 120  # File systems take 255 bytes; a log's name is longer by 4.
 
 
 class Item(NamedTuple):
@@ -87,25 +84,8 @@ def slug(
     keys: that the item sets, "section.key".
   """
   before, after = config_lib.flatten(base), config_lib.flatten(changed)
-  names = [key.partition(".")[2] for key in after]
-  parts = []
-  for key in sorted(keys, key=lambda key: (key == "run.seed", key)):
-    if before[key] != after[key] or key == "run.seed":
-      short = key.partition(".")[2]
-      label = short if names.count(short) == 1 else key
-      parts.append(f"{label}={_quoted(after[key])}")
-  text = ",".join(parts) or "base"
-  if len(text) <= _MAX_SLUG:
-    return text
-  digest = hashlib.sha256(text.encode()).hexdigest()
-  return f"{text[: _MAX_SLUG - 16]}~{digest[:16]}"  # Longer than a short one.
-
-
-def _quoted(value: Any) -> str:
-  """As a part of a file name; a tuple (1, 2) is 1+2."""
-  parts = value if isinstance(value, list) else [value]
-  quoted = (urllib.parse.quote(str(part), safe="") for part in parts)
-  return "+".join(quoted)
+  kept = [k for k in keys if before[k] != after[k] or k == "run.seed"]
+  return naming.settings(kept, after) or "base"
 
 
 def write_manifest(
@@ -137,7 +117,7 @@ def write_manifest(
 def load_sweeps(config_name: str) -> Any:
   """The function `sweeps` of a config file."""
   path = config_name.partition(":")[0]
-  sweeps = runpy.run_path(path).get("sweeps")
+  sweeps = presets.read(path).get("sweeps")
   if sweeps is None:
     raise UserError(f"--config={path} names no sweeps")
   return sweeps

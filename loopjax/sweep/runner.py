@@ -70,7 +70,7 @@ def config_arguments(overrides: Mapping[str, Any]) -> list[str]:
 def _item_arguments(
   arguments: Sequence[str], overrides: Mapping[str, Any]
 ) -> list[str]:
-  """Arguments of loopjax.main; another family goes behind --config's colon."""
+  """Arguments of loopjax.main; another family goes after --config's colon."""
   first, *others = arguments
   rest = dict(overrides)
   if name := rest.pop("model.name", ""):

@@ -21,7 +21,7 @@ from loopjax.sweep import child
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner as runner_lib
 
-PRESETS = ["", "gpu", "tiny", "smoke"]
+PRESETS = ["paper", "gpu", "nine", "tiny", "smoke"]
 
 
 def items_of(name, preset="smoke", common=None):

@@ -1,0 +1,99 @@
+"""Blocks that several configs share, and what is smallest; no config itself."""
+
+from loopjax import presets
+
+_SMOKE = {  # Seconds; what the tests run.
+  "model": {"width": 16, "num_heads": 2}, "optim": {"warmup_steps": 2},
+  "run": {
+    "num_steps": 20, "batch_size": 16, "steps_per_call": 5, "log_every": 10,
+    "checkpoint_every": 10,
+  },
+  "eval": {"every": 0, "num_examples": 0, "batch_size": 64},
+}  # fmt: skip
+
+SLEEP = {  # The paper of Sleep, arXiv 2605.26099.
+  "optim": {
+    "name": "muon", "learning_rate": 5e-5, "muon_learning_rate": 2e-3,
+    "schedule": "constant", "warmup_steps": 500, "b2": 0.95,
+    "weight_decay": 1e-4, "decay": "matrices", "ema_decay": 0.0,
+  },
+  "run": {"steps_per_call": 20, "log_every": 200, "checkpoint_every": 5000},
+  "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
+}  # fmt: skip
+DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; the steps are the task's.
+  "paper": {
+    "optim": {
+      "learning_rate": 1e-4, "schedule": "constant", "warmup_steps": 2000,
+      "weight_decay": 0.1, "decay": "tables", "ema_decay": 0.0,
+    },
+    "run": {"batch_size": 500, "steps_per_call": 40, "log_every": 400},
+    "eval": {"every": 4000, "batch_size": 1000, "depth_factor": 0},
+  },
+  "gpu": {
+    "model": {"width": 256, "num_heads": 8},
+    "optim": {"learning_rate": 3e-4},
+  },
+  "tiny": {
+    "task": {
+      "num_entities": 100, "num_relations": 5, "out_degree": 5,
+      "num_train_chains": (2000,), "num_test_chains": (500,),
+      "num_fact_repeats": 18, "num_scored_train": 500,
+    },
+    "model": {
+      "width": 384, "num_layers": 1, "num_heads": 6, "dropout": 0.2,
+      "init_std": 0.035,
+    },
+    "optim": {
+      "learning_rate": 7e-4, "schedule": "cosine", "warmup_steps": 500,
+      "b2": 0.99,
+    },
+    "run": {
+      "num_steps": 10_000, "batch_size": 100, "steps_per_call": 100,
+      "log_every": 500, "checkpoint_every": 2500,
+    },
+    "eval": {"every": 1000, "batch_size": 500},
+  },
+  "smoke": presets.merged(_SMOKE, {
+    "task": {
+      "num_entities": 12, "num_relations": 5, "out_degree": 3,
+      "num_train_chains": (40,), "num_test_chains": (20,), "vocab_multiple": 8,
+    },
+    "model": {"num_layers": 2},
+  }),
+}  # fmt: skip
+
+_SLEEP_SMOKE = presets.merged(_SMOKE, {
+  "model": {
+    "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
+    "key_width": 8, "value_width": 8, "num_passes": 2,
+  },
+})  # fmt: skip
+AUTOMATON_SMOKE = presets.merged(_SLEEP_SMOKE, {
+  "task": {
+    "num_states": 2, "state_width": 8, "num_steps": 2, "num_eval_examples": 64,
+  },
+  "model": {"window": 8}, "optim": {"name": "adamw", "learning_rate": 3e-4},
+})  # fmt: skip
+DEPO_SMOKE = presets.merged(_SLEEP_SMOKE, {
+  "task": {
+    "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
+    "max_word": 1, "context_length": 8, "num_eval_examples": 64,
+  },
+  "model": {"window": 4}, "loop": {"remat": "none"},
+})  # fmt: skip
+GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
+  "task": {
+    "context_length": 192, "train_ops": (1, 2), "eval_ops": (1, 2),
+    "num_eval_examples": 32,
+  },
+  "model": {"num_prelude_layers": 0, "num_coda_layers": 0, "window": 64},
+  "loop": {"remat": "none"},
+  "run": {"batch_size": 8}, "eval": {"batch_size": 32},
+})  # fmt: skip
+SUDOKU_SMOKE = presets.merged(_SMOKE, {
+  "task": {
+    "train_csv": "", "test_csv": "", "augment": True, "box_rows": 2,
+    "box_cols": 2,
+  },
+  "model": {"num_loops": 3, "num_memory_tokens": 2},
+})  # fmt: skip

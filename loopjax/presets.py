@@ -1,0 +1,120 @@
+"""Presets: the named sizes of one experiment, and what stands behind a colon.
+
+--config=FILE:[preset][,change...][,section.key=value...]
+"""
+
+import ast
+import pathlib
+import re
+import runpy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax.errors import UserError
+
+# {"section": {"key": value}}.
+Block = Mapping[str, Mapping[str, Any]]
+
+BASE = "paper"  # Its values are under all others.
+DEFAULT = "tiny"
+_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
+
+
+def apply(
+  config: ml_collections.ConfigDict,
+  arg: str,
+  presets: Mapping[str, Block],
+  changes: Mapping[str, Block] | None = None,
+) -> ml_collections.ConfigDict:
+  """Applies the paper's values, then a preset, then the rest; locks the config.
+
+  Args:
+    config: from `config.make`.
+    arg: what stood behind the colon of --config=FILE:arg.
+    presets: by name, "paper" and "tiny" among them; tiny is the one that an arg
+      without a preset means.
+    changes: by name, what may stand after a preset.
+
+  Raises:
+    UserError: no such preset, change or key, two presets, or a value of another
+      type.
+  """
+  changes = changes or {}
+  config.lock()
+  for name in (BASE, preset_of(arg, presets)):
+    config_lib.override(config, config_lib.flatten(presets[name]))
+  for part in split(arg):
+    key, equals, text = part.partition("=")
+    if equals:
+      is_text = isinstance(config_lib.flatten(config).get(key), str)
+      config_lib.override(config, {key: text if is_text else _literal(text)})
+    elif part in changes:
+      config_lib.override(config, config_lib.flatten(changes[part]))
+    elif part not in presets:
+      there_are = ", ".join(sorted({*presets, *changes}))
+      raise UserError(f"no preset {part!r}; there are {there_are}")
+  return config
+
+
+def preset_of(arg: str, presets: Iterable[str]) -> str:
+  """Name of the preset that an arg means.
+
+  Raises:
+    UserError: it names two.
+  """
+  named = [part for part in split(arg) if part in presets]
+  if len(named) > 1:
+    raise UserError(f"presets {' and '.join(named)}: name one")
+  return named[0] if named else DEFAULT
+
+
+def choice(config_name: str) -> str:
+  """Which preset a --config=FILE[:arg] means, and which others there are."""
+  path, _, arg = config_name.partition(":")
+  names = list(read(path).get("PRESETS", ()))
+  if not names:
+    return f"none; {path} has none"
+  chosen = preset_of(arg, names)
+  others = ", ".join(f":{name}" for name in names if name != chosen)
+  return f"{chosen}; others: --config={path}{others} (--list says more)"
+
+
+def split(arg: str) -> list[str]:
+  """The parts of what stood behind the colon."""
+  return [part for part in _OUTER_COMMA.split(arg) if part]
+
+
+def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
+  """Blocks on top of each other; the last that sets a key wins."""
+  result: dict[str, dict[str, Any]] = {}
+  for block in blocks:
+    for section, values in block.items():
+      result[section] = {**result.get(section, {}), **values}
+  return result
+
+
+def read(path: str | pathlib.Path) -> dict[str, Any]:
+  """What a config file defines, by name."""
+  return runpy.run_path(str(path))
+
+
+def beside(file: str, name: str) -> dict[str, Any]:
+  """What another file in the folder of a config defines.
+
+  Configs are loaded by path, from anywhere: they can import only packages.
+
+  Args:
+    file: the config's `__file__`.
+    name: of the other, "common.py".
+  """
+  return read(pathlib.Path(file).with_name(name))
+
+
+def _literal(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text

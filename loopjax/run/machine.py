@@ -1,0 +1,104 @@
+"""How fast this machine is, and what a run will take on it."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from loopjax import config as config_lib
+from loopjax.run import profiling
+
+# Rows of the matrices that are multiplied; an accelerator needs larger ones.
+_CPU_ROWS, _ROWS = 512, 4096
+_PROBE_SECONDS = 0.2
+# Training reaches this share of the matrix rate for each channel of width, at
+# most that. Measured on CPUs: 0.08 at 32, 0.16 at 64, 0.25 at 128, 0.6 at 512.
+_SHARE_OF_WIDTH, _MOST = 1 / 400, 0.6
+_MEASURED_SECONDS = 1.0
+_UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
+
+
+@functools.cache
+def matrix_rate() -> float:
+  """FLOP/s of matrix products over all devices of the run.
+
+  The data sheet's where the device is known; else that of float32 products,
+  tried for a fifth of a second.
+  """
+  device = jax.devices()[0]
+  if peak := profiling.peak_flops(device.device_kind):
+    return peak * jax.device_count()
+  on_cpu = device.platform == "cpu"
+  rows = _CPU_ROWS if on_cpu else _ROWS
+  # Devices that are one CPU's share its cores.
+  count = jax.process_count() if on_cpu else jax.device_count()
+  matrix, product = jnp.ones((rows, rows), jnp.float32), jax.jit(jnp.matmul)
+  jax.block_until_ready(product(matrix, matrix))  # Compiles.
+  best, start = float("inf"), time.perf_counter()
+  while time.perf_counter() - start < _PROBE_SECONDS:
+    before = time.perf_counter()
+    jax.block_until_ready(product(matrix, matrix))
+    best = min(best, time.perf_counter() - before)
+  return count * 2 * rows**3 / best
+
+
+def training_seconds(settings: config_lib.Settings) -> float:
+  """About what a run takes here; right within a factor of two or three."""
+  model = settings.model
+  costs = settings.family.costs(model, settings.spec, model.num_loops)
+  examples = settings.run.num_steps * settings.run.batch_size
+  share = min(model.width * _SHARE_OF_WIDTH, _MOST)
+  return examples * profiling.training_flops(costs) / (share * matrix_rate())
+
+
+def prediction(settings: config_lib.Settings) -> str:
+  """One line on what a run will take here."""
+  return (
+    f"about {duration(training_seconds(settings))} of training, by its FLOPs"
+    f" and this machine's matrix products ({matrix_rate() / 1e9:,.0f} GFLOP/s);"
+    " the first calls will tell"
+  )
+
+
+def duration(seconds: float) -> str:
+  """As people say it: "40 s", "3 minutes", "2 hours", "71 days"."""
+  for unit, name in _UNITS:
+    if seconds >= 2 * unit:
+      return f"{seconds / unit:,.0f} {name}"
+  return f"{seconds:.0f} s"
+
+
+class FirstCalls:
+  """Times the first calls of a start, and says what the rest will take.
+
+  It waits for each of these calls, for about a second; later ones run ahead.
+  """
+
+  def __init__(self, num_steps: int, say: Callable[[str], None]):
+    self._num_steps, self._say = num_steps, say
+    self._start: tuple[int, float] | None = None
+    self._done = False
+
+  def after(self, at: int, outputs: Any) -> None:
+    """Notes a call.
+
+    Args:
+      at: steps that were taken, this call's included.
+      outputs: of the call.
+    """
+    if self._done:
+      return
+    jax.block_until_ready(outputs)
+    now = time.perf_counter()
+    if self._start is None:  # The first call warms up.
+      self._start = at, now
+      return
+    first, start = self._start
+    if now - start >= _MEASURED_SECONDS:
+      rate = (at - first) / (now - start)
+      left = duration((self._num_steps - at) / rate)
+      self._say(f"{rate:.3g} steps a second; about {left} of training to go")
+      self._done = True
