@@ -69,6 +69,40 @@ def test_the_papers_scale():
   assert describe.describe(config)["parameters"] == 3_177_612
 
 
+MUON = {"optim.learning_rate": 5e-5, "optim.muon_learning_rate": 2e-3}
+PAPERS = {
+  # 4 epochs of Sudoku-Extreme (section 4.1 and the authors' code).
+  "sudoku_utm": {
+    "run.num_steps": 4 * (3_831_994 // 256), "run.batch_size": 256,
+    "optim.learning_rate": 3e-4, "optim.warmup_steps": 1000,
+    "model.num_loops": 18, "model.num_memory_tokens": 16,
+  },
+  # 3,000 epochs of 20,000 sequences (section 3.1), 5,000 in English (A.3).
+  "multihop_disco": {
+    "run.num_steps": 3000 * 20_000 // 500, "run.batch_size": 500,
+    "optim.learning_rate": 1e-4, "model.num_loops": 2,
+  },
+  "language_disco": {
+    "run.num_steps": 5000 * 20_000 // 500, "run.batch_size": 500,
+    "model.gate": "learned",
+  },
+  # About 5 billion tokens, 100 an example (section 6.1).
+  "automaton_sleep": {
+    "run.num_steps": 98_000, "run.batch_size": 512, "task.num_steps": 32, **MUON
+  },
+  "depo_sleep": {"run.batch_size": 128, "task.num_nodes": 75, **MUON},
+  "gsm_sleep": {
+    "run.batch_size": 256, **MUON, "optim.muon_learning_rate": 1e-3
+  },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_presets_have_the_papers_numbers(name):
+  config = config_lib.flatten(config_lib.to_dict(load_config(name, "paper")))
+  assert {key: config[key] for key in PAPERS[name]} == PAPERS[name]
+
+
 def test_the_argument_overrides_the_preset():
   config = load_config("sudoku_utm", "smoke,model.width=32,model.norm=rmsnorm")
   assert (config.model.width, config.model.norm) == (32, "rmsnorm")

@@ -76,6 +76,17 @@ def test_one_call_of_three_steps_is_three_calls():
   )
 
 
+def test_what_is_scored_is_the_average():
+  tx, params = optax.sgd(0.1), {"w": jnp.ones(2)}
+  averaged, plain = (
+    step.init_state(params, tx, jax.random.key(0), use_ema)
+    for use_ema in (True, False)
+  )
+  averaged = averaged._replace(params={"w": jnp.zeros(2)})
+  assert step.scored_params(averaged) is averaged.ema
+  assert step.scored_params(plain) is plain.params
+
+
 def test_init_state_average_starts_at_the_parameters():
   tx = optax.sgd(0.1)
   params = {"w": jnp.ones(2)}

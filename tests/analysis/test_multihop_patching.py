@@ -107,6 +107,20 @@ def test_a_model_that_composes_follows_the_donors_bridge(loop):
     assert (row["implied"], row["stays"]) == (0, 1)
 
 
+def test_what_stays_is_the_answer_of_the_model():
+  """What it writes is too weak to be read, so that it answers wrongly."""
+  asked = examples.make_questions()
+  looked_at = examples.make_subject(strength=0.1)
+  observed = looked_at.observe(asked)
+  (place,) = interventions.places(asked, 3, 1)
+  found, _ = patching.patch(
+    looked_at, asked, observed, place, examples.make_table(), NUM_ENTITIES
+  )
+  assert len(found) == 2 * 6  # Patched and control, of every split.
+  for row in found:
+    assert (row["implied"], row["stays"]) == (0, 1), row
+
+
 def test_patching_a_question_with_itself_changes_nothing():
   asked = examples.make_questions()
   looked_at = examples.make_subject(strength=0.6)

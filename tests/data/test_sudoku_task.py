@@ -47,6 +47,13 @@ def test_augmentation_changes_puzzles_but_not_their_class():
   np.testing.assert_array_equal(*keys)
 
 
+def test_test_puzzles_are_never_augmented():
+  config = task.Config(box_rows=2, box_cols=2, augment=True)
+  plain, same = (batches(c, "eval", num=1)[1][0] for c in (CONFIG, config))
+  np.testing.assert_array_equal(plain["inputs"], same["inputs"])
+  np.testing.assert_array_equal(plain["targets"], same["targets"])
+
+
 @pytest.mark.parametrize("boxes", [(2, 2), (2, 3)])
 def test_abstract_batch_is_what_a_batch_is(boxes):
   config = task.Config(*boxes)

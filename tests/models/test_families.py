@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
+from loopjax.nn import stack
 from loopjax.types import LoopOptions, TaskSpec
 
 VOCABULARY, LENGTH, PADDING = 23, 8, 2
@@ -40,6 +42,29 @@ LOOPED = sorted(set(MODELS) - {"transformer"})
 READ_OUT = sorted(set(CAUSAL) - {"sleep"})
 # What a family calls its number of loops.
 NUM_LOOPS = {"sleep": "num_passes"}
+# Values of every setting, of which one is not that of a family's small model.
+VALUES = {
+  "width": (32,), "num_heads": (1,), "num_layers": (4,), "mlp_ratio": (2.0,),
+  "mlp": ("gelu", "swiglu"), "num_loops": (3,), "rope_base": (100.0,),
+  "init_std": (0.5,), "precision": ("bfloat16",), "dropout": (0.5,),
+  "loop_norm": ("final_only",),
+  # UTM.
+  "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
+  "positions": ("offset",), "step_embedding": ("clamp",),
+  "halting": ("ponder",), "router_bias": (1.0,), "router_input": ("state",),
+  "forced_remainder": (False,), "freeze": ("post",), "ponder_weight": (0.5,),
+  "ponder_warmup_steps": (9,), "ponder_over": ("cells",),
+  # DiscoLoop and PonderLM.
+  "gate": ("learned", "fixed"), "gate_value": (0.5,), "temperature": (2.0,),
+  "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
+  "residual": ("running",), "tied": (True,),
+  "embedding_scale": ("sqrt_width",), "input_scale": (2.0,),
+}  # fmt: skip
+# What has to be set for all others to matter.
+MATTER = {
+  "utm": {"ponder_weight": 0.1, "ponder_warmup_steps": 5},
+  "disco": {"gate": "fixed"},
+}
 
 
 def config_of(name, **changes):
@@ -253,6 +278,60 @@ def test_dropout_needs_a_key_and_follows_it(name):
   assert jnp.abs(first.logits - plain).max() > 1e-3
   assert jnp.abs(first.logits - other.logits).max() > 1e-3
   assert jnp.abs(first.trace["hidden"][0] - other.trace["hidden"][0]).max() > 0
+
+
+def programs(name, config):
+  """Text of the program that draws a model, and of that for its loss."""
+  family = MODELS[name]
+
+  def draw(key):
+    return nnx.split(family.Model(config, SPEC, rngs=nnx.Rngs(params=key)))
+
+  def loss(params, key, step):
+    model = nnx.merge(graphdef, params)
+    return family.loss(model, batch(), key, step, {})[0]
+
+  key, step = jax.random.key(0), jnp.asarray(0)
+  drawing, (graphdef, params) = jax.make_jaxpr(draw, return_shape=True)(key)
+  yield str(drawing)
+  yield str(jax.make_jaxpr(loss)(params, key, step))
+
+
+# Sleep takes long to trace; tests/models/test_sleep.py has it by hand.
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - {"sleep"}))
+def test_no_setting_is_ignored(name):
+  config = config_of(name, **MATTER.get(name, {}))
+  plain, ignored = list(programs(name, config)), []
+  assert list(programs(name, config)) == plain
+  for field in dataclasses.fields(config):
+    now = getattr(config, field.name)
+    other = next(value for value in VALUES[field.name] if value != now)
+    changed = dataclasses.replace(config, **{field.name: other})
+    pairs = zip(programs(name, changed), plain, strict=True)
+    if all(new == old for new, old in pairs):
+      ignored.append(field.name)
+  assert not ignored
+
+
+@pytest.mark.parametrize("name", READ_OUT)
+def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
+  """Layers that show their key in the place of what they make."""
+
+  def shown(layers, x, tables, *, key, **options):
+    del layers, tables, options
+    return jax.random.normal(key, x.shape)
+
+  monkeypatch.setattr(stack, "run_layers", shown)
+  (hidden,) = examples.run(
+    MODELS[name],
+    config_of(name, num_loops=3),
+    SPEC,
+    batch()["inputs"],
+    key=jax.random.key(0),
+    trace=("hidden",),
+  ).trace.values()
+  for first, second in itertools.combinations(hidden, 2):
+    assert jnp.abs(first - second).max() > 0.1
 
 
 @pytest.mark.parametrize("name", FAMILIES)

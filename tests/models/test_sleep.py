@@ -26,6 +26,7 @@ SMALL = sleep.Config(
   value_width=8,
   window=8,
   num_passes=3,
+  rope_base=100.0,
   init_std=0.3,
 )
 
@@ -417,7 +418,7 @@ def test_a_memory_without_mlp_starts_as_nothing():
   assert output.logits.shape == other.logits.shape
   looped_config = looped.Config(
     width=16, num_layers=2, num_heads=2, num_loops=1, mlp="swiglu",
-    mlp_ratio=SMALL.mlp_ratio, init_std=0.3,
+    mlp_ratio=SMALL.mlp_ratio, rope_base=SMALL.rope_base, init_std=0.3,
   )  # fmt: skip
   params = examples.params_of(
     sleep, config_of(memory_mlp=False), spec_of(12, 0)

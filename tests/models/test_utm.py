@@ -223,6 +223,9 @@ def test_positions(positions):
   assert table.shape[0] == 19
   first_cell = {"overlap": [0], "offset": [3], "none": [0], "grid": [0, 0, 0]}
   assert table[3].tolist() == first_cell[positions]
+  # Memory stands in a row in front, along every coordinate.
+  places = np.arange(3) * (positions != "none")
+  assert (table[:3] == places[:, None]).all()
   if positions == "grid":
     assert table[3 + 6].tolist() == [1, 2, 1]
   rotated = model(batch()["inputs"]).logits

@@ -61,6 +61,75 @@ def test_every_parameter_gets_a_gradient_from_the_start():
     assert jnp.abs(leaf).max() > 0, path
 
 
+def by_hand(params, x):
+  """Equations of `GatedDeltaNet` and `FastWeights`, token by token."""
+
+  def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+  def silu(x):
+    return x * sigmoid(x)
+
+  def mixed(name, index):
+    u, taps = x @ params[name]["kernel"], params["convolutions"][index]["taps"]
+    u = np.concatenate([np.zeros((len(u), len(taps) - 1, u.shape[2])), u], 1)
+    steps = range(x.shape[1])
+    y = [np.sum(taps * u[:, t : t + len(taps)], axis=1) for t in steps]
+    return silu(np.stack(y, 1))
+
+  def heads(x, size):
+    x = x.reshape(*x.shape[:2], -1, size)
+    return np.repeat(x, HEADS // x.shape[2], axis=2)
+
+  def unit(x):
+    return x / np.sqrt(np.sum(x**2, -1, keepdims=True) + 1e-6)
+
+  query, key, value = (
+    heads(mixed(name, index), size)
+    for index, (name, size) in enumerate(
+      (("query", KEYS), ("key", KEYS), ("value", VALUES))
+    )
+  )
+  query, key = unit(query) / np.sqrt(KEYS), unit(key)
+  own = params["fast_weights"]
+  rates = np.log1p(np.exp(x @ own["decay"]["kernel"] + own["dt_bias"]))
+  decay = np.exp(-np.exp(own["A_log"]) * rates)
+  write = sigmoid(x @ own["write"]["kernel"])
+  fast, reads = np.zeros((len(x), HEADS, KEYS, VALUES)), []
+  for t in range(x.shape[1]):
+    fast = decay[:, t, :, None, None] * fast
+    error = value[:, t] - np.einsum("bhkv,bhk->bhv", fast, key[:, t])
+    error = write[:, t, :, None] * error
+    fast = fast + key[:, t, :, :, None] * error[:, :, None]
+    reads.append(np.einsum("bhkv,bhk->bhv", fast, query[:, t]))
+  read = np.stack(reads, 1)
+  read = read / np.sqrt(np.mean(read**2, -1, keepdims=True) + 1e-5)
+  read = (read * own["norm"]["scale"]).reshape(*x.shape[:2], -1)
+  y = (read * silu(x @ own["gate"]["kernel"])) @ own["output"]["kernel"]
+  return y, fast
+
+
+def test_the_layer_by_hand():
+  make = build(WIDTH, HEADS, KEYS, VALUES, num_key_heads=KEY_HEADS)
+  graphdef, state = nnx.split(jax.jit(make, compiler_options=FAST)())
+  random = np.random.default_rng(0)
+  state = jax.tree.map(  # No two scales are equal, and no gate is half open.
+    lambda x: x + 0.3 * random.normal(size=x.shape).astype(np.float32), state
+  )
+  x = random.normal(size=(2, 7, WIDTH)).astype(np.float32)
+
+  def run(state, x):
+    layer = nnx.merge(graphdef, state)
+    y, after, _ = layer(x, layer.initial_state(len(x)))
+    return y, after.fast
+
+  got = jax.jit(run, compiler_options=FAST)(state, x)
+  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
+  expected = by_hand(nnx.to_pure_dict(wide), x.astype(np.float64))
+  for ours, theirs in zip(got, expected, strict=True):
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
 def fuse(*parts):
   """Rows [H c, D] of several matrices -> those of each key head together."""
   rows = [x.reshape(KEY_HEADS, -1, WIDTH) for x in parts]

@@ -83,16 +83,21 @@ def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
     8, 2, causal=causal, qk_norm=qk_norm, precision=Precision(), rngs=RNGS
   )
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
+  if qk_norm:  # With equal gains it could as well come after the rotation.
+    layer.query_norm.scale[...] = jnp.array([0.5, 1.0, 2.0, -1.0])
+    layer.key_norm.scale[...] = jnp.array([1.5, -0.5, 1.0, 0.7])
 
   def heads(linear):
     return (X @ np.asarray(linear.kernel[...])).reshape(2, 5, 2, 4)
 
-  def rotated(x):
+  def rotated(name):
+    x = heads(getattr(layer, name))
     if qk_norm:
       x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
+      x = x * np.asarray(getattr(layer, f"{name}_norm").scale[...])
     return np.asarray(rope.rotate(x, tables))
 
-  query, key = rotated(heads(layer.query)), rotated(heads(layer.key))
+  query, key = rotated("query"), rotated("key")
   logits = np.einsum("bthk,bshk->bhts", query, key) / 2
   if causal:
     logits[..., np.triu(np.ones((5, 5), bool), 1)] = -np.inf

@@ -143,6 +143,18 @@ def test_parameters_alone_and_fresh_ones_beside_them(tmp_path):
   np.testing.assert_array_equal(merged["b"], expected["b"])
 
 
+def test_parameters_of_a_run_that_averages_are_the_average(tmp_path):
+  state = tree(1)
+  state["ema"] = jax.tree.map(lambda x: 2 * x, state["params"])
+  with opening(tmp_path) as checkpoints:
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    loaded = checkpoints.restore_params(abstract(state["params"]), 1)
+  np.testing.assert_array_equal(
+    loaded["a"]["kernel"], state["ema"]["a"]["kernel"]
+  )
+
+
 # Reads that fail close Orbax's event loop under others that still answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):

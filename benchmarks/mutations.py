@@ -1,0 +1,220 @@
+"""Breaks the code on purpose, a line at a time: do the tests notice?
+
+  nice python benchmarks/mutations.py [--only=NAME,...] [--list] [--jobs=1]
+
+`mutations.toml` lists the changes, each with the tests that must fail. A change
+is made in a copy of the working tree, never in the checkout, and counts as
+caught if these tests pass without it and fail with it. One whose old text does
+not stand in its file exactly once, or whose tests are gone, is stale. The exit
+status is 1 unless all are caught. All of them take about half an hour on one
+CPU core.
+"""
+
+import argparse
+import collections
+import compileall
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import pathlib
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+TABLE = pathlib.Path(__file__).with_name("mutations.toml")
+_PYTEST = ("-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider")
+# What pytest's exit status says; any other is an error of the table.
+_RESULTS = {0: "passed", 1: "failed"}
+
+
+class Mutation(NamedTuple):
+  """A change, and who must notice.
+
+  Attributes:
+    name: AREA/WHAT.
+    file: that is changed.
+    before: text that stands there once.
+    after: what replaces it.
+    tests: node ids, or files; one of them must fail.
+    why: what is wrong then.
+  """
+
+  name: str
+  file: str
+  before: str
+  after: str
+  tests: Sequence[str]
+  why: str
+
+
+def load(table: pathlib.Path = TABLE) -> list[Mutation]:
+  """The rows of a table."""
+  rows = tomllib.loads(table.read_text())["mutation"]
+  return [Mutation(**row) for row in rows]
+
+
+def stale(mutation: Mutation, root: pathlib.Path = ROOT) -> str:
+  """Why a row does not fit the files below `root`; "" if it does."""
+  count = _read(root / mutation.file).count(mutation.before)
+  if count != 1:
+    return f"{mutation.file} has {mutation.before!r} {count} times"
+  for test in mutation.tests:
+    file, _, name = test.partition("::")
+    there = rf"^def {name.partition('[')[0]}\(" if name else "^def test_"
+    if not re.search(there, _read(root / file), re.MULTILINE):
+      return f"there is no test {test}"
+  return ""
+
+
+def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
+  """Makes a change below `root`, runs its tests, and takes it back.
+
+  Returns:
+    "caught", "missed", or what went wrong.
+  """
+  path = root / mutation.file
+  original = path.read_text()
+  path.write_text(original.replace(mutation.before, mutation.after))
+  try:
+    result = run_tests(mutation.tests, root, seconds)
+  finally:
+    path.write_text(original)
+  return {"failed": "caught", "passed": "missed"}.get(result, result)
+
+
+def control(
+  test_sets: Sequence[Sequence[str]], root: pathlib.Path, seconds: float
+) -> dict[tuple[str, ...], str]:
+  """Tests that do not pass without a change, and what they do instead.
+
+  All are run in one process, and one by one only if that does not pass.
+  """
+  distinct = list(dict.fromkeys(map(tuple, test_sets)))
+  tests = list(dict.fromkeys(itertools.chain.from_iterable(distinct)))
+  start = time.monotonic()
+  together = run_tests(tests, root, seconds * len(distinct)) if tests else ""
+  took = time.monotonic() - start
+  print(f"without a change: {together} in {took:.0f} s", flush=True)
+  if together in ("", "passed"):
+    return {}
+  results = {each: run_tests(each, root, seconds) for each in distinct}
+  return {each: said for each, said in results.items() if said != "passed"}
+
+
+def run_tests(tests: Sequence[str], root: pathlib.Path, seconds: float) -> str:
+  """Runs tests below `root` in a process of its own: "passed", "failed", ..."""
+  # A compiled file could belong to a change of the same size and second.
+  environment = {
+    **os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"
+  }  # fmt: skip
+  with subprocess.Popen(
+    [sys.executable, *_PYTEST, *tests],
+    cwd=root,
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    start_new_session=True,
+  ) as process:
+    try:
+      output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+      return f"not done after {seconds:.0f} s"
+    finally:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # What it started ends as well.
+  status = process.returncode
+  last = (output.strip() or "no output").splitlines()[-1]
+  return _RESULTS.get(status, f"pytest ended with {status}: {last}")
+
+
+def copy_tree(target: pathlib.Path) -> pathlib.Path:
+  """Copies what git tracks or would track, as it is in the working tree."""
+  command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+  listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+  for name in filter(None, listed.stdout.decode().split("\0")):
+    if (ROOT / name).is_file():  # It may be deleted and not yet committed.
+      (target / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(ROOT / name, target / name)
+  compileall.compile_dir(target / "loopjax", quiet=1)
+  return target
+
+
+def try_all(
+  mutations: Sequence[Mutation], tmp: pathlib.Path, jobs: int, seconds: float
+) -> collections.Counter[str]:
+  """Prints a line for every mutation; returns how many had which verdict."""
+  trees: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
+  for job in range(jobs):
+    trees.put(copy_tree(tmp / str(job)))
+
+  def in_a_tree(function, *arguments) -> tuple[str, float]:
+    tree, start = trees.get(), time.monotonic()
+    try:
+      return function(*arguments, tree, seconds), time.monotonic() - start
+    finally:
+      trees.put(tree)
+
+  fitting = [mutation for mutation in mutations if not stale(mutation)]
+  unfit = control([m.tests for m in fitting], tmp / "0", seconds)
+
+  def verdict(mutation: Mutation) -> tuple[str, float]:
+    if reason := stale(mutation):
+      return f"stale: {reason}", 0.0
+    if reason := unfit.get(tuple(mutation.tests)):
+      return f"unfit: without the change its tests {reason}", 0.0
+    return in_a_tree(judge, mutation)
+
+  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    counts: collections.Counter[str] = collections.Counter()
+    for mutation, (said, took) in zip(
+      mutations, pool.map(verdict, mutations), strict=True
+    ):
+      word, _, detail = said.partition(": ")
+      counts[word] += 1
+      line = f"{word:8}{took:6.1f} s  {mutation.name}"
+      detail = detail or ("" if word == "caught" else mutation.why)
+      print(f"{line}: {detail}" if detail else line, flush=True)
+  return counts
+
+
+def _read(path: pathlib.Path) -> str:
+  return path.read_text() if path.is_file() else ""
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--only", default="", help="names, or parts of them")
+  parser.add_argument("--list", action="store_true", help="run nothing")
+  parser.add_argument("--jobs", type=int, default=1, help="at the same time")
+  parser.add_argument("--timeout", type=float, default=300, help="seconds each")
+  options = parser.parse_args()
+  parts = options.only.split(",")
+  mutations = [m for m in load() if any(part in m.name for part in parts)]
+  if not mutations:
+    parser.error(f"--only={options.only}: no such mutation")
+  if options.list:
+    for mutation in mutations:
+      print(f"{mutation.name}: {mutation.why} ({mutation.file})")
+    return 0
+  with tempfile.TemporaryDirectory(prefix="loopjax-mutations-") as name:
+    counts = try_all(
+      mutations, pathlib.Path(name), options.jobs, options.timeout
+    )
+  said = ", ".join(f"{count} {word}" for word, count in counts.items())
+  print(f"{len(mutations)} mutations: {said}")
+  return 0 if counts["caught"] == len(mutations) else 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())
