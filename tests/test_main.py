@@ -1,31 +1,17 @@
 """The command line: one line and exit status 2 for every mistake."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
-import warnings
 
-import jax
 import pytest
-from absl import flags
-from absl.testing import flagsaver
-from tests_support import ROOT
+from tests_support import ROOT, command
 
 from loopjax import main as main_lib
 from loopjax import train
 from loopjax.run import machine
-
-
-def command(*arguments, **environment):
-  return subprocess.run(
-    [sys.executable, "-m", "loopjax.main", *arguments],
-    cwd=ROOT,
-    env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", **environment},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
 
 
 @pytest.mark.parametrize(
@@ -51,21 +37,28 @@ def command(*arguments, **environment):
     (["--config=configs/sudoku_utm.py:smoke", "mode=eval"], "'mode=eval'"),
   ],
 )
-def test_mistakes_are_one_line(arguments, message, tmp_path):
-  done = command(*arguments)
-  assert done.returncode == 2, done.stderr
-  assert done.stderr.count("\n") == 1
-  assert done.stderr.startswith("error: ")
-  assert message in done.stderr
+def test_mistakes_are_one_line(arguments, message, capsys):
+  assert command(main_lib.main, *arguments) == 2
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1
+  assert error.startswith("error: ")
+  assert message in error
 
 
 def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
+  """In a process of its own, which ends with that status."""
   workdir = tmp_path / "run"
-  done = command(
-    "--config=configs/sudoku_utm.py:smoke",
-    f"--workdir={workdir}",
-    "--config.run.batch_size=15",
-    JAX_NUM_CPU_DEVICES="2",
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "loopjax.main"),
+      "--config=configs/sudoku_utm.py:smoke",
+      f"--workdir={workdir}",
+      "--config.run.batch_size=15",
+    ],
+    cwd=ROOT,
+    env={**os.environ, "JAX_NUM_CPU_DEVICES": "2"},
+    capture_output=True,
+    text=True,
   )
   assert done.returncode == 2
   assert done.stderr.count("\n") == 1
@@ -74,21 +67,10 @@ def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
 
 
 @pytest.fixture
-def main(monkeypatch, tmp_path):
-  """What the command does with flags, in this process and a new directory."""
-  monkeypatch.chdir(tmp_path)
+def main(tmp_path):
+  """The command in a new directory."""
   (tmp_path / "configs").symlink_to(ROOT / "configs")
-  least = jax.config.jax_persistent_cache_min_compile_time_secs
-
-  @flagsaver.flagsaver
-  def main(*arguments):
-    with warnings.catch_warnings():  # ml_collections loads files the old way.
-      warnings.simplefilter("ignore", DeprecationWarning)
-      flags.FLAGS(["main", *arguments])
-    return main_lib.main([])
-
-  yield main
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+  return functools.partial(command, main_lib.main, directory=tmp_path)
 
 
 BARE = "--config=configs/sudoku_utm.py"
@@ -127,10 +109,9 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   )
 
 
-def test_describe_prints_json_and_trains_nothing():
-  done = command("--config=configs/sudoku_utm.py:paper", "--mode=describe")
-  assert done.returncode == 0, done.stderr
-  described = json.loads(done.stdout)
+def test_describe_prints_json_and_trains_nothing(main, capsys):
+  assert main("--config=configs/sudoku_utm.py:paper", "--mode=describe") == 0
+  described = json.loads(capsys.readouterr().out)
   assert described["parameters"] == 3_177_612
   assert described["config"]["model"]["name"] == "utm"
   assert len(described["flops_per_example"]) == 18

@@ -1,11 +1,19 @@
-"""Configs for tests."""
+"""Configs for tests, and commands."""
 
+import contextlib
 import pathlib
+import sys
+import threading
+import warnings
+from unittest import mock
 
 import jax
+import pytest
+from absl import app
+from absl.testing import flagsaver
 
+from loopjax import command_line, presets, sharding, train
 from loopjax import config as config_lib
-from loopjax import presets, sharding, train
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
@@ -43,3 +51,27 @@ def smoke(**overrides):
     config, {key.replace("__", "."): v for key, v in overrides.items()}
   )
   return config
+
+
+@flagsaver.flagsaver
+def command(entry, *arguments: str, directory=ROOT) -> int:
+  """Runs a command in this process; returns its exit status."""
+  least = jax.config.jax_persistent_cache_min_compile_time_secs
+
+  def run(main, flags_parser):
+    main(flags_parser(sys.argv))
+
+  with (
+    contextlib.chdir(directory),
+    mock.patch.object(sys, "argv", ["command", *arguments]),
+    mock.patch.object(sys, "unraisablehook"),
+    mock.patch.object(threading, "excepthook"),
+    mock.patch.object(app, "run", run),
+    warnings.catch_warnings(),
+    pytest.raises(SystemExit) as ended,
+  ):
+    # ml_collections loads files the old way.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    command_line.run(entry)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+  return ended.value.code
