@@ -3,3 +3,8 @@
 
 class UserError(ValueError):
   """A mistake of the user's: main prints one line and exits with status 2."""
+
+
+def one_line(error: BaseException, length: int = 200) -> str:
+  """What an error says, on one line of at most so many characters."""
+  return " ".join(str(error).split())[:length]

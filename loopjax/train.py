@@ -26,6 +26,7 @@ from loopjax.run import (
   preemption,
   processes,
   provenance,
+  restore,
 )
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
@@ -89,6 +90,13 @@ def run(
         ).items()
       )
     )
+    restored = None
+    if mode != "eval":
+      restored = restore.newest(
+        workdir,
+        lambda step: restore.state(workdir, step, program.abstract_state),
+        set_aside=True,
+      )
     checkpoints = checkpoint_lib.Checkpoints(
       workdir,
       keep=settings.run.keep_checkpoints,
@@ -102,7 +110,8 @@ def run(
     if mode == "eval":
       summary, directory = _evaluate(work), workdir / "evaluation"
     else:
-      summary, directory = _train_and_evaluate(work, mode), workdir
+      summary = _train_and_evaluate(work, restored, mode)
+      directory = workdir
     checkpoints.close()
     summary |= environment
     if jax.process_index() == 0:
@@ -140,13 +149,13 @@ def _admit(
   return summary if done else None
 
 
-def _train_and_evaluate(work: train_loop.Work, mode: str) -> dict[str, Any]:
+def _train_and_evaluate(
+  work: train_loop.Work,
+  restored: tuple[step.TrainState, dict[str, Any]] | None,
+  mode: str,
+) -> dict[str, Any]:
   """Trains from where the run stands, scores the result, draws figures."""
   settings, started = work.program.settings, time.monotonic()
-  restored = work.checkpoints.newest(
-    lambda step: work.checkpoints.restore(work.program.abstract_state, step),
-    set_aside=True,
-  )
   if restored:
     state, meta = restored
     assert meta["batches"] == int(state.step)
@@ -186,8 +195,10 @@ def _train_and_evaluate(work: train_loop.Work, mode: str) -> dict[str, Any]:
     **({"reason": outcome.reason} if outcome.reason else {}),
     "metrics": writer.last,
     **summary,
-    "digest": workdir_lib.digest(
-      {"params": state.params, "ema": state.ema, "opt": state.opt_state}
+    "digest": integrity.digest(
+      integrity.record(
+        {"params": state.params, "ema": state.ema, "opt": state.opt_state}
+      )
     ),
     **outcome.costs,
   }
@@ -204,15 +215,12 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
   if not options.init_from:
     return state
   source = pathlib.Path(options.init_from)
-  if not (source / "checkpoints").is_dir():
-    raise UserError(f"run.init_from={source} holds no checkpoints")
-  checkpoints = checkpoint_lib.Checkpoints(source, read_only=True)
   abstract = work.program.abstract_state.params
-  loaded = checkpoints.newest(
-    lambda step: checkpoints.restore_params(abstract, step, options.init_fresh),
+  loaded = restore.newest(
+    source,
+    lambda step: restore.params(source, step, abstract, options.init_fresh),
     set_aside=False,
   )
-  checkpoints.close()
   if loaded is None:
     raise UserError(f"run.init_from={source} holds no checkpoints")
   params = integrity.merged(state.params, loaded)
@@ -237,21 +245,22 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
   """Scores a checkpoint and draws it; the run itself stays as it is."""
   started = time.monotonic()
   wanted = work.program.settings.eval.checkpoint
-  checkpoints, abstract = work.checkpoints, work.program.abstract_state.params
+  workdir, abstract = work.workdir, work.program.abstract_state.params
 
-  def restore(step: int) -> tuple[int, Any]:
-    return step, checkpoints.restore_params(abstract, step)
+  def read(step: int) -> tuple[int, Any]:
+    return step, restore.params(workdir, step, abstract)
 
   if wanted == "newest":
-    restored = checkpoints.newest(restore, set_aside=False)
+    restored = restore.newest(workdir, read, set_aside=False)
     if restored is None:
-      raise UserError(f"{work.workdir} holds no checkpoint to evaluate")
+      raise UserError(f"{workdir} holds no checkpoint to evaluate")
   else:
-    at = checkpoints.best() if wanted == "best" else int(wanted)
+    best = wanted == "best"
+    at = restore.best(workdir, work.checkpoints.scores) if best else int(wanted)
     try:
-      restored = restore(at)
-    except checkpoint_lib.Damaged as error:
-      raise UserError(f"{work.workdir}: checkpoint {at}: {error}") from error
+      restored = read(at)
+    except restore.Damaged as error:
+      raise UserError(f"{workdir}: checkpoint {at}: {error}") from error
   at, params = restored
   values: dict[str, float] = {}
   try:
@@ -268,7 +277,7 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
     "status": status,
     "metrics": values,
     **_summary(work, params, at, started),
-    "digest": workdir_lib.digest(params),
+    "digest": integrity.digest(integrity.record(params)),
   }
 
 

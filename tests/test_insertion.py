@@ -7,18 +7,14 @@ from tests_support import load_config
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
-from loopjax.run import checkpoint
+from loopjax.run import restore
 
 SHORT = "run.num_steps=5,run.log_every=5,run.checkpoint_every=5"
 
 
 def params(config, workdir):
   program = program_lib.make_program(config_lib.resolve(config))
-  held = checkpoint.Checkpoints(workdir, read_only=True)
-  try:
-    return held.restore_params(program.abstract_state.params, 5)
-  finally:
-    held.close()
+  return restore.params(workdir, 5, program.abstract_state.params)
 
 
 def test_only_what_was_inserted_is_trained(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -10,9 +9,6 @@ import pathlib
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import jax
-import numpy as np
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -133,17 +129,6 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     with contextlib.suppress(ValueError):  # A line cut off by a kill.
       rows.append(json.loads(line))
   return rows
-
-
-def digest(tree: Any) -> str:
-  """sha256 over the bytes of all arrays of a pytree, with their paths."""
-  sha = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    value = processes.whole(leaf)
-    sha.update(jax.tree_util.keystr(path).encode())
-    sha.update(str((value.shape, value.dtype)).encode())
-    sha.update(np.ascontiguousarray(value).tobytes())
-  return sha.hexdigest()
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

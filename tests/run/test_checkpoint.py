@@ -15,7 +15,7 @@ from loopjax import program as program_lib
 from loopjax import sharding, train
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
-from loopjax.run import integrity
+from loopjax.run import integrity, restore
 
 
 def tree(seed=0):
@@ -64,8 +64,7 @@ def filled(tmp_path, steps, scores=None, **options):
 def test_what_is_saved_comes_back(tmp_path):
   with filled(tmp_path, [1, 2], keep=2):
     pass
-  with opening(tmp_path, keep=2) as checkpoints:
-    state, meta = checkpoints.restore(abstract(tree()), 1)
+  state, meta = restore.state(tmp_path, 1, abstract(tree()))
   assert meta["batches"] == 1
   for got, expected in zip(
     jax.tree.leaves(state), jax.tree.leaves(tree(1)), strict=True
@@ -79,7 +78,7 @@ def test_the_newest_and_the_best_stay(tmp_path):
   scores = {1: 0.1, 2: 0.9, 3: 0.3, 4: 0.2, 5: 0.4}
   with filled(tmp_path, range(1, 7), scores, keep=2, keep_best=1) as kept:
     assert kept.steps() == [2, 5, 6]
-    assert kept.best() == 2
+    assert restore.best(tmp_path, kept.scores) == 2
   with opening(tmp_path, keep=1, keep_best=1, scores=scores) as again:
     again.save(7, tree(7), {})
     again.wait()
@@ -89,14 +88,14 @@ def test_the_newest_and_the_best_stay(tmp_path):
 def test_without_scores_there_is_no_best(tmp_path):
   no_score = pytest.raises(UserError, match="no checkpoint has a score")
   with filled(tmp_path, [1]) as checkpoints, no_score:
-    checkpoints.best()
+    restore.best(tmp_path, checkpoints.scores)
 
 
 def test_saving_a_step_twice_keeps_the_first(tmp_path):
   with filled(tmp_path, [3]) as checkpoints:
     checkpoints.save(3, tree(99), {"batches": 99})
     checkpoints.wait()
-    assert checkpoints.meta(3)["batches"] == 3
+  assert restore.meta(tmp_path, 3)["batches"] == 3
 
 
 @pytest.mark.parametrize(
@@ -114,29 +113,29 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
   """It is the user's mistake: an older checkpoint would not help."""
   wanted = tree()
   change(wanted)
-  with filled(tmp_path, [1, 2], keep=2) as checkpoints:
+  with filled(tmp_path, [1, 2], keep=2):
+    pass
 
-    def restore(step):
-      return checkpoints.restore(abstract(wanted), step)
+  def read(step):
+    return restore.state(tmp_path, step, abstract(wanted))
 
-    with pytest.raises(UserError, match=message):
-      checkpoints.newest(restore, set_aside=False)
-    params = abstract(wanted["params"])
-    with pytest.raises(UserError, match=message.replace("params/", "")):
-      checkpoints.restore_params(params, 2)
+  with pytest.raises(UserError, match=message):
+    restore.newest(tmp_path, read, set_aside=False)
+  params = abstract(wanted["params"])
+  with pytest.raises(UserError, match=message.replace("params/", "")):
+    restore.params(tmp_path, 2, params)
 
 
 def test_parameters_alone_and_fresh_ones_beside_them(tmp_path):
   wanted, expected = abstract(tree()["params"]), tree(1)["params"]
-  with filled(tmp_path, [1]) as checkpoints:
-    loaded = checkpoints.restore_params(wanted, 1)
-    np.testing.assert_array_equal(
-      loaded["a"]["kernel"], expected["a"]["kernel"]
-    )
-    wanted["gate"] = {"bias": wanted["b"]}
-    with pytest.raises(UserError, match="missing gate/bias"):
-      checkpoints.restore_params(wanted, 1, fresh="^other")
-    loaded = checkpoints.restore_params(wanted, 1, fresh="^gate")
+  with filled(tmp_path, [1]):
+    pass
+  loaded = restore.params(tmp_path, 1, wanted)
+  np.testing.assert_array_equal(loaded["a"]["kernel"], expected["a"]["kernel"])
+  wanted["gate"] = {"bias": wanted["b"]}
+  with pytest.raises(UserError, match="missing gate/bias"):
+    restore.params(tmp_path, 1, wanted, fresh="^other")
+  loaded = restore.params(tmp_path, 1, wanted, fresh="^gate")
   assert "gate" not in loaded
   merged = integrity.merged({**tree()["params"], "gate": {"bias": 5}}, loaded)
   assert merged["gate"] == {"bias": 5}
@@ -168,14 +167,13 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
       changed = bytearray(original)
       changed[place] ^= 4
       path.write_bytes(bytes(changed))
-      with opening(tmp_path) as checkpoints:
-        try:
-          state, _ = checkpoints.restore(abstract(tree()), 1)
-        except checkpoint_lib.Damaged as error:
-          found.append(str(error))
-        else:  # Nothing depends on this bit.
-          for got, value in zip(jax.tree.leaves(state), expected, strict=True):
-            assert jnp.array_equal(got, value)
+      try:
+        state, _ = restore.state(tmp_path, 1, abstract(tree()))
+      except restore.Damaged as error:
+        found.append(str(error))
+      else:  # Nothing depends on this bit.
+        for got, value in zip(jax.tree.leaves(state), expected, strict=True):
+          assert jnp.array_equal(got, value)
     path.write_bytes(original)
   assert any("bytes were changed in" in line for line in found)
 
@@ -187,18 +185,21 @@ def test_falling_back_and_setting_aside(tmp_path, capsys):
   (directory / "2" / "meta" / "metadata").write_text("{}")
   (directory / "5").mkdir()
   (directory / "9.orbax-checkpoint-tmp").mkdir()
+  state, meta = restore.newest(
+    tmp_path,
+    lambda step: restore.state(tmp_path, step, abstract(tree())),
+    set_aside=True,
+  )
+  assert meta["batches"] == 1
+  assert jnp.array_equal(state["key"], tree(1)["key"])
+  said = capsys.readouterr().out
+  assert "checkpoint 5 is not used" in said
+  assert "checkpoint 2 is not used" in said
+  assert "checkpoint 9" not in said
+  aside = sorted(path.name for path in (tmp_path / "damaged").iterdir())
+  assert aside == ["2.0", "5.0"]
   with opening(tmp_path, keep=2) as checkpoints:
-    state, meta = checkpoints.newest(
-      lambda step: checkpoints.restore(abstract(tree()), step), set_aside=True
-    )
-    assert meta["batches"] == 1
-    assert jnp.array_equal(state["key"], tree(1)["key"])
-    said = capsys.readouterr().out
-    assert "checkpoint 5 is not used" in said
-    assert "checkpoint 2 is not used" in said
-    assert checkpoints.steps() == [1]
-    aside = sorted(path.name for path in (tmp_path / "damaged").iterdir())
-    assert aside == ["2.0", "5.0"]
+    assert checkpoints.steps() == restore.steps(tmp_path) == [1]
     assert not list(directory.glob("*tmp*"))
     checkpoints.save(2, tree(2), {})  # Its place is free again.
     checkpoints.wait()
@@ -215,12 +216,16 @@ def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
 
 
 def test_no_checkpoints_is_nothing_and_only_damaged_ones_an_error(tmp_path):
-  with opening(tmp_path) as checkpoints:
-    assert checkpoints.newest(checkpoints.meta, set_aside=False) is None
-  (tmp_path / "checkpoints" / "4").mkdir()
-  none_intact = pytest.raises(UserError, match="none of the checkpoints")
-  with opening(tmp_path) as checkpoints, none_intact:
-    checkpoints.newest(checkpoints.meta, set_aside=False)
+  def newest():
+    return restore.newest(
+      tmp_path, lambda step: restore.meta(tmp_path, step), set_aside=True
+    )
+
+  assert newest() is None
+  (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+  with pytest.raises(UserError, match="none of the checkpoints"):
+    newest()
+  assert restore.steps(tmp_path) == [4]
 
 
 def mesh_of(*sizes):
@@ -263,9 +268,8 @@ def test_restored_on_another_mesh(tmp_path):
   with opening(tmp_path) as checkpoints:
     checkpoints.save(1, {"x": jax.device_put(value, before)}, {})
     checkpoints.wait()
-    wanted = {"x": jax.ShapeDtypeStruct(value.shape, value.dtype)}
-    wanted = {"x": wanted["x"].update(sharding=after)}
-    state, _ = checkpoints.restore(wanted, 1)
+  wanted = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=after)
+  state, _ = restore.state(tmp_path, 1, {"x": wanted})
   assert state["x"].sharding == after
   np.testing.assert_array_equal(state["x"], value)
 
@@ -286,14 +290,29 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
   train.run(config, tuned, "train")
   program = program_lib.make_program(config_lib.resolve(config))
   wanted = program.abstract_state.params
-  with opening(source) as old, opening(tuned) as new:
-    expected = old.restore_params(wanted, 20)
-    got = new.restore_params(wanted, 5)
+  expected = restore.params(source, 20, wanted)
+  got = restore.params(tuned, 5, wanted)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), got, expected
   )
   fresh = program.init(jax.random.key(1)).params["head"]["kernel"]
   assert not np.allclose(fresh, expected["head"]["kernel"], atol=1e-3)
+
+
+def test_a_digest_sees_every_array_and_no_mesh():
+  def digest(state):
+    return integrity.digest(integrity.record(state))
+
+  state = tree()
+  expected = digest(state)
+  value = state["params"]["a"]["kernel"]
+  where = NamedSharding(mesh_of(2, 4, 1), P("fsdp"))
+  state["params"]["a"]["kernel"] = jax.device_put(value, where)
+  assert digest(state) == expected
+  state["params"]["a"]["kernel"] = value.at[3, 4].add(1e-6)
+  changed = digest(state)
+  state["params"]["a"] = {"weight": value}
+  assert len({expected, changed, digest(state)}) == 3
 
 
 def test_a_source_that_holds_nothing_is_named(tmp_path):

@@ -12,7 +12,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError
-from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import restore as restore_lib
 from loopjax.run import workdir as workdir_lib
 
 TASK = "multihop"
@@ -85,16 +85,13 @@ def restore(
   Raises:
     UserError: there is none.
   """
-  if not (workdir / "checkpoints").is_dir():
-    raise UserError(f"{workdir} holds no checkpoint to analyse")
   program = program_lib.make_program(settings, jax.local_devices()[:1])
   abstract = program.abstract_state.params
-  checkpoints = checkpoint_lib.Checkpoints(workdir, read_only=True)
-  found = checkpoints.newest(
-    lambda step: (step, checkpoints.restore_params(abstract, step)),
+  found = restore_lib.newest(
+    workdir,
+    lambda step: (step, restore_lib.params(workdir, step, abstract)),
     set_aside=False,
   )
-  checkpoints.close()
   if found is None:
     raise UserError(f"{workdir} holds no checkpoint to analyse")
   step, params = found

@@ -1,0 +1,214 @@
+"""Reads checkpoints: verifies them, falls back, and sets damaged ones aside.
+
+Orbax restores onto any mesh, but it does not notice a changed byte and takes an
+empty directory for a checkpoint. So what does not match the record that
+`loopjax.run.checkpoint` wrote beside the arrays is never used.
+
+Every function takes the work directory of a run, which may still go on, and is
+called by all processes alike.
+"""
+
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from loopjax.errors import UserError, one_line
+from loopjax.run import integrity, processes, quiet
+
+DIRECTORY = "checkpoints"  # In a work directory; below it the steps.
+STATE, META = "state", "meta"  # What there is of each step.
+
+
+class Damaged(Exception):
+  """A checkpoint that is not what was written; the message is one line."""
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+  """Steps with a checkpoint, damaged or not, oldest first."""
+  return processes.agreed(
+    lambda: sorted(
+      int(path.name)
+      for path in (workdir / DIRECTORY).glob("*")
+      if path.name.isdecimal()  # Orbax marks what is not complete.
+    )
+  )
+
+
+def newest(
+  workdir: pathlib.Path, read: Callable[[int], Any], *, set_aside: bool
+) -> Any | None:
+  """`read(step)` of the newest step that is intact; None if there are none.
+
+  Prints a line for every damaged one.
+
+  Args:
+    workdir: of the run.
+    read: raises Damaged if it cannot.
+    set_aside: move damaged ones to workdir/damaged, so that the run can save
+      these steps again.
+
+  Raises:
+    UserError: there are checkpoints, and all of them are damaged.
+  """
+  there_are, damaged = steps(workdir), []
+  for step in reversed(there_are):
+    try:
+      value = read(step)
+    except Damaged as error:
+      print(f"checkpoint {step} is not used: {error}", flush=True)
+      damaged.append(step)
+      continue
+    if set_aside:  # Only now: with none intact all must stay.
+      _set_aside(workdir, damaged)
+    return value
+  if there_are:
+    raise UserError(
+      f"{workdir / DIRECTORY}: none of the checkpoints {there_are} is intact;"
+      " nothing to go on from"
+    )
+  return None
+
+
+def best(workdir: pathlib.Path, scores: Mapping[int, float]) -> int:
+  """The step with the highest score among those with a checkpoint.
+
+  Raises:
+    UserError: no checkpoint has a score.
+  """
+  scored = [step for step in steps(workdir) if step in scores]
+  if not scored:
+    raise UserError(f"{workdir / DIRECTORY}: no checkpoint has a score")
+  return max(scored, key=lambda step: scores[step])
+
+
+def state(
+  workdir: pathlib.Path, step: int, abstract_state: Any
+) -> tuple[Any, dict[str, Any]]:
+  """Reads a train state onto the mesh of `abstract_state`: (state, meta).
+
+  Raises:
+    UserError: its arrays have other names, shapes or dtypes.
+    Damaged: it is not what was written.
+  """
+  record = meta(workdir, step)
+  where = workdir / DIRECTORY / str(step)
+  integrity.compare(integrity.describe(abstract_state), record["arrays"], where)
+  return _read(where, abstract_state, record["arrays"]), record
+
+
+def params(
+  workdir: pathlib.Path, step: int, abstract_params: Any, fresh: str = ""
+) -> dict[str, Any]:
+  """Reads parameters alone: the averaged ones, if the run averaged.
+
+  Args:
+    workdir: of the run.
+    step: which.
+    abstract_params: nested dict with target shardings.
+    fresh: regular expression of parameters that may be missing.
+
+  Returns:
+    Nested dict as `abstract_params`, without those that are missing.
+
+  Raises:
+    UserError: missing, extra or mis-shaped parameters.
+    Damaged: it is not what was written.
+  """
+  arrays = meta(workdir, step)["arrays"]
+  averaged = any(name.startswith("ema/") for name in arrays)
+  tree = "ema" if averaged else "params"
+  there = {
+    name.partition("/")[2]: array
+    for name, array in arrays.items()
+    if name.startswith(f"{tree}/")
+  }
+  wanted = integrity.describe(abstract_params)
+  missing = {
+    name
+    for name in wanted
+    if name not in there and fresh and re.search(fresh, name)
+  }
+  known = {k: v for k, v in wanted.items() if k not in missing}
+  where = workdir / DIRECTORY / str(step)
+  integrity.compare(known, there, where)
+  target = integrity.without(abstract_params, missing)
+  return _read(where, {tree: target}, arrays)[tree]
+
+
+def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+  """What was saved beside the arrays; raises Damaged or UserError."""
+  if step not in steps(workdir):
+    raise UserError(
+      f"{workdir / DIRECTORY}: no checkpoint of step {step}; there are"
+      f" {steps(workdir) or 'none'}"
+    )
+  # The file that Orbax's JSON handler writes.
+  path = workdir / DIRECTORY / str(step) / META / "metadata"
+  envelope = _intact(lambda: json.loads(path.read_text()))
+  content = envelope.get("content") if isinstance(envelope, dict) else None
+  if content is None or integrity.digest(content) != envelope.get("sha256"):
+    raise Damaged("its record of itself was changed")
+  return content
+
+
+def _read(
+  where: pathlib.Path, abstract: Any, arrays: Mapping[str, Sequence[Any]]
+) -> Any:
+  """Those arrays of the state that `abstract` names, verified.
+
+  By the handler alone: a manager would wait for the other processes, and one
+  that cannot read would not come.
+  """
+  quiet.orbax()
+  arguments = ocp.args.PyTreeRestore(
+    abstract,
+    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+    partial_restore=True,
+  )
+  path = epath.Path(where.absolute()) / STATE
+  handler = ocp.PyTreeCheckpointHandler()
+  tree = _intact(lambda: handler.restore(path, args=arguments))
+  changed = [
+    name
+    for name, checksum in integrity.checksums(tree).items()
+    if arrays[name][2] != checksum
+  ]
+  if changed:
+    raise Damaged(f"bytes were changed in {integrity.some(changed)}")
+  return tree
+
+
+def _set_aside(workdir: pathlib.Path, damaged: Sequence[int]) -> None:
+  for step in damaged if jax.process_index() == 0 else ():
+    directory = workdir / "damaged"
+    directory.mkdir(exist_ok=True)
+    names = (directory / f"{step}.{number}" for number in itertools.count())
+    free = next(name for name in names if not name.exists())
+    (workdir / DIRECTORY / str(step)).rename(free)
+  if damaged:
+    processes.wait_for_all()
+
+
+def _intact(read: Callable[[], Any]) -> Any:
+  """What `read` gives; Damaged on every process if it fails on one.
+
+  A broken file can make Orbax raise anything, but not what a lack of memory,
+  of permissions or of a device raises.
+  """
+  value, problem = None, ""
+  try:
+    value = read()
+  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    problem = f"{type(error).__name__}: {one_line(error)}"
+  if problem := processes.everywhere(problem):
+    raise Damaged(problem)
+  return value
