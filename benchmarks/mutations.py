@@ -165,11 +165,12 @@ def try_all(
     finally:
       trees.put(tree)
 
-  fitting = [mutation for mutation in mutations if not stale(mutation)]
-  unfit = control([m.tests for m in fitting], tmp / "0", seconds)
+  reasons = {m.name: stale(m, tmp / "0") for m in mutations}
+  fitting = [m.tests for m in mutations if not reasons[m.name]]
+  unfit = control(fitting, tmp / "0", seconds)
 
   def verdict(mutation: Mutation) -> tuple[str, float]:
-    if reason := stale(mutation):
+    if reason := reasons[mutation.name]:
       return f"stale: {reason}", 0.0
     if reason := unfit.get(tuple(mutation.tests)):
       return f"unfit: without the change its tests {reason}", 0.0

@@ -1,5 +1,7 @@
 """One step against the same step written out by hand, and on a mesh."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, step
 from loopjax.data import pipeline
+from loopjax.losses import tokens as token_losses
 
 
 def make(**overrides):
@@ -73,6 +76,38 @@ def test_one_call_of_three_steps_is_three_calls():
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
     together.params,
     apart.params,
+  )
+
+
+def test_microbatches_count_by_their_weights():
+  """A part with few weighted tokens has a small part in the gradient."""
+  graphdef, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+  params, tx = nnx.to_pure_dict(params), optax.sgd(0.1)
+  inputs = jax.random.normal(jax.random.key(1), (8, 4, 3))
+  few = jnp.arange(8)[:, None] % 4 >= jnp.arange(4)[None]
+  batch = {"inputs": inputs, "weights": few.astype(jnp.float32)}
+
+  def loss(model, batch, *_):
+    values = model(batch["inputs"])[..., 0] ** 2
+    weights, mean_weight = batch["weights"], batch["mean_weight"]
+    value = token_losses.weighted_mean(values, weights, mean_weight)
+    return value, {"loss": value}
+
+  def run(number):
+    static = {
+      "graphdef": graphdef, "loss_fn": loss, "tx": tx, "ema_decay": 0.0,
+      "num_microbatches": number, "max_bad_steps": 1,
+    }  # fmt: skip
+    state = step.init_state(params, tx, jax.random.key(0), False)
+    after, metrics = jax.jit(functools.partial(step.train_step, **static))(
+      state, batch, {}
+    )
+    return after.params, metrics["loss"]
+
+  jax.tree.map(
+    lambda got, expected: np.testing.assert_allclose(got, expected, rtol=1e-5),
+    run(4),
+    run(1),
   )
 
 
