@@ -105,6 +105,7 @@ def test_evaluation_sees_every_row_once():
 
 def test_uniforms_are_uniform_and_independent():
   draws = pipeline.uniforms(0, np.arange(20_000), 4)
+  assert len(np.unique(draws)) == draws.size  # Neighbours share none.
   assert draws.min() >= 0
   assert draws.max() < 1
   np.testing.assert_allclose(draws.mean(0), 0.5, atol=0.01)

@@ -88,7 +88,9 @@ def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
     box_rows=2, box_cols=2, train_csv="unused.csv", test_csv=str(path)
   )
   (batch,) = batches(config, "eval", num=1, batch_size=16)[1]
+  # The first sixteen of the file are of the first four groups.
   assert len(set(batch["group/rating"].tolist())) > 2
+  assert max(batch["group/rating"]) > 3
 
 
 def test_a_subset_is_the_seeds():

@@ -147,8 +147,7 @@ def test_parameters_of_a_run_that_averages_are_the_average(tmp_path):
   state["ema"] = jax.tree.map(lambda x: 2 * x, state["params"])
   with opening(tmp_path) as checkpoints:
     checkpoints.save(1, state, {})
-    checkpoints.wait()
-    loaded = checkpoints.restore_params(abstract(state["params"]), 1)
+  loaded = restore.params(tmp_path, 1, abstract(state["params"]))
   np.testing.assert_array_equal(
     loaded["a"]["kernel"], state["ema"]["a"]["kernel"]
   )
