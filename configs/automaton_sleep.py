@@ -9,7 +9,7 @@ Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
           0.668, 0.437, 0.655: benchmarks/results/2026-11-21_cpu_2cores_sleep.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run.
-  smoke   seconds; what the tests run.
+  smoke   what the tests run.
 """
 
 import ml_collections

@@ -10,7 +10,7 @@ Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
           benchmarks/results/2026-11-21_cpu_2cores_sleep.md
   gpu     the paper's with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run.
-  smoke   seconds; what the tests run.
+  smoke   what the tests run.
 """
 
 import ml_collections

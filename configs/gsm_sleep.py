@@ -10,7 +10,7 @@ from scratch, or from a trained `looped` model: docs/insertion.md. Presets:
   gpu     texts of 512 tokens. Not measured.
   paper   texts of 4096 tokens, windows of 2048; the paper's have 2000 to 3300,
           and 2000. Not run.
-  smoke   seconds; what the tests run.
+  smoke   what the tests run.
 
 After one of them: `inserted` and `warm_up`, memory put into a trained model.
 """

@@ -10,7 +10,7 @@ vocabulary of words. The gate is learned. Presets, in `configs/common.py`:
   tiny    a smaller task on two CPU cores. Not measured.
   gpu     the paper's task, width 256. Not measured.
   paper   500 + 500 entities, 5,000 epochs of 20,000 sequences. Not run.
-  smoke   seconds; what the tests run.
+  smoke   what the tests run.
 """
 
 import ml_collections

@@ -13,7 +13,7 @@ untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
   gpu     the paper's task, width 256. Not measured.
   paper   two hops, 500 + 500 entities, 3,000 epochs of 20,000 sequences; the
           block of GPT-2, 4 layers, which the paper does not state. Not run.
-  smoke   seconds; what the tests run.
+  smoke   what the tests run.
 """
 
 import ml_collections

@@ -11,7 +11,7 @@ Source: arXiv 2604.21999, section 4.1. Presets:
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face
           Hub or your files (task.train_csv, task.test_csv), 18 loops. Not run;
           the paper has exact match 0.569 on samples of 12,800 test puzzles.
-  smoke   seconds; what the tests run.
+  smoke   what the tests run.
 """
 
 import ml_collections

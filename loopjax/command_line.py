@@ -23,8 +23,15 @@ WORKDIR = flags.DEFINE_string(
 )
 
 
-def run(entry: Callable[[list[str]], int]) -> None:
-  """Runs `entry(argv) -> status` and turns UserError into one line."""
+def run(
+  entry: Callable[[list[str]], int], guide: Callable[[], str] | None = None
+) -> None:
+  """Runs a command; a UserError is one line and exit status 2.
+
+  Args:
+    entry: argv -> exit status.
+    guide: what --help says between what the command is and its flags.
+  """
 
   def guarded(parse_or_entry, *args):
     try:
@@ -37,6 +44,11 @@ def run(entry: Callable[[list[str]], int]) -> None:
         raise
       _end_for_want_of_storage(error)
 
+  if {"--help", "-help", "-h"} & set(sys.argv[1:]):
+    print((sys.modules["__main__"].__doc__ or "").strip())
+    print(f"\n{guide()}" if guide else "")
+    print(flags.FLAGS.main_module_help().strip())
+    sys.exit()
   threading.excepthook = _in_a_thread
   sys.unraisablehook = _without_closed_loops
   logging.set_verbosity(logging.WARNING)

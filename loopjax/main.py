@@ -8,6 +8,7 @@ was asked to stop and saved, 5 another process of the run was lost. After 4 and
 import json
 import os
 import pathlib
+import shlex
 import sys
 import traceback
 from typing import NoReturn
@@ -26,20 +27,31 @@ MODES = ("train", "eval", "train_and_eval", "describe")
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 flags.adopt_module_key_flags(processes)
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
+_LIST = flags.DEFINE_bool("list", False, "Say which configs there are.")
+
+
+def _guide() -> str:
+  from loopjax import listing
+
+  return listing.listing()
 
 
 def main(argv: list[str]) -> int:
   """Does what --mode says; returns the exit status."""
   del argv
   from loopjax import config as config_lib
-  from loopjax import describe, presets, train
+  from loopjax import describe, listing, presets, train
   from loopjax.run import naming
 
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
   config = command_line.CONFIG.value
+  if _LIST.value or config is None:
+    print(listing.listing(), flush=True)
+  if _LIST.value:
+    return 0
   if config is None:
-    raise UserError("--config=FILE is missing")
+    raise UserError("--config=FILE is missing; --list says which there are")
   if _MODE.value == "describe":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
@@ -65,7 +77,8 @@ def main(argv: list[str]) -> int:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
   if summary["status"] == "preempted" and jax.process_index() == 0:
     where = f"stopped after step {summary['steps']} of {config.run.num_steps}"
-    print(f"{where}; this goes on: {summary['command']}", file=sys.stderr)
+    print(f"{where}; this goes on:", file=sys.stderr)
+    print(shlex.join(sys.orig_argv), file=sys.stderr)
   return _STATUS[summary["status"]]
 
 
@@ -92,4 +105,4 @@ def _compilation_cache() -> str:
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  command_line.run(main, _guide)

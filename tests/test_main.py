@@ -9,8 +9,8 @@ import sys
 import pytest
 from tests_support import ROOT, command
 
+from loopjax import command_line, train
 from loopjax import main as main_lib
-from loopjax import train
 from loopjax.run import machine
 
 
@@ -84,7 +84,7 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert lines[0] == "work directory: runs/sudoku_utm-smoke"
   assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
   assert {":gpu,", ":tiny,", ":nine"} <= set(lines[1].split())
-  assert lines[2].startswith("time: about 0 s of training")
+  assert lines[2].startswith("time: about seconds of training")
   assert sum("steps a second; about" in line for line in lines) == 1
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0
@@ -97,16 +97,44 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
 
   def run(config, workdir, mode):
     asked.append((config.task.box_cols, str(workdir), mode))
-    return {"status": "preempted", "steps": 600, "command": "python -m x --y"}
+    return {"status": "preempted", "steps": 600}
 
   monkeypatch.setattr(train, "run", run)
+  command = ["python", "-m", "loopjax.main", "--config=my configs/a.py"]
+  monkeypatch.setattr(sys, "orig_argv", command)
   assert main(BARE) == 4
   assert asked == [(3, "runs/sudoku_utm", "train_and_eval")]
   said = capsys.readouterr()
   assert said.out.splitlines()[1].startswith("preset: tiny; others: ")
   assert said.err == (
-    "stopped after step 600 of 2600; this goes on: python -m x --y\n"
+    "stopped after step 600 of 2600; this goes on:\n"
+    "python -m loopjax.main '--config=my configs/a.py'\n"
   )
+
+
+@pytest.mark.parametrize("arguments", [[], ["--list"]])
+def test_without_a_config_it_says_which_there_are(
+  arguments, monkeypatch, capsys
+):
+  monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
+  assert command(main_lib.main, *arguments) == (0 if arguments else 2)
+  said = capsys.readouterr()
+  assert said.out.startswith("python -m loopjax.main --config=FILE")
+  assert "\nconfigs/sudoku_utm.py: " in said.out
+  missing = "error: --config=FILE is missing; --list says which there are\n"
+  assert said.err == ("" if arguments else missing)
+
+
+def test_help_is_what_it_does_then_the_guide_then_the_flags(
+  monkeypatch, capsys
+):
+  monkeypatch.setattr(sys, "argv", [main_lib.__file__, "--help"])
+  monkeypatch.setattr(sys.modules["__main__"], "__doc__", "What it does.\n")
+  with pytest.raises(SystemExit) as ended:
+    command_line.run(main_lib.main, lambda: "The guide.")
+  assert not ended.value.code
+  said = capsys.readouterr().out
+  assert said.startswith("What it does.\n\nThe guide.\n")
 
 
 def test_describe_prints_json_and_trains_nothing(main, capsys):

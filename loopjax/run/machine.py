@@ -18,6 +18,7 @@ _PROBE_SECONDS = 0.2
 # most that. Measured on CPUs: 0.08 at 32, 0.16 at 64, 0.25 at 128, 0.6 at 512.
 _SHARE_OF_WIDTH, _MOST = 1 / 400, 0.6
 _MEASURED_SECONDS = 1.0
+_FEW_SECONDS = 10
 _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -64,11 +65,11 @@ def prediction(settings: config_lib.Settings) -> str:
 
 
 def duration(seconds: float) -> str:
-  """As people say it: "40 s", "3 minutes", "2 hours", "71 days"."""
+  """As people say it: "seconds", "40 s", "3 minutes", "2 hours", "71 days"."""
   for unit, name in _UNITS:
     if seconds >= 2 * unit:
       return f"{seconds / unit:,.0f} {name}"
-  return f"{seconds:.0f} s"
+  return f"{seconds:.0f} s" if seconds >= _FEW_SECONDS else "seconds"
 
 
 class FirstCalls:

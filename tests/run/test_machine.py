@@ -11,7 +11,8 @@ from loopjax.run import machine
 @pytest.mark.parametrize(
   ("seconds", "said"),
   [
-    (0.2, "0 s"),
+    (0.2, "seconds"),
+    (10.0, "10 s"),
     (119.0, "119 s"),
     (120.0, "2 minutes"),
     (7199.0, "120 minutes"),

@@ -1,0 +1,73 @@
+"""What there is to train: configs, their presets, and what each takes here."""
+
+import os
+import pathlib
+import re
+import textwrap
+
+import loopjax
+from loopjax import config as config_lib
+from loopjax import presets
+from loopjax.run import machine
+
+# "  tiny    what it is," and its further lines.
+_DESCRIBED = re.compile(r"^  (\w+)  +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
+_USAGE = """\
+python -m loopjax.main --config=FILE[:preset][,section.key=value...]
+
+trains and evaluates; the same command goes on with a run that was stopped.
+--config.section.key=value changes a setting, --workdir=DIR where the run
+writes, --mode=describe prints all settings and what they cost.
+
+Without a preset it is :tiny. Times are rough: counted FLOPs over this machine's
+matrix products now."""
+_ELSEWHERE = """\
+The configs are in the folder configs/ of the loopjax repository, not in the
+installed package: run this in a checkout of it, or write a FILE of your own."""
+
+
+def listing() -> str:
+  """How to train, and one paragraph for each config; nothing is compiled."""
+  paragraphs = [_config(path) for path in _files()]
+  return "\n\n".join([_USAGE, *(paragraphs or [_ELSEWHERE])])
+
+
+def _files() -> list[pathlib.Path]:
+  """Configs of the checkout that runs, or else of the current directory."""
+  checkout = pathlib.Path(loopjax.__file__).parents[1] / "configs"
+  for folder in (checkout, pathlib.Path("configs").absolute()):
+    # Whatever else is there is not ours to run.
+    found = [
+      path
+      for path in sorted(folder.glob("*.py"))
+      if "\nfrom loopjax" in path.read_text()
+      and "\ndef get_config(" in path.read_text()
+    ]
+    if found:
+      return found
+  return []
+
+
+def _config(path: pathlib.Path) -> str:
+  """What it is, and a few lines on each of its presets."""
+  names = presets.read(path)
+  summary, _, rest = names["__doc__"].partition("\n")
+  lines = [_wrapped("", f"{os.path.relpath(path)}: {summary}", 2)]
+  for name, text in _DESCRIBED.findall(rest):
+    if name in names["PRESETS"]:
+      settings = config_lib.resolve(names["get_config"](name))
+      time = machine.duration(machine.training_seconds(settings))
+      lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 10))
+  return "\n".join(lines)
+
+
+def _wrapped(label: str, text: str, indent: int) -> str:
+  """Text of 80 columns, behind a label and indented from the second line on."""
+  return textwrap.fill(
+    " ".join(text.split()),
+    width=80,
+    initial_indent=label.ljust(indent) if label else "",
+    subsequent_indent=" " * indent,
+    break_long_words=False,
+    break_on_hyphens=False,
+  )

@@ -1,0 +1,73 @@
+"""The command `loopjax` and its words."""
+
+import runpy
+import sys
+
+import pytest
+
+from loopjax import __main__ as console
+
+
+@pytest.fixture
+def started(monkeypatch):
+  """[module, its arguments] of what the command runs instead of running it."""
+  calls = []
+
+  def run_module(module, run_name, alter_sys):
+    assert run_name == "__main__" and alter_sys
+    calls.append([module, *sys.argv[1:]])
+
+  monkeypatch.setattr(runpy, "run_module", run_module)
+  return calls
+
+
+def start(monkeypatch, *arguments):
+  monkeypatch.setattr(sys, "argv", ["/somewhere/bin/loopjax", *arguments])
+  console.main()
+
+
+@pytest.mark.parametrize(
+  ("arguments", "expected"),
+  [
+    (["train", "--config=c.py"], ["loopjax.main", "--config=c.py"]),
+    (["eval", "--config=c"], ["loopjax.main", "--mode=eval", "--config=c"]),
+    (["describe"], ["loopjax.main", "--mode=describe"]),
+    (["sweep", "--sweep=s"], ["loopjax.sweep", "--sweep=s"]),
+    (["report", "runs/a"], ["loopjax.report", "runs/a"]),
+    (["fit", "--help"], ["loopjax.fit", "--help"]),
+    (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
+    (["--list"], ["loopjax.main", "--list"]),
+  ],
+)
+def test_a_word_is_a_module(monkeypatch, started, arguments, expected):
+  start(monkeypatch, *arguments)
+  assert started == [expected]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["help"]])
+def test_without_a_word_it_says_which_there_are(
+  monkeypatch, started, arguments, capsys
+):
+  start(monkeypatch, *arguments)
+  assert not started
+  said = capsys.readouterr().out
+  for word in console._WORDS:
+    assert word in said
+
+
+def test_another_word_is_a_mistake(monkeypatch, started, capsys):
+  with pytest.raises(SystemExit) as ended:
+    start(monkeypatch, "dance")
+  assert (ended.value.code, started) == (2, [])
+  assert capsys.readouterr().err == (
+    "error: no command 'dance'; there are train, eval, describe, sweep, report,"
+    " fit, analysis\n"
+  )
+
+
+def test_every_word_is_a_command_that_answers(monkeypatch, capsys):
+  """Of one that is run for real: the flags are the module's own."""
+  with pytest.raises(SystemExit) as ended:
+    start(monkeypatch, "report", "--help")
+  assert ended.value.code == 0
+  assert "python -m loopjax.report" in capsys.readouterr().out
