@@ -1,6 +1,7 @@
-"""Tiny models for tests, drawn and run by compiled programs.
+"""Tiny models for tests: drawn piece by piece, run as compiled programs.
 
-Running them operation by operation would compile every one by itself.
+Families and configs draw the same pieces, each compiled once, but run as
+programs of their own, each compiled as a whole.
 """
 
 import functools
@@ -22,30 +23,52 @@ def abstract(family, config, spec, options=LoopOptions()):
 
 
 @functools.cache
+def graph(family, config, spec, options=LoopOptions()):
+  """What is left of the model without its parameters."""
+  return nnx.split(abstract(family, config, spec, options))[0]
+
+
+@functools.cache
+def _drawn(family, config, spec):
+  model = family.Model(config, spec, rngs=nnx.Rngs(params=0))
+  return nnx.to_pure_dict(nnx.state(model))
+
+
 def params_of(family, config, spec):
-  """Parameters as a nested dict."""
-
-  def draw():
-    model = family.Model(config, spec, rngs=nnx.Rngs(params=0))
-    return nnx.to_pure_dict(nnx.state(model))
-
-  return jax.jit(draw, compiler_options=FAST)()
+  """Parameters as a nested dict of one's own."""
+  return jax.tree.map(lambda x: x, _drawn(family, config, spec))
 
 
 def merged(family, config, spec, params=None, options=LoopOptions()):
   """The model with its parameters, or others."""
-  graphdef, _ = nnx.split(abstract(family, config, spec, options))
-  return nnx.merge(graphdef, params or params_of(family, config, spec))
-
-
-def run(family, config, spec, inputs, params=None, **call):
-  """The model's output for inputs; `call` as in `Model.__call__`."""
-
-  def forward(params, inputs):
-    return merged(family, config, spec, params)(inputs, **call)
-
   params = params or params_of(family, config, spec)
-  return jax.jit(forward, compiler_options=FAST)(params, inputs)
+  return nnx.merge(graph(family, config, spec, options), params)
+
+
+@functools.cache
+def _forward(family, config, spec, options, call):
+  def forward(params, inputs, arrays):
+    model = merged(family, config, spec, params, options)
+    return model(inputs, **arrays, **dict(call))
+
+  return jax.jit(forward, compiler_options=FAST)
+
+
+def run(
+  family,
+  config,
+  spec,
+  inputs,
+  params=None,
+  *,
+  options=LoopOptions(),
+  key=None,
+  **call,
+):
+  """The model's output for inputs; `key` and `call` as in `Model.__call__`."""
+  forward = _forward(family, config, spec, options, tuple(call.items()))
+  params = params or params_of(family, config, spec)
+  return forward(params, inputs, {} if key is None else {"key": key})
 
 
 def count(family, config, spec):

@@ -76,9 +76,8 @@ def config_of(name, **changes):
 
 def split(name, options=LoopOptions()):
   """(graph, parameters)."""
-  family, config = MODELS[name], config_of(name)
-  graphdef, _ = nnx.split(examples.abstract(family, config, SPEC, options))
-  return graphdef, examples.params_of(family, config, SPEC)
+  model = MODELS[name], config_of(name), SPEC
+  return examples.graph(*model, options), examples.params_of(*model)
 
 
 def batch():
@@ -322,14 +321,13 @@ def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
     return jax.random.normal(key, x.shape)
 
   monkeypatch.setattr(stack, "run_layers", shown)
-  (hidden,) = examples.run(
-    MODELS[name],
-    config_of(name, num_loops=3),
-    SPEC,
-    batch()["inputs"],
-    key=jax.random.key(0),
-    trace=("hidden",),
-  ).trace.values()
+  model = examples.merged(MODELS[name], config_of(name, num_loops=3), SPEC)
+
+  @jax.jit
+  def run(key):
+    return model(batch()["inputs"], key=key, trace=("hidden",)).trace["hidden"]
+
+  hidden = run(jax.random.key(0))
   for first, second in itertools.combinations(hidden, 2):
     assert jnp.abs(first - second).max() > 0.1
 
