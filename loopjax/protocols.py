@@ -113,6 +113,10 @@ class Family(Protocol):
   def TRACES(self) -> tuple[str, ...]:
     """What a model can show of every loop."""
 
+  @property
+  def HEADLINE(self) -> tuple[str, ...]:
+    """Which of its own metrics a person wants to see, if there are any."""
+
   def loss(
     self, model: Any, batch: Batch, key: Array, step: Array, frozen: Any
   ) -> tuple[Array, Metrics]:
@@ -158,6 +162,10 @@ class Task(Protocol):
   @property
   def TRACES(self) -> tuple[str, ...]:
     """Records of every loop that `score` reads, if a model has them."""
+
+  @property
+  def HEADLINE(self) -> tuple[str, ...]:
+    """Which scores a person wants to see; the first one says it best."""
 
   def spec(self, config: Any) -> TaskSpec:
     """What a model must know to be built, without any data."""

@@ -175,8 +175,13 @@ def _train_and_evaluate(
   scored_again = mode == "train_and_eval" and (
     at == settings.run.num_steps or train_loop.evaluation_is_due(settings, at)
   )
+  headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
   writer = metrics.Writer(
-    work.workdir, settings.run.num_steps, at, scored_again
+    work.workdir,
+    settings.run.num_steps,
+    at,
+    scored_again,
+    shown=("loss", *headline, "steps_per_second"),
   )
   try:
     state, outcome = train_loop.train(

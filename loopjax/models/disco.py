@@ -30,6 +30,7 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "mixed", "gate", "prediction", "confidence")
+HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
+HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ TRACES = (
   "weight",
   "attention",
 )
+HEADLINE = ("halting_steps",)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ class Writer:
     num_steps: int,
     start_step: int,
     scored_again: bool,
+    shown: Sequence[str],
   ):
     """Opens the files.
 
@@ -39,6 +40,8 @@ class Writer:
       num_steps: of the run.
       start_step: where it goes on.
       scored_again: whether the run will evaluate at this step.
+      shown: names of the numbers that a person follows, in this order; those
+        of them that a row has are printed.
     """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
@@ -61,7 +64,7 @@ class Writer:
     self._board = tensorboardX.SummaryWriter(
       str(workdir / "tb"), purge_step=start_step + 1 if start_step else None
     )
-    self._num_steps = num_steps
+    self._num_steps, self._shown = num_steps, shown
     self._bar = tqdm.tqdm(
       total=num_steps, initial=start_step, unit="step", disable=None
     )
@@ -121,16 +124,8 @@ class Writer:
 
   def _show(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
     """The few numbers that a person follows."""
-    names = [
-      "loss",
-      "exact_match",
-      "accuracy",
-      "cell_accuracy",
-      "halting_steps",
-      "steps_per_second",
-    ]
     shown = "  ".join(
-      f"{name} {scalars[name]:.4g}" for name in names if name in scalars
+      f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars
     )
     self._bar.update(step - self._bar.n)
     if not shown:

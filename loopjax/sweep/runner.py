@@ -6,13 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import child
 from loopjax.sweep.items import Item
 
-# What a person wants to see first of a run's scores, if it is there.
-_SHOWN = ("eval/exact_match", "test_id_2/accuracy", "test_ood_2/accuracy")
 _DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
 
 
@@ -55,7 +54,9 @@ def run_items(
       if message:
         failed[item.slug] = message
       words = [f"{number}/{len(items)}", item.slug, state]
-      words += [message] if message else _result(workdir / item.slug)
+      words += (
+        [message] if message else _result(workdir / item.slug, item.config)
+      )
       print("  ".join(words), flush=True)
       if stopped:
         return failed, stopped
@@ -132,13 +133,15 @@ def _run(
   return stopped, "failed", f"exit status {status}: {last_line}; see {log}"
 
 
-def _result(directory: pathlib.Path) -> list[str]:
-  """What a person wants to see first, if it is known."""
+def _result(directory: pathlib.Path, config: Mapping[str, Any]) -> list[str]:
+  """The task's first score on every split, if it is known."""
   if not (directory / "summary.json").exists():
     return []
   summary = workdir_lib.read_json(directory / "summary.json")
-  scores = summary.get("metrics", {})
+  score = TASKS[config["task"]["name"]].HEADLINE[0]
   words = [
-    f"{name} {100 * scores[name]:.1f} %" for name in _SHOWN if name in scores
+    f"{name} {value:.3g}"
+    for name, value in summary.get("metrics", {}).items()
+    if name.partition("/")[2] == score and not name.startswith("train/")
   ]
   return [*words, f"{summary.get('wall_seconds', 0):.0f} s in all"]

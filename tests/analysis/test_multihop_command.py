@@ -9,14 +9,8 @@ from loopjax.analysis.multihop import rows, tables
 from loopjax.run import workdir as workdir_lib
 
 
-@pytest.mark.parametrize(
-  ("family", "reason"),
-  [
-    ("transformer", "its copies are not loops"),
-    ("ponderlm", "its loops hand on embeddings alone"),
-  ],
-)
-def test_what_a_family_has_not_is_said(family, reason, tmp_path, capsys):
+@pytest.mark.parametrize("family", ["transformer", "ponderlm", "utm"])
+def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, family)
   (workdir / "analysis").mkdir()
@@ -28,7 +22,7 @@ def test_what_a_family_has_not_is_said(family, reason, tmp_path, capsys):
   analyses = set(rows.values_of(found, "analysis"))
   assert analyses == {"stage", "coverage", "lens", "cosine"}
   printed = capsys.readouterr().out
-  assert f"intervention, patching: left out, {reason}" in printed
+  assert f"intervention, patching: left out, {family} has no state" in printed
   assert "stages.png: left out, metrics.jsonl" in printed
 
 
@@ -82,7 +76,7 @@ def with_config(directory, change, family="looped"):
   [
     (None, (), "holds no run"),
     (lambda c: c["task"].update(name="sudoku"), (), "'sudoku' is not"),
-    (lambda c: c["model"].update(name="utm"), (), "'utm' is none of disco,"),
+    (lambda c: c["model"].update(name="gpt"), (), "no model.name='gpt'"),
     (lambda c: c.pop("model"), (), "is no config of a run"),
     (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
     (lambda c: None, (), "holds no checkpoint"),
@@ -112,8 +106,15 @@ def test_mistakes_are_one_line(change, flags, message, tmp_path, capsys):
 def test_flags_without_an_effect_are_refused(flag, tmp_path, capsys):
   with_config(tmp_path, lambda c: None, "transformer")
   assert command.main([str(tmp_path), flag]) == 2
-  message = f"error: {flag} has no effect on transformer: its copies"
+  message = f"error: {flag} has no effect on transformer: transformer has no"
   assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_family_that_shows_too_little_is_refused(tmp_path, capsys):
+  with_config(tmp_path, lambda c: None, "sleep")
+  assert command.main([str(tmp_path)]) == 2
+  message = "model.name='sleep' does not show the prediction of every loop\n"
+  assert capsys.readouterr().err.endswith(message)
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):

@@ -55,7 +55,12 @@ class Runner:
       workdir_lib.write_json(directory / "config.json", config)
       summary = {
         **ENDS[status],
-        "metrics": {"eval/exact_match": 0.25},
+        "metrics": {
+          "train/exact_match": 0.75,
+          "eval/exact_match": 0.25,
+          "eval/exact_match/rating=0": 0.5,
+          "test/exact_match": 0.125,
+        },
         "wall_seconds": 7.0,
       }
       workdir_lib.write_json(directory / "summary.json", summary)
@@ -165,8 +170,8 @@ def test_complete_is_skipped_and_unfinished_goes_on(
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == len(items)
   assert lines[0].startswith(f"1/4  {items[0].slug}  complete")
-  assert "eval/exact_match 25.0 %" in lines[0]
-  assert "7 s" in lines[0]
+  scores = "  eval/exact_match 0.25  test/exact_match 0.125  7 s in all"
+  assert lines[0].endswith(scores)
 
 
 def test_failures_are_named_and_the_rest_is_run(monkeypatch, items, tmp_path):

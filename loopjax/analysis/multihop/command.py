@@ -1,5 +1,6 @@
 """All analyses of a run, in order; each is left out only with a line."""
 
+import inspect
 import os
 import pathlib
 
@@ -19,12 +20,6 @@ from loopjax.analysis.multihop import (
 from loopjax.data.multihop import task
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
-
-# Why a family has nothing to edit between its loops.
-_NOT_EDITED = {
-  "transformer": "its copies are not loops: no weights read the state again",
-  "ponderlm": "its loops hand on embeddings alone, no hidden state",
-}
 
 _TABLES = (
   tables.stages,
@@ -148,9 +143,10 @@ def _make(output: pathlib.Path) -> None:
 
 def _why_unedited(settings: config_lib.Settings, family: str) -> str:
   """Why nothing can be edited between loops; empty if it can."""
-  if family in _NOT_EDITED or settings.eval_loops > 1:
-    return _NOT_EDITED.get(family, "")
-  return "one loop hands nothing on"
+  call = inspect.signature(settings.family.Model.__call__)
+  if "edit" not in call.parameters:
+    return f"{family} has no state that is handed on and can be edited"
+  return "" if settings.eval_loops > 1 else "one loop hands nothing on"
 
 
 def _edit(

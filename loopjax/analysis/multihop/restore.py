@@ -12,11 +12,13 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError
+from loopjax.models import MODELS
 from loopjax.run import restore as restore_lib
 from loopjax.run import workdir as workdir_lib
 
 TASK = "multihop"
-FAMILIES = ("disco", "looped", "ponderlm", "transformer")
+# What a family must be able to show of every loop.
+_TRACES = ("hidden", "prediction")
 
 
 class Restored(NamedTuple):
@@ -24,7 +26,7 @@ class Restored(NamedTuple):
 
   Attributes:
     settings: of the run, but for the mesh: one device.
-    family: a name out of FAMILIES.
+    family: its name.
     graphdef: the model without its parameters.
     params: the scored ones of the newest intact checkpoint.
     step: optimizer steps behind them.
@@ -43,7 +45,8 @@ def read_settings(
   """The settings of a run and the name of its family.
 
   Raises:
-    UserError: there is no run, or one of another task or family.
+    UserError: there is no run, or one of another task or of a family that
+      shows too little of its loops.
   """
   path = workdir / "config.json"
   if not path.exists():
@@ -56,13 +59,17 @@ def read_settings(
     raise UserError(f"{path}: is no config of a run") from error
   if task != TASK:
     raise UserError(f"{workdir}: task.name={task!r} is not {TASK!r}")
-  if family not in FAMILIES:
-    names = ", ".join(FAMILIES)
-    raise UserError(f"{workdir}: model.name={family!r} is none of {names}")
+  if family not in MODELS:
+    raise UserError(f"{workdir}: there is no model.name={family!r}")
   config: ml_collections.ConfigDict = config_lib.make(family, task)
   config.lock()
   config_lib.override(config, flat)
   settings = config_lib.resolve(config)
+  if unseen := set(_TRACES).difference(settings.family.TRACES):
+    raise UserError(
+      f"{workdir}: model.name={family!r} does not show the"
+      f" {', '.join(sorted(unseen))} of every loop"
+    )
   return settings._replace(mesh=sharding.Config()), family
 
 

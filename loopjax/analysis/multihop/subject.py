@@ -170,7 +170,9 @@ def _observe(
   vectors = table[compared][:, None, None]  # [b, 1, 1, n, D]
   cosines = {}
   for state in states:
-    hidden = jnp.swapaxes(outputs[-1].trace[state], 0, 1)  # [b, K, T, D]
+    # Without what a model puts in front of the question: [b, K, T, D].
+    hidden = outputs[-1].trace[state][:, :, -inputs.shape[1] :]
+    hidden = jnp.swapaxes(hidden, 0, 1)
     prefix = "" if state == "hidden" else f"{state}_"
     for name, value in lens.cosines(hidden, vectors, centre).items():
       cosines[prefix + name] = value

@@ -27,6 +27,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 ANSWER = 2  # Token id; those of the cells are their values.
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+HEADLINE = ("exact_match", "cell_accuracy")
 _STREAMS = {"train": 0, "eval": 1}
 
 

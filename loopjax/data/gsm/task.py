@@ -17,6 +17,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+HEADLINE = ("exact_match",)
 _TRAIN, _EVAL, _OPERATIONS = 4, 5, 6  # No streams of `problems`.
 
 

@@ -18,6 +18,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 # Records of every loop that `score` reads, if a model has them.
 TRACES = ("prediction",)
+HEADLINE = ("accuracy",)
 _GRAPH_STREAM = 4  # No stream of `chains`.
 
 

@@ -20,6 +20,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+HEADLINE = ("exact_match", "cell_accuracy")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,6 @@ Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
 
 from loopjax.models.sleep.config import Config, costs
-from loopjax.models.sleep.model import TRACES, Kept, Model, loss
+from loopjax.models.sleep.model import HEADLINE, TRACES, Kept, Model, loss
 
-__all__ = ["TRACES", "Config", "Kept", "Model", "costs", "loss"]
+__all__ = ["HEADLINE", "TRACES", "Config", "Kept", "Model", "costs", "loss"]

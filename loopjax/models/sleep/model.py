@@ -29,6 +29,7 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden",)
+HEADLINE: tuple[str, ...] = ()
 
 
 class Model(nnx.Module):

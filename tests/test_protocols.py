@@ -1,0 +1,48 @@
+"""What families and tasks promise, where the type checker cannot see it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from tests_support import SMOKE, load_config
+
+from loopjax import config as config_lib
+from loopjax import program
+from loopjax.data import TASKS
+from loopjax.types import Output
+
+CONFIGS = {  # A config file by task.
+  "automaton": "automaton_sleep",
+  "depo": "depo_sleep",
+  "gsm": "gsm_sleep",
+  "multihop": "multihop_disco",
+  "sudoku": "sudoku_utm",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_a_task_has_the_scores_of_its_headline(name):
+  settings = config_lib.resolve(load_config(CONFIGS[name], "smoke"))
+  task, spec = settings.task_module, settings.spec
+  batch = task.abstract_batch(settings.task, 4)
+  shape = (*batch["targets"].shape, spec.vocab_size)
+  output = Output(jax.ShapeDtypeStruct(shape, jnp.float32), {}, {}, {}, {})
+  scores = jax.eval_shape(task.score, output, batch)
+  assert task.HEADLINE
+  assert set(task.HEADLINE) <= scores.keys()
+  assert {value.shape for value in scores.values()} == {(4,)}
+
+
+@pytest.mark.parametrize("name", sorted(SMOKE))
+def test_a_family_has_the_metrics_of_its_headline(name):
+  settings = config_lib.resolve(load_config(*SMOKE[name]))
+  graphdef, params = program.abstract_model(settings)
+  batch = settings.task_module.abstract_batch(settings.task, 4)
+  batch = {**batch, "mean_weight": jax.ShapeDtypeStruct((), jnp.float32)}
+
+  def metrics_of(params, batch, key):
+    model = nnx.merge(graphdef, params)
+    return settings.family.loss(model, batch, key, jnp.int32(0), {})[1]
+
+  metrics = jax.eval_shape(metrics_of, params, batch, jax.random.key(0))
+  assert {"loss", *settings.family.HEADLINE} <= metrics.keys()
