@@ -17,8 +17,9 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import linear, norm, stack
+from loopjax.nn import block, linear, norm, stack
 from loopjax.nn.dropout import dropout, fold
+from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -90,6 +91,7 @@ class Config:
       precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1, top_k=0, gate_value=0)
+    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
     for field in ("temperature", "epsilon"):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
@@ -98,7 +100,18 @@ class Config:
     if not self.gate_value:
       decoding = ("temperature", "top_k", "decode_gradient", "epsilon")
       checks.without_effect("model", self, "model.gate_value=0", *decoding)
-    stack.check(self)
+    self.block_shape()
+
+  def block_shape(self) -> Shape:
+    """What the stack is made of; raises UserError if there is no such block."""
+    return stack.block_shape(
+      width=self.width,
+      num_heads=self.num_heads,
+      mlp=self.mlp,
+      mlp_ratio=self.mlp_ratio,
+      dropout=self.dropout,
+      init_std=self.init_std,
+    )
 
 
 class Model(nnx.Module):
@@ -113,17 +126,16 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    shared: dict[str, Any] = {
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
+    precision = PRECISIONS[config.precision]
+    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     self.token_embedding = linear.embedding(
       spec.vocab_size,
       config.width,
       init=nnx.initializers.normal(config.init_std),
       **shared,
     )
-    self.layers = stack.make_layers(config, config.num_layers, **shared)
+    shape = config.block_shape()
+    self.layers = stack.make_layers(shape, config.num_layers, **shared)
     self.final_norm = norm.rms_norm(config.width, **shared)
     self.channel = self._make_channel()
 
@@ -152,12 +164,12 @@ class Model(nnx.Module):
       edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 hands on
         in its place (equation 3). Traces show H~^{k+1} as it was.
     """
-    num_loops = self.config.num_loops if num_loops is None else num_loops
+    config = self.config
+    num_loops = config.num_loops if num_loops is None else num_loops
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
-    tables = stack.rope_tables(self.config, inputs.shape[1])
-
+    tables = stack.rope_tables(self.layers, inputs.shape[1], config.rope_base)
     table = self.token_embedding.embedding[...]
 
     def step(mixed: Array, k: Array) -> tuple[Array, dict[str, Array]]:
@@ -166,10 +178,10 @@ class Model(nnx.Module):
       record = self._record(hidden, mixed, gate, trace)
       return mixed if edit is None else edit(mixed, k), record
 
-    # The last loop has no channel behind it: alpha^{K-1} = 0.
+    # The last loop has no channel after it: alpha^{K-1} = 0.
     mixed, records, steps_run = driver.run_loop(
       step,
-      dropout(self.token_embedding(inputs), self.config.dropout, fold(key, 0)),
+      dropout(self.token_embedding(inputs), config.dropout, fold(key, 0)),
       num_loops - 1,
       kind=kind if num_loops > 1 else "scan",  # No rows to unroll.
     )
@@ -188,24 +200,16 @@ class Model(nnx.Module):
     )
 
   def _transform(
-    self,
-    x: Array,
-    tables: tuple[Array, Array],
-    kind: str,
-    key: Array | None,
+    self, x: Array, tables: tuple[Array, Array], kind: str, key: Array | None
   ) -> Array:
     """f_theta: the stack and, if every loop has one, the norm; [B, T, D].
 
     Rematerialisation is by layer: K L inputs of layers are less than all that
     the L layers of one loop compute.
     """
+    unroll, remat = kind == "unroll", self.options.remat
     x = stack.run_layers(
-      self.layers,
-      x,
-      tables,
-      key=key,
-      unroll=kind == "unroll",
-      remat=self.options.remat,
+      self.layers, x, tables, key=key, unroll=unroll, remat=remat
     )
     return self.final_norm(x) if self.config.loop_norm == "per_loop" else x
 
@@ -260,7 +264,7 @@ class Model(nnx.Module):
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy behind the last loop, weighted by token.
+  """Cross-entropy after the last loop, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
@@ -278,7 +282,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   k most likely tokens are left out. Every loop has keys and values of its own.
   """
   tokens, width = spec.sequence_length, config.width
-  per_loop = stack.flops(config, tokens)
+  shape = config.block_shape()
+  per_loop = config.num_layers * block.flops(shape, tokens)
   head = 2 * tokens * width * spec.vocab_size
   # Phi: logits, and the mean of V (or k) vectors; then the gate.
   averaged = config.top_k or spec.vocab_size
@@ -286,10 +291,10 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   mixing = head + 2 * tokens * (averaged * width + gate)
   if config.decode_gradient == "straight_through":
     mixing += head + 2 * tokens * width
-  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  cache = block.cache_bytes(shape, PRECISIONS[config.precision])
   return {
     "flops_per_example": [
       head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
     ],
-    "cache_bytes_per_token": cache * num_loops,
+    "cache_bytes_per_token": cache * config.num_layers * num_loops,
   }

@@ -15,8 +15,9 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import linear, norm, stack
+from loopjax.nn import block, linear, norm, stack
 from loopjax.nn.dropout import dropout, fold
+from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -69,7 +70,19 @@ class Config:
       precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1)
-    stack.check(self)
+    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
+    self.block_shape()
+
+  def block_shape(self) -> Shape:
+    """What the stack is made of; raises UserError if there is no such block."""
+    return stack.block_shape(
+      width=self.width,
+      num_heads=self.num_heads,
+      mlp=self.mlp,
+      mlp_ratio=self.mlp_ratio,
+      dropout=self.dropout,
+      init_std=self.init_std,
+    )
 
 
 class Model(nnx.Module):
@@ -94,7 +107,8 @@ class Model(nnx.Module):
       init=nnx.initializers.normal(config.init_std),
       **shared,
     )
-    self.layers = stack.make_layers(config, config.num_layers, **shared)
+    shape = config.block_shape()
+    self.layers = stack.make_layers(shape, config.num_layers, **shared)
     self.final_norm = norm.rms_norm(config.width, **shared)
 
   def __call__(
@@ -120,11 +134,12 @@ class Model(nnx.Module):
       edit: (H^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 hands on
         in its place (DiscoLoop, equation 3). Traces show H^{k+1} as it was.
     """
-    num_loops = self.config.num_loops if num_loops is None else num_loops
+    config = self.config
+    num_loops = config.num_loops if num_loops is None else num_loops
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
-    tables = stack.rope_tables(self.config, inputs.shape[1])
+    tables = stack.rope_tables(self.layers, inputs.shape[1], config.rope_base)
 
     def step(hidden: Array, k: Array) -> tuple[Array, dict[str, Array]]:
       hidden = self._transform(hidden, tables, kind, fold(key, k + 1))
@@ -150,24 +165,16 @@ class Model(nnx.Module):
     return dropout(self.token_embedding(inputs), rate, fold(key, 0))
 
   def _transform(
-    self,
-    x: Array,
-    tables: tuple[Array, Array],
-    kind: str,
-    key: Array | None,
+    self, x: Array, tables: tuple[Array, Array], kind: str, key: Array | None
   ) -> Array:
     """f_theta: the stack and, if every loop has one, the norm; [B, T, D].
 
     Rematerialisation is by layer: K L inputs of layers are less than all that
     the L layers of one loop compute.
     """
+    unroll, remat = kind == "unroll", self.options.remat
     x = stack.run_layers(
-      self.layers,
-      x,
-      tables,
-      key=key,
-      unroll=kind == "unroll",
-      remat=self.options.remat,
+      self.layers, x, tables, key=key, unroll=unroll, remat=remat
     )
     return self.final_norm(x) if self.config.loop_norm == "per_loop" else x
 
@@ -192,7 +199,7 @@ class Model(nnx.Module):
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy behind the last loop, weighted by token.
+  """Cross-entropy after the last loop, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
@@ -209,12 +216,13 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   A multiply-add counts as two; point-wise operations are left out. Every loop
   has keys and values of its own.
   """
-  per_loop = stack.flops(config, spec.sequence_length)
+  shape = config.block_shape()
+  per_loop = config.num_layers * block.flops(shape, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
-  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  cache = block.cache_bytes(shape, PRECISIONS[config.precision])
   return {
     "flops_per_example": [
       head + per_loop * (loop + 1) for loop in range(num_loops)
     ],
-    "cache_bytes_per_token": cache * num_loops,
+    "cache_bytes_per_token": cache * config.num_layers * num_loops,
   }

@@ -17,8 +17,9 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import linear, norm, stack
+from loopjax.nn import block, linear, norm, stack
 from loopjax.nn.dropout import dropout, fold
+from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -84,10 +85,22 @@ class Config:
       precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1, top_k=0)
+    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
     for field in ("temperature", "input_scale"):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
-    stack.check(self)
+    self.block_shape()
+
+  def block_shape(self) -> Shape:
+    """What the stack is made of; raises UserError if there is no such block."""
+    return stack.block_shape(
+      width=self.width,
+      num_heads=self.num_heads,
+      mlp=self.mlp,
+      mlp_ratio=self.mlp_ratio,
+      dropout=self.dropout,
+      init_std=self.init_std,
+    )
 
 
 class Model(nnx.Module):
@@ -110,7 +123,8 @@ class Model(nnx.Module):
     self.token_embedding = linear.embedding(
       spec.vocab_size, config.width, init=init, **shared
     )
-    self.layers = stack.make_layers(config, config.num_layers, **shared)
+    shape = config.block_shape()
+    self.layers = stack.make_layers(shape, config.num_layers, **shared)
     self.final_norm = norm.rms_norm(config.width, **shared)
     if not config.tied:
       self.head = linear.linear(
@@ -155,7 +169,7 @@ class Model(nnx.Module):
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
-    tables = stack.rope_tables(config, inputs.shape[1])
+    tables = stack.rope_tables(self.layers, inputs.shape[1], config.rope_base)
     table, head = self.token_embedding.embedding[...], self._head()
     scaled = config.embedding_scale == "sqrt_width"
     scale = config.width**0.5 if scaled else 1.0
@@ -192,20 +206,12 @@ class Model(nnx.Module):
     )
 
   def _transform(
-    self,
-    x: Array,
-    tables: tuple[Array, Array],
-    kind: str,
-    key: Array | None,
+    self, x: Array, tables: tuple[Array, Array], kind: str, key: Array | None
   ) -> Array:
     """LM without its read-out: the stack and the norm, f32 [B, T, D]."""
+    unroll, remat = kind == "unroll", self.options.remat
     x = stack.run_layers(
-      self.layers,
-      x,
-      tables,
-      key=key,
-      unroll=kind == "unroll",
-      remat=self.options.remat,
+      self.layers, x, tables, key=key, unroll=unroll, remat=remat
     )
     return self.final_norm(x)
 
@@ -236,7 +242,7 @@ class Model(nnx.Module):
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy behind the last loop, weighted by token.
+  """Cross-entropy after the last loop, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
@@ -254,14 +260,15 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   k most likely tokens are left out. Every loop has keys and values of its own.
   """
   tokens, width = spec.sequence_length, config.width
-  per_loop = stack.flops(config, tokens)
+  shape = config.block_shape()
+  per_loop = config.num_layers * block.flops(shape, tokens)
   head = 2 * tokens * width * spec.vocab_size
   # Phi: logits, and the mean of V (or k) vectors.
   mixing = head + 2 * tokens * width * (config.top_k or spec.vocab_size)
-  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  cache = block.cache_bytes(shape, PRECISIONS[config.precision])
   return {
     "flops_per_example": [
       head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
     ],
-    "cache_bytes_per_token": cache * num_loops,
+    "cache_bytes_per_token": cache * config.num_layers * num_loops,
   }

@@ -15,8 +15,9 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import linear, norm, stack
+from loopjax.nn import block, linear, norm, stack
 from loopjax.nn.dropout import dropout, fold
+from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -61,7 +62,19 @@ class Config:
     checks.plain_values("model", self)
     checks.one_of("model", self, precision=PRECISIONS)
     checks.at_least("model", self, num_loops=1)
-    stack.check(self)
+    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
+    self.block_shape()
+
+  def block_shape(self) -> Shape:
+    """What the stack is made of; raises UserError if there is no such block."""
+    return stack.block_shape(
+      width=self.width,
+      num_heads=self.num_heads,
+      mlp=self.mlp,
+      mlp_ratio=self.mlp_ratio,
+      dropout=self.dropout,
+      init_std=self.init_std,
+    )
 
 
 class Model(nnx.Module):
@@ -86,8 +99,11 @@ class Model(nnx.Module):
       init=nnx.initializers.normal(config.init_std),
       **shared,
     )
-    num_layers = config.num_loops * config.num_layers
-    self.layers = stack.make_layers(config, num_layers, **shared)
+    shape, num_layers = (
+      config.block_shape(),
+      config.num_loops * config.num_layers,
+    )
+    self.layers = stack.make_layers(shape, num_layers, **shared)
     self.final_norm = norm.rms_norm(config.width, **shared)
 
   def __call__(
@@ -103,10 +119,10 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T. What pads them belongs at the end.
-      num_loops: read out behind the first copies, 1 .. K; behind all if None.
+      num_loops: read out after the first copies, 1 .. K; after all if None.
       kind: "unroll" compiles every block by itself, else one is compiled; the
         model's own options if None.
-      trace: names out of TRACES: "hidden" behind every copy, before the norm,
+      trace: names out of TRACES: "hidden" after every copy, before the norm,
         f32 [K, B, T, D], "prediction", argmax of its read-out, i32 [K, B, T],
         and "confidence", its probability, f32 [K, B, T].
       key: of dropout; None, as in evaluation, for none.
@@ -118,7 +134,7 @@ class Model(nnx.Module):
     num_copies = config.num_loops if num_loops is None else num_loops
     _check(config, num_copies)
     unroll = (kind or self.options.kind) == "unroll"
-    tables = stack.rope_tables(config, inputs.shape[1])
+    tables = stack.rope_tables(self.layers, inputs.shape[1], config.rope_base)
 
     def step(hidden: Array, of_copy: Any) -> tuple[Array, Any]:
       copy, index = of_copy
@@ -192,14 +208,15 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     UserError: there are fewer copies.
   """
   _check(config, num_loops)
-  per_copy = stack.flops(config, spec.sequence_length)
+  shape = config.block_shape()
+  per_copy = config.num_layers * block.flops(shape, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
-  cache = stack.cache_bytes(config, PRECISIONS[config.precision])
+  cache = block.cache_bytes(shape, PRECISIONS[config.precision])
   return {
     "flops_per_example": [
       head + per_copy * (copy + 1) for copy in range(num_loops)
     ],
-    "cache_bytes_per_token": cache * num_loops,
+    "cache_bytes_per_token": cache * config.num_layers * num_loops,
   }
 
 

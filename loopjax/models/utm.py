@@ -17,7 +17,8 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import block, linear, norm, rope
+from loopjax.nn import block, linear, norm, rope, shape
+from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -108,8 +109,6 @@ class Config:
     checks.at_least(
       "model",
       self,
-      width=1,
-      num_heads=1,
       num_loops=1,
       num_memory_tokens=0,
       memory_init_std=0,
@@ -117,13 +116,7 @@ class Config:
       ponder_warmup_steps=0,
       rope_base=1,
     )
-    if self.mlp_width < 1:
-      raise UserError(f"model.mlp_ratio={self.mlp_ratio} leaves no MLP")
-    if self.width % (2 * self.num_heads):
-      raise UserError(
-        f"model.width={self.width} must be a multiple of twice"
-        f" model.num_heads={self.num_heads}"
-      )
+    self.block_shape()
     if not 0.0 < self.epsilon < 1.0:
       raise UserError(f"model.epsilon={self.epsilon} must be in (0, 1)")
     disabled: dict[str, tuple[str, ...]] = {}
@@ -142,9 +135,17 @@ class Config:
     for because, fields in disabled.items():
       checks.without_effect("model", self, because, *fields)
 
-  @property
-  def mlp_width(self) -> int:
-    return int(self.width * self.mlp_ratio)
+  def block_shape(self) -> Shape:
+    """What the block is made of (section 2.1); raises UserError."""
+    return Shape(
+      self.width,
+      self.num_heads,
+      num_key_value_heads=self.num_heads,
+      head_width=shape.head_width(self.width, self.num_heads),
+      mlp_width=shape.mlp_width(self.width, self.mlp_ratio),
+      norm=norm.NORMS[self.norm],
+      qk_norm=norm.rms_norm,
+    )
 
 
 class Carry(NamedTuple):
@@ -186,9 +187,7 @@ class Model(nnx.Module):
       self.memory_tokens = nnx.Param(config.memory_init_std * noise)
     if config.step_embedding != "none":
       self.step_embedding = linear.embedding(config.num_loops, width, **shared)
-    self.block = block.Block(
-      width, config.num_heads, config.mlp_width, config.norm, **shared
-    )
+    self.block = block.Block(config.block_shape(), **shared)
     if config.halting != "fixed":
       self.router = linear.readout(width, 1, bias=config.router_bias, **shared)
     self.head = linear.readout(width, spec.vocab_size, **shared)
@@ -218,7 +217,7 @@ class Model(nnx.Module):
     num_memory = config.num_memory_tokens
     rule = self._halting_rule()
     tables = rope.rope_tables(
-      self._positions(), config.width // config.num_heads, config.rope_base
+      self._positions(), self.block.attention.head_width, config.rope_base
     )
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
@@ -389,10 +388,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   reads a whole board at once and keeps no cache.
   """
   tokens = config.num_memory_tokens + spec.sequence_length
-  projections = 4 * config.width**2 + 3 * config.width * config.mlp_width
-  mixing = 2 * tokens * config.width  # Logits, and the weighted sum.
-  router = 0 if config.halting == "fixed" else config.width
-  per_loop = 2 * tokens * (projections + mixing + router)
+  router = 0 if config.halting == "fixed" else 2 * tokens * config.width
+  per_loop = block.flops(config.block_shape(), tokens) + router
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
   return {
     "flops_per_example": [

@@ -1,4 +1,4 @@
-"""Multi-head attention over rotated queries and keys."""
+"""Attention over rotated queries and keys."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.nn import linear, norm, rope
+from loopjax.nn import linear, rope
+from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 
@@ -14,8 +15,8 @@ class Past(NamedTuple):
   """Keys and values of P tokens before a sequence, the oldest first.
 
   Attributes:
-    key, value: [B, P, H, K]; keys are not rotated, since their positions are
-      counted from where the next sequence begins.
+    key, value: [B, P, G, K] of G heads; keys are not rotated, since their
+      positions are counted from where the next sequence begins.
   """
 
   key: Array
@@ -23,36 +24,30 @@ class Past(NamedTuple):
 
 
 class Attention(nnx.Module):
-  """Multi-head attention without biases.
+  """H heads of queries that share G heads of keys and values.
 
-  Queries and keys are rotated. With `qk_norm` they are RMS-normed per head with
-  a learned gain before that (UTM, section 2.1). If `causal`, a token sees
-  itself and those before it; else it sees all.
+  Neighbouring heads of queries read the same keys and values (grouped queries,
+  arXiv 2305.13245); with G = H each has its own. Queries and keys are rotated;
+  before that, `Shape.qk_norm` norms them per head (UTM, section 2.1: RMS norms
+  with a learned gain). If `Shape.causal`, a token sees itself and those before
+  it; else it sees all.
   """
 
-  def __init__(
-    self,
-    width: int,
-    num_heads: int,
-    *,
-    causal: bool = False,
-    qk_norm: bool = True,
-    init: linear.Initializer = linear.LECUN_NORMAL,
-    precision: Precision,
-    rngs: nnx.Rngs,
-  ):
+  def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
 
-    def square() -> nnx.Linear:
-      return linear.linear(width, width, init=init, **shared)
+    def matrix(inputs: int, outputs: int) -> nnx.Linear:
+      bias, init = shape.attention_bias, shape.init
+      return linear.linear(inputs, outputs, use_bias=bias, init=init, **shared)
 
-    self.query, self.key, self.value = square(), square(), square()
-    self.output = square()
-    if qk_norm:
-      self.query_norm = norm.rms_norm(width // num_heads, **shared)
-      self.key_norm = norm.rms_norm(width // num_heads, **shared)
-    self.num_heads = num_heads
-    self.causal, self.qk_norm = causal, qk_norm
+    queries = shape.num_heads * shape.head_width
+    keys = shape.num_key_value_heads * shape.head_width
+    self.query = matrix(shape.width, queries)
+    self.key, self.value = matrix(shape.width, keys), matrix(shape.width, keys)
+    self.output = matrix(queries, shape.width)
+    self.query_norm = shape.qk_norm(shape.head_width, **shared)
+    self.key_norm = shape.qk_norm(shape.head_width, **shared)
+    self.head_width, self.causal = shape.head_width, shape.causal
     self.precision = precision
 
   def __call__(self, x: Array, tables: tuple[Array, Array]) -> Array:
@@ -61,9 +56,9 @@ class Attention(nnx.Module):
     mixed = jax.nn.dot_product_attention(
       query, key, value, is_causal=self.causal
     )
-    return self.output(mixed.reshape(x.shape))
+    return self._merged(mixed)
 
-  def behind(
+  def attend_with_past(
     self, x: Array, past: Past, tables: tuple[Array, Array], visible: Array
   ) -> tuple[Array, Past]:
     """Attention to earlier tokens and to x itself.
@@ -89,11 +84,12 @@ class Attention(nnx.Module):
       past.value,
       mask=visible[:, None],
     )
-    return self.output(mixed.reshape(x.shape)), past
+    return self._merged(mixed), past
 
   def weights(self, x: Array, tables: tuple[Array, Array]) -> Array:
     """The attention weights that `__call__` mixes with: f32 [B, H, S, S]."""
     query, key, _ = self._rotated(x, tables)
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
     logits = jnp.einsum(
       "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
     )
@@ -103,12 +99,17 @@ class Attention(nnx.Module):
     return jax.nn.softmax(logits / query.shape[-1] ** 0.5, axis=-1)
 
   def _heads(self, x: Array) -> Array:
-    return x.reshape(*x.shape[:-1], self.num_heads, -1)
+    """[B, S, heads, K]."""
+    return x.reshape(*x.shape[:-1], -1, self.head_width)
+
+  def _merged(self, x: Array) -> Array:
+    """What all heads [B, S, H, K] read, as one: [B, S, D]."""
+    return self.output(x.reshape(*x.shape[:-2], -1))
 
   def _rotated(
     self, x: Array, tables: tuple[Array, Array]
   ) -> tuple[Array, Array, Array]:
-    """Queries, keys and values [B, S, H, K], as they are compared and mixed."""
+    """Queries [B, S, H, K], keys and values [B, S, G, K], as they are mixed."""
     compute, own = self.precision.compute, self._keys(x)
     return (
       rope.rotate(self._queries(x), tables).astype(compute),
@@ -117,10 +118,8 @@ class Attention(nnx.Module):
     )
 
   def _queries(self, x: Array) -> Array:
-    query = self._heads(self.query(x))
-    return self.query_norm(query) if self.qk_norm else query
+    return self.query_norm(self._heads(self.query(x)))
 
   def _keys(self, x: Array) -> Past:
-    key = self._heads(self.key(x))
-    value = self._heads(self.value(x))
-    return Past(self.key_norm(key) if self.qk_norm else key, value)
+    key, value = self._heads(self.key(x)), self._heads(self.value(x))
+    return Past(self.key_norm(key), value)

@@ -1,48 +1,35 @@
-"""Pre-norm residual block."""
+"""Residual block of attention and MLP, and what it costs."""
 
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import sharding
-from loopjax.nn import attention, linear, mlp, norm
+from loopjax.nn import attention, mlp
 from loopjax.nn import dropout as dropout_lib
+from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 
 class Block(nnx.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x)).
+  """x + post_norm(attention(norm(x))), then the same with the MLP.
 
-  The residual stream stays in the accumulate dtype. What the two branches add
-  is named "attention" and "mlp" for rematerialisation policies; in training a
-  share of both is dropped.
+  The residual stream stays in the accumulate dtype. The outputs of attention
+  and MLP are named "attention" and "mlp" for rematerialisation policies; in
+  training a share of what they add is dropped.
   """
 
-  def __init__(
-    self,
-    width: int,
-    num_heads: int,
-    mlp_width: int,
-    norm_kind: str,
-    *,
-    mlp_kind: str = "swiglu",
-    causal: bool = False,
-    qk_norm: bool = True,
-    dropout: float = 0.0,
-    init: linear.Initializer = linear.LECUN_NORMAL,
-    precision: Precision,
-    rngs: nnx.Rngs,
-  ):
+  def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-    make_norm = norm.NORMS[norm_kind]
-    self.attention_norm = make_norm(width, **shared)
-    self.attention = attention.Attention(
-      width, num_heads, causal=causal, qk_norm=qk_norm, init=init, **shared
-    )
-    self.mlp_norm = make_norm(width, **shared)
-    self.mlp = mlp.MLPS[mlp_kind](width, mlp_width, init=init, **shared)
-    self.dropout, self.precision = dropout, precision
+    self.attention_norm = shape.norm(shape.width, **shared)
+    self.attention = attention.Attention(shape, **shared)
+    self.attention_post_norm = shape.post_norm(shape.width, **shared)
+    self.mlp_norm = shape.norm(shape.width, **shared)
+    self.mlp = make_mlp(shape, **shared)
+    self.mlp_post_norm = shape.post_norm(shape.width, **shared)
+    self.dropout, self.precision = shape.dropout, precision
 
   def __call__(
     self, x: Array, tables: tuple[Array, Array], key: Array | None = None
@@ -54,31 +41,66 @@ class Block(nnx.Module):
     x = sharding.by_example(x)
     return self._add(x, self.attention(self.attention_norm(x), tables), key)
 
-  def behind(
+  def attend_with_past(
     self,
     x: Array,
     past: attention.Past,
     tables: tuple[Array, Array],
     visible: Array,
   ) -> tuple[Array, attention.Past]:
-    """The same with earlier tokens in sight, see `Attention.behind`."""
+    """The same after earlier tokens, see `Attention.attend_with_past`."""
     x = sharding.by_example(x)
     normed = self.attention_norm(x)
-    mixed, past = self.attention.behind(normed, past, tables, visible)
+    mixed, past = self.attention.attend_with_past(normed, past, tables, visible)
     return self._add(x, mixed), past
 
   def _add(self, x: Array, mixed: Array, key: Array | None = None) -> Array:
     """The residual stream with attention's output, and what the MLP adds."""
-    x = x + self._branch(mixed, "attention", dropout_lib.fold(key, 0))
-    added = self.mlp(self.mlp_norm(x))
-    x = x + self._branch(added, "mlp", dropout_lib.fold(key, 1))
+    mixed = self.attention_post_norm(checkpoint_name(mixed, "attention"))
+    x = x + self._branch(mixed, dropout_lib.fold(key, 0))
+    added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
+    added = self.mlp_post_norm(added)
+    x = x + self._branch(added, dropout_lib.fold(key, 1))
     return sharding.by_example(x)
 
-  def _branch(self, x: Array, name: str, key: Array | None) -> Array:
+  def _branch(self, x: Array, key: Array | None) -> Array:
     """What a branch adds, as the stream has it."""
-    x = dropout_lib.dropout(checkpoint_name(x, name), self.dropout, key)
+    x = dropout_lib.dropout(x, self.dropout, key)
     return x.astype(self.precision.accumulate)
 
   def attention_weights(self, x: Array, tables: tuple[Array, Array]) -> Array:
     """f32 [B, H, S, S]: where the block looks when given x."""
     return self.attention.weights(self.attention_norm(x), tables)
+
+
+def make_mlp(shape: Shape, *, precision: Precision, rngs: nnx.Rngs) -> Any:
+  """A block's MLP: [..., D] to the same shape, in the compute dtype."""
+  return mlp.MLPS[shape.mlp](
+    shape.width,
+    shape.mlp_width,
+    use_bias=shape.mlp_bias,
+    init=shape.init,
+    precision=precision,
+    rngs=rngs,
+  )
+
+
+def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
+  """Forward FLOPs of a block on one sequence.
+
+  A multiply-add counts as two; point-wise operations, biases among them, are
+  left out. Attention counts every pair of tokens, `num_past` earlier ones
+  included: what the causal mask hides is computed too.
+  """
+  queries = shape.num_heads * shape.head_width
+  keys = shape.num_key_value_heads * shape.head_width
+  projections = 2 * shape.width * (queries + keys)
+  mixing = 2 * (num_past + num_tokens) * queries  # Logits, the weighted sum.
+  hidden = mlp.flops(shape.mlp, shape.width, shape.mlp_width)
+  return num_tokens * (2 * (projections + mixing) + hidden)
+
+
+def cache_bytes(shape: Shape, precision: Precision) -> int:
+  """Bytes of one token's keys and values in a block."""
+  itemsize = jnp.dtype(precision.compute).itemsize
+  return 2 * shape.num_key_value_heads * shape.head_width * itemsize

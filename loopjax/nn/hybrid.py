@@ -1,29 +1,22 @@
 """Attention and fast weights in turn: the stack of models that sleep.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group is
-so many attention blocks and the memory block behind them; every parameter has
+so many attention blocks and the memory block after them; every parameter has
 a leading axis of groups, so that one is compiled whatever their number.
 """
 
-from typing import Any, NamedTuple, Protocol
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from loopjax import checks, sharding
-from loopjax.errors import UserError
+from loopjax import sharding
 from loopjax.kernels.gated_delta import chunked
-from loopjax.nn import (
-  attention,
-  block,
-  fast_weights,
-  gated_delta,
-  jet,
-  mlp,
-  norm,
-)
+from loopjax.nn import attention, block, fast_weights, gated_delta, jet, mlp
+from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 MEMORIES: dict[str, Any] = {
@@ -32,94 +25,23 @@ MEMORIES: dict[str, Any] = {
 }
 
 
-class Shape(Protocol):
-  """The fields of a family's `Config` that describe its memory blocks.
+@dataclasses.dataclass(frozen=True)
+class MemoryShape:
+  """What a memory block is made of beside its `Shape`.
 
   Attributes:
-    width: D. num_layers: of attention. num_memory_layers: M, of memory.
-    num_prelude_layers, num_coda_layers: of those of attention, at both ends.
-    mlp: "swiglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
-    memory: a key of MEMORIES.
-    memory_mlp: whether a memory block has an MLP.
-    num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
-    A_range, dt_range, negative_eigenvalues: see `fast_weights.Gates`.
-    init_std: of every matrix.
+    kind: a key of MEMORIES.
+    num_heads: H. key_width: d_k. value_width: d_v, each of one head.
+    gates: how they start.
+    has_mlp: whether the block has an MLP; without one it starts as zero.
   """
 
-  @property
-  def width(self) -> int: ...
-  @property
-  def num_layers(self) -> int: ...
-  @property
-  def num_memory_layers(self) -> int: ...
-  @property
-  def num_prelude_layers(self) -> int: ...
-  @property
-  def num_coda_layers(self) -> int: ...
-  @property
-  def mlp(self) -> str: ...
-  @property
-  def mlp_ratio(self) -> float: ...
-  @property
-  def memory(self) -> str: ...
-  @property
-  def memory_mlp(self) -> bool: ...
-  @property
-  def num_memory_heads(self) -> int: ...
-  @property
-  def key_width(self) -> int: ...
-  @property
-  def value_width(self) -> int: ...
-  @property
-  def A_range(self) -> tuple[float, float]: ...
-  @property
-  def dt_range(self) -> tuple[float, float]: ...
-  @property
-  def negative_eigenvalues(self) -> bool: ...
-  @property
-  def init_std(self) -> float: ...
-
-
-def check(shape: Shape) -> None:
-  """Raises UserError unless there is such a stack."""
-  checks.one_of("model", shape, memory=MEMORIES)
-  checks.at_least(
-    "model",
-    shape,
-    num_memory_layers=1,
-    num_prelude_layers=0,
-    num_coda_layers=0,
-    num_memory_heads=1,
-    key_width=1,
-    value_width=1,
-  )
-  gates(shape)
-  each, rest = divmod(shape.num_layers, shape.num_memory_layers)
-  if rest or not each:
-    raise UserError(
-      f"model.num_memory_layers={shape.num_memory_layers} must divide"
-      f" model.num_layers={shape.num_layers}: as many layers of attention stand"
-      " before each"
-    )
-  for name in ("num_prelude_layers", "num_coda_layers"):
-    if getattr(shape, name) % each:
-      raise UserError(
-        f"model.{name}={getattr(shape, name)} must be a multiple of {each}, the"
-        " layers of attention before one of memory"
-      )
-  if shape.num_prelude_layers + shape.num_coda_layers >= shape.num_layers:
-    raise UserError(
-      f"model.num_layers={shape.num_layers} leaves no layer between"
-      f" model.num_prelude_layers={shape.num_prelude_layers} and"
-      f" model.num_coda_layers={shape.num_coda_layers}"
-    )
-
-
-def gates(shape: Shape) -> fast_weights.Gates:
-  """How the gates of fast weights start; raises UserError."""
-  return fast_weights.Gates(
-    shape.A_range, shape.dt_range, shape.negative_eigenvalues
-  )
+  kind: str
+  num_heads: int
+  key_width: int
+  value_width: int
+  gates: fast_weights.Gates
+  has_mlp: bool
 
 
 class Memory(NamedTuple):
@@ -127,7 +49,7 @@ class Memory(NamedTuple):
 
   Attributes:
     state: of the memory layers.
-    past: keys and values [groups, layers, B, P, H, W] of attention, P tokens.
+    past: keys and values [groups, layers, B, P, G, K] of attention, P tokens.
   """
 
   state: fast_weights.State
@@ -142,29 +64,36 @@ class Groups(NamedTuple):
 
 
 class MemoryBlock(nnx.Module):
-  """x + memory(norm(x)), then x + mlp(norm(x)) if it has an MLP."""
+  """x + post_norm(memory(norm(x))), then, with an MLP, the same with it."""
 
-  def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    shape: Shape,
+    memory: MemoryShape,
+    *,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-    init = nnx.initializers.normal(shape.init_std)
-    self.memory_norm = norm.rms_norm(shape.width, **shared)
-    self.memory = MEMORIES[shape.memory](
+    self.memory_norm = shape.norm(shape.width, **shared)
+    self.memory = MEMORIES[memory.kind](
       shape.width,
-      shape.num_memory_heads,
-      shape.key_width,
-      shape.value_width,
-      gates=gates(shape),
-      init=init,
+      memory.num_heads,
+      memory.key_width,
+      memory.value_width,
+      gates=memory.gates,
+      init=shape.init,
       **shared,
     )
-    if shape.memory_mlp:
-      self.mlp_norm = norm.rms_norm(shape.width, **shared)
-      hidden = int(shape.width * shape.mlp_ratio)
-      self.mlp = mlp.MLPS[shape.mlp](shape.width, hidden, init=init, **shared)
+    self.memory_post_norm = shape.post_norm(shape.width, **shared)
+    if memory.has_mlp:
+      self.mlp_norm = shape.norm(shape.width, **shared)
+      self.mlp = block.make_mlp(shape, **shared)
+      self.mlp_post_norm = shape.post_norm(shape.width, **shared)
     else:  # Inserted into a trained stack, to which it adds nothing at first.
       output = self.memory.fast_weights.output.kernel
       output[...] = jnp.zeros_like(output[...])
-    self.has_mlp, self.precision = shape.memory_mlp, precision
+    self.has_mlp, self.precision = memory.has_mlp, precision
 
   def __call__(
     self, x: Array, state: fast_weights.State, mask: Array | None
@@ -172,23 +101,29 @@ class MemoryBlock(nnx.Module):
     """x: [B, S, D]; the rest as in the memory layer."""
     stream = self.precision.accumulate
     mixed, state, stats = self.memory(self.memory_norm(x), state, mask=mask)
-    x = x + checkpoint_name(mixed, "attention").astype(stream)
+    mixed = self.memory_post_norm(checkpoint_name(mixed, "attention"))
+    x = x + mixed.astype(stream)
     if self.has_mlp:
-      added = self.mlp(self.mlp_norm(x))
-      x = x + checkpoint_name(added, "mlp").astype(stream)
+      added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
+      x = x + self.mlp_post_norm(added).astype(stream)
     return sharding.by_example(x), state, stats
 
 
 def make_memories(
-  shape: Shape, *, precision: Precision, rngs: nnx.Rngs
+  shape: Shape,
+  memory: MemoryShape,
+  num_layers: int,
+  *,
+  precision: Precision,
+  rngs: nnx.Rngs,
 ) -> MemoryBlock:
-  """All memory blocks in one: its parameters are [M, ...]; for `grouped`."""
+  """So many memory blocks in one: parameters [M, ...]; for `grouped`."""
 
   def make(key: Array) -> MemoryBlock:
-    return MemoryBlock(shape, precision=precision, rngs=nnx.Rngs(params=key))
+    rngs = nnx.Rngs(params=key)
+    return MemoryBlock(shape, memory, precision=precision, rngs=rngs)
 
-  keys = jax.random.split(rngs.params(), shape.num_memory_layers)
-  return jax.vmap(make)(keys)
+  return jax.vmap(make)(jax.random.split(rngs.params(), num_layers))
 
 
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
@@ -205,9 +140,9 @@ def empty_memory(
 ) -> Memory:
   """What the groups hold before the first token: zeros."""
   layer, precision = groups.attention.attention, groups.attention.precision
-  *outer, width, _ = layer.query.kernel.shape
-  head_width = width // layer.num_heads
-  shape = (*outer, batch, num_past, layer.num_heads, head_width)
+  *outer, _, features = layer.key.kernel.shape
+  heads = (features // layer.head_width, layer.head_width)
+  shape = (*outer, batch, num_past, *heads)
   none = jnp.zeros(shape, precision.compute)
   state = groups.memory.memory.initial_state(
     batch, carry_convolutions=carry_convolutions
@@ -218,14 +153,14 @@ def empty_memory(
   return Memory(stacked, attention.Past(none, none))
 
 
-def again(behind: Memory, before: Memory) -> Memory:
+def again(after: Memory, before: Memory) -> Memory:
   """For another pass over a window: its fast weights, all else from before.
 
   Args:
-    behind: what the last pass left.
+    after: what the last pass left.
     before: what the window began with.
   """
-  state = before.state._replace(fast=behind.state.fast)
+  state = before.state._replace(fast=after.state.fast)
   return before._replace(state=state)
 
 
@@ -246,7 +181,7 @@ def run_groups(
     x: residual stream [B, S, D].
     memory: before the window, with P tokens in the past.
     tables: rotary tables of P + S positions.
-    visible: bool [B, S, P + S], see `Attention.behind`.
+    visible: bool [B, S, P + S], see `Attention.attend_with_past`.
     mask: bool [B, S], False for tokens that are not there; None: all are.
     unroll: compiles each block by itself.
 
@@ -257,7 +192,7 @@ def run_groups(
 
   def attend(x: Array, of_layer: tuple[block.Block, attention.Past]):
     layer, past = of_layer
-    return layer.behind(x, past, tables, visible)
+    return layer.attend_with_past(x, past, tables, visible)
 
   def step(x: Array, of_group: tuple[Groups, Memory]):
     group, memory = of_group
@@ -271,20 +206,19 @@ def run_groups(
   return x, memory, stats
 
 
-def memory_flops(shape: Shape, num_tokens: int) -> int:
+def memory_flops(shape: Shape, memory: MemoryShape, num_tokens: int) -> int:
   """Forward FLOPs of one memory block on a window of one sequence.
 
   A multiply-add counts as two; point-wise operations are left out, and so is
   the inverse within a chunk.
   """
-  width, heads = shape.width, shape.num_memory_heads
-  keys, values = heads * shape.key_width, heads * shape.value_width
+  width, heads = shape.width, memory.num_heads
+  keys, values = heads * memory.key_width, heads * memory.value_width
   layer = width * (2 * keys + 3 * values + 2 * heads)
-  if shape.memory == "jet":  # The generator of the convolution, four taps.
+  if memory.kind == "jet":  # The generator of the convolution, four taps.
     layer += values // 8 * (width + 4 * values)
-  rule = 3 * shape.key_width * shape.value_width
+  rule = 3 * memory.key_width * memory.value_width
   chunk = chunked.even_size(num_tokens, chunked.CHUNK_SIZE)
-  rule += 2 * chunk * (shape.key_width + shape.value_width)
-  matrices = {"swiglu": 3, "gelu": 2}[shape.mlp] * shape.memory_mlp
-  hidden = int(width * shape.mlp_ratio)
-  return 2 * num_tokens * (layer + heads * rule + matrices * width * hidden)
+  rule += 2 * chunk * (memory.key_width + memory.value_width)
+  hidden = mlp.flops(shape.mlp, width, shape.mlp_width) * memory.has_mlp
+  return num_tokens * (2 * (layer + heads * rule) + hidden)

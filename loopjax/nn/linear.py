@@ -20,15 +20,16 @@ def linear(
   inputs: int,
   outputs: int,
   *,
+  use_bias: bool = False,
   init: Initializer = LECUN_NORMAL,
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Linear:
-  """x W without bias, multiplied in the compute dtype."""
+  """x W, or x W + b with b = 0 at first, in the compute dtype."""
   return nnx.Linear(
     inputs,
     outputs,
-    use_bias=False,
+    use_bias=use_bias,
     dtype=precision.compute,
     param_dtype=precision.params,
     kernel_init=init,

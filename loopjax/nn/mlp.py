@@ -10,18 +10,20 @@ from loopjax.types import Array, Precision
 
 
 class SwiGLU(nnx.Module):
-  """W_o (silu(W_g x) * W_v x) without biases (arXiv 2002.05202)."""
+  """W_o (silu(W_g x) * W_v x) (arXiv 2002.05202)."""
 
   def __init__(
     self,
     width: int,
     hidden_width: int,
     *,
+    use_bias: bool = False,
     init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
     shared: dict[str, Any] = {
+      "use_bias": use_bias,
       "init": init,
       "precision": precision,
       "rngs": rngs,
@@ -36,18 +38,20 @@ class SwiGLU(nnx.Module):
 
 
 class GELU(nnx.Module):
-  """W_o gelu(W_v x) without biases; gelu by its tanh formula, as in GPT-2."""
+  """W_o gelu(W_v x); gelu by its tanh formula, as in GPT-2."""
 
   def __init__(
     self,
     width: int,
     hidden_width: int,
     *,
+    use_bias: bool = False,
     init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
     shared: dict[str, Any] = {
+      "use_bias": use_bias,
       "init": init,
       "precision": precision,
       "rngs": rngs,
@@ -61,3 +65,9 @@ class GELU(nnx.Module):
 
 
 MLPS: dict[str, Any] = {"swiglu": SwiGLU, "gelu": GELU}
+_NUM_MATRICES = {"swiglu": 3, "gelu": 2}
+
+
+def flops(kind: str, width: int, hidden_width: int) -> int:
+  """Forward FLOPs of one token; point-wise operations are left out."""
+  return 2 * _NUM_MATRICES[kind] * width * hidden_width

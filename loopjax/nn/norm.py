@@ -1,12 +1,21 @@
 """Normalisation layers, and the point-wise functions that replace them."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.types import Array, Precision
+
+
+class Maker(Protocol):
+  """Makes a norm of so many features: x [..., width] to the same shape."""
+
+  def __call__(
+    self, width: int, /, *, precision: Precision, rngs: nnx.Rngs
+  ) -> Callable[[Array], Array]: ...
 
 
 class DerfUTM(nnx.Module):
@@ -56,11 +65,16 @@ def _per_feature(x: Array, *vectors: Array) -> list[Array]:
 
 
 def rms_norm(
-  width: int, *, precision: Precision, rngs: nnx.Rngs
+  width: int,
+  *,
+  epsilon: float = 1e-6,
+  precision: Precision,
+  rngs: nnx.Rngs,
 ) -> nnx.RMSNorm:
   """RMS norm with a learned gain; statistics in float32."""
   return nnx.RMSNorm(
     width,
+    epsilon=epsilon,
     dtype=precision.accumulate,
     param_dtype=precision.params,
     rngs=rngs,
@@ -68,15 +82,32 @@ def rms_norm(
 
 
 def layer_norm(
-  width: int, *, precision: Precision, rngs: nnx.Rngs
+  width: int,
+  *,
+  epsilon: float = 1e-6,
+  precision: Precision,
+  rngs: nnx.Rngs,
 ) -> nnx.LayerNorm:
   """Layer norm with a learned gain and bias; statistics in float32."""
   return nnx.LayerNorm(
     width,
+    epsilon=epsilon,
     dtype=precision.accumulate,
     param_dtype=precision.params,
     rngs=rngs,
   )
+
+
+def none(
+  width: int, *, precision: Precision, rngs: nnx.Rngs
+) -> Callable[[Array], Array]:
+  """No norm: x as it is."""
+  del width, precision, rngs
+  return _unchanged
+
+
+def _unchanged(x: Array) -> Array:
+  return x
 
 
 def rms_normalise(x: Array, epsilon: float) -> Array:
@@ -86,7 +117,7 @@ def rms_normalise(x: Array, epsilon: float) -> Array:
   return x * jax.lax.rsqrt(square + epsilon)
 
 
-NORMS: dict[str, Any] = {
+NORMS: dict[str, Maker] = {
   "derf_utm": DerfUTM,
   "derf": Derf,
   "rmsnorm": rms_norm,

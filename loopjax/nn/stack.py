@@ -4,74 +4,58 @@ Every parameter has a leading axis of layers. One block is compiled, whatever
 their number, and the pattern of a parameter's path covers all layers.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import checks
-from loopjax.errors import UserError
-from loopjax.nn import block, mlp, rope
+from loopjax.nn import block, rope
 from loopjax.nn import remat as remat_lib
+from loopjax.nn import shape as shape_lib
+from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 
-class Shape(Protocol):
-  """The fields of a family's `Config` that describe its stack.
+def block_shape(
+  *,
+  width: int,
+  num_heads: int,
+  mlp: str,
+  mlp_ratio: float,
+  dropout: float = 0.0,
+  init_std: float,
+) -> Shape:
+  """Pre-norm blocks with RMS norms, causal attention and no biases.
 
-  Attributes:
-    width: D. num_layers: L. num_heads: H.
-    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+  Args:
+    width: D.
+    num_heads: H.
+    mlp: "gelu" (GPT-2) or "swiglu".
+    mlp_ratio: F = floor(mlp_ratio D).
     dropout: share of what attention and MLP add that is dropped in training.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
+    init_std: of every matrix.
+
+  Raises:
+    UserError: there is no such block.
   """
-
-  @property
-  def width(self) -> int: ...
-  @property
-  def num_layers(self) -> int: ...
-  @property
-  def num_heads(self) -> int: ...
-  @property
-  def mlp(self) -> str: ...
-  @property
-  def mlp_ratio(self) -> float: ...
-  @property
-  def dropout(self) -> float: ...
-  @property
-  def rope_base(self) -> float: ...
-  @property
-  def init_std(self) -> float: ...
-
-
-def check(shape: Shape) -> None:
-  """Raises UserError unless there is such a stack."""
-  checks.one_of("model", shape, mlp=mlp.MLPS)
-  checks.at_least(
-    "model", shape, width=1, num_layers=1, num_heads=1, rope_base=1, init_std=0
+  return Shape(
+    width,
+    num_heads,
+    num_key_value_heads=num_heads,
+    head_width=shape_lib.head_width(width, num_heads),
+    mlp_width=shape_lib.mlp_width(width, mlp_ratio),
+    mlp=mlp,
+    causal=True,
+    dropout=dropout,
+    init=nnx.initializers.normal(init_std),
   )
-  if not 0 <= shape.dropout < 1:
-    raise UserError(f"model.dropout={shape.dropout} must be in [0, 1)")
-  if mlp_width(shape) < 1:
-    raise UserError(f"model.mlp_ratio={shape.mlp_ratio} leaves no MLP")
-  if shape.width % (2 * shape.num_heads):
-    raise UserError(
-      f"model.width={shape.width} must be a multiple of twice"
-      f" model.num_heads={shape.num_heads}"
-    )
-
-
-def mlp_width(shape: Shape) -> int:
-  """F, hidden features of an MLP."""
-  return int(shape.width * shape.mlp_ratio)
 
 
 def make_layers(
   shape: Shape, num_layers: int, *, precision: Precision, rngs: nnx.Rngs
 ) -> block.Block:
-  """Pre-norm blocks with RMS norms, causal attention and no biases.
+  """So many blocks, each drawn by itself.
 
   Returns:
     One block that holds all: its parameters are [num_layers, ...], so it is
@@ -79,29 +63,18 @@ def make_layers(
   """
 
   def make_layer(key: Array) -> block.Block:
-    return block.Block(
-      shape.width,
-      shape.num_heads,
-      mlp_width(shape),
-      "rmsnorm",
-      mlp_kind=shape.mlp,
-      causal=True,
-      qk_norm=False,
-      dropout=shape.dropout,
-      init=nnx.initializers.normal(shape.init_std),
-      precision=precision,
-      rngs=nnx.Rngs(params=key),
-    )
+    rngs = nnx.Rngs(params=key)
+    return block.Block(shape, precision=precision, rngs=rngs)
 
   return jax.vmap(make_layer)(jax.random.split(rngs.params(), num_layers))
 
 
-def rope_tables(shape: Shape, num_tokens: int) -> tuple[Array, Array]:
-  """Rotary tables of positions 0 .. num_tokens - 1."""
+def rope_tables(
+  layers: block.Block, num_tokens: int, base: float
+) -> tuple[Array, Array]:
+  """Rotary tables of positions 0 .. num_tokens - 1 for the blocks."""
   positions = jnp.arange(num_tokens)[:, None]
-  return rope.rope_tables(
-    positions, shape.width // shape.num_heads, shape.rope_base
-  )
+  return rope.rope_tables(positions, layers.attention.head_width, base)
 
 
 def run_layers(
@@ -125,7 +98,7 @@ def run_layers(
       `loop.driver.run_loop`.
 
   Returns:
-    The residual stream behind the last block, [B, T, D].
+    The residual stream after the last block, [B, T, D].
   """
 
   num_layers = len(jax.tree.leaves(layers)[0])
@@ -136,23 +109,3 @@ def run_layers(
     return layer(x, tables, layer_key), None
 
   return remat_lib.scan(step, x, (layers, keys), unroll=unroll, remat=remat)[0]
-
-
-def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
-  """Forward FLOPs of the stack's L blocks on one sequence.
-
-  A multiply-add counts as two; point-wise operations are left out. Attention
-  counts every pair of tokens, `num_past` earlier ones included: what the causal
-  mask hides is computed too.
-  """
-  width = shape.width
-  matrices = {"swiglu": 3, "gelu": 2}[shape.mlp]
-  projections = 4 * width**2 + matrices * width * mlp_width(shape)
-  mixing = 2 * (num_past + num_tokens) * width  # Logits, and the weighted sum.
-  return 2 * num_tokens * (projections + mixing) * shape.num_layers
-
-
-def cache_bytes(shape: Shape, precision: Precision) -> int:
-  """Bytes of one token's keys and values in the stack's L blocks."""
-  itemsize = jnp.dtype(precision.compute).itemsize
-  return 2 * shape.num_layers * shape.width * itemsize

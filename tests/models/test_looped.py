@@ -59,7 +59,7 @@ def test_initial_matrices_have_the_configured_deviation():
 def test_loops_are_the_recursion_written_out(loop_norm):
   config = dataclasses.replace(SMALL, loop_norm=loop_norm)
   model = examples.merged(looped, config, SPEC)
-  tables = stack.rope_tables(SMALL, 8)
+  tables = stack.rope_tables(model.layers, 8, config.rope_base)
 
   @jax.jit
   def apply_stack(x):

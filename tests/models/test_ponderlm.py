@@ -37,7 +37,7 @@ def test_passes_are_the_recursion_written_out(changes):
   table = model.token_embedding.embedding[...]
   scaled = table * 4.0 if config.embedding_scale == "sqrt_width" else table
   head = table if config.tied else model.head.kernel[...].T
-  tables = stack.rope_tables(config, 8)
+  tables = stack.rope_tables(model.layers, 8, config.rope_base)
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)
   def language_model(x):

@@ -12,7 +12,7 @@ from loopjax.errors import UserError
 from loopjax.loop import windows
 from loopjax.models import looped, sleep
 from loopjax.models.sleep import reading as sleep_reading
-from loopjax.nn import attention, hybrid, rope, stack
+from loopjax.nn import attention, block, hybrid, rope
 from loopjax.types import LoopOptions, TaskSpec
 
 VOCABULARY, PADDING = 7, 1
@@ -248,12 +248,12 @@ def by_hand(config, params, inputs, num_answer):
     for group in groups:
       state, *pasts = memory[group]
       for n in range(each):
-        block = at(group * each + n, model.layers)
+        layer = at(group * each + n, model.layers)
         hidden, pasts[n] = block.behind(
           hidden, pasts[n], tables, window.visible
         )
-      block = at(group, model.memories)
-      hidden, state, _ = block(hidden, state, window.mask)
+      layer = at(group, model.memories)
+      hidden, state, _ = layer(hidden, state, window.mask)
       keep = [
         attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts
@@ -465,8 +465,10 @@ def test_token_by_token_is_the_whole(eviction, changes):
 def test_every_pass_costs_the_same_and_answers_one():
   """Of 3 windows of 8 tokens and 4 answers, by hand but for a layer's cost."""
   spec = spec_of(28, 4)
+  shape, memory = SMALL.block_shape(), SMALL.memory_shape()
   layers = [
-    stack.flops(SMALL, n) // 2 + hybrid.memory_flops(SMALL, n) for n in (8, 4)
+    block.flops(shape, n) + hybrid.memory_flops(shape, memory, n)
+    for n in (8, 4)
   ]
   flops = sleep.costs(SMALL, spec, 3)["flops_per_example"]
   answer = 2 * layers[1] + 2 * 4 * 16 * VOCABULARY

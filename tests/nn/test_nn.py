@@ -1,5 +1,6 @@
 """Layers against their formulas in NumPy."""
 
+import dataclasses
 import math
 
 import jax
@@ -9,9 +10,11 @@ import pytest
 from flax import nnx
 
 from loopjax.nn import attention, block, linear, mlp, norm, rope
+from loopjax.nn.shape import Shape
 from loopjax.types import Precision
 
 RNGS = nnx.Rngs(params=0)
+SHAPE = Shape(8, 2, num_key_value_heads=2, head_width=4, mlp_width=16)
 X = np.asarray(jax.random.normal(jax.random.key(1), (2, 5, 8)))
 erf = np.vectorize(math.erf)
 
@@ -79,9 +82,10 @@ def test_rotated_products_depend_on_differences():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
-  layer = attention.Attention(
-    8, 2, causal=causal, qk_norm=qk_norm, precision=Precision(), rngs=RNGS
+  shape = dataclasses.replace(
+    SHAPE, causal=causal, qk_norm=norm.rms_norm if qk_norm else norm.none
   )
+  layer = attention.Attention(shape, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
   if qk_norm:  # With equal gains it could as well come after the rotation.
     layer.query_norm.scale[...] = jnp.array([0.5, 1.0, 2.0, -1.0])
@@ -156,9 +160,7 @@ def test_padding_logits_are_masked_and_finite():
 
 def test_residual_branches_have_names_for_rematerialisation():
   """Saving the named values alone leaves the rest to be computed again."""
-  layer = block.Block(
-    8, 2, 16, "rmsnorm", causal=True, precision=Precision(), rngs=RNGS
-  )
+  layer = block.Block(SHAPE, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
   text = str(jax.make_jaxpr(lambda x: layer(x, tables))(X))
   assert "name=attention" in text

@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import jax.numpy as jnp
-
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.nn import hybrid, stack
+from loopjax.nn import block, fast_weights, hybrid, stack
+from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, TaskSpec
 
 
@@ -18,7 +17,7 @@ class Config:
 
   Attributes:
     width: D. num_layers: of attention. num_heads: of attention.
-    num_memory_layers: each behind as many layers of attention.
+    num_memory_layers: each after as many layers of attention.
     mlp: "swiglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
     memory_mlp: whether memory layers have an MLP of their own; without one they
@@ -31,7 +30,7 @@ class Config:
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
       of the last pass over the last L - 1 tokens.
     num_prelude_layers, num_coda_layers: so many layers of attention at both
-      ends, and the memory behind them, run once a window, whatever N.
+      ends, and the memory after them, run once a window, whatever N.
     pass_norm: the final norm stands between two passes too, as in `looped`.
     inject: every pass reads what the first did, beside what the last left.
     carry_state: a pass goes on from the fast weights of the last (algorithm 1);
@@ -85,8 +84,9 @@ class Config:
     # The short convolutions of the memory layers see four tokens.
     checks.at_least("model", self, window=4, num_passes=1)
     checks.at_least("model", self, gradient_passes=0, implicit_terms=0)
-    stack.check(self)
-    hybrid.check(self)
+    self._check_layers()
+    self.block_shape()
+    self.memory_shape()
     if self.gradient_passes > self.num_passes:
       raise UserError(
         f"model.gradient_passes={self.gradient_passes} is more than"
@@ -112,10 +112,64 @@ class Config:
     """N under the name that every family has."""
     return self.num_passes
 
-  @property
-  def dropout(self) -> float:
-    """Of the stack; there is none."""
-    return 0.0
+  def _check_layers(self) -> None:
+    """Raises UserError unless the layers form groups."""
+    checks.one_of("model", self, memory=hybrid.MEMORIES)
+    checks.at_least(
+      "model",
+      self,
+      num_layers=1,
+      num_memory_layers=1,
+      num_prelude_layers=0,
+      num_coda_layers=0,
+      num_memory_heads=1,
+      key_width=1,
+      value_width=1,
+      rope_base=1,
+      init_std=0,
+    )
+    each, rest = divmod(self.num_layers, self.num_memory_layers)
+    if rest or not each:
+      raise UserError(
+        f"model.num_memory_layers={self.num_memory_layers} must divide"
+        f" model.num_layers={self.num_layers}: as many layers of attention"
+        " stand before each"
+      )
+    for name in ("num_prelude_layers", "num_coda_layers"):
+      if getattr(self, name) % each:
+        raise UserError(
+          f"model.{name}={getattr(self, name)} must be a multiple of {each},"
+          " the layers of attention before one of memory"
+        )
+    if self.num_prelude_layers + self.num_coda_layers >= self.num_layers:
+      raise UserError(
+        f"model.num_layers={self.num_layers} leaves no layer between"
+        f" model.num_prelude_layers={self.num_prelude_layers} and"
+        f" model.num_coda_layers={self.num_coda_layers}"
+      )
+
+  def block_shape(self) -> Shape:
+    """What blocks are made of; raises UserError if there are no such blocks."""
+    return stack.block_shape(
+      width=self.width,
+      num_heads=self.num_heads,
+      mlp=self.mlp,
+      mlp_ratio=self.mlp_ratio,
+      init_std=self.init_std,
+    )
+
+  def memory_shape(self) -> hybrid.MemoryShape:
+    """What blocks of memory have beside; raises UserError for their gates."""
+    return hybrid.MemoryShape(
+      self.memory,
+      self.num_memory_heads,
+      self.key_width,
+      self.value_width,
+      fast_weights.Gates(
+        self.A_range, self.dt_range, self.negative_eigenvalues
+      ),
+      has_mlp=self.memory_mlp,
+    )
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
@@ -124,7 +178,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   A multiply-add counts as two; point-wise operations are left out. Fast weights
   are all that is known of dropped windows, whatever their number.
   """
-  length = config.window
+  shape, length = config.block_shape(), config.window
   past = length - 1 if config.eviction == "sliding" else 0
   num_last = spec.num_answer_tokens or (spec.sequence_length - 1) % length + 1
   num_windows = (spec.sequence_length - num_last) // length
@@ -134,8 +188,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
   def of_layer(num_tokens: int) -> float:
     """An attention layer and its share of a memory layer."""
-    attention_flops = stack.flops(config, num_tokens, past) / config.num_layers
-    return attention_flops + hybrid.memory_flops(config, num_tokens) / each
+    memory = hybrid.memory_flops(shape, config.memory_shape(), num_tokens)
+    return block.flops(shape, num_tokens, past) + memory / each
 
   slept = num_windows * of_layer(length)
   last = (inside + outside) * of_layer(num_last)
@@ -149,7 +203,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
   head = 2 * predicted * config.width * spec.vocab_size
   fast = config.num_memory_heads * config.key_width * config.value_width
-  itemsize = jnp.dtype(PRECISIONS[config.precision].compute).itemsize
+  cache = block.cache_bytes(shape, PRECISIONS[config.precision])
   return {
     "flops_per_example": [
       round(once(passes) + slept * inside * passes)
@@ -161,7 +215,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       * inside
       * (num_loops + 2 * _passes_back(config, predicts, num_loops))
     ),
-    "cache_bytes_per_token": 2 * config.num_layers * config.width * itemsize,
+    "cache_bytes_per_token": cache * config.num_layers,
     "fast_weight_bytes_per_example": 4 * fast * config.num_memory_layers,
   }
 

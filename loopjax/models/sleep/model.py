@@ -65,8 +65,11 @@ class Model(nnx.Module):
       init=nnx.initializers.normal(config.init_std),
       **shared,
     )
-    self.layers = stack.make_layers(config, config.num_layers, **shared)
-    self.memories = hybrid.make_memories(config, **shared)
+    shape = config.block_shape()
+    self.layers = stack.make_layers(shape, config.num_layers, **shared)
+    self.memories = hybrid.make_memories(
+      shape, config.memory_shape(), config.num_memory_layers, **shared
+    )
     self.final_norm = norm.rms_norm(config.width, **shared)
 
   def __call__(
@@ -88,12 +91,12 @@ class Model(nnx.Module):
         stand anywhere: it takes a place in its window, and nobody reads it.
       num_loops: N; any number from 1, whatever it was trained with.
       kind: how the passes run; the model's own options if None.
-      trace: "hidden": the residual stream behind every pass over the windows,
+      trace: "hidden": the residual stream after every pass over the windows,
         f32 [N, B, W L, D].
 
     Returns:
       logits of the answer or of all tokens [B, A or T, V]; loops, each [N]:
-      "hidden_norm" and "fast_weight_norm" behind every pass, and "retention" of
+      "hidden_norm" and "fast_weight_norm" after every pass, and "retention" of
       every memory layer that runs N times, the part of its fast weights that a
       pass leaves. All are means over the windows' tokens without padding.
     """
@@ -158,13 +161,13 @@ class Model(nnx.Module):
     first_pass, (asleep, memory), records = self._run_passes(
       one_pass, (entering, old[1]), num_passes, kind
     )
-    hidden, behind, _ = read(coda, asleep, window, old[2])
+    hidden, last, _ = read(coda, asleep, window, old[2])
     if first_pass is not None:  # Predict before falling asleep.
       if num_passes > 1:
         hidden, _, _ = read(coda, first_pass[0], window, old[2])
       records["awake"] = hidden
     seen = windows.last(window.known, self.num_past)
-    return Kept((first, memory, behind), seen), records
+    return Kept((first, memory, last), seen), records
 
   def _between(self, hidden: Array, entering: Array, n: Array) -> Array:
     """What pass n reads: the first the window itself, [B, L, D]."""
@@ -175,7 +178,7 @@ class Model(nnx.Module):
   def _run_passes(
     self, one_pass: Any, carry: "Carry", num_passes: int, kind: str
   ) -> tuple["Carry | None", "Carry", dict[str, Array]]:
-    """(carry behind the first pass if that predicts, behind the last, records
+    """(carry after the first pass if that predicts, after the last, records
     [N, ...])."""
     predicts = not self.spec.num_answer_tokens
     if terms := self.config.implicit_terms:
@@ -276,7 +279,7 @@ class Model(nnx.Module):
     return self.config.window - 1 if self.config.eviction == "sliding" else 0
 
   def _split(self, inputs: Array) -> tuple["Tokens", "Tokens"]:
-    """The windows [W, B, L] to sleep over, and what is behind them [B, S]."""
+    """The windows [W, B, L] to sleep over, and what follows them [B, S]."""
     length, num_last = self.config.window, self.spec.num_answer_tokens
     parts = [
       windows.split(x, length, num_last)
@@ -311,7 +314,7 @@ class Model(nnx.Module):
     num_past = self.num_past if num_past is None else num_past
     if not len(jax.tree.leaves(part)[0]):  # Else nothing would be compiled.
       return hidden, memory, {}
-    head_width = self.config.width // self.config.num_heads
+    head_width = self.layers.attention.head_width
     base = self.config.rope_base
     tables = rope.rope_tables(window.positions, head_width, base)
     run_groups = remat.rematerialised(

@@ -1,0 +1,86 @@
+"""What a transformer block is made of, as one record."""
+
+import dataclasses
+
+from loopjax import checks
+from loopjax.errors import UserError
+from loopjax.nn import linear
+from loopjax.nn import mlp as mlp_lib
+from loopjax.nn import norm as norm_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """What a block is made of, in any family.
+
+  The block of Ouro (arXiv 2510.25741) has `norm.rms_norm` as its `norm` and its
+  `post_norm`; that of GPT-2 has layer norms, "gelu" and all biases.
+
+  Attributes:
+    width: D.
+    num_heads: H, of queries.
+    num_key_value_heads: of keys and values, each read by as many neighbouring
+      heads of queries (arXiv 2305.13245); H of them are multi-head attention.
+    head_width: K, even, since features are rotated in pairs.
+    mlp_width: F, hidden features of the MLP.
+    mlp: its kind, a key of `mlp.MLPS`.
+    norm: of what a branch reads.
+    post_norm: of what a branch adds; with `norm`, a sandwich.
+    qk_norm: of each head's queries and keys, before they are rotated.
+    attention_bias: of the linear maps to queries, keys, values and output.
+    mlp_bias: of the MLP's linear maps.
+    causal: a token sees itself and those before it, else all.
+    dropout: share of what attention and MLP add that is dropped in training.
+    init: of every matrix; biases start at zero.
+
+  Raises:
+    UserError: there is no such block.
+  """
+
+  width: int
+  num_heads: int
+  num_key_value_heads: int
+  head_width: int
+  mlp_width: int
+  mlp: str = "swiglu"
+  norm: norm_lib.Maker = norm_lib.rms_norm
+  post_norm: norm_lib.Maker = norm_lib.none
+  qk_norm: norm_lib.Maker = norm_lib.none
+  attention_bias: bool = False
+  mlp_bias: bool = False
+  causal: bool = False
+  dropout: float = 0.0
+  init: linear.Initializer = linear.LECUN_NORMAL
+
+  def __post_init__(self) -> None:
+    checks.one_of("model", self, mlp=mlp_lib.MLPS)
+    checks.at_least(
+      "model", self, width=1, num_heads=1, num_key_value_heads=1, mlp_width=1
+    )
+    if self.num_heads % self.num_key_value_heads:
+      raise UserError(
+        f"model.num_heads={self.num_heads} must be a multiple of"
+        f" model.num_key_value_heads={self.num_key_value_heads}"
+      )
+    if self.head_width < 2 or self.head_width % 2:
+      raise UserError(f"model.head_width={self.head_width} must be even")
+    if not 0 <= self.dropout < 1:
+      raise UserError(f"model.dropout={self.dropout} must be in [0, 1)")
+
+
+def head_width(width: int, num_heads: int) -> int:
+  """K = D / H; raises UserError unless it is a whole number of pairs."""
+  if num_heads < 1 or width < 1 or width % (2 * num_heads):
+    raise UserError(
+      f"model.width={width} must be a multiple of twice"
+      f" model.num_heads={num_heads}, both at least 1"
+    )
+  return width // num_heads
+
+
+def mlp_width(width: int, ratio: float) -> int:
+  """F = floor(ratio D); raises UserError if that is none."""
+  features = int(width * ratio)
+  if features < 1:
+    raise UserError(f"model.mlp_ratio={ratio} leaves no MLP")
+  return features
