@@ -249,7 +249,7 @@ def by_hand(config, params, inputs, num_answer):
       state, *pasts = memory[group]
       for n in range(each):
         layer = at(group * each + n, model.layers)
-        hidden, pasts[n] = block.behind(
+        hidden, pasts[n] = layer.attend_with_past(
           hidden, pasts[n], tables, window.visible
         )
       layer = at(group, model.memories)
