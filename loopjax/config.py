@@ -21,7 +21,13 @@ from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
-from loopjax.protocols import Family, ModelConfig, Record, Task
+from loopjax.protocols import (
+  Family,
+  LearnsFromTeacher,
+  ModelConfig,
+  Record,
+  Task,
+)
 from loopjax.types import LoopOptions, TaskSpec
 
 
@@ -58,7 +64,12 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
 
   Args:
     model: a key of MODELS. task: a key of TASKS.
+
+  Raises:
+    UserError: it is none.
   """
+  _check_name("model", model, MODELS)
+  _check_name("task", task, TASKS)
   sections = {
     "model": {"name": model, **_fields(MODELS[model].Config())},
     "task": {"name": task, **_fields(TASKS[task].Config())},
@@ -165,7 +176,22 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     )
   chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
   _check_depths(settings)
+  _check_teacher(settings)
   return settings
+
+
+def _check_teacher(settings: Settings) -> None:
+  """Raises UserError if there is a teacher too many, or none."""
+  family, teacher = settings.family, settings.run.teacher
+  if isinstance(family, LearnsFromTeacher):
+    if not teacher:
+      family.check_teacher(settings.model, settings.spec, None)
+  elif teacher:
+    name = settings.plain["model"]["name"]
+    raise UserError(
+      f"run.teacher={teacher} has no effect: model.name={name!r} learns from no"
+      " teacher"
+    )
 
 
 def _check_depths(settings: Settings) -> None:

@@ -8,6 +8,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import teacher as teacher_lib
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -16,7 +17,11 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   Returns:
     "config"; "parameters" and "parameters_by_module"; "flops_per_example":
     forward floating-point operations (a multiply-add is two) up to and with
-    each loop; "cache_bytes_per_token" of generation.
+    each loop; "cache_bytes_per_token" of generation. With a teacher,
+    "teacher": its "parameters" and "flops_per_example".
+
+  Raises:
+    UserError: the config, or the teacher, is wrong.
   """
   settings = config_lib.resolve(config)
   _, params = program_lib.abstract_model(settings)
@@ -25,7 +30,24 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "parameters": _size(params),
     "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
     **settings.family.costs(settings.model, settings.spec, settings.eval_loops),
+    **_teacher(settings),
   }
+
+
+def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
+  """What is there beside the model; empty without a teacher."""
+  teacher = teacher_lib.read(settings)
+  if teacher is None:
+    return {}
+  _, params = program_lib.abstract_model(teacher)
+  costs = teacher.family.costs(
+    teacher.model, teacher.spec, teacher.model.num_loops
+  )
+  facts = {
+    "parameters": _size(params),
+    "flops_per_example": costs["flops_per_example"],
+  }
+  return {"teacher": facts}
 
 
 def _size(tree: Any) -> int:

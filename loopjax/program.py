@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from loopjax import config as config_lib
 from loopjax import sharding, step
 from loopjax.optim import chain, parameters
-from loopjax.protocols import Model
+from loopjax.protocols import CarriesState, Model
+from loopjax.types import Carried
 
 
 class Program(NamedTuple):
@@ -26,10 +27,12 @@ class Program(NamedTuple):
     costs: of the model with as many loops as it is trained with, see
       `protocols.Family.costs`.
     init: key -> train state, created sharded.
-    train: (state, stacked batches, frozen) -> (state, metrics of every step);
-      donates the state, unless run.debug_nans may need it again.
+    train: (state, stacked batches, the teacher's parameters) -> (state, metrics
+      of every step); donates the state, unless run.debug_nans may need it
+      again.
     step: the same, not compiled.
     abstract_state: shapes, dtypes and shardings of the train state.
+    abstract_frozen: the same of the teacher's parameters; {} without one.
   """
 
   settings: config_lib.Settings
@@ -41,12 +44,24 @@ class Program(NamedTuple):
   train: Any
   step: Any
   abstract_state: step.TrainState
+  abstract_frozen: Any
 
 
 def make_program(
-  settings: config_lib.Settings, devices: Sequence[Any] | None = None
+  settings: config_lib.Settings,
+  devices: Sequence[Any] | None = None,
+  teacher: config_lib.Settings | None = None,
 ) -> Program:
-  """Traces the model and lays its state out over all devices, or some."""
+  """Traces the model and lays its state out over all devices, or some.
+
+  Args:
+    settings: of the run.
+    devices: to run on; all if None.
+    teacher: settings of the run that it learns from, if it trains with one.
+
+  Raises:
+    UserError: the mesh, the batches or the parameters do not go together.
+  """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   sharding.check_batch_size(
     mesh,
@@ -64,19 +79,23 @@ def make_program(
       nnx.state(_fresh(settings, jax.random.fold_in(key, 0)))
     )
     return step.init_state(
-      params, tx, jax.random.fold_in(key, 1), settings.optim.ema_decay > 0
+      params,
+      tx,
+      jax.random.fold_in(key, 1),
+      settings.optim.ema_decay > 0,
+      _init_carried(settings),
     )
 
   shapes = jax.eval_shape(init, jax.random.key(0))
-  shardings = _state_shardings(mesh, shapes, tx, settings.mesh.min_split_size)
-  abstract_state = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    shardings,
+  place = functools.partial(
+    _param_shardings, mesh, settings.mesh.min_split_size
   )
+  shardings = _state_shardings(mesh, shapes, tx, place(shapes.params))
+  teacher_graphdef, frozen = abstract_model(teacher) if teacher else (None, {})
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
+    teacher=teacher_graphdef,
     loss_fn=family.loss,
     tx=tx,
     ema_decay=settings.optim.ema_decay,
@@ -96,7 +115,8 @@ def make_program(
       out_shardings=(shardings, sharding.replicated(mesh)),
     ),
     step=train,
-    abstract_state=abstract_state,
+    abstract_state=_placed(shapes, shardings),
+    abstract_frozen=_placed(frozen, place(frozen)),
   )
 
 
@@ -125,11 +145,36 @@ def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
   return traced
 
 
+def _init_carried(settings: config_lib.Settings) -> Carried:
+  """What the first step gets of the step before it."""
+  if not isinstance(settings.family, CarriesState):
+    return Carried()
+  return settings.family.init_carried(
+    settings.model, settings.spec, settings.run.batch_size
+  )
+
+
+def _param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
+  """Where parameters lie, by the parameter table."""
+  return sharding.parameter_shardings(
+    mesh, params, parameters.splits(params), min_split_size
+  )
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+  """Abstract arrays that know where they lie."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    shardings,
+  )
+
+
 def _state_shardings(
   mesh: Mesh,
   shapes: step.TrainState,
   tx: optax.GradientTransformation,
-  min_split_size: int,
+  params: Any,
 ) -> step.TrainState:
   """EMA and optimizer moments lie where their parameter lies."""
 
@@ -138,9 +183,6 @@ def _state_shardings(
     return isinstance(moment, optax.MaskedNode)
 
   replicated = sharding.replicated(mesh)
-  params = sharding.parameter_shardings(
-    mesh, shapes.params, parameters.splits(shapes.params), min_split_size
-  )
   return step.TrainState(
     step=replicated,
     params=params,
@@ -155,4 +197,10 @@ def _state_shardings(
     ),
     key=replicated,
     bad=jax.tree.map(lambda _: replicated, shapes.bad),
+    carried=Carried(
+      jax.tree.map(
+        lambda _: sharding.batch_sharding(mesh), shapes.carried.by_example
+      ),
+      jax.tree.map(lambda _: replicated, shapes.carried.shared),
+    ),
   )

@@ -3,7 +3,9 @@
 Both are modules. `loopjax.models.MODELS` and `loopjax.data.TASKS` hold them by
 name, and there the type checker compares each module with its protocol. Where
 a function takes its module's own `Config` or `Model` the protocol says Any:
-what goes in is what the same module made.
+what goes in is what the same module made. What only some families need is a
+protocol of its own, `LearnsFromTeacher` and `CarriesState`: a family has it by
+having the function.
 """
 
 import dataclasses
@@ -17,6 +19,7 @@ from flax import nnx
 from loopjax.types import (
   Array,
   Batch,
+  Carried,
   Dataset,
   LoopOptions,
   Metrics,
@@ -83,6 +86,10 @@ class Model(Protocol):
     ...
 
 
+# What a loss gets of a teacher: its model, or None without one.
+Frozen = Model | None
+
+
 class MakeModel(Protocol):
   """A model's constructor."""
 
@@ -118,21 +125,22 @@ class Family(Protocol):
     """Which of its own metrics a person wants to see, if there are any."""
 
   def loss(
-    self, model: Any, batch: Batch, key: Array, step: Array, frozen: Any
+    self, model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
   ) -> tuple[Array, Metrics]:
     """What training lowers.
 
     Args:
       model: to be trained.
       batch: the task's entries, and "mean_weight", f32 scalar, of the weights
-        of the whole batch of which this may be a part.
+        of the whole batch of which this may be a part. Of a family that carries
+        state also "carried", from the step before.
       key: of this step's random numbers.
       step: optimizer steps taken, i32 scalar.
-      frozen: what the family trains against and never updates.
+      frozen: the teacher, which is never updated; None without one.
 
     Returns:
       (f32 scalar, metrics: scalars and per-loop vectors by name, among them
-      "loss").
+      "loss"). Of a family that carries state also "carried", for the next step.
     """
     ...
 
@@ -149,6 +157,43 @@ class Family(Protocol):
     Raises:
       UserError: the model cannot run so many loops.
     """
+    ...
+
+
+class Teacher(Protocol):
+  """What a family may ask of the run that it learns from."""
+
+  @property
+  def family(self) -> Family:
+    """Of its model."""
+
+  @property
+  def model(self) -> ModelConfig:
+    """Its section model."""
+
+  @property
+  def spec(self) -> TaskSpec:
+    """Of its task, which has as many token ids."""
+
+
+@runtime_checkable
+class LearnsFromTeacher(Protocol):
+  """A family whose loss reads `frozen`."""
+
+  def check_teacher(
+    self, config: Any, spec: TaskSpec, teacher: Teacher | None
+  ) -> None:
+    """Raises UserError if the model cannot learn from it, or without any."""
+
+
+@runtime_checkable
+class CarriesState(Protocol):
+  """A family with state from step to step that no gradient makes."""
+
+  def init_carried(
+    self, config: Any, spec: TaskSpec, batch_size: int
+  ) -> Carried:
+    """What the first step gets; `loss` gets it in the batch and returns it."""
     ...
 
 

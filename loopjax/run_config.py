@@ -29,6 +29,8 @@ class Run:
       averages) the run starts from; "" for fresh ones.
     init_fresh: regular expression of parameters that may be missing there and
       start fresh.
+    teacher: a work directory whose newest parameters (averaged, if it averages)
+      the model learns from, in families that have a teacher; "" for none.
     max_bad_steps: the run stops after as many steps in a row whose loss or
       gradient is not finite. Such a step changes nothing.
     debug_nans: find the operation that makes the first such number, at the
@@ -48,6 +50,7 @@ class Run:
   best_metric: str = "-eval/loss"
   init_from: str = ""
   init_fresh: str = ""
+  teacher: str = ""
   max_bad_steps: int = 10
   debug_nans: bool = False
   profile_steps: str = ""

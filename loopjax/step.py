@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from loopjax.types import Array, Batch, Metrics
+from loopjax.types import Array, Batch, Carried, Metrics
 
 
 class BadSteps(NamedTuple):
-  """Steps whose loss or gradient was not finite, and so changed nothing.
+  """Steps with a number that was not finite, which so changed nothing.
 
   Attributes:
     streak: how many in a row up to now, i32; it stays once it is at the limit.
@@ -36,6 +36,7 @@ class TrainState(NamedTuple):
     opt_state: of the optimizer.
     key: base of every random number; folded with the step.
     bad: the bad steps up to now.
+    carried: what the family carries from step to step.
   """
 
   step: Any
@@ -44,6 +45,7 @@ class TrainState(NamedTuple):
   opt_state: Any
   key: Any
   bad: BadSteps
+  carried: Carried
 
 
 def scored_params(state: TrainState) -> Any:
@@ -51,14 +53,28 @@ def scored_params(state: TrainState) -> Any:
   return state.ema or state.params
 
 
+def learned(state: TrainState) -> dict[str, Any]:
+  """All that a digest of the state covers, by name."""
+  return {
+    "params": state.params,
+    "ema": state.ema,
+    "opt": state.opt_state,
+    "carried": state.carried,
+  }
+
+
 def init_state(
-  params: Any, tx: optax.GradientTransformation, key: Array, use_ema: bool
+  params: Any,
+  tx: optax.GradientTransformation,
+  key: Array,
+  use_ema: bool,
+  carried: Carried = Carried(),
 ) -> TrainState:
   """The state before the first step; the EMA starts at the parameters."""
   ema = jax.tree.map(jnp.copy, params) if use_ema else {}
   zero = jnp.zeros((), jnp.int32)
   bad = BadSteps(zero, zero, jnp.zeros(len(jax.tree.leaves(params)), bool))
-  return TrainState(zero, params, ema, tx.init(params), key, bad)
+  return TrainState(zero, params, ema, tx.init(params), key, bad, carried)
 
 
 def train_step(
@@ -67,6 +83,7 @@ def train_step(
   frozen: Any,
   *,
   graphdef: nnx.GraphDef,
+  teacher: nnx.GraphDef | None,
   loss_fn: Any,
   tx: optax.GradientTransformation,
   ema_decay: float,
@@ -75,14 +92,16 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step.
 
-  A step with a loss or gradient that is not finite changes nothing but the
-  count of steps, and neither does any after `max_bad_steps` of them in a row.
+  A step with a loss, gradient or carried state that is not finite changes
+  nothing but the count of steps, and neither does any after `max_bad_steps` of
+  them in a row.
 
   Args:
     state: is consumed if the caller donates it.
     batch: one global batch.
-    frozen: what the family trains against and never updates.
+    frozen: the teacher's parameters; {} without one.
     graphdef: the model without its parameters.
+    teacher: the teacher without them; None without one.
     loss_fn: the family's `loss`.
     tx: the optimizer.
     ema_decay: 0 for no average.
@@ -98,23 +117,27 @@ def train_step(
 
   def loss_of(params, batch, key):
     model = nnx.merge(graphdef, params)
-    return loss_fn(model, batch, key, state.step, frozen)
+    taught_by = None if teacher is None else nnx.merge(teacher, frozen)
+    return loss_fn(model, batch, key, state.step, taught_by)
 
-  metrics, grads = _gradients(
-    loss_of, state.params, batch, key, num_microbatches
+  metrics, carried, grads = _gradients(
+    loss_of, state.params, batch, state.carried, key, num_microbatches
   )
   norms = jax.tree.map(optax.tree.norm, grads)
   norm = optax.tree.norm(norms)
   finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
+  finite &= _all_finite(carried)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
   if ema_decay:
     ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
   accept = finite & (state.bad.streak < max_bad_steps)
-  old = (state.params, state.ema, state.opt_state)
-  params, ema, opt_state = jax.tree.map(
-    lambda new, old: jnp.where(accept, new, old), (params, ema, opt_state), old
+  old = (state.params, state.ema, state.opt_state, state.carried)
+  params, ema, opt_state, carried = jax.tree.map(
+    lambda new, old: jnp.where(accept, new, old),
+    (params, ema, opt_state, carried),
+    old,
   )
   bad = _count(state, finite, norms, max_bad_steps)
   by_module = {
@@ -126,12 +149,14 @@ def train_step(
     **by_module,
     "accepted": accept.astype(jnp.float32),
   }
-  state = TrainState(state.step + 1, params, ema, opt_state, state.key, bad)
+  state = TrainState(
+    state.step + 1, params, ema, opt_state, state.key, bad, carried
+  )
   return state, metrics
 
 
-def _gradients(loss_of, params, batch, key, num_microbatches):
-  """(metrics, gradients) of a batch, computed in equal parts one by one.
+def _gradients(loss_of, params, batch, carried, key, num_microbatches):
+  """(metrics, what is carried on, gradients), in equal parts one by one.
 
   Part i is every num_microbatches-th example, so that each device's examples
   stay where they are. Losses weigh by the whole batch's mean weight, which
@@ -139,30 +164,50 @@ def _gradients(loss_of, params, batch, key, num_microbatches):
   """
   value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
   mean_weight = jnp.mean(batch["weights"].astype(jnp.float32))
-  if num_microbatches == 1:
-    batch = {**batch, "mean_weight": mean_weight}
+
+  def run(batch, by_example, key):
+    before = Carried(by_example, carried.shared)
+    batch = {**batch, "mean_weight": mean_weight, "carried": before}
     (_, metrics), grads = value_and_grad(params, batch, key)
-    return metrics, grads
+    after = metrics.pop("carried", Carried())
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    return metrics, after, grads
+
+  if num_microbatches == 1:
+    return run(batch, carried.by_example, key)
 
   def split(x):
     parts = x.reshape(-1, num_microbatches, *x.shape[1:])
     return jnp.swapaxes(parts, 0, 1)
 
-  def body(total, part):
-    index, batch = part
-    batch = {**batch, "mean_weight": mean_weight}
-    (_, metrics), grads = value_and_grad(
-      params, batch, jax.random.fold_in(key, index)
-    )
-    return jax.tree.map(jnp.add, total, grads), metrics
+  def joined(parts):
+    return jnp.swapaxes(parts, 0, 1).reshape(-1, *parts.shape[2:])
 
-  total, metrics = jax.lax.scan(
+  def mean(x):
+    return jnp.mean(x, axis=0)
+
+  def body(total, part):
+    index, *examples = part
+    metrics, after, grads = run(*examples, jax.random.fold_in(key, index))
+    return jax.tree.map(jnp.add, total, grads), (metrics, after)
+
+  examples = jax.tree.map(split, (batch, carried.by_example))
+  total, (metrics, after) = jax.lax.scan(
     body,
     jax.tree.map(jnp.zeros_like, params),
-    (jnp.arange(num_microbatches), jax.tree.map(split, batch)),
+    (jnp.arange(num_microbatches), *examples),
+  )
+  after = Carried(
+    jax.tree.map(joined, after.by_example), jax.tree.map(mean, after.shared)
   )
   grads = jax.tree.map(lambda x: x / num_microbatches, total)
-  return jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics), grads
+  return jax.tree.map(mean, metrics), after, grads
+
+
+def _all_finite(tree: Any) -> Array:
+  """Whether every number of a pytree is finite, bool scalar."""
+  finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+  return functools.reduce(jnp.logical_and, finite, jnp.bool_(True))
 
 
 def _count(state, finite, norms, max_bad_steps) -> BadSteps:

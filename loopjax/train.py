@@ -16,6 +16,7 @@ import ml_collections
 from loopjax import checks, evaluate, sharding, step, train_loop
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import teacher as teacher_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
@@ -75,7 +76,8 @@ def run(
   # At the start: the checkout may change while the run goes on.
   environment = provenance.environment()
   notice = preemption.Notice()
-  program = program_lib.make_program(settings)
+  teacher = None if mode == "eval" else teacher_lib.read(settings)
+  program = program_lib.make_program(settings, teacher=teacher)
   splits = ("eval",) if mode == "eval" else ("train", "eval")
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
@@ -161,10 +163,13 @@ def _train_and_evaluate(
     assert meta["batches"] == int(state.step)
     started -= meta["wall_seconds"]
   else:
-    state, meta = _fresh_state(work), {"pending": []}
-    if settings.run.init_from:  # The source may go on in the meantime.
-      start = {"batches": 0, "wall_seconds": 0.0, "pending": []}
-      work.checkpoints.save(0, state, start)
+    state, meta = _fresh_state(work), train_loop.progress(0, 0.0, [], None)
+  frozen = teacher_lib.load(
+    settings, work.program.abstract_frozen, meta["teacher_step"]
+  )
+  if not restored and (settings.run.init_from or settings.run.teacher):
+    # The source may go on in the meantime.
+    work.checkpoints.save(0, state, {**meta, "teacher_step": frozen.step})
   at = int(state.step)
   if jax.process_index() == 0:
     if at:
@@ -185,7 +190,7 @@ def _train_and_evaluate(
   )
   try:
     state, outcome = train_loop.train(
-      work, state, meta["pending"], writer, started, mode
+      work, state, frozen, meta["pending"], writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
@@ -200,11 +205,7 @@ def _train_and_evaluate(
     **({"reason": outcome.reason} if outcome.reason else {}),
     "metrics": writer.last,
     **summary,
-    "digest": integrity.digest(
-      integrity.record(
-        {"params": state.params, "ema": state.ema, "opt": state.opt_state}
-      )
-    ),
+    "digest": integrity.digest(integrity.record(step.learned(state))),
     **outcome.costs,
   }
 
@@ -219,15 +220,13 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
   state = work.program.init(jax.random.key(options.seed))
   if not options.init_from:
     return state
-  source = pathlib.Path(options.init_from)
-  abstract = work.program.abstract_state.params
-  loaded = restore.newest(
-    source,
-    lambda step: restore.params(source, step, abstract, options.init_fresh),
-    set_aside=False,
+  _, loaded = restore.chosen_params(
+    pathlib.Path(options.init_from),
+    None,
+    work.program.abstract_state.params,
+    f"run.init_from={options.init_from}",
+    options.init_fresh,
   )
-  if loaded is None:
-    raise UserError(f"run.init_from={source} holds no checkpoints")
   params = integrity.merged(state.params, loaded)
   ema = jax.tree.map(jnp.copy, params) if state.ema else {}
   return state._replace(params=params, ema=ema)
@@ -248,25 +247,16 @@ def _final_scores(
 
 def _evaluate(work: train_loop.Work) -> dict[str, Any]:
   """Scores a checkpoint and draws it; the run itself stays as it is."""
-  started = time.monotonic()
-  wanted = work.program.settings.eval.checkpoint
-  workdir, abstract = work.workdir, work.program.abstract_state.params
-
-  def read(step: int) -> tuple[int, Any]:
-    return step, restore.params(workdir, step, abstract)
-
-  if wanted == "newest":
-    restored = restore.newest(workdir, read, set_aside=False)
-    if restored is None:
-      raise UserError(f"{workdir} holds no checkpoint to evaluate")
-  else:
-    best = wanted == "best"
-    at = restore.best(workdir, work.checkpoints.scores) if best else int(wanted)
-    try:
-      restored = read(at)
-    except restore.Damaged as error:
-      raise UserError(f"{workdir}: checkpoint {at}: {error}") from error
-  at, params = restored
+  started, workdir = time.monotonic(), work.workdir
+  wanted, at = work.program.settings.eval.checkpoint, None
+  if wanted == "best":
+    at = restore.best(workdir, work.checkpoints.scores)
+  elif wanted != "newest":
+    at = int(wanted)
+  abstract = work.program.abstract_state.params
+  at, params = restore.chosen_params(
+    workdir, at, abstract, f"--workdir={workdir}"
+  )
   values: dict[str, float] = {}
   try:
     for split, scores in work.evaluator(params).items():

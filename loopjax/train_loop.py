@@ -13,6 +13,7 @@ import optax
 from loopjax import config as config_lib
 from loopjax import evaluate, sharding, step
 from loopjax import program as program_lib
+from loopjax import teacher as teacher_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
@@ -58,6 +59,7 @@ class Outcome(NamedTuple):
 def train(
   work: Work,
   state: step.TrainState,
+  frozen: teacher_lib.Loaded,
   pending: list[Mapping[str, Any]],
   writer: metrics.Writer,
   started: float,
@@ -68,6 +70,7 @@ def train(
   Args:
     work: what the start works with.
     state: is consumed.
+    frozen: the teacher's parameters.
     pending: metrics of steps since the last row, from a checkpoint.
     writer: of the rows.
     started: when the run would have started without interruptions, seconds.
@@ -90,7 +93,7 @@ def train(
       return  # The steps since then were none; the next row says so.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
-    meta = {"batches": at, "wall_seconds": seconds, "pending": unlogged}
+    meta = progress(at, seconds, unlogged, frozen.step)
     work.checkpoints.save(at, state, meta)
 
   try:
@@ -108,19 +111,21 @@ def train(
         )
       )
       if compiled is None:
-        compiled, costs = _compile(work, state, batches, writer)
+        compiled, costs = _compile(
+          work, (state, batches, frozen.params), writer
+        )
         clock.reset()
       before, call = state, range(at, at + size)
       tracer.before(call)
       with jax.profiler.StepTraceAnnotation("train", step_num=at):
-        state, values = compiled(state, batches, {})
+        state, values = compiled(state, batches, frozen.params)
       tracer.after(call, values)
       pending.append(values)
       at += size
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(values["accepted"]):
-        reason = find_nan(work.program, before, batches)
+        reason = find_nan(work.program, before, batches, frozen.params)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
       if last or at % options.log_every == 0:
@@ -139,6 +144,28 @@ def train(
     return state, Outcome("preempted", "", costs)
   finally:
     tracer.close()
+
+
+def progress(
+  batches: int,
+  wall_seconds: float,
+  pending: list[Any],
+  teacher_step: int | None,
+) -> dict[str, Any]:
+  """What a checkpoint holds beside the state.
+
+  Args:
+    batches: consumed.
+    wall_seconds: of the run up to here.
+    pending: metrics of steps since the last row.
+    teacher_step: of the checkpoint that the teacher's parameters come from.
+  """
+  return {
+    "batches": batches,
+    "wall_seconds": wall_seconds,
+    "pending": pending,
+    "teacher_step": teacher_step,
+  }
 
 
 def _is_list(x: Any) -> bool:
@@ -176,11 +203,11 @@ def _evaluate(
 
 
 def _compile(
-  work: Work, state: Any, batches: Any, writer: metrics.Writer
+  work: Work, arguments: tuple[Any, ...], writer: metrics.Writer
 ) -> tuple[Any, dict[str, Any]]:
   """The training call, and what it costs."""
   start = time.perf_counter()
-  compiled = work.program.train.lower(state, batches, {}).compile()
+  compiled = work.program.train.lower(*arguments).compile()
   costs: dict[str, Any] = {
     "compile_seconds": round(time.perf_counter() - start, 2),
     "memory_bytes": profiling.memory(compiled),
@@ -248,7 +275,12 @@ def explain(bad: step.BadSteps, params: Any) -> str:
   )
 
 
-def find_nan(program: Any, state: step.TrainState, batches: Any) -> str:
+def find_nan(
+  program: program_lib.Program,
+  state: step.TrainState,
+  batches: Any,
+  frozen: Any,
+) -> str:
   """Runs a call again, operation by operation, to find the first bad number.
 
   Returns:
@@ -258,7 +290,7 @@ def find_nan(program: Any, state: step.TrainState, batches: Any) -> str:
   for watch in (jax.debug_nans, jax.debug_infs):
     try:
       with jax.disable_jit(), watch(True):
-        program.step(state, batches, {})
+        program.step(state, batches, frozen)
     except FloatingPointError as error:
       return str(error).strip().splitlines()[0] + _origin(error)
   return "a number was not finite, but not when run operation by operation"

@@ -67,6 +67,21 @@ class LoopOptions:
   remat: str = "none"
 
 
+class Carried(NamedTuple):
+  """What a family carries from one optimizer step to the next.
+
+  Attributes:
+    by_example: pytree of arrays [B, ...] over the global batch; row b meets row
+      b of the next batch.
+    shared: pytree of floating-point arrays that belong to no example. Where a
+      batch is computed in parts, every part starts from the same ones and the
+      mean of what they make of them goes on.
+  """
+
+  by_example: Any = ()
+  shared: Any = ()
+
+
 class Output(NamedTuple):
   """What every model returns.
 

@@ -11,6 +11,7 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
+from loopjax import teacher as teacher_lib
 from loopjax.fit import collectives, hlo, quiet, values
 from loopjax.fit.topology import Machine
 
@@ -24,7 +25,8 @@ class Measured(NamedTuple):
   Attributes:
     fits: whether the machine has the memory.
     needed: memory of one chip while the program runs.
-    arguments: parameters, EMA, optimizer and batch, padding left out.
+    arguments: parameters, EMA, optimizer, batch and, if there is one, teacher;
+      padding left out.
     memory: what `needed` is the sum of: arguments, temporaries, outputs that
       take no argument's place, program. Empty if the compiler gave up.
     refusal: why the compiler gave up; "" if it did not.
@@ -56,7 +58,9 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     UserError: the config is wrong, or impossible on so many devices.
   """
   settings = config_lib.resolve(config)
-  program = program_lib.make_program(settings, machine.devices)
+  program = program_lib.make_program(
+    settings, machine.devices, teacher_lib.read(settings)
+  )
   batches = _abstract_batches(settings, program.mesh)
   state = program.abstract_state
   arguments = {
@@ -65,8 +69,10 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     "optimizer": _chip_bytes(state.opt_state),
     "batch": _chip_bytes(batches),
   }
+  if program.abstract_frozen:
+    arguments["teacher"] = _chip_bytes(program.abstract_frozen)
   mesh = dict(program.mesh.shape)
-  lowered = program.train.lower(state, batches, {})
+  lowered = program.train.lower(state, batches, program.abstract_frozen)
   started = time.monotonic()
   try:
     with quiet.stderr():

@@ -20,6 +20,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.nn import block, linear, norm, stack
 from loopjax.nn.dropout import dropout, fold
 from loopjax.nn.shape import Shape
+from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -262,7 +263,7 @@ class Model(nnx.Module):
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
   """Cross-entropy after the last loop, weighted by token.
 

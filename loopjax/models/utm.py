@@ -19,6 +19,7 @@ from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import block, linear, norm, rope, shape
 from loopjax.nn.shape import Shape
+from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -352,7 +353,7 @@ def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
   """Cross-entropy + lambda min(1, step / warm-up) ponder cost (section 5.1).
 

@@ -142,6 +142,39 @@ def params(
   return _read(where, {tree: target}, arrays)[tree]
 
 
+def chosen_params(
+  workdir: pathlib.Path,
+  step: int | None,
+  abstract_params: Any,
+  label: str,
+  fresh: str = "",
+) -> tuple[int, dict[str, Any]]:
+  """The step and the `params` of a checkpoint that somebody asked for.
+
+  Args:
+    workdir: of the run.
+    step: which; the newest that is intact if None.
+    abstract_params: as in `params`, like `fresh`.
+    label: what messages call the run.
+
+  Raises:
+    UserError: there is none, or it is damaged or does not fit.
+  """
+
+  def read(at: int) -> tuple[int, Any]:
+    return at, params(workdir, at, abstract_params, fresh)
+
+  try:
+    found = (
+      newest(workdir, read, set_aside=False) if step is None else read(step)
+    )
+  except Damaged as error:
+    raise UserError(f"{label}: checkpoint {step}: {error}") from error
+  if found is None:
+    raise UserError(f"{label} holds no checkpoints")
+  return found
+
+
 def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   """What was saved beside the arrays; raises Damaged or UserError."""
   if step not in steps(workdir):

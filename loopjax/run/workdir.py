@@ -94,6 +94,50 @@ def binds(key: str, mode: str) -> bool:
   return section not in _FREE_SECTIONS and key not in _FREE_KEYS
 
 
+def read_config(workdir: pathlib.Path, label: str) -> dict[str, Any]:
+  """What config.json holds.
+
+  Args:
+    workdir: of a run.
+    label: what messages call it.
+
+  Raises:
+    UserError: there is no run, or its file does not say of what it is one.
+  """
+  path = workdir / "config.json"
+  if not path.exists():
+    raise UserError(f"{label} holds no run: there is no config.json")
+  plain = read_json(path)
+  try:
+    config_lib.make(plain["model"]["name"], plain["task"]["name"])
+    config_lib.flatten(plain)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{label}: config.json is no config of a run") from error
+  return plain
+
+
+def read_settings(workdir: pathlib.Path, label: str) -> config_lib.Settings:
+  """The settings of a run, from its config.json.
+
+  Args:
+    workdir: of the run.
+    label: what messages call it.
+
+  Raises:
+    UserError: there is no run, or one of another version.
+  """
+  plain = read_config(workdir, label)
+  config = config_lib.make(plain["model"]["name"], plain["task"]["name"])
+  config.lock()
+  try:
+    config_lib.override(config, config_lib.flatten(plain))
+    return config_lib.resolve(config)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
+
+
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Reads a JSON object.
 

@@ -76,7 +76,11 @@ def with_config(directory, change, family="looped"):
   [
     (None, (), "holds no run"),
     (lambda c: c["task"].update(name="sudoku"), (), "'sudoku' is not"),
-    (lambda c: c["model"].update(name="gpt"), (), "no model.name='gpt'"),
+    (
+      lambda c: c["model"].update(name="gpt"),
+      (),
+      "model.name='gpt' is none of",
+    ),
     (lambda c: c.pop("model"), (), "is no config of a run"),
     (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
     (lambda c: None, (), "holds no checkpoint"),

@@ -4,7 +4,6 @@ import pathlib
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 from flax import nnx
 
 from loopjax import config as config_lib
@@ -12,7 +11,6 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError
-from loopjax.models import MODELS
 from loopjax.run import restore as restore_lib
 from loopjax.run import workdir as workdir_lib
 
@@ -48,23 +46,11 @@ def read_settings(
     UserError: there is no run, or one of another task or of a family that
       shows too little of its loops.
   """
-  path = workdir / "config.json"
-  if not path.exists():
-    raise UserError(f"{workdir} holds no run: there is no config.json")
-  plain = workdir_lib.read_json(path)
-  try:
-    task, family = plain["task"]["name"], plain["model"]["name"]
-    flat = config_lib.flatten(plain)
-  except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{path}: is no config of a run") from error
+  plain = workdir_lib.read_config(workdir, str(workdir))
+  task, family = plain["task"]["name"], plain["model"]["name"]
   if task != TASK:
     raise UserError(f"{workdir}: task.name={task!r} is not {TASK!r}")
-  if family not in MODELS:
-    raise UserError(f"{workdir}: there is no model.name={family!r}")
-  config: ml_collections.ConfigDict = config_lib.make(family, task)
-  config.lock()
-  config_lib.override(config, flat)
-  settings = config_lib.resolve(config)
+  settings = workdir_lib.read_settings(workdir, str(workdir))
   if unseen := set(_TRACES).difference(settings.family.TRACES):
     raise UserError(
       f"{workdir}: model.name={family!r} does not show the"
@@ -93,13 +79,7 @@ def restore(
     UserError: there is none.
   """
   program = program_lib.make_program(settings, jax.local_devices()[:1])
-  abstract = program.abstract_state.params
-  found = restore_lib.newest(
-    workdir,
-    lambda step: (step, restore_lib.params(workdir, step, abstract)),
-    set_aside=False,
+  step, params = restore_lib.chosen_params(
+    workdir, None, program.abstract_state.params, str(workdir)
   )
-  if found is None:
-    raise UserError(f"{workdir} holds no checkpoint to analyse")
-  step, params = found
   return Restored(settings, family, program.graphdef, params, step)

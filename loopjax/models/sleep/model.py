@@ -18,6 +18,7 @@ from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models.sleep.config import Config
 from loopjax.nn import attention, hybrid, linear, norm, remat, rope, stack
+from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -352,7 +353,7 @@ class Kept(NamedTuple):
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Batch
+  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
   """Cross-entropy of what is predicted, weighted by token.
 

@@ -1,0 +1,87 @@
+"""A family for tests that learns from a teacher and carries state.
+
+One embedding and one read-out. It answers as the teacher does, and as its own
+answers to the examples in the same rows of earlier batches, which makes every
+step depend on all before it.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
+from loopjax.nn import linear
+from loopjax.types import PRECISIONS, Carried, LoopOptions, Output
+
+TRACES = ("prediction", "confidence")
+HEADLINE: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  width: int = 8
+  num_loops: int = 1
+
+
+class Model(nnx.Module):
+  def __init__(self, config, spec, options=LoopOptions(), *, rngs):
+    shared = {"precision": PRECISIONS["float32"], "rngs": rngs}
+    self.token_embedding = linear.embedding(
+      spec.vocab_size, config.width, **shared
+    )
+    self.head = linear.readout(config.width, spec.vocab_size, **shared)
+
+  def __call__(self, inputs, *, num_loops=None, kind=None, trace=()):
+    logits = self.head(self.token_embedding(inputs))
+    stats = {"loops_run": jnp.ones(len(inputs))}
+    seen = linear.most_likely(logits)
+    records = {name: seen[name][None] for name in trace}
+    return Output(logits, {}, stats, {}, records)
+
+
+def init_carried(config, spec, batch_size):
+  answers = jnp.ones((batch_size, spec.sequence_length, spec.vocab_size))
+  return Carried(
+    by_example={
+      "answer": answers / spec.vocab_size,
+      "age": jnp.arange(batch_size),
+    },
+    shared={"mean": jnp.zeros(spec.vocab_size)},
+  )
+
+
+def check_teacher(config, spec, teacher):
+  if teacher is None:
+    raise UserError("model.name='pupil' learns from a teacher: set run.teacher")
+  if isinstance(teacher.model, Config):
+    raise UserError("a pupil teaches nobody")
+
+
+def loss(model, batch, key, step, frozen):
+  carried = batch["carried"]
+  old = carried.by_example["answer"]
+  logits = model(batch["inputs"]).logits
+  taught = frozen(batch["inputs"]).logits
+  chances, own = jax.nn.softmax(taught), jax.nn.softmax(logits)
+  distance = -jnp.sum((chances + old) * jax.nn.log_softmax(logits), axis=-1)
+  total = token_losses.weighted_mean(
+    distance, batch["weights"], batch["mean_weight"]
+  )
+  total += jnp.mean((jnp.mean(own, axis=(0, 1)) - carried.shared["mean"]) ** 2)
+  teacher_loss = token_losses.next_token(taught, batch)
+  after = Carried(
+    by_example={
+      "answer": (old + own) / 2,
+      "age": carried.by_example["age"] + 1,
+    },  # fmt: skip
+    shared={"mean": jnp.mean(own, axis=(0, 1))},
+  )
+  return total, {"loss": total, "teacher_loss": teacher_loss, "carried": after}
+
+
+def costs(config, spec, num_loops):
+  flops = 2 * spec.sequence_length * config.width * spec.vocab_size
+  return {"flops_per_example": [flops] * num_loops, "cache_bytes_per_token": 0}
