@@ -188,13 +188,14 @@ def _train_and_evaluate(
     scored_again,
     shown=("loss", *headline, "steps_per_second"),
   )
+  failed: list[str] = []
   try:
     state, outcome = train_loop.train(
       work, state, frozen, meta["pending"], writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        _final_scores(work, state, writer)
+        failed = _final_scores(work, state, writer)
       except preemption.Preempted:  # The state is saved; scores come again.
         outcome = outcome._replace(status="preempted")
   finally:
@@ -203,6 +204,7 @@ def _train_and_evaluate(
   return {
     "status": outcome.status,
     **({"reason": outcome.reason} if outcome.reason else {}),
+    **({"figures_failed": failed} if failed else {}),
     "metrics": writer.last,
     **summary,
     "digest": integrity.digest(integrity.record(step.learned(state))),
@@ -234,15 +236,16 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
 
 def _final_scores(
   work: train_loop.Work, state: step.TrainState, writer: metrics.Writer
-) -> None:
-  """Scores and figures of the end."""
+) -> list[str]:
+  """Scores and figures of the end; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
   for split, scores in work.evaluator(params).items():
     writer.write(at, split, scores)
-  pictures = _figures(work, params, work.workdir / "figures")
-  if pictures["depth"]:
-    writer.write(at, "depth", pictures["depth"])
-  writer.images(at, pictures["files"])
+  drawn = _figures(work, params, work.workdir / "figures")
+  if drawn.depth:
+    writer.write(at, "depth", drawn.depth)
+  writer.images(at, drawn.files)
+  return drawn.failed
 
 
 def _evaluate(work: train_loop.Work) -> dict[str, Any]:
@@ -258,11 +261,14 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
     workdir, at, abstract, f"--workdir={workdir}"
   )
   values: dict[str, float] = {}
+  failed: list[str] = []
   try:
     for split, scores in work.evaluator(params).items():
       values |= metrics.named(split, scores)
     directory = work.workdir / "evaluation" / "figures"
-    values |= metrics.named("depth", _figures(work, params, directory)["depth"])
+    drawn = _figures(work, params, directory)
+    values |= metrics.named("depth", drawn.depth)
+    failed = drawn.failed
     status = "completed"
   except preemption.Preempted:
     status = "preempted"
@@ -270,6 +276,7 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
     print(f"{name} {value:.6g}")
   return {
     "status": status,
+    **({"figures_failed": failed} if failed else {}),
     "metrics": values,
     **_summary(work, params, at, started),
     "digest": integrity.digest(integrity.record(params)),
@@ -278,7 +285,7 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
 
 def _figures(
   work: train_loop.Work, params: Any, directory: pathlib.Path
-) -> dict[str, Any]:
+) -> figures.Drawn:
   return figures.make_figures(
     work.program.settings,
     work.program.graphdef,

@@ -8,6 +8,7 @@ import pytest
 from tests_support import smoke
 
 from loopjax import train
+from loopjax.analysis import sudoku
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
@@ -88,6 +89,23 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   train.run(smoke(), cut, "train_and_eval")
   assert summary(cut)["digest"] == summary(finished)["digest"]
   assert rows(cut) == rows(finished)
+
+
+def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
+  copy = tmp_path / "copy"
+  shutil.copytree(finished, copy)
+  (copy / "summary.json").unlink()
+
+  def fail(view):
+    raise ValueError("drawn wrong")
+
+  monkeypatch.setattr(sudoku, "choose", fail)
+  train.run(smoke(), copy, "train_and_eval")
+  assert summary(copy)["figures_failed"] == [
+    "puzzle", "puzzle_failed", "halting_map"
+  ]  # fmt: skip
+  assert "figures_failed" not in summary(finished)
+  assert summary(copy)["metrics"] == summary(finished)["metrics"]
 
 
 def test_a_trained_run_is_scored_when_asked(tmp_path, finished):

@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from loopjax.analysis import draw
 
 Rows = list[dict[str, Any]]
 _STEPS = "optimizer steps"
+_SCORE_COLORS = (draw.GREEN, draw.PURPLE)
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale and (split, metric, label, colour).
@@ -25,15 +26,6 @@ _PANELS = (
     (
       ("train", "loss", "training, with penalties", draw.BLUE),
       ("eval", "loss", "evaluation", draw.ORANGE),
-    ),
-  ),
-  (
-    "Accuracy on the evaluation split",
-    "share",
-    "linear",
-    (
-      ("eval", "exact_match", "exact match", draw.GREEN),
-      ("eval", "cell_accuracy", "cell accuracy", draw.PURPLE),
     ),
   ),
   (
@@ -59,18 +51,25 @@ _PANELS = (
 
 
 def draw_training(
-  rows: Rows, num_loops: int, directory: pathlib.Path
+  rows: Rows, headline: Sequence[str], num_loops: int, directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """curves.png: loss, accuracy, halting and gradients over training.
+  """curves.png: loss, scores, halting and gradients over training.
 
   Args:
     rows: of metrics.jsonl; a panel without any is left out.
+    headline: the task's scores, its first by every split.
     num_loops: K, drawn as the ceiling of the halting steps.
     directory: where to write.
   """
   panels = [
     panel
-    for panel in (*_PANELS, _by_split(rows), *_by_group(rows))
+    for panel in (
+      _PANELS[0],
+      _scores(headline),
+      *_PANELS[1:],
+      _by_split(rows, headline[0]),
+      *_by_group(rows),
+    )
     if any(len(series(rows, split, name)[0]) for split, name, *_ in panel[3])
   ]
   if not panels:
@@ -85,23 +84,37 @@ def draw_training(
       _draw_line(axes, rows, *line)
     if unit == "loops":
       axes.axhline(num_loops, color=draw.GREY, linestyle=":", label="trained K")
-    if unit == "share":
-      axes.set_ylim(-0.02, 1.02)
+    if unit == "score":
+      axes.set_ylim(-0.02, max(1.02, axes.get_ylim()[1]))
     axes.set_yscale(scale)
     draw.tidy(axes, title, _STEPS, unit)
     axes.legend(frameon=False, fontsize=9)
   return [draw.save(figure, directory / "curves.png")]
 
 
-def _by_split(rows: Rows):
-  """A panel with the accuracy on every evaluation split that has its own."""
-  found = {row["split"]: None for row in rows if "accuracy" in row}  # In order.
+def _scores(headline: Sequence[str]):
+  """A panel with the task's scores."""
+  lines = tuple(
+    ("eval", name, _words(name), color)
+    for name, color in zip(headline, itertools.cycle(_SCORE_COLORS))
+  )
+  return "Scores of the evaluation split", "score", "linear", lines
+
+
+def _words(name: str) -> str:
+  return name.replace("_", " ")
+
+
+def _by_split(rows: Rows, score: str):
+  """A panel with a score on every evaluation split that has its own."""
+  found = {row["split"]: None for row in rows if score in row}  # In order.
   splits = [split for split in found if split not in ("train", "eval")]
   lines = [
-    (split, "accuracy", split, draw.PALETTE[index % len(draw.PALETTE)])
+    (split, score, split, draw.PALETTE[index % len(draw.PALETTE)])
     for index, split in enumerate(splits)
   ]
-  return "Accuracy by split", "share", "linear", tuple(lines)
+  title = f"{_words(score).capitalize()} by split"
+  return title, "score", "linear", tuple(lines)
 
 
 def _by_group(rows: Rows):
@@ -191,6 +204,7 @@ def draw_router(rows: Rows, directory: pathlib.Path) -> list[pathlib.Path]:
 
 def draw_depth(
   scores: Mapping[str, np.ndarray],
+  headline: Sequence[str],
   num_loops: int,
   num_examples: int,
   directory: pathlib.Path,
@@ -199,6 +213,7 @@ def draw_depth(
 
   Args:
     scores: from `depth.scores_by_loop`.
+    headline: the task's scores, which have their colours of curves.png.
     num_loops: K, the trained depth.
     num_examples: behind the scores.
     directory: where to write.
@@ -206,7 +221,7 @@ def draw_depth(
   figure = draw.new(8.5, 4.4)
   axes = figure.subplots()
   names = [name for name in scores if not name.endswith("/standard_error")]
-  colors = {"exact_match": draw.GREEN, "cell_accuracy": draw.PURPLE}
+  colors = dict(zip(headline, itertools.cycle(_SCORE_COLORS)))
   ordered = sorted(names, key=lambda name: scores[name].max())
   for index, name in enumerate(ordered):
     color = colors.get(name, draw.PALETTE[index % len(draw.PALETTE)])
@@ -214,7 +229,7 @@ def draw_depth(
     loops = np.arange(1, len(mean) + 1)
     best = int(np.argmax(mean))
     label = (
-      f"{name.replace('_', ' ')}: {mean[num_loops - 1]:.3f} after"
+      f"{_words(name)}: {mean[num_loops - 1]:.3f} after"
       f" {num_loops}, best {mean[best]:.3f} after {best + 1}"
     )
     axes.plot(loops, mean, color=color, label=label)

@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import pathlib
+import sys
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,11 +16,89 @@ from loopjax import config as config_lib
 from loopjax.analysis import curves, depth, halting, maps, passes, sudoku
 from loopjax.analysis import view as view_lib
 from loopjax.data.sudoku import task as sudoku_task
+from loopjax.errors import one_line
 from loopjax.types import Dataset
 
+
+class Figure(NamedTuple):
+  """A picture of a run.
+
+  Attributes:
+    name: of its file, without the ending.
+    traces: what the model must show of its loops.
+    draw: writes it and returns the files; none where there is nothing to draw.
+  """
+
+  name: str
+  traces: tuple[str, ...]
+  draw: Callable[[view_lib.View], list[pathlib.Path]]
+
+
+class Drawn(NamedTuple):
+  """What came of drawing.
+
+  Attributes:
+    files: that were written.
+    depth: vectors over loops by name, for the row of split "depth"; empty if
+      eval.depth_factor is 0.
+    failed: names of the figures that could not be drawn.
+  """
+
+  files: list[pathlib.Path]
+  depth: dict[str, np.ndarray]
+  failed: list[str]
+
+
+def _curves(view: view_lib.View) -> list[pathlib.Path]:
+  task, model = view.settings.task_module, view.settings.model
+  return curves.draw_training(
+    view.rows, task.HEADLINE, model.num_loops, view.directory
+  )
+
+
+def _router(view: view_lib.View) -> list[pathlib.Path]:
+  stops = halting.halting_steps(view) is not None
+  return curves.draw_router(view.rows, view.directory) if stops else []
+
+
+def _halting(view: view_lib.View) -> list[pathlib.Path]:
+  steps, num_memory = halting.halting_steps(view), view.num_memory
+  if steps is None:
+    return []
+  shares = halting.histogram(steps, view.settings.model.num_loops, num_memory)
+  means = {"cells": steps[:, num_memory:].mean()}
+  if num_memory:
+    means["memory"] = steps[:, :num_memory].mean()
+  return curves.draw_halting(shares, means, view.directory)
+
+
+def _attention(view: view_lib.View) -> list[pathlib.Path]:
+  weights = view.output.trace["attention"]
+  return maps.draw_attention(weights, view.num_memory, view.directory)
+
+
+def _attention_heads(view: view_lib.View) -> list[pathlib.Path]:
+  weights = view.output.trace["attention"]
+  return maps.draw_heads(weights, view.num_memory, view.spec, view.directory)
+
+
+FIGURES = (
+  Figure("curves", (), _curves),
+  Figure(
+    "passes", (), lambda view: passes.draw_passes(view.rows, view.directory)
+  ),
+  Figure("router", ("weight",), _router),
+  Figure("halting", ("weight",), _halting),
+  Figure("attention", ("attention",), _attention),
+  Figure("attention_heads", ("attention",), _attention_heads),
+)
 # What is drawn for one task alone, by the type of its settings.
-TASK_FIGURES: Mapping[type, Callable[[view_lib.View], list[pathlib.Path]]] = {
-  sudoku_task.Config: sudoku.draw_all
+TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
+  sudoku_task.Config: (
+    Figure("puzzle", ("prediction", "confidence"), sudoku.draw_solved),
+    Figure("puzzle_failed", ("prediction", "confidence"), sudoku.draw_failed),
+    Figure("halting_map", ("prediction", "weight"), sudoku.draw_halting_map),
+  )
 }
 
 
@@ -29,10 +109,11 @@ def make_figures(
   dataset: Dataset,
   rows: list[dict[str, Any]],
   directory: pathlib.Path,
-) -> dict[str, Any]:
+) -> Drawn:
   """Draws everything that applies to this model and task.
 
-  All processes call it; the first one draws.
+  All processes call it; the first one draws. A figure that cannot be drawn is
+  a line on stderr, and the others are drawn all the same.
 
   Args:
     settings: of the run.
@@ -41,29 +122,59 @@ def make_figures(
     dataset: the evaluation split.
     rows: of the run's metrics.jsonl.
     directory: where the pictures go; it is made.
-
-  Returns:
-    {"depth": vectors over loops by name, for the row of split "depth" (empty
-    if eval.depth_factor is 0), "files": paths of what was written}.
   """
   if jax.process_count() > 1:  # Each holds a part of the arrays.
     params = multihost_utils.process_allgather(params, tiled=True)
+  failed: list[str] = []
   if jax.process_index():
-    return {"depth": {}, "files": []}
-  view = view_lib.make_view(
-    settings, graphdef, params, dataset, rows, directory
-  )
+    return Drawn([], {}, failed)
+
+  def attempt(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+      return function(*arguments)
+    except Exception as error:  # Whatever it is, the run has its numbers.
+      frame = traceback.extract_tb(error.__traceback__)[-1]
+      where = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
+      print(
+        f"warning: figure {name} is not drawn: {type(error).__name__}:"
+        f" {one_line(error)} ({where})",
+        file=sys.stderr,
+        flush=True,
+      )
+      failed.append(name)
+      return None
+
+  made = (settings, graphdef, params, dataset, rows, directory)
+  view = attempt("of every kind", view_lib.make_view, *made)
+  if view is None:
+    return Drawn([], {}, failed)
+  files: list[pathlib.Path] = []
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     # The longest computation goes on while the pictures are drawn.
-    depth_scores = thread.submit(_depth_scores, view)
-    files = _draw(view)
-    scores = depth_scores.result()
+    computed = thread.submit(_depth_scores, view)
+    for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
+      # One of an earlier model would be taken for this one's.
+      (directory / f"{figure.name}.png").unlink(missing_ok=True)
+      if set(figure.traces) <= view.output.trace.keys():
+        files += attempt(figure.name, figure.draw, view) or []
+    scores = attempt("depth", computed.result)
   if scores:
-    num_examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
-    files += curves.draw_depth(
-      scores, settings.model.num_loops, num_examples, view.directory
-    )
-  return {"depth": scores, "files": files}
+    files += attempt("depth", _depth, view, scores) or []
+  return Drawn(files, scores or {}, failed)
+
+
+def _depth(
+  view: view_lib.View, scores: Mapping[str, np.ndarray]
+) -> list[pathlib.Path]:
+  settings = view.settings
+  num_examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
+  return curves.draw_depth(
+    scores,
+    settings.task_module.HEADLINE,
+    settings.model.num_loops,
+    num_examples,
+    view.directory,
+  )
 
 
 def _depth_scores(view: view_lib.View) -> dict[str, np.ndarray]:
@@ -73,38 +184,3 @@ def _depth_scores(view: view_lib.View) -> dict[str, np.ndarray]:
   if "prediction" not in view.output.trace:
     return {}
   return depth.accuracy_by_depth(view)
-
-
-def _draw(view: view_lib.View) -> list[pathlib.Path]:
-  """All pictures but the one of the depth."""
-  settings = view.settings
-  files = curves.draw_training(
-    view.rows, settings.model.num_loops, view.directory
-  )
-  files += passes.draw_passes(view.rows, view.directory)
-  steps = halting.halting_steps(view)
-  if steps is not None:
-    files += curves.draw_router(view.rows, view.directory)
-    files += _draw_halting(view, steps)
-  if "attention" in view.output.trace:
-    files += _draw_attention(view)
-  if draw_task := TASK_FIGURES.get(type(settings.task)):
-    files += draw_task(view)
-  return files
-
-
-def _draw_halting(view: view_lib.View, steps: np.ndarray):
-  num_memory = view.num_memory
-  shares = halting.histogram(steps, view.settings.model.num_loops, num_memory)
-  means = {"cells": steps[:, num_memory:].mean()}
-  if num_memory:
-    means["memory"] = steps[:, :num_memory].mean()
-  return curves.draw_halting(shares, means, view.directory)
-
-
-def _draw_attention(view: view_lib.View):
-  weights = view.output.trace["attention"]
-  return [
-    *maps.draw_attention(weights, view.num_memory, view.directory),
-    *maps.draw_heads(weights, view.num_memory, view.spec, view.directory),
-  ]

@@ -31,26 +31,29 @@ class Moment(NamedTuple):
   confidence: np.ndarray
 
 
-def draw_all(view: view_lib.View) -> list[pathlib.Path]:
-  """puzzle.png, puzzle_failed.png if any fails, halting_map.png if any halts.
+def draw_solved(view: view_lib.View) -> list[pathlib.Path]:
+  """puzzle.png: a hard puzzle that gets solved (UTM, figure 8)."""
+  return [_draw_puzzle(view, choose(view)[0], "puzzle.png")]
 
-  Args:
-    view: of a model with the traces "prediction" and "confidence"; the halting
-      map also needs "weight" and a rule that stops.
-  """
+
+def draw_failed(view: view_lib.View) -> list[pathlib.Path]:
+  """puzzle_failed.png: a hard one that does not, if there is one (figure 9)."""
+  row = choose(view)[1]
+  return [] if row is None else [_draw_puzzle(view, row, "puzzle_failed.png")]
+
+
+def draw_halting_map(view: view_lib.View) -> list[pathlib.Path]:
+  """halting_map.png: when cells halt, on average and in the solved puzzle."""
+  steps = halting.halting_steps(view)
+  if steps is None:
+    return []
+  return [_draw_halting_map(view, choose(view)[0], steps)]
+
+
+def _board(view: view_lib.View) -> board_lib.Board:
   task = view.settings.task
   assert isinstance(task, sudoku_task.Config)
-  board = task.board
-  solved, failed = choose(view)
-  files = [_draw_puzzle(view, board, solved, view.directory / "puzzle.png")]
-  path = view.directory / "puzzle_failed.png"
-  path.unlink(missing_ok=True)  # Of an earlier model.
-  if failed is not None:
-    files.append(_draw_puzzle(view, board, failed, path))
-  steps = halting.halting_steps(view)
-  if steps is not None:
-    files.append(_draw_halting_map(view, board, solved, steps))
-  return files
+  return task.board
 
 
 def choose(view: view_lib.View) -> tuple[int, int | None]:
@@ -82,8 +85,9 @@ def choose(view: view_lib.View) -> tuple[int, int | None]:
   return first, int(failing[0]) if len(failing) else None
 
 
-def _draw_puzzle(view, board, row: int, path: pathlib.Path) -> pathlib.Path:
-  """One puzzle over the loops (UTM, figures 8 and 9)."""
+def _draw_puzzle(view: view_lib.View, row: int, name: str) -> pathlib.Path:
+  """One puzzle over the loops."""
+  board = _board(view)
   given = view.batch["inputs"][row] - 1
   answer = view.batch["targets"][row] - 1
   moments = _moments(view, row)
@@ -115,7 +119,7 @@ def _draw_puzzle(view, board, row: int, path: pathlib.Path) -> pathlib.Path:
     title="stronger colour: more certain",
     title_fontsize=9,
   )
-  return draw.save(figure, path)
+  return draw.save(figure, view.directory / name)
 
 
 def _moments(view: view_lib.View, row: int) -> list[Moment]:
@@ -153,9 +157,11 @@ def _draw_moment(axes, board, given, answer, moment: Moment) -> None:
   axes.set_title(f"{moment.title}: {state}", fontsize=11)
 
 
-def _draw_halting_map(view, board, row: int, steps: np.ndarray) -> pathlib.Path:
+def _draw_halting_map(
+  view: view_lib.View, row: int, steps: np.ndarray
+) -> pathlib.Path:
   """Mean steps of every cell, and the steps of one puzzle's cells."""
-  num_memory = view.num_memory
+  board, num_memory = _board(view), view.num_memory
   mean = halting.mean_by_position(steps, num_memory)
   cells = steps[:, num_memory:]
   blank = view.batch["inputs"][: len(cells)] == 1

@@ -11,9 +11,19 @@ from loopjax.types import Dataset
 _ANSWER = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1])
 
 
-def make_settings(**overrides) -> config_lib.Settings:
+_MODELS = {  # Small ones, by family.
+  "utm": {"num_memory_tokens": 2, "num_loops": 3},
+  "looped": {"num_layers": 1, "num_loops": 3},
+  "sleep": {
+    "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
+    "key_width": 8, "value_width": 8, "window": 8, "num_passes": 2,
+  },
+}  # fmt: skip
+
+
+def make_settings(family="utm", **overrides) -> config_lib.Settings:
   """Settings of a tiny model on 4x4 boards; "model__width=8" overrides."""
-  config = config_lib.make("utm", "sudoku")
+  config = config_lib.make(family, "sudoku")
   config.lock()
   config_lib.override(
     config,
@@ -22,8 +32,7 @@ def make_settings(**overrides) -> config_lib.Settings:
       "task.box_cols": 2,
       "model.width": 16,
       "model.num_heads": 2,
-      "model.num_loops": 3,
-      "model.num_memory_tokens": 2,
+      **{f"model.{key}": value for key, value in _MODELS[family].items()},
       "optim.warmup_steps": 1,
       "eval.batch_size": 8,
       "eval.depth_factor": 2,

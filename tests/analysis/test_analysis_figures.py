@@ -7,7 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from loopjax.analysis import curves, figures
+from loopjax.analysis import curves, depth, figures
 from loopjax.analysis import sudoku as pictures
 from loopjax.analysis import view as view_lib
 from loopjax.run import workdir as workdir_lib
@@ -33,8 +33,8 @@ def _write_metrics(workdir, num_loops=3):
   (workdir / "metrics.jsonl").write_text("".join(lines))
 
 
-def _draw(workdir, **overrides):
-  settings = analysis_examples.make_settings(**overrides)
+def _draw(workdir, family="utm", **overrides):
+  settings = analysis_examples.make_settings(family, **overrides)
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
   rows = workdir_lib.read_metrics(workdir)
@@ -48,8 +48,9 @@ def _check(workdir, result, names):
   pictures_there = set((workdir / "figures").glob("*.png"))
   assert {path.stem for path in pictures_there} == names
   numbers = workdir / "figures" / "attention_heads.json"
-  assert set(result["files"]) == pictures_there | {numbers}
-  assert len(result["files"]) == len(names) + 1
+  assert set(result.files) == pictures_there | {numbers}
+  assert len(result.files) == len(names) + 1
+  assert not result.failed
   for path in pictures_there:
     pixels = matplotlib.image.imread(path)
     assert min(pixels.shape[:2]) > 200
@@ -60,7 +61,7 @@ def test_all_pictures_of_a_model_that_halts(tmp_path):
   _write_metrics(tmp_path)
   result = _draw(tmp_path)
   _check(tmp_path, result, _ALWAYS | _HALTING | {"curves", "router"})
-  assert {value.shape for value in result["depth"].values()} == {(6,)}
+  assert {value.shape for value in result.depth.values()} == {(6,)}
   path = tmp_path / "figures" / "attention_heads.json"
   numbers = json.loads(path.read_text())
   assert [head["head"] for head in numbers["heads"]] == [0, 1]
@@ -81,12 +82,65 @@ def test_what_does_not_apply_is_left_out(tmp_path):
     eval__depth_factor=0,
   )
   _check(tmp_path, result, _ALWAYS - {"depth"} | {"curves"})
-  assert result["depth"] == {}
+  assert result.depth == {}
 
 
 def test_ponder_model_without_metrics(tmp_path):
   result = _draw(tmp_path, model__halting="ponder")
   _check(tmp_path, result, _ALWAYS | _HALTING)
+
+
+@pytest.mark.parametrize(
+  ("family", "names"),
+  [
+    ("looped", {"curves", "depth", "puzzle", "puzzle_failed"}),
+    ("sleep", {"curves"}),  # It shows no prediction of a pass.
+  ],
+)
+def test_another_family_solves_sudoku(family, names, tmp_path):
+  """What its traces do not show is left out, and nothing fails."""
+  _write_metrics(tmp_path)
+  result = _draw(tmp_path, family)
+  assert result.failed == []
+  assert {path.stem for path in result.files} == names
+
+
+def test_a_figure_that_fails_is_named_and_the_others_are_drawn(
+  tmp_path, monkeypatch, capsys
+):
+  _write_metrics(tmp_path)
+  stale = tmp_path / "figures" / "puzzle.png"
+  stale.parent.mkdir()
+  stale.write_bytes(b"of an earlier model")
+
+  def fail(*arguments):
+    raise KeyError("a trace that\nis not there")
+
+  monkeypatch.setattr(pictures, "choose", fail)
+  monkeypatch.setattr(depth, "accuracy_by_depth", fail)
+  result = _draw(tmp_path)
+  assert result.failed == ["puzzle", "puzzle_failed", "halting_map", "depth"]
+  assert result.depth == {}
+  drawn = {path.stem for path in result.files}
+  assert drawn == {
+    "curves", "router", "halting", "attention", "attention_heads"
+  }  # fmt: skip
+  assert not stale.exists()
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 4
+  assert lines[0].startswith("warning: figure puzzle is not drawn: KeyError: ")
+  assert "test_analysis_figures.py:" in lines[0]
+
+
+def test_a_model_that_cannot_be_looked_at_has_no_figures(
+  tmp_path, monkeypatch, capsys
+):
+  def fail(*arguments):
+    raise MemoryError("no room")
+
+  monkeypatch.setattr(view_lib, "make_view", fail)
+  assert _draw(tmp_path) == ([], {}, ["of every kind"])
+  assert "MemoryError: no room" in capsys.readouterr().err
 
 
 def test_the_hard_puzzle_is_chosen(tmp_path):
@@ -115,19 +169,15 @@ def test_the_hard_puzzle_is_chosen(tmp_path):
   assert pictures.choose(view._replace(output=none_solved))[1] is not None
 
 
-def test_an_old_picture_of_a_failure_goes(tmp_path):
-  settings = analysis_examples.make_settings(eval__depth_factor=0)
+def test_nothing_is_drawn_of_a_failure_that_is_not_there(tmp_path):
+  settings = analysis_examples.make_settings()
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
   view = view_lib.make_view(
     settings, graphdef, params, dataset, [], tmp_path / "figures"
   )
-  stale = tmp_path / "figures" / "puzzle_failed.png"
-  stale.write_bytes(b"old")
   output = view.output._replace(logits=np.eye(6)[view.batch["targets"]])
-  files = pictures.draw_all(view._replace(output=output))
-  assert not stale.exists()
-  assert {path.stem for path in files} == {"puzzle", "halting_map"}
+  assert pictures.draw_failed(view._replace(output=output)) == []
 
 
 def test_series_skip_rows_that_lack_the_metric():

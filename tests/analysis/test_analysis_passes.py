@@ -56,6 +56,6 @@ def test_every_group_has_its_loss(tmp_path, drawn):
     | {"loss/hops=1/standard_error": 0.1, "accuracy/hops=1": 0.5}
     for step in (1, 2)
   ]
-  curves.draw_training(rows, 2, tmp_path)
+  curves.draw_training(rows, ("accuracy",), 2, tmp_path)
   (panel,) = [x for x in drawn[0].axes if x.get_title("left") == "Loss by hops"]
   assert lines(panel) == {"1": [1, 2], "16": [16, 32]}
