@@ -1,5 +1,7 @@
 """Means, errors and counts over a whole split."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -19,6 +21,12 @@ def test_scores_are_those_of_the_examples_one_by_one():
   dataset = make_datasets(settings)["eval"]
   num_examples = dataset.facts["eval_examples"]
   assert num_examples % 64  # There is padding.
+
+  def regrouped(batch):  # All of them are rated 0.
+    return {**batch, "group/rating": batch["targets"][:, 0] % 3}
+
+  batches = dataset.batches.map(regrouped)
+  dataset = dataclasses.replace(dataset, batches=batches)
   params = program.init(jax.random.key(0)).params
   evaluator = evaluate.make_evaluator(program, dataset)
   got = evaluator(params)["eval"]
@@ -42,11 +50,12 @@ def test_scores_are_those_of_the_examples_one_by_one():
     values.std() / np.sqrt(len(values)),
     rtol=1e-3,
   )
-  easy = values[ratings == 0]
-  assert got["count/rating=0"] == len(easy)
-  np.testing.assert_allclose(
-    got["cell_accuracy/rating=0"], easy.mean(), rtol=1e-5
-  )
+  for rating, name in enumerate(("0", "1-2", "3-9")):
+    group = values[ratings == rating]
+    assert got[f"count/rating={name}"] == len(group) > 0
+    np.testing.assert_allclose(
+      got[f"cell_accuracy/rating={name}"], group.mean(), rtol=1e-5
+    )
 
 
 def test_groups_that_are_splits_have_names_of_their_own():
