@@ -41,7 +41,7 @@ class Config:
 
   Attributes:
     width: D. num_layers: L of the stack. num_heads: H.
-    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, loops trained with.
     loop_norm: f_theta ends in an RMS norm at every loop ("per_loop", as Ouro,
       arXiv 2510.25741), or the norm is a part of the read-out ("final_only"),

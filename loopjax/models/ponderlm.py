@@ -41,7 +41,7 @@ class Config:
 
   Attributes:
     width: D. num_layers: L of the stack. num_heads: H.
-    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, loops trained with; the authors ponder 3 steps, K = 4.
     residual: Phi is added to the "initial" embedding e^0, or to the "running"
       e^s, which sums up all of them (the authors' first code).

@@ -39,7 +39,7 @@ class Config:
 
   Attributes:
     width: D. num_layers: L of the stack. num_heads: H.
-    mlp: "gelu" (GPT-2) or "swiglu". mlp_ratio: F = floor(mlp_ratio D).
+    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, copies of the stack.
     dropout: in training, share of embeddings and of what attention and MLP add
       that is dropped.

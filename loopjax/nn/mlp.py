@@ -1,5 +1,7 @@
 """Feed-forward layers."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,14 +11,15 @@ from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
 
-class SwiGLU(nnx.Module):
-  """W_o (silu(W_g x) * W_v x) (arXiv 2002.05202)."""
+class Gated(nnx.Module):
+  """W_o (activation(W_g x) * W_v x) (arXiv 2002.05202)."""
 
   def __init__(
     self,
     width: int,
     hidden_width: int,
     *,
+    activation: Callable[[Array], Array],
     use_bias: bool = False,
     init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
@@ -31,20 +34,22 @@ class SwiGLU(nnx.Module):
     self.gate = linear.linear(width, hidden_width, **shared)
     self.value = linear.linear(width, hidden_width, **shared)
     self.output = linear.linear(hidden_width, width, **shared)
+    self.activation = activation
 
   def __call__(self, x: Array) -> Array:
     """x: [..., D]; returns [..., D] in the compute dtype."""
-    return self.output(jax.nn.silu(self.gate(x)) * self.value(x))
+    return self.output(self.activation(self.gate(x)) * self.value(x))
 
 
-class GELU(nnx.Module):
-  """W_o gelu(W_v x); gelu by its tanh formula, as in GPT-2."""
+class Plain(nnx.Module):
+  """W_o activation(W_v x)."""
 
   def __init__(
     self,
     width: int,
     hidden_width: int,
     *,
+    activation: Callable[[Array], Array],
     use_bias: bool = False,
     init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
@@ -58,14 +63,24 @@ class GELU(nnx.Module):
     }
     self.value = linear.linear(width, hidden_width, **shared)
     self.output = linear.linear(hidden_width, width, **shared)
+    self.activation = activation
 
   def __call__(self, x: Array) -> Array:
     """x: [..., D]; returns [..., D] in the compute dtype."""
-    return self.output(jax.nn.gelu(self.value(x), approximate=True))
+    return self.output(self.activation(self.value(x)))
 
 
-MLPS: dict[str, Any] = {"swiglu": SwiGLU, "gelu": GELU}
-_NUM_MATRICES = {"swiglu": 3, "gelu": 2}
+def gelu(x: Array) -> Array:
+  """gelu by its tanh formula, as in GPT-2 and Gemma."""
+  return jax.nn.gelu(x, approximate=True)
+
+
+MLPS: dict[str, Any] = {
+  "swiglu": functools.partial(Gated, activation=jax.nn.silu),
+  "geglu": functools.partial(Gated, activation=gelu),
+  "gelu": functools.partial(Plain, activation=gelu),
+}
+_NUM_MATRICES = {"swiglu": 3, "geglu": 3, "gelu": 2}
 
 
 def flops(kind: str, width: int, hidden_width: int) -> int:

@@ -31,7 +31,7 @@ def block_shape(
   Args:
     width: D.
     num_heads: H.
-    mlp: "gelu" (GPT-2) or "swiglu".
+    mlp: a key of `mlp.MLPS`.
     mlp_ratio: F = floor(mlp_ratio D).
     dropout: share of what attention and MLP add that is dropped in training.
     init_std: of every matrix.

@@ -46,6 +46,8 @@ class Row:
 TABLE = (
   Row("(query|key|value|gate)/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("output/kernel", P("tensor", "fsdp"), "muon", "matrices"),
+  Row("(query|key|value|mlp/gate)/bias", P(("tensor", "fsdp")), "adamw", "all"),
+  Row("output/bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   # Convolutions by channel: orthogonal taps would make channels compete.
   Row("convolution/taps/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
@@ -67,7 +69,10 @@ TABLE = (
   Row("step_embedding/embedding", P(), "adamw", "tables"),
   Row("(cell|memory)_type/embedding", P(), "adamw", "all"),
   Row("memory_tokens", P(), "adamw", "all"),
-  Row("([a-z_]+_)?norm/(scale|gain|bias|alpha|shift)", P(), "adamw", "all"),
+  Row(
+    "([a-z_]+_)?norm/(scale|gain|bias)", P(("fsdp", "tensor")), "adamw", "all"
+  ),
+  Row("([a-z_]+_)?norm/(alpha|shift)", P(), "adamw", "all"),
 )  # fmt: skip
 
 

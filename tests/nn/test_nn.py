@@ -19,6 +19,11 @@ X = np.asarray(jax.random.normal(jax.random.key(1), (2, 5, 8)))
 erf = np.vectorize(math.erf)
 
 
+def gelu(x):
+  inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+  return 0.5 * x * (1 + np.tanh(inner))
+
+
 def test_derf_utm_is_its_formula():
   layer = norm.DerfUTM(8, precision=Precision(), rngs=RNGS)
   alpha = np.asarray(layer.alpha[...])
@@ -112,20 +117,19 @@ def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
   np.testing.assert_allclose(layer.weights(X, tables), weights, atol=1e-5)
 
 
-def test_swiglu_is_its_formula():
-  layer = mlp.SwiGLU(8, 6, precision=Precision(), rngs=RNGS)
+@pytest.mark.parametrize("kind", ["swiglu", "geglu"])
+def test_swiglu_is_its_formula(kind):
+  layer = mlp.MLPS[kind](8, 6, precision=Precision(), rngs=RNGS)
   gate = X @ np.asarray(layer.gate.kernel[...])
   value = X @ np.asarray(layer.value.kernel[...])
-  expected = gate / (1 + np.exp(-gate)) * value
-  expected = expected @ np.asarray(layer.output.kernel[...])
+  gate = gelu(gate) if kind == "geglu" else gate / (1 + np.exp(-gate))
+  expected = (gate * value) @ np.asarray(layer.output.kernel[...])
   np.testing.assert_allclose(layer(X), expected, atol=1e-5)
 
 
 def test_gelu_is_its_formula():
-  layer = mlp.GELU(8, 6, precision=Precision(), rngs=RNGS)
-  value = X @ np.asarray(layer.value.kernel[...])
-  inner = math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)
-  expected = 0.5 * value * (1 + np.tanh(inner))
+  layer = mlp.MLPS["gelu"](8, 6, precision=Precision(), rngs=RNGS)
+  expected = gelu(X @ np.asarray(layer.value.kernel[...]))
   expected = expected @ np.asarray(layer.output.kernel[...])
   np.testing.assert_allclose(layer(X), expected, atol=1e-5)
 

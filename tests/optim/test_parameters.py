@@ -4,14 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from tests_support import smoke
 
 from loopjax import config as config_lib
-from loopjax import program
+from loopjax import program, sharding
 from loopjax.errors import UserError
 from loopjax.models import MODELS
+from loopjax.nn import norm, stack
+from loopjax.nn.shape import Shape
 from loopjax.optim import parameters
-from loopjax.types import TaskSpec
+from loopjax.types import Precision, TaskSpec
 
 
 def under(name, *tables):
@@ -98,6 +101,13 @@ def sleep(memory):
   }
 
 
+BIASES = {
+  f"{name}/bias": "adamw"
+  for name in (
+    "attention/query", "attention/key", "attention/value", "attention/output",
+    "mlp/value", "mlp/output", "mlp/gate",
+  )
+}  # fmt: skip
 STACK = text(under("layers", block(GELU)))
 GATE = {"channel/gate/weight": "adamw", "channel/gate/bias": "adamw"}
 # Families, settings that bring all their parameters, and who has them.
@@ -141,11 +151,49 @@ def test_every_family_is_here():
   assert {name for name, _, _ in FAMILIES} == set(MODELS), "add it to FAMILIES"
 
 
+def sandwich():
+  """Abstract parameters of a stack with all that a block can have."""
+  shape = Shape(
+    8, 2, num_key_value_heads=1, head_width=4, mlp_width=16,
+    post_norm=norm.rms_norm, attention_bias=True, mlp_bias=True,
+  )  # fmt: skip
+  layers = nnx.eval_shape(
+    lambda: stack.make_layers(
+      shape, 2, precision=Precision(), rngs=nnx.Rngs(params=0)
+    )
+  )
+  return nnx.to_pure_dict(nnx.state(layers))
+
+
+def test_every_part_of_a_block_has_its_optimizer():
+  post_norms = ("attention_post_norm", "mlp_post_norm")
+  assert by_path(parameters.optimizers(sandwich())) == {
+    **block(SWIGLU),
+    **{f"{name}/scale": "adamw" for name in post_norms},
+    **BIASES,
+  }
+
+
+def test_norms_and_biases_of_large_stacks_are_split():
+  """48 layers of width 2,048: more than may lie whole on every device."""
+  mesh = sharding.make_mesh(sharding.Config(fsdp=2), jax.devices()[:2])
+  large = {
+    f"layers/{name}": jax.ShapeDtypeStruct((48, 2048), jnp.float32)
+    for name in ("mlp_post_norm/scale", "mlp/gate/bias", "mlp/output/bias")
+  }
+  found = sharding.parameter_shardings(
+    mesh, large, parameters.splits(large), min_split_size=2**16
+  )
+  for leaf in jax.tree.leaves(found):
+    assert leaf.spec == P(None, ("fsdp",))
+
+
 def test_every_row_names_something():
+  trees = [params_of(name, settings) for name, settings, _ in FAMILIES]
   used = {
     row.pattern
-    for name, settings, _ in FAMILIES
-    for row in jax.tree.leaves(parameters.rows(params_of(name, settings)))
+    for tree in [*trees, sandwich()]
+    for row in jax.tree.leaves(parameters.rows(tree))
   }
   assert [row.pattern for row in parameters.TABLE] == [
     row.pattern for row in parameters.TABLE if row.pattern in used
@@ -157,7 +205,7 @@ def test_every_row_names_something():
   [
     ("layers/new/weight", jnp.ones((2, 2)), "no row .* names it"),
     ("layers/requery/kernel", jnp.ones((2, 2)), "no row .* names it"),
-    ("layers/query/bias", jnp.ones((2, 2)), "no row .* names it"),
+    ("layers/query/biases", jnp.ones((2, 2)), "no row .* names it"),
     ("layers/query/kernels", jnp.ones((2, 2)), "no row .* names it"),
     ("layers/query/kernel", jnp.ones(2), r"\[2\]: .* for 2 dimensions"),
   ],

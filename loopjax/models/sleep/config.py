@@ -18,7 +18,7 @@ class Config:
   Attributes:
     width: D. num_layers: of attention. num_heads: of attention.
     num_memory_layers: each after as many layers of attention.
-    mlp: "swiglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
+    mlp: "swiglu", "geglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
     memory_mlp: whether memory layers have an MLP of their own; without one they
       start as zero, to be put into a trained `looped` model.
