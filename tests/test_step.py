@@ -95,8 +95,8 @@ def test_microbatches_count_by_their_weights():
 
   def run(number):
     static = {
-      "graphdef": graphdef, "loss_fn": loss, "tx": tx, "ema_decay": 0.0,
-      "num_microbatches": number, "max_bad_steps": 1,
+      "graphdef": graphdef, "teacher": None, "loss_fn": loss, "tx": tx,
+      "ema_decay": 0.0, "num_microbatches": number, "max_bad_steps": 1,
     }  # fmt: skip
     state = step.init_state(params, tx, jax.random.key(0), False)
     after, metrics = jax.jit(functools.partial(step.train_step, **static))(
