@@ -36,6 +36,8 @@ class Run:
     debug_nans: find the operation that makes the first such number, at the
       price of a wait after every call.
     profile_steps: "FIRST:END", a trace of these steps is taken; "" for none.
+    wandb_project: of Weights & Biases, where the run is shown as well; "" for
+      nowhere.
   """
 
   seed: int = 0
@@ -54,6 +56,7 @@ class Run:
   max_bad_steps: int = 10
   debug_nans: bool = False
   profile_steps: str = ""
+  wandb_project: str = ""
 
   def __post_init__(self) -> None:
     checks.plain_values("run", self)

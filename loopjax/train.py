@@ -19,8 +19,8 @@ from loopjax import program as program_lib
 from loopjax import teacher as teacher_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
-from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import (
+  boards,
   integrity,
   machine,
   metrics,
@@ -29,6 +29,7 @@ from loopjax.run import (
   provenance,
   restore,
 )
+from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
 
@@ -135,6 +136,7 @@ def _admit(
     return None
   if settings.eval.checkpoint != "newest":
     raise UserError("eval.checkpoint has no effect without --mode=eval")
+  boards.check(settings.run.wandb_project)
   if settings.run.keep_best and mode == "train":
     raise UserError("run.keep_best has no effect with --mode=train")
   if not settings.run.keep_best:
@@ -172,8 +174,6 @@ def _train_and_evaluate(
     work.checkpoints.save(0, state, {**meta, "teacher_step": frozen.step})
   at = int(state.step)
   if jax.process_index() == 0:
-    if at:
-      print(f"goes on after step {at} of {settings.run.num_steps}", flush=True)
     workdir_lib.write_json(work.workdir / "config.json", settings.plain)
     # Written last: none is there while the run goes on.
     (work.workdir / "summary.json").unlink(missing_ok=True)
@@ -187,6 +187,7 @@ def _train_and_evaluate(
     at,
     scored_again,
     shown=("loss", *headline, "steps_per_second"),
+    boards=boards.open_all(work.workdir, at, settings),
   )
   failed: list[str] = []
   try:

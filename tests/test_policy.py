@@ -1,7 +1,10 @@
 """Rules of the code base that a machine can check."""
 
 import ast
+import configparser
 import re
+import sys
+from importlib import metadata
 
 import pytest
 from tests_support import ROOT
@@ -18,6 +21,28 @@ ALLOWED_NNX = {
 def test_nnx_stays_in_its_subset(path):
   used = set(re.findall(r"\bnnx\.([A-Za-z_]+)", path.read_text()))
   assert used <= ALLOWED_NNX
+
+
+def test_what_is_imported_is_what_an_installation_asks_for():
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  lines = setup["options"]["install_requires"].split("\n")
+  asked = {re.split(r"[^\w.-]", line)[0].lower() for line in lines}
+  names = {
+    name.partition(".")[0]
+    for path in FILES
+    for node in ast.parse(path.read_text()).body  # Not what is optional.
+    if isinstance(node, ast.Import | ast.ImportFrom)
+    for name in (
+      [node.module]
+      if isinstance(node, ast.ImportFrom)
+      else [alias.name for alias in node.names]
+    )
+  }
+  foreign = names - set(sys.stdlib_module_names) - {"loopjax"}
+  packages = metadata.packages_distributions()
+  for name in foreign:
+    assert asked & {package.lower() for package in packages[name]}, name
 
 
 def test_one_place_calls_the_optimizer():

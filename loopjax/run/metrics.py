@@ -1,4 +1,4 @@
-"""Where numbers go: metrics.jsonl, TensorBoard, and the terminal."""
+"""Where numbers go: metrics.jsonl, boards, and the terminal."""
 
 import json
 import math
@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import matplotlib.image
 import numpy as np
-import tensorboardX
 import tqdm
 
+from loopjax.run import boards as boards_lib
 from loopjax.run import workdir as workdir_lib
 
 
@@ -32,6 +32,7 @@ class Writer:
     start_step: int,
     scored_again: bool,
     shown: Sequence[str],
+    boards: Sequence[boards_lib.Board] = (),
   ):
     """Opens the files.
 
@@ -42,6 +43,7 @@ class Writer:
       scored_again: whether the run will evaluate at this step.
       shown: names of the numbers that a person follows, in this order; those
         of them that a row has are printed.
+      boards: show what is written; closed with the writer.
     """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
@@ -61,13 +63,13 @@ class Writer:
     for row in rows:
       self._remember(row)
     self._file = path.open("a")
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir / "tb"), purge_step=start_step + 1 if start_step else None
-    )
     self._num_steps, self._shown = num_steps, shown
+    self._boards = boards
     self._bar = tqdm.tqdm(
       total=num_steps, initial=start_step, unit="step", disable=None
     )
+    if start_step:
+      self.say(f"goes on after step {start_step} of {num_steps}")
 
   def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
     """Appends one row.
@@ -87,8 +89,8 @@ class Writer:
     except OSError as error:  # Of a full disk, which names no file.
       raise OSError(error.errno, error.strerror, self._file.name) from error
     self._remember(row)
-    for name, value in scalars.items():
-      self._board.add_scalar(f"{split}/{name}", value, step)
+    for board in self._boards:
+      board.numbers(step, named(split, scalars))
     self._show(step, split, scalars)
 
   def say(self, line: str) -> None:
@@ -101,17 +103,19 @@ class Writer:
       self._bar.write(line, file=sys.stdout)
 
   def images(self, step: int, files: Iterable[pathlib.Path]) -> None:
-    """Adds PNG files to TensorBoard, named after the files."""
+    """Adds PNG files to the boards, named after the files."""
     for file in files if self.active else ():
       if file.suffix == ".png":
         pixels = matplotlib.image.imread(file)[..., :3]
-        self._board.add_image(file.stem, pixels, step, dataformats="HWC")
+        for board in self._boards:
+          board.picture(step, file.stem, pixels)
 
   def close(self) -> None:
     if self.active:
       self._bar.close()
       self._file.close()
-      self._board.close()
+      for board in self._boards:
+        board.close()
 
   def _remember(self, row: Mapping[str, Any]) -> None:
     prefix = f"{row['split']}/"

@@ -25,6 +25,7 @@ _FREE_KEYS = (
   "run.max_bad_steps",
   "run.debug_nans",
   "run.profile_steps",
+  "run.wandb_project",
 )
 # What a checkpoint of the run fits; puzzles of another file may be scored.
 _EVAL_SECTIONS = ("model", "optim")

@@ -1,0 +1,113 @@
+"""Where people look at a run: TensorBoard, and if asked Weights & Biases."""
+
+import importlib.util
+import pathlib
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import tensorboardX
+
+from loopjax import config as config_lib
+from loopjax.errors import UserError
+
+
+class Board(Protocol):
+  """Shows the numbers and pictures of a run by step."""
+
+  def numbers(self, step: int, values: Mapping[str, float]) -> None:
+    """Adds {"split/name": number}."""
+
+  def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
+    """Adds an image, [height, width, 3], f32 from 0 to 1."""
+
+  def close(self) -> None:
+    """Writes what is still to be written."""
+
+
+class TensorBoard:
+  """Event files under tb/; those of steps that come again are dropped."""
+
+  def __init__(self, workdir: pathlib.Path, start_step: int):
+    purged = start_step + 1 if start_step else None
+    self._writer = tensorboardX.SummaryWriter(
+      str(workdir / "tb"), purge_step=purged
+    )
+
+  def numbers(self, step: int, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+      self._writer.add_scalar(name, value, step)
+
+  def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
+    self._writer.add_image(name, pixels, step, dataformats="HWC")
+
+  def close(self) -> None:
+    self._writer.close()
+
+
+class WeightsAndBiases:
+  """A run there, which every start in the same directory goes on with.
+
+  Steps that come again after a restore are those that it has already.
+  """
+
+  def __init__(
+    self, workdir: pathlib.Path, project: str, config: Mapping[str, Any]
+  ):
+    import wandb
+
+    self._wandb = wandb
+    run_id = workdir / ".wandb_run"
+    if not run_id.exists():
+      run_id.write_text(uuid.uuid4().hex)
+    try:
+      self._run = wandb.init(
+        project=project,
+        id=run_id.read_text(),
+        name=workdir.name,
+        dir=str(workdir),
+        config=dict(config),
+        resume="allow",
+      )
+    except Exception as error:  # Any of the network's or of the library's.
+      reason = " ".join(str(error).split())[:200]
+      raise UserError(
+        f"run.wandb_project={project!r}: {reason}; WANDB_MODE=offline needs no"
+        " network and no account"
+      ) from error
+
+  def numbers(self, step: int, values: Mapping[str, float]) -> None:
+    self._run.log(dict(values), step=step)
+
+  def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
+    self._run.log({name: self._wandb.Image(pixels)}, step=step)
+
+  def close(self) -> None:
+    self._run.finish()
+
+
+def check(wandb_project: str) -> None:
+  """Raises UserError if Weights & Biases is asked for and not installed."""
+  if wandb_project and importlib.util.find_spec("wandb") is None:
+    raise UserError(
+      f"run.wandb_project={wandb_project!r} needs the package wandb:"
+      " pip install wandb"
+    )
+
+
+def open_all(
+  workdir: pathlib.Path, start_step: int, settings: config_lib.Settings
+) -> list[Board]:
+  """The boards of a run that goes on at a step; none but in process 0.
+
+  Raises:
+    UserError: Weights & Biases does not answer.
+  """
+  if jax.process_index():
+    return []
+  boards: list[Board] = [TensorBoard(workdir, start_step)]
+  if project := settings.run.wandb_project:
+    boards.append(WeightsAndBiases(workdir, project, settings.plain))
+  return boards

@@ -1,0 +1,112 @@
+"""TensorBoard, and Weights & Biases by a module that stands in for it."""
+
+import importlib.machinery
+import importlib.util
+import sys
+import types
+
+import matplotlib.image
+import numpy as np
+import pytest
+from tests_support import smoke
+
+from loopjax import config as config_lib
+from loopjax import train
+from loopjax.errors import UserError
+from loopjax.run import boards, metrics
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+  """Keeps what it is told in `runs`."""
+  module = types.ModuleType("wandb")
+  module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+  module.runs, module.Image = [], lambda pixels: ("image", pixels.shape)
+
+  class Run:
+    def __init__(self, **arguments):
+      self.arguments, self.logged, self.finished = arguments, [], False
+      module.runs.append(self)
+
+    def log(self, values, step):
+      self.logged.append((step, values))
+
+    def finish(self):
+      self.finished = True
+
+  module.init = Run
+  monkeypatch.setitem(sys.modules, "wandb", module)
+  return module
+
+
+@pytest.fixture
+def settings():
+  return config_lib.resolve(smoke(run__wandb_project="loops"))
+
+
+def write(workdir, start_step, settings):
+  writer = metrics.Writer(
+    workdir, 20, start_step, scored_again=False, shown=(),
+    boards=boards.open_all(workdir, start_step, settings),
+  )  # fmt: skip
+  writer.write(10, "train", {"loss": 1.5, "halting": np.array([1.0, 2.0])})
+  matplotlib.image.imsave(workdir / "puzzle.png", np.zeros((2, 3, 3)))
+  writer.images(20, [workdir / "puzzle.png", workdir / "puzzle.svg"])
+  writer.close()
+
+
+def test_what_is_written_is_shown_on_all_boards(tmp_path, wandb, settings):
+  write(tmp_path, 0, settings)
+  (run,) = wandb.runs
+  assert run.arguments["project"] == "loops"
+  assert run.arguments["name"] == tmp_path.name
+  assert run.arguments["dir"] == str(tmp_path)
+  assert run.arguments["config"] == settings.plain
+  assert run.logged == [
+    (
+      10,
+      {
+        "train/loss": 1.5,
+        "train/halting/loop=0": 1.0,
+        "train/halting/loop=1": 2.0,
+      },
+    ),
+    (20, {"puzzle": ("image", (2, 3, 3))}),
+  ]
+  assert run.finished
+  events = b"".join(file.read_bytes() for file in (tmp_path / "tb").iterdir())
+  assert b"train/halting" in events and b"puzzle" in events
+
+
+def test_every_start_goes_on_with_the_same_run(tmp_path, wandb, settings):
+  for start_step in (0, 10):
+    write(tmp_path, start_step, settings)
+  (tmp_path / "other").mkdir()
+  write(tmp_path / "other", 0, settings)
+  first, second, other = (run.arguments for run in wandb.runs)
+  assert first["id"] == second["id"] != other["id"]
+  assert second["resume"] == "allow"
+
+
+def test_without_a_project_it_is_not_asked(tmp_path, wandb):
+  write(tmp_path, 0, config_lib.resolve(smoke()))
+  assert not wandb.runs
+  assert any((tmp_path / "tb").iterdir())
+
+
+def test_a_missing_package_is_said_before_anything_is_written(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match="run.wandb_project='x' .*pip install wa"):
+    train.run(smoke(run__wandb_project="x"), tmp_path / "run", "train")
+  assert not (tmp_path / "run").exists()
+
+
+def test_no_answer_is_one_line(tmp_path, wandb, settings):
+  def init(**arguments):
+    raise RuntimeError("no route\nto host")
+
+  wandb.init = init
+  with pytest.raises(UserError, match="'loops': no route to host; WANDB_MODE"):
+    boards.open_all(tmp_path, 0, settings)
