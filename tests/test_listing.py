@@ -46,7 +46,8 @@ def test_an_installed_package_has_no_configs(monkeypatch, tmp_path):
   monkeypatch.setattr(loopjax, "__file__", str(installed))
   monkeypatch.chdir(tmp_path)
   (tmp_path / "configs").mkdir()
-  (tmp_path / "configs" / "other.py").write_text("raise ImportError\n")
+  other = "import torch\n\nraise ImportError\n\ndef get_config():\n  pass\n"
+  (tmp_path / "configs" / "other.py").write_text(other)
   said = listing.listing()
   assert "in the folder configs/ of the loopjax repository" in said
   assert ".py: " not in said
