@@ -6,7 +6,9 @@ transpose the board. It maps solutions to solutions and puzzles with one
 solution to puzzles with one solution.
 """
 
+import functools
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ _SPLIT_SALT = 525
 _TEST_SHARE = 0.2
 
 # Grids whose class key is computed at a time, to bound memory.
-_KEY_CHUNK = 256
+_KEY_CHUNK = 1024
 
 
 class Symmetry(NamedTuple):
@@ -173,11 +175,10 @@ def _line_key(square, place_group, line_group):
   """
   size, _, num = square.shape
   first, second = np.triu_indices(size, 1)
-  codes = _pair_codes(
-    square.take(first, axis=1), square.take(second, axis=1), place_group
-  )
   pairs = np.zeros((size, size, num), np.uint64)
-  pairs[first, second] = pairs[second, first] = hashing.splitmix64(codes)
+  pairs[first, second] = pairs[second, first] = _pair_hashes(
+    square, first, second, place_group
+  )
   group = np.arange(size) // line_group
   inside = (group[:, None] == group)[:, :, None]
   # Sums, and not chains, of hashes: the order of lines must not matter.
@@ -189,32 +190,62 @@ def _line_key(square, place_group, line_group):
   return groups.sum(axis=0)
 
 
-def _pair_codes(left, right, place_group):
-  """Numbers what the permutation from one line to another keeps.
+def _pair_hashes(square, first, second, place_group):
+  """Hashes what the permutation from one line to another keeps.
 
   Args:
-    left: digits by place, `[size, pairs, N]`.
-    right: digits by place, `[size, pairs, N]`, nowhere equal to `left`.
+    square: digits by place and line, `[size, size, N]`.
+    first, second: the lines of every pair, `[pairs]`.
     place_group: number of consecutive places that form a group.
 
   Returns:
     uint64 `[pairs, N]`; exchanging the two lines does not change it.
   """
-  size, lines = len(left), left[0].size
-  # All permutations are worked on as one long one that maps `place * lines +
-  # line` to numbers of the same form.
-  here = np.arange(size * lines, dtype=np.int32)
-  line = here[:lines].reshape(left[0].shape)
-  place = np.empty_like(here)
-  place[((left - np.int32(1)) * lines + line).ravel()] = here
-  step = place[((right - np.int32(1)) * lines + line).ravel()]
-  group = (here // (lines * place_group)).astype(np.uint8)
-  power, code = here, np.zeros(left[0].shape, np.uint64)
+  size, _, num = square.shape
+  front, back, hashes = _permutation_table(size, place_group)
+  here = np.arange(size * num, dtype=np.int32).reshape(size, num)
+  digit = (square - np.int32(1)) * np.int32(size * num)
+  place = np.empty(square.size, np.int32)  # By digit, line and board.
+  place[digit + here] = np.arange(size, dtype=np.int32)[:, None, None]
+  images = [place.take(digit[p, second] + here[first]) for p in range(size)]
+
+  def number(digits):
+    return functools.reduce(lambda high, low: high * size + low, digits)
+
+  half = size // 2
+  rank = front.take(number(images[:half])) + back.take(number(images[half:]))
+  return hashes.take(rank)
+
+
+@functools.cache
+def _permutation_table(size, place_group):
+  """Looks up what a permutation of the places keeps.
+
+  Its cycle lengths, and how many places stay in their group when it is applied
+  once, twice and so on.
+
+  Returns:
+    Two int32 tables, whose entries for the first half of the images and for the
+    others, read as numbers of base `size`, add up to the rank of the
+    permutation; and a uint64 hash for every rank.
+  """
+  images = itertools.chain.from_iterable(itertools.permutations(range(size)))
+  step = np.fromiter(images, np.int8).reshape(-1, size)
+  rank = np.arange(len(step), dtype=np.int32)
+  # Permutations come in lexicographic order: the first images stay while the
+  # others go through all their orders.
+  half, base = size // 2, size ** np.arange(size)[::-1]
+  front, back = (np.zeros(size**n, np.int32) for n in (half, size - half))
+  turn = math.factorial(size - half)
+  front[step[:, :half] @ base[-half:]] = rank - rank % turn
+  back[step[:, half:] @ base[half:]] = rank % turn
+  here = np.arange(size, dtype=np.int8)
+  power, code = step, np.zeros(len(step), np.uint64)
   # At most one cycle is longer than half the size: the fixed points of the
   # powers up to there tell all cycle lengths.
   for _ in range(size // 2):
-    power = step[power]
-    for kept in (power == here, group[power] == group):
-      count = kept.reshape(left.shape).sum(axis=0, dtype=np.uint8)
+    for kept in (power == here, power // place_group == here // place_group):
+      count = kept.sum(axis=1, dtype=np.uint8)
       code = code * np.uint64(size + 1) + count
-  return code
+    power = np.take_along_axis(step, power, axis=1)
+  return front, back, hashing.splitmix64(code)
