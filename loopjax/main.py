@@ -16,7 +16,7 @@ from typing import NoReturn
 import jax
 from absl import flags
 
-from loopjax import command_line
+from loopjax import command_line, user_cache
 from loopjax.errors import UserError
 from loopjax.run import processes
 
@@ -100,8 +100,8 @@ def _end_alone(error: Exception) -> NoReturn:
 
 def _compilation_cache() -> str:
   """Compiled programs are kept per user, so that second starts are quick."""
-  default = pathlib.Path.home() / ".cache" / "loopjax" / "compilation"
-  return os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
+  default = str(user_cache.directory("compilation"))
+  return os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
 
 
 if __name__ == "__main__":

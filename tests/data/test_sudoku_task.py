@@ -13,6 +13,29 @@ from loopjax.errors import UserError
 from loopjax.types import Output
 
 CONFIG = task.Config(box_rows=2, box_cols=2)
+HEADER = "source,question,answer,rating\n"
+
+
+@pytest.fixture(autouse=True)
+def _kept(tmp_path, monkeypatch):
+  """Files are kept nowhere near those of the user."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def read_from(tmp_path):
+  """A config that reads 4x4 grids, without a blank, from two files."""
+
+  def make(train, test, **values):
+    paths = {}
+    for name, grids in (("train_csv", train), ("test_csv", test)):
+      path = tmp_path / f"{name}.csv"
+      lines = [f"here,{grid},{grid},{i}\n" for i, grid in enumerate(grids)]
+      path.write_text(HEADER + "".join(lines))
+      paths[name] = str(path)
+    return task.Config(box_rows=2, box_cols=2, **paths, **values)
+
+  return make
 
 
 def batches(config, split, num=3, **kwargs):
@@ -85,7 +108,7 @@ def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
   """A file that is sorted by difficulty is not scored in that order."""
   path = tmp_path / "sorted.csv"
   rows = [f"x,1.3434..4.2.2341,1234341241232341,{i}\n" for i in range(64)]
-  path.write_text("source,question,answer,rating\n" + "".join(rows))
+  path.write_text(HEADER + "".join(rows))
   config = task.Config(
     box_rows=2, box_cols=2, train_csv="unused.csv", test_csv=str(path)
   )
@@ -158,12 +181,67 @@ def test_rating_buckets():
     ({"test_csv": "a.csv"}, "go together"),
     ({"train_csv": "a.csv", "test_csv": "a.csv"}, "is the training file"),
     ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
+    ({"on_overlap": "error"}, "on_overlap has no effect"),
+    ({"on_overlap": "ignore"}, "on_overlap='ignore'"),
     ({"augment": 1}, "augment=1 is no bool"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):
   with pytest.raises(UserError, match=message):
     task.Config(**changes)
+
+
+# Of both classes of 4x4 grids; the first with its digits renamed, and turned.
+LARGER, RENAMED, TURNED = (
+  "1234341221434321",
+  "2134342112434312",
+  "1324241331424231",
+)
+SMALLER = "1234341223414123"
+
+
+@pytest.mark.parametrize("same", [LARGER, RENAMED, TURNED])
+def test_solutions_in_both_files_are_counted(read_from, same, capsys):
+  config = read_from([LARGER, LARGER], [SMALLER, same, same])
+  dataset, _ = batches(config, "train", num=1)
+  assert dataset.facts == {
+    "train_examples": 2,
+    "train_rows_skipped": 0,
+    "eval_solutions_in_train": 2,
+  }
+  said = capsys.readouterr().out.splitlines()[-1]
+  assert said.startswith(f"warning: {config.test_csv}: 2 of 3 puzzles have, up")
+
+
+@pytest.mark.parametrize("same", [LARGER, RENAMED, TURNED])
+def test_solutions_in_both_files_stop_if_asked(read_from, same):
+  config = read_from([LARGER], [SMALLER, same], on_overlap="error")
+  with pytest.raises(UserError) as caught:
+    batches(config, "train")
+  message = str(caught.value)
+  assert message.startswith(f"{config.test_csv}: 1 of 2 puzzles")
+  assert f"{config.train_csv}, first puzzle 2; " in message
+  assert "on_overlap=report" in message
+  batches(config, "eval", num=1)  # Nothing is trained on.
+
+
+def test_files_without_overlap_say_nothing(read_from, capsys):
+  config = read_from([LARGER], [SMALLER], on_overlap="error")
+  dataset, _ = batches(config, "train", num=1)
+  assert dataset.facts["eval_solutions_in_train"] == 0
+  assert "warning" not in capsys.readouterr().out
+
+
+def test_only_what_is_trained_on_counts(read_from):
+  """A subset of the training file may leave the overlap out."""
+  config = read_from([LARGER, SMALLER], [SMALLER], num_train_puzzles=1)
+  counts = {
+    batches(config, "train", num=1, seed=seed)[0].facts[
+      "eval_solutions_in_train"
+    ]
+    for seed in range(8)
+  }
+  assert counts == {0, 1}
 
 
 def test_read_through_the_csv_path(tmp_path):

@@ -1,9 +1,7 @@
 """The puzzles that come with the package: `bank.npz`, and how it is packed.
 
-Each size of board has three arrays, named after its boxes (`3x3_givens`).
-`givens` holds one bit for every cell, `answers` four bits for every cell and
-`ratings` one number for every puzzle. The question is the answer where a bit of
-the givens is set, and blank elsewhere.
+Each size of board has three arrays, named after its boxes (`3x3_givens`): the
+`givens`, `answers` and (as uint16) `ratings` of `puzzles.Puzzles`.
 """
 
 import pathlib
@@ -13,13 +11,13 @@ import numpy as np
 
 from loopjax import errors
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import symmetry
+from loopjax.data.sudoku.puzzles import Puzzles, unpack
 
 PATH = pathlib.Path(__file__).with_name("bank.npz")
 
 
-def load_bank(
-  board: board_lib.Board, path: pathlib.Path = PATH
-) -> board_lib.Puzzles:
+def load_bank(board: board_lib.Board, path: pathlib.Path = PATH) -> Puzzles:
   """Loads all puzzles of one size from the bank.
 
   Args:
@@ -41,7 +39,7 @@ def load_bank(
         raise errors.UserError(
           f"{path}: no puzzles with {name} boxes; use one of {sizes}"
         )
-      givens, packed, ratings = (
+      givens, answers, ratings = (
         arrays[f"{name}_{part}"] for part in ("givens", "answers", "ratings")
       )
   except FileNotFoundError:
@@ -49,22 +47,19 @@ def load_bank(
       f"{path}: the puzzle bank is missing; install the package again or run "
       f"python -m loopjax.data.sudoku.make_bank --output={path}"
     ) from None
-  halves = np.stack([packed >> 4, packed & 15], axis=2)
-  answers = halves.reshape(len(packed), -1)[:, : board.num_cells]
-  answers = np.ascontiguousarray(answers)
-  given = np.unpackbits(givens, axis=1, count=board.num_cells)
-  return board_lib.Puzzles(
-    questions=answers * given,
+  return Puzzles(
+    givens=givens,
     answers=answers,
+    class_keys=symmetry.class_key(board, unpack(board, givens, answers)[1]),
     ratings=ratings.astype(np.int32),
-    sources=("bank",),
     source_ids=np.zeros(len(answers), np.int32),
+    sources=("bank",),
   )
 
 
 def save_bank(
   path: pathlib.Path,
-  content: dict[board_lib.Board, board_lib.Puzzles],
+  content: dict[board_lib.Board, Puzzles],
 ):
   """Writes puzzles of several sizes in the layout that `load_bank` reads.
 
@@ -76,10 +71,8 @@ def save_bank(
   arrays: dict[str, Any] = {}
   for board, puzzles in content.items():
     name = _name(board)
-    # The answers of odd boards end in half a byte of zeros.
-    padded = np.pad(puzzles.answers, [(0, 0), (0, board.num_cells % 2)])
-    arrays[f"{name}_givens"] = np.packbits(puzzles.questions != 0, axis=1)
-    arrays[f"{name}_answers"] = padded[:, 0::2] << 4 | padded[:, 1::2]
+    arrays[f"{name}_givens"] = puzzles.givens
+    arrays[f"{name}_answers"] = puzzles.answers
     arrays[f"{name}_ratings"] = np.minimum(puzzles.ratings, 65535).astype(
       np.uint16
     )

@@ -6,7 +6,6 @@ row-major order, where 0 is a blank and 1 to `size` are the digits.
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import numpy as np
 
@@ -73,27 +72,6 @@ class Board:
     # A stable sort by unit lists the cells of unit 0, then of unit 1, ...
     members = [np.argsort(unit, kind="stable") for unit in ids]
     return np.concatenate(members).reshape(-1, self.size)
-
-
-class Puzzles(NamedTuple):
-  """Puzzles with their solutions.
-
-  Attributes:
-    questions: uint8 `[N, cells]`, 0 where blank.
-    answers: uint8 `[N, cells]`, the solution of each question.
-    ratings: int32 `[N]`, difficulty; larger is harder. The scale depends on
-      where the puzzles come from.
-    sources: the names of the places the puzzles come from.
-    source_ids: int32 `[N]`, positions in `sources`.
-    num_skipped: number of malformed rows that were left out.
-  """
-
-  questions: np.ndarray
-  answers: np.ndarray
-  ratings: np.ndarray
-  sources: tuple[str, ...]
-  source_ids: np.ndarray
-  num_skipped: int = 0
 
 
 def digit_bits(board: Board) -> np.ndarray:

@@ -1,35 +1,47 @@
-"""Reads puzzles from CSV files in the Sudoku-Extreme schema.
+"""Files of puzzles: read and checked once, packed, and mapped into memory.
 
-The first line is `source,question,answer,rating`. Then follows one puzzle per
-line: the name of where it comes from, its cells in row-major order with `.` or
-`0` for a blank, its solution, and its difficulty as a non-negative integer.
+A file of millions of rows streams through in chunks. What is left of it lies in
+the user's cache under the checksum of its content, so that the next start looks
+at the content only to know that it is the same.
 """
 
-import csv
-import gzip
+import contextlib
+import hashlib
 import io
+import itertools
+import json
 import os
 import pathlib
-import zlib
+from collections.abc import Iterator
 
 import numpy as np
+import tqdm
 
-from loopjax import errors
-from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import solver
+from loopjax import user_cache
+from loopjax.data.sudoku import rows as rows_lib
+from loopjax.data.sudoku.board import Board
+from loopjax.data.sudoku.puzzles import Puzzles, pack
+from loopjax.errors import UserError
 
-HEADER = ("source", "question", "answer", "rating")
-
+_VERSION = 1  # Of what is kept; another one is read anew.
+_COLUMNS = {  # The arrays of `Puzzles`, each in a file of its own.
+  "givens": np.uint8,
+  "answers": np.uint8,
+  "class_keys": np.uint64,
+  "ratings": np.int32,
+  "source_ids": np.int32,
+}
+_FACTS = "facts.json"
 _HUB = "hf://"
-_MAX_RATING = 2**31 - 1
+_CHUNK = 16_384  # Rows that are held as text.
 
 
-def read_csv(
-  board: board_lib.Board,
+def read(
+  board: Board,
   path: str | os.PathLike,
   on_bad_row: str = "error",
   check_solutions: bool = False,
-) -> board_lib.Puzzles:
+) -> Puzzles:
   """Reads and checks all puzzles of a file.
 
   Args:
@@ -42,48 +54,75 @@ def read_csv(
       among very hard 9x9 puzzles this takes about a minute for 100,000.
 
   Returns:
-    The puzzles, in the order of the file.
+    The puzzles in the order of the file, mapped into memory.
 
   Raises:
-    errors.UserError: the file cannot be read or holds no puzzles, or a row is
-      malformed. The message names the file and the line.
+    UserError: the file cannot be read or holds no puzzles, or a row is
+      malformed (the message names the file and the line), or the cache cannot
+      be written.
   """
-  if on_bad_row not in ("error", "skip"):
-    raise errors.UserError(
-      f"on_bad_row={on_bad_row!r} is neither 'error' nor 'skip'"
-    )
   path = os.fspath(path)
-  local_path = _download(path) if path.startswith(_HUB) else path
-  rows, lines = _parse(path, _read_text(local_path))
-  faults = np.full(len(rows), "", object)
-  _check_fields(board, rows, faults)
-  formed = np.flatnonzero(faults == "")
-  questions, answers, ratings = _arrays(board, rows, formed)
-  faults[formed] = _board_faults(board, questions, answers, check_solutions)
-  _raise_for(path, lines, faults, on_bad_row)
-  kept = faults[formed] == ""
-  names = [rows[i][0] for i in formed[kept].tolist()]
-  sources, source_ids = np.unique(np.array(names, str), return_inverse=True)
-  return board_lib.Puzzles(
-    questions=questions[kept],
-    answers=answers[kept],
-    ratings=ratings[kept],
-    sources=tuple(sources.tolist()),
-    source_ids=source_ids.astype(np.int32),
-    num_skipped=len(rows) - len(names),
+  read_as = f"{_VERSION} {board.box_rows}x{board.box_cols} {check_solutions} "
+
+  def checksum() -> str:
+    file.seek(0)
+    sha = hashlib.file_digest(file, lambda: hashlib.sha256(read_as.encode()))
+    return sha.hexdigest()
+
+  def write(folder: pathlib.Path) -> None:
+    _write(folder, path, file, board, on_bad_row, check_solutions)
+    if checksum() != key:
+      raise UserError(f"{path}: was changed while it was read; start again")
+
+  with _opened(path) as file:
+    key = checksum()
+    folder = user_cache.entry("sudoku", key, write)
+  facts = json.loads((folder / _FACTS).read_text())
+  if on_bad_row == "error" and facts["first_fault"]:
+    raise UserError(f"{path}:{facts['first_fault']}")
+  columns = {
+    name: np.asarray(np.memmap(folder / name, dtype, "r"))
+    for name, dtype in _COLUMNS.items()
+  }
+  num = len(columns["ratings"])
+  for name in ("givens", "answers"):
+    columns[name] = columns[name].reshape(num, -1)
+  return Puzzles(
+    **columns,
+    sources=tuple(facts["sources"]),
+    num_skipped=facts["num_skipped"],
   )
 
 
-def _download(url):
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[io.BufferedReader]:
+  local_path = _download(path) if path.startswith(_HUB) else path
+  try:
+    with open(local_path, "rb") as file:
+      yield file
+  except FileNotFoundError:
+    raise UserError(
+      f"{path}: no such file; give the path of a CSV file with the header "
+      f"{','.join(rows_lib.HEADER)}, or hf://OWNER/NAME/FILE"
+    ) from None
+  except IsADirectoryError:
+    raise UserError(
+      f"{path}: is a directory; give the path of a CSV file in it"
+    ) from None
+  except OSError as error:
+    raise rows_lib.unreadable(path, error) from None
+
+
+def _download(url: str) -> str:
   """Downloads a file of a dataset and returns the path of the copy."""
   parts = url.removeprefix(_HUB).split("/", 2)
   if len(parts) < 3 or not all(parts):
-    raise errors.UserError(f"{url}: write it as {_HUB}OWNER/NAME/FILE")
+    raise UserError(f"{url}: write it as {_HUB}OWNER/NAME/FILE")
   owner, name, filename = parts
   try:
     import huggingface_hub
   except ImportError:
-    raise errors.UserError(
+    raise UserError(
       f"{url}: needs the package huggingface_hub; install it with pip install "
       "huggingface_hub, or give the path of a local CSV file instead"
     ) from None
@@ -93,142 +132,60 @@ def _download(url):
     )
   except Exception as error:  # Any of the network's or of the library's.
     reason = " ".join(str(error).split())[:200]
-    raise errors.UserError(
+    raise UserError(
       f"{url}: the download failed ({type(error).__name__}: {reason}); check "
       "the name and the network, or give the path of a local CSV file instead"
     ) from error
 
 
-def _read_text(path):
-  """The decompressed text of a file."""
-  try:
-    content = pathlib.Path(path).read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-      content = gzip.decompress(content)
-    return content.decode("utf-8-sig")
-  except FileNotFoundError:
-    raise errors.UserError(
-      f"{path}: no such file; give the path of a CSV file with the header "
-      f"{','.join(HEADER)}, or hf://OWNER/NAME/FILE"
-    ) from None
-  except IsADirectoryError:
-    raise errors.UserError(
-      f"{path}: is a directory; give the path of a CSV file in it"
-    ) from None
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise errors.UserError(
-      f"{path}: the gzip data is corrupt ({error}); copy or download it again"
-    ) from None
-  except OSError as error:
-    raise errors.UserError(
-      f"{path}: cannot be read ({error.strerror}); check its permissions"
-    ) from None
-  except UnicodeDecodeError as error:
-    raise errors.UserError(
-      f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8"
-    ) from None
-
-
-def _parse(path, text):
-  """Splits into rows; returns them and the numbers of their lines."""
-  if not text.strip():
-    raise errors.UserError(f"{path}: the file is empty; it needs puzzles")
-  reader = csv.reader(io.StringIO(text, newline=""))
-  rows, lines = [], []
-  try:
-    header = next(reader)
-    if tuple(header) != HEADER:
-      raise errors.UserError(
-        f"{path}:1: the header is {','.join(header)[:80]!r}; it must be "
-        f"{','.join(HEADER)}"
-      )
-    # A field in quotes may hold line breaks: a row starts on the line after
-    # the one where the row before it ended.
-    start = reader.line_num + 1
-    for row in reader:
-      if row:  # Empty lines, such as at the end, are no rows.
-        rows.append(row)
-        lines.append(start)
-      start = reader.line_num + 1
-  except csv.Error as error:
-    raise errors.UserError(
-      f"{path}:{reader.line_num}: is not valid CSV ({error}); correct the line"
-    ) from None
-  if not rows:
-    raise errors.UserError(
+def _write(
+  folder: pathlib.Path,
+  path: str,
+  file: io.BufferedReader,
+  board: Board,
+  on_bad_row: str,
+  check_solutions: bool,
+) -> None:
+  """Writes the columns of a file, and what is to be known of it as a whole."""
+  print(f"{path}: is read, checked and kept in {folder.parent}", flush=True)
+  size = os.fstat(file.fileno()).st_size
+  sources: dict[str, int] = {}
+  num_kept = num_skipped = 0
+  first_fault = ""
+  with contextlib.ExitStack() as stack:
+    outputs = [
+      stack.enter_context(open(folder / name, "wb")) for name in _COLUMNS
+    ]
+    rows = stack.enter_context(contextlib.closing(rows_lib.read(path, file)))
+    bar = stack.enter_context(
+      tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None)
+    )
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+      part = rows_lib.check(board, chunk, check_solutions)
+      for line, fault in part.faults.items():
+        first_fault = first_fault or f"{line}: {fault}"
+      if first_fault and on_bad_row == "error":
+        raise UserError(f"{path}:{first_fault}")
+      ids = [sources.setdefault(name, len(sources)) for name in part.sources]
+      packed = pack(board, part.questions, part.answers)
+      columns = (*packed, part.ratings, np.array(ids, np.int32))
+      for output, column in zip(outputs, columns, strict=True):
+        output.write(column.tobytes())
+      num_kept += len(ids)
+      num_skipped += len(part.faults)
+      bar.update(file.tell() - bar.n)
+  if not num_kept and first_fault:
+    raise UserError(f"{path}:{first_fault} (and no other row can be used)")
+  if not num_kept:
+    raise UserError(
       f"{path}:1: there are no puzzles after the header; add some"
     )
-  return rows, np.array(lines)
-
-
-def _check_fields(board, rows, faults):
-  """Writes into `faults` what is wrong with the form of a row."""
-  cells = board.num_cells
-  digits = "123456789"[: board.size]
-  # Deleting the allowed characters leaves the stray ones, at C speed.
-  no_clues = str.maketrans("", "", ".0" + digits)
-  no_digits = str.maketrans("", "", digits)
-  for i, row in enumerate(rows):
-    if len(row) != len(HEADER):
-      faults[i] = f"has {len(row)} fields; it must have {len(HEADER)}"
-      continue
-    _, question, answer, rating = row
-    if len(question) != cells:
-      faults[i] = f"the question has {len(question)} cells; write {cells}"
-    elif len(answer) != cells:
-      faults[i] = f"the answer has {len(answer)} cells; write {cells}"
-    elif stray := question.translate(no_clues):
-      faults[i] = (
-        f"the question holds {stray[0]!r}; use 1 to {board.size}, and '.' or "
-        "'0' for a blank"
-      )
-    elif stray := answer.translate(no_digits):
-      faults[i] = f"the answer holds {stray[0]!r}; use 1 to {board.size}"
-    elif not (rating.isascii() and rating.isdigit()):
-      faults[i] = f"the rating is {rating[:40]!r}; use a non-negative integer"
-    elif len(rating) > 10 or int(rating) > _MAX_RATING:
-      faults[i] = f"the rating is above {_MAX_RATING}; use a smaller one"
-
-
-def _arrays(board, rows, formed):
-  """Turns the well-formed rows into questions, answers and ratings."""
-  chosen = [rows[i] for i in formed.tolist()]
-
-  def digits(column):
-    text = "".join(row[column] for row in chosen).replace(".", "0")
-    codes = np.frombuffer(text.encode("ascii"), np.uint8)
-    return (codes - ord("0")).reshape(-1, board.num_cells)
-
-  ratings = np.array([int(row[3]) for row in chosen], np.int32)
-  return digits(1), digits(2), ratings
-
-
-def _board_faults(board, questions, answers, check_solutions):
-  """Says of each puzzle which rule of Sudoku it breaks first, if any."""
-  differs = ((questions != answers) & (questions != 0)).any(axis=1)
-  checks = [
-    (board_lib.clashes(board, questions), "the givens of the question clash"),
-    (~board_lib.is_solution(board, answers), "the answer is not a solution"),
-    (differs, "the answer contradicts the givens of the question"),
-  ]
-  if check_solutions:
-    # A sound answer is one solution; what remains to be seen is another one.
-    sound = np.flatnonzero(~np.any([bad for bad, _ in checks], axis=0))
-    several = np.zeros(len(questions), bool)
-    several[sound] = solver.solve(board, questions[sound]).num_solutions > 1
-    checks.append((several, "the question has several solutions"))
-  faults = np.full(len(questions), "", object)
-  for bad, message in reversed(checks):
-    faults[bad] = f"{message}; correct or remove the row"
-  return faults
-
-
-def _raise_for(path, lines, faults, on_bad_row):
-  """Raises for the first faulty row, or only if no row can be used."""
-  faulty = np.flatnonzero(faults != "")
-  if not len(faulty) or (on_bad_row == "skip" and len(faulty) < len(faults)):
-    return
-  message = f"{path}:{lines[faulty[0]]}: {faults[faulty[0]]}"
-  if on_bad_row == "skip":
-    message += " (and no other row can be used)"
-  raise errors.UserError(message)
+  (folder / _FACTS).write_text(
+    json.dumps(
+      {
+        "sources": list(sources),
+        "num_skipped": num_skipped,
+        "first_fault": first_fault,
+      }
+    )
+  )

@@ -10,6 +10,7 @@ import numpy as np
 
 from loopjax.data.sudoku import bank, generator, solver
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import puzzles as puzzles_lib
 
 # The puzzles of each size: how many are made, the share that is dug to the
 # last clue that can be spared (the others stop at random numbers of clues),
@@ -31,7 +32,7 @@ def make_puzzles(
   minimal_share: float,
   num_kept: int,
   rng: np.random.Generator,
-) -> board_lib.Puzzles:
+) -> puzzles_lib.Puzzles:
   """Makes distinct puzzles of all difficulties, in random order.
 
   Args:
@@ -58,12 +59,11 @@ def make_puzzles(
   questions, answers = questions[distinct], answers[distinct]
   ratings = solver.solve(board, questions).guesses
   kept = _spread(np.digitize(ratings, _RATING_EDGES), num_kept, rng)
-  return board_lib.Puzzles(
-    questions=questions[kept],
-    answers=answers[kept],
+  return puzzles_lib.Puzzles(
+    *puzzles_lib.pack(board, questions[kept], answers[kept]),
     ratings=ratings[kept],
-    sources=("bank",),
     source_ids=np.zeros(len(kept), np.int32),
+    sources=("bank",),
   )
 
 

@@ -129,19 +129,12 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   return keys
 
 
-def split_of(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
-  """Says which solutions belong to the test split.
+def split_of(class_keys: np.ndarray) -> np.ndarray:
+  """Says which solutions belong to the test split, bool `[N]`, by their keys.
 
   Symmetric grids are always in the same split.
-
-  Args:
-    board: the geometry.
-    grids: solutions, `[N, cells]`.
-
-  Returns:
-    bool `[N]`, True for the test split.
   """
-  salted = hashing.splitmix64(class_key(board, grids) ^ np.uint64(_SPLIT_SALT))
+  salted = hashing.splitmix64(class_keys ^ np.uint64(_SPLIT_SALT))
   return salted < np.uint64(_TEST_SHARE * 2**64)
 
 

@@ -14,6 +14,7 @@ from loopjax import checks
 from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, files, symmetry
 from loopjax.data.sudoku import board as boards
+from loopjax.data.sudoku import puzzles as puzzles_lib
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
@@ -33,6 +34,9 @@ class Config:
       hf://OWNER/NAME/FILE; empty for the puzzles that come with the package.
     on_bad_row: "error" stops at a malformed row, "skip" leaves it out and
       counts it in the summary.
+    on_overlap: when a puzzle of test_csv has, up to symmetry, the solution of a
+      training puzzle: "report" says so and counts them in the summary of
+      training, "error" stops.
     check_solutions: also check that every puzzle has exactly one solution.
     augment: a random symmetry of every puzzle each time it is seen in training.
     num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
@@ -45,6 +49,7 @@ class Config:
   train_csv: str = ""
   test_csv: str = ""
   on_bad_row: str = "error"
+  on_overlap: str = "report"
   check_solutions: bool = False
   augment: bool = False
   num_train_puzzles: int = 0
@@ -54,7 +59,11 @@ class Config:
     checks.plain_values("task", self)
     boards.Board(self.box_rows, self.box_cols)  # Raises on impossible boxes.
     checks.one_of(
-      "task", self, on_bad_row=("error", "skip"), loss_on=("all", "blanks")
+      "task",
+      self,
+      on_bad_row=("error", "skip"),
+      on_overlap=("report", "error"),
+      loss_on=("all", "blanks"),
     )
     checks.at_least("task", self, num_train_puzzles=0)
     if bool(self.train_csv) != bool(self.test_csv):
@@ -66,7 +75,12 @@ class Config:
       raise UserError(f"task.test_csv={self.test_csv!r} is the training file")
     if not self.train_csv:
       checks.without_effect(
-        "task", self, "task.train_csv=''", "on_bad_row", "check_solutions"
+        "task",
+        self,
+        "task.train_csv=''",
+        "on_bad_row",
+        "on_overlap",
+        "check_solutions",
       )
 
   @property
@@ -121,16 +135,25 @@ def make_dataset(
     "group/rating" and "group/source" i32 [b].
 
   Raises:
-    UserError: a file is missing or malformed.
+    UserError: a file is missing or malformed, or both share solutions.
   """
   puzzles = _puzzles(config, split)
   if split == "train" and config.num_train_puzzles:
     puzzles = _subset(puzzles, config.num_train_puzzles, seed)
   board, num_examples = config.board, len(puzzles.ratings)
+  facts = {
+    f"{split}_examples": num_examples,
+    f"{split}_rows_skipped": puzzles.num_skipped,
+  }
+  if split == "train" and config.train_csv:
+    facts["eval_solutions_in_train"] = _overlap(config, puzzles)
+
+  def boards_of(examples):
+    givens, answers = puzzles.givens[examples], puzzles.answers[examples]
+    return puzzles_lib.unpack(board, givens, answers)
 
   def make_training(examples, positions):
-    questions = puzzles.questions[examples]
-    answers = puzzles.answers[examples]
+    questions, answers = boards_of(examples)
     if config.augment:
       numbers = pipeline.uniforms(seed, positions, symmetry.num_uniforms(board))
       change = symmetry.from_uniforms(board, numbers)
@@ -143,9 +166,7 @@ def make_dataset(
     examples = pipeline.shuffled(places, num_examples, 0)
     rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
-      **_encoded(
-        config, puzzles.questions[examples], puzzles.answers[examples]
-      ),
+      **_encoded(config, *boards_of(examples)),
       "group/rating": (rating - 1).astype(np.int32),
       "group/source": puzzles.source_ids[examples],
     }
@@ -161,10 +182,7 @@ def make_dataset(
   return Dataset(
     batches=batches,
     groups={"rating": _rating_names(), "source": puzzles.sources},
-    facts={
-      f"{split}_examples": num_examples,
-      f"{split}_rows_skipped": puzzles.num_skipped,
-    },
+    facts=facts,
   )
 
 
@@ -201,40 +219,53 @@ def _encoded(
   }
 
 
-def _puzzles(config: Config, split: str) -> boards.Puzzles:
+def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
   """All puzzles of a split, from the file or from the packaged bank."""
-  board = config.board
-  path = config.train_csv if split == "train" else config.test_csv
-  if path:
-    return files.read_csv(
-      board,
-      path,
+  if config.train_csv:
+    return files.read(
+      config.board,
+      config.train_csv if split == "train" else config.test_csv,
       on_bad_row=config.on_bad_row,
       check_solutions=config.check_solutions,
     )
-  puzzles = bank.load_bank(board)
-  in_test = symmetry.split_of(board, puzzles.answers)
-  return _rows(puzzles, np.flatnonzero(in_test == (split == "eval")))
+  puzzles = bank.load_bank(config.board)
+  in_test = symmetry.split_of(puzzles.class_keys)
+  return puzzles_lib.take(puzzles, np.flatnonzero(in_test == (split == "eval")))
 
 
-def _subset(puzzles: boards.Puzzles, num: int, seed: int) -> boards.Puzzles:
-  """`num` rows drawn without replacement."""
+def _subset(
+  puzzles: puzzles_lib.Puzzles, num: int, seed: int
+) -> puzzles_lib.Puzzles:
+  """`num` puzzles drawn without replacement."""
   available = len(puzzles.ratings)
   if num > available:
     raise UserError(
       f"task.num_train_puzzles={num} is more than the {available} there are"
     )
   rng = np.random.default_rng(seed)
-  return _rows(puzzles, rng.choice(available, num, replace=False))
+  return puzzles_lib.take(puzzles, rng.choice(available, num, replace=False))
 
 
-def _rows(puzzles: boards.Puzzles, rows: np.ndarray) -> boards.Puzzles:
-  return puzzles._replace(
-    questions=puzzles.questions[rows],
-    answers=puzzles.answers[rows],
-    ratings=puzzles.ratings[rows],
-    source_ids=puzzles.source_ids[rows],
+def _overlap(config: Config, train: puzzles_lib.Puzzles) -> int:
+  """How many test puzzles have the solution of a training puzzle.
+
+  Solutions that a symmetry turns into each other are the same.
+  """
+  test = _puzzles(config, "eval")
+  seen = np.isin(test.class_keys, train.class_keys)
+  num = int(seen.sum())
+  message = (
+    f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have, up to symmetry,"
+    f" the solution of a puzzle of {config.train_csv}"
   )
+  if num and config.on_overlap == "error":
+    raise UserError(
+      f"{message}, first puzzle {np.argmax(seen) + 1}; remove them, or set "
+      "task.on_overlap=report to count them in the summary"
+    )
+  if num:
+    print(f"warning: {message}", flush=True)
+  return num
 
 
 def _rating_names() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
-"""Reading CSV files, and every mistake in them."""
+"""Reading CSV files, every mistake in them, and what is kept of them."""
 
+import builtins
 import gzip
 import os
 import pathlib
@@ -10,14 +11,22 @@ import numpy as np
 import pytest
 
 from loopjax import errors
+from loopjax.data.sudoku import bank, files
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import files
+from loopjax.data.sudoku import puzzles as puzzles_lib
 
 BOARD = board_lib.Board(2, 2)
 HEADER = "source,question,answer,rating\n"
 ANSWER = "1234341221434321"
 QUESTION = "1..4.4.2.1.34..1"
 GOOD = f"mine,{QUESTION},{ANSWER},3\n"
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+  """Where files are kept: nowhere near those of the user."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  return tmp_path / "cache" / "loopjax" / "sudoku"
 
 
 @pytest.fixture
@@ -35,12 +44,16 @@ def write(tmp_path):
 def fails(path, *parts, **options):
   """Reads a file, expects one line that holds all parts, returns it."""
   with pytest.raises(errors.UserError) as caught:
-    files.read_csv(BOARD, path, **options)
+    files.read(BOARD, path, **options)
   message = str(caught.value)
   assert "\n" not in message
   for part in parts:
     assert part in message
   return message
+
+
+def boards(puzzles, board=BOARD):
+  return puzzles_lib.unpack(board, puzzles.givens, puzzles.answers)
 
 
 def test_reads_plain_and_gzip_whatever_the_name(write):
@@ -52,15 +65,16 @@ def test_reads_plain_and_gzip_whatever_the_name(write):
     write(b"\xef\xbb\xbf" + text.encode() + b"\n\n", "marked.csv"),
   ]
   for path in paths:
-    puzzles = files.read_csv(BOARD, path, check_solutions=True)
+    puzzles = files.read(BOARD, path, check_solutions=True)
     expected = [int(c) for c in QUESTION.replace(".", "0")]
-    assert puzzles.questions.tolist() == [expected, expected]
-    assert puzzles.answers.tolist() == [[int(c) for c in ANSWER]] * 2
+    questions, answers = boards(puzzles)
+    assert questions.tolist() == [expected, expected]
+    assert answers.tolist() == [[int(c) for c in ANSWER]] * 2
     assert puzzles.ratings.tolist() == [3, 0]
     assert puzzles.sources == ("mine", "yours")
     assert puzzles.source_ids.tolist() == [0, 1]
     assert puzzles.num_skipped == 0
-    assert puzzles.questions.dtype == puzzles.answers.dtype == np.uint8
+    assert questions.dtype == answers.dtype == np.uint8
     assert puzzles.ratings.dtype == puzzles.source_ids.dtype == np.int32
 
 
@@ -76,20 +90,21 @@ def test_directory(tmp_path):
 def test_no_permission(write, monkeypatch):
   path = write(HEADER + GOOD)
 
-  def refuse(_):
+  def refuse(*_):
     raise PermissionError(13, "Permission denied")
 
   # The tests may run as a user who may read everything.
-  monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+  monkeypatch.setattr(builtins, "open", refuse)
   fails(path, f"{path}: cannot be read (Permission denied)")
 
 
-def test_corrupt_gzip(write):
+def test_corrupt_gzip(write, kept):
   content = gzip.compress((HEADER + GOOD * 100).encode())
   scrambled = content[:20] + bytes(30) + content[50:]
   for broken in (content[:-9], content[:-8] + bytes(8), scrambled):
     path = write(broken)
     fails(path, f"{path}: the gzip data is corrupt")
+  assert not any(kept.glob("[!.]*"))
 
 
 def test_not_utf8(write):
@@ -141,20 +156,20 @@ BAD_ROWS = {
 def test_bad_row(write, message, row):
   path = write(HEADER + GOOD + GOOD + row + "\n" + GOOD)
   fails(path, f"{path}:4: {message}")
-  puzzles = files.read_csv(BOARD, path, on_bad_row="skip")
+  puzzles = files.read(BOARD, path, on_bad_row="skip")
   assert puzzles.num_skipped == 1
   assert puzzles.ratings.tolist() == [3, 3, 3]
-  assert puzzles.questions.shape == puzzles.answers.shape == (3, 16)
+  assert (boards(puzzles)[0] == boards(puzzles)[0][0]).all()
   assert puzzles.sources == ("mine",)
 
 
 def test_number_of_solutions_on_request(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
-  assert files.read_csv(BOARD, path).num_skipped == 0
+  assert files.read(BOARD, path).num_skipped == 0
   message = f"{path}:3: the question has several solutions"
   fails(path, message, check_solutions=True)
-  puzzles = files.read_csv(BOARD, path, "skip", check_solutions=True)
+  puzzles = files.read(BOARD, path, "skip", check_solutions=True)
   assert puzzles.num_skipped == 1
 
 
@@ -168,13 +183,13 @@ def test_the_first_bad_row_is_reported(write):
   rows = list(BAD_ROWS.values())
   path = write(HEADER + GOOD + "\n" + "\n".join(rows[::-1]) + "\n")
   fails(path, f"{path}:4: the rating is above")
-  assert files.read_csv(BOARD, path, "skip").num_skipped == len(rows)
+  assert files.read(BOARD, path, "skip").num_skipped == len(rows)
 
 
 def test_lines_are_counted_across_quoted_line_breaks(write):
   path = write(HEADER + '"a\nb"' + GOOD[4:] + "bad\n")
   fails(path, f"{path}:4: has 1 fields")
-  assert files.read_csv(BOARD, path, "skip").sources == ("a\nb",)
+  assert files.read(BOARD, path, "skip").sources == ("a\nb",)
 
 
 def test_no_row_can_be_used(write):
@@ -186,13 +201,9 @@ def test_file_errors_are_not_skipped(write):
   fails(write("wrong\n" + GOOD), ":1: the header", on_bad_row="skip")
 
 
-def test_unknown_choice(write):
-  fails(write(HEADER + GOOD), "on_bad_row='ignore'", on_bad_row="ignore")
-
-
 def test_board_of_another_size(write):
   with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
-    files.read_csv(board_lib.Board(3, 3), write(HEADER + GOOD))
+    files.read(board_lib.Board(3, 3), write(HEADER + GOOD))
 
 
 def test_hub_address_must_be_complete():
@@ -223,7 +234,7 @@ def test_hub_download(monkeypatch, write):
 
   fake = types.SimpleNamespace(hf_hub_download=download)
   monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-  puzzles = files.read_csv(BOARD, "hf://owner/name/folder/a.csv")
+  puzzles = files.read(BOARD, "hf://owner/name/folder/a.csv")
   assert len(puzzles.ratings) == 1
   assert asked == [
     {
@@ -234,11 +245,123 @@ def test_hub_download(monkeypatch, write):
   ]
 
 
+def large(num, replaced=None):
+  """A file of `num` packaged 6x6 puzzles, some lines of it replaced."""
+  board = board_lib.Board(2, 3)
+  questions, answers = boards(bank.load_bank(board), board)
+  text = [
+    f"s{i % 3},{''.join(map(str, question))},{''.join(map(str, answer))},{i}"
+    for i, (question, answer) in enumerate(
+      zip(questions[:num].tolist(), answers[:num].tolist(), strict=True)
+    )
+  ]
+  for line, row in (replaced or {}).items():
+    text[line - 2] = row
+  return board, questions, answers, HEADER + "\n".join(text) + "\n"
+
+
+def test_a_file_of_many_chunks(write, monkeypatch):
+  """Of another size of board, with a last chunk that is not full."""
+  monkeypatch.setattr(files, "_CHUNK", 64)
+  board, questions, answers, text = large(200)
+  for path in (write(text), write(gzip.compress(text.encode()), "packed")):
+    puzzles = files.read(board, path)
+    got = boards(puzzles, board)
+    assert (got[0] == questions[:200]).all()
+    assert (got[1] == answers[:200]).all()
+    assert puzzles.ratings.tolist() == list(range(200))
+    assert puzzles.source_ids.tolist() == [i % 3 for i in range(200)]
+    keys = bank.load_bank(board).class_keys[:200]
+    assert (puzzles.class_keys == keys).all()
+
+
+@pytest.mark.parametrize("line", [64, 65, 66, 129, 201])
+def test_a_bad_row_at_the_edge_of_a_chunk(write, monkeypatch, line):
+  """The first chunk of 64 rows ends with line 65."""
+  monkeypatch.setattr(files, "_CHUNK", 64)
+  board, _, _, text = large(200, {line: "bad"})
+  path = write(text)
+  for _ in range(2):  # Nothing of the first time is kept.
+    with pytest.raises(errors.UserError, match=f"puzzles.csv:{line}: has 1"):
+      files.read(board, path)
+  puzzles = files.read(board, path, "skip")
+  assert puzzles.num_skipped == 1
+  expected = [i for i in range(200) if i != line - 2]
+  assert puzzles.ratings.tolist() == expected
+  # What is kept now has been read with "skip".
+  with pytest.raises(errors.UserError, match=f"puzzles.csv:{line}: has 1"):
+    files.read(board, path)
+
+
+def test_a_file_is_parsed_once(write, monkeypatch, capsys):
+  path = write(HEADER + GOOD)
+  first = files.read(BOARD, path)
+  assert capsys.readouterr().out.startswith(f"{path}: is read, checked and ")
+  monkeypatch.setattr(files, "_write", None)  # Not called again.
+  copy = path.rename(path.with_name("renamed.csv"))
+  again = files.read(BOARD, copy)
+  for name, column in first._asdict().items():
+    np.testing.assert_array_equal(column, getattr(again, name))
+  assert capsys.readouterr().out == ""
+
+
+def test_what_changes_the_result_is_read_anew(write):
+  several = f"mine,{'.' * 16},{ANSWER},0\n"
+  path = write(HEADER + GOOD + several)
+  assert len(files.read(BOARD, path).ratings) == 2
+  fails(path, "several solutions", check_solutions=True)
+  path = write(HEADER + GOOD)
+  assert len(files.read(BOARD, path).ratings) == 1
+  with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
+    files.read(board_lib.Board(3, 3), path)
+
+
+@pytest.mark.parametrize("name", [*files._COLUMNS, "facts.json"])
+def test_a_kept_file_that_changed_is_noticed(write, kept, name):
+  path = write(HEADER + GOOD)
+  # Copies, for what is read is mapped from the very files.
+  expected = [np.array(column) for column in files.read(BOARD, path)]
+  (entry,) = kept.glob("[!.]*")
+  content = bytearray((entry / name).read_bytes())
+  content[-1] ^= 1
+  (entry / name).write_bytes(content)
+  for got, column in zip(files.read(BOARD, path), expected, strict=True):
+    np.testing.assert_array_equal(got, column)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(write, kept, monkeypatch):
+  opened = builtins.open
+
+  def full(path, *arguments):
+    kept_column = pathlib.Path(path).name == "class_keys"
+    return opened("/dev/full" if kept_column else path, *arguments)
+
+  path = write(HEADER + GOOD)
+  monkeypatch.setattr(builtins, "open", full)
+  fails(path, "cannot be written (No space left on device)", "XDG_CACHE_HOME")
+  monkeypatch.setattr(builtins, "open", opened)
+  assert [file.suffix for file in kept.iterdir()] == [".lock"]
+  assert len(files.read(BOARD, path).ratings) == 1
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(write, kept, monkeypatch):
+  path = write(HEADER + GOOD)
+
+  def write_and_change(*arguments):
+    written(*arguments)
+    path.write_text(HEADER + GOOD + GOOD)
+
+  written = files._write
+  monkeypatch.setattr(files, "_write", write_and_change)
+  fails(path, f"{path}: was changed while it was read")
+  assert not any(kept.glob("[!.]*"))
+
+
 @pytest.mark.parametrize("name", ["train", "test"])
 def test_real_file(name):
   folder = os.environ.get("LOOPJAX_DATA")
   path = pathlib.Path(folder or "", "sudoku", f"{name}.csv.gz")
   if not folder or not path.exists():
     pytest.skip(f"needs LOOPJAX_DATA with sudoku/{name}.csv.gz")
-  puzzles = files.read_csv(board_lib.Board(3, 3), path)
+  puzzles = files.read(board_lib.Board(3, 3), path)
   assert len(puzzles.ratings) > 1000 and puzzles.num_skipped == 0

@@ -8,6 +8,7 @@ import pytest
 
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import files, generator, solver
+from loopjax.data.sudoku import puzzles as puzzles_lib
 
 # A well-known hard puzzle.
 HARD = (
@@ -201,17 +202,21 @@ def test_rating_depends_on_nothing_but_the_puzzle(monkeypatch):
   assert (solver.solve(board, puzzles).guesses == ratings).all()
 
 
-def test_rating_of_real_puzzles_follows_theirs():
+def test_rating_of_real_puzzles_follows_theirs(tmp_path, monkeypatch):
   """The published rating counts the guesses of another solver."""
   folder = os.environ.get("LOOPJAX_DATA")
   path = pathlib.Path(folder or "", "sudoku", "train.csv.gz")
   if not folder or not path.exists():
     pytest.skip("needs LOOPJAX_DATA with sudoku/train.csv.gz")
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   board = board_lib.Board(3, 3)
-  puzzles = files.read_csv(board, path)
+  puzzles = files.read(board, path)
   some = slice(0, None, 100)
-  result = solver.solve(board, puzzles.questions[some])
+  questions, answers = puzzles_lib.unpack(
+    board, puzzles.givens[some], puzzles.answers[some]
+  )
+  result = solver.solve(board, questions)
   assert (result.num_solutions == 1).all()
-  assert (result.solutions == puzzles.answers[some]).all()
+  assert (result.solutions == answers).all()
   ours, theirs = result.guesses, puzzles.ratings[some]
   assert np.corrcoef(np.log1p(ours), np.log1p(theirs))[0, 1] > 0.7

@@ -1,0 +1,206 @@
+"""The rows of CSV files in the Sudoku-Extreme schema, and what is wrong there.
+
+The first line is `source,question,answer,rating`. Then follows one puzzle per
+line: the name of where it comes from, its cells in row-major order with `.` or
+`0` for a blank, its solution, and its difficulty as a non-negative integer.
+"""
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import solver
+from loopjax.errors import UserError
+
+HEADER = ("source", "question", "answer", "rating")
+_MAX_RATING = 2**31 - 1
+
+Row = tuple[int, list[str]]  # The number of its line, and its fields.
+
+
+class Checked(NamedTuple):
+  """Some rows of a file.
+
+  Attributes:
+    sources: of the sound rows, [n].
+    questions, answers: uint8 `[n, cells]`.
+    ratings: int32 `[n]`.
+    faults: the others by line: what is wrong.
+  """
+
+  sources: list[str]
+  questions: np.ndarray
+  answers: np.ndarray
+  ratings: np.ndarray
+  faults: dict[int, str]
+
+
+def read(path: str, file: io.BufferedReader) -> Generator[Row]:
+  """Reads rows one by one; empty lines are none.
+
+  Args:
+    path: what the file is called in errors.
+    file: its bytes, plain or gzip.
+
+  Raises:
+    UserError: the file cannot be read, is no CSV file or has another header.
+  """
+  file.seek(0)
+  packed = file.read(2) == b"\x1f\x8b"
+  file.seek(0)
+  content = gzip.GzipFile(fileobj=file) if packed else file
+  text = io.TextIOWrapper(content, "utf-8-sig", newline="")
+  reader = csv.reader(text)
+  try:
+    header = next((fields for fields in reader if fields), None)
+    if header is None:
+      raise UserError(f"{path}: the file is empty; it needs puzzles")
+    if tuple(header) != HEADER:
+      raise UserError(
+        f"{path}:1: the header is {','.join(header)[:80]!r}; it must be "
+        f"{','.join(HEADER)}"
+      )
+    # A field in quotes may hold line breaks: a row starts on the line after
+    # the one where the row before it ended.
+    line = reader.line_num + 1
+    for fields in reader:
+      if fields:
+        yield line, fields
+      line = reader.line_num + 1
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise UserError(
+      f"{path}: the gzip data is corrupt ({error}); copy or download it again"
+    ) from None
+  except UnicodeDecodeError:
+    raise UserError(
+      f"{path}: is not UTF-8 text from about line {reader.line_num + 1} on; "
+      "save it as UTF-8"
+    ) from None
+  except csv.Error as error:
+    raise UserError(
+      f"{path}:{reader.line_num}: is not valid CSV ({error}); correct the line"
+    ) from None
+  except OSError as error:
+    raise unreadable(path, error) from None
+  finally:
+    text.detach()  # It would close the file, which is the caller's.
+
+
+def unreadable(path: str, error: OSError) -> UserError:
+  """What to say of a file that the system refuses to read."""
+  return UserError(
+    f"{path}: cannot be read ({error.strerror}); check its permissions"
+  )
+
+
+def check(
+  board: board_lib.Board, rows: Sequence[Row], check_solutions: bool
+) -> Checked:
+  """Tells sound rows from others.
+
+  Args:
+    board: the geometry.
+    rows: from `read`.
+    check_solutions: also check that each question has one solution only.
+  """
+  question = re.compile(f"[.0-{board.size}]{{{board.num_cells}}}").fullmatch
+  answer = re.compile(f"[1-{board.size}]{{{board.num_cells}}}").fullmatch
+  rating = re.compile("[0-9]{1,9}").fullmatch
+  faults: dict[int, str] = {}
+  formed = []
+  for row in rows:
+    line, fields = row
+    # Nearly all rows are well formed, and this is the quickest way to see it.
+    if not (
+      len(fields) == 4
+      and question(fields[1])
+      and answer(fields[2])
+      and rating(fields[3])
+    ) and (fault := _fault_of_form(board, fields)):
+      faults[line] = fault
+    else:
+      formed.append(row)
+  questions, answers = (_digits(board, formed, column) for column in (1, 2))
+  sound = np.ones(len(formed), bool)
+  for i, fault in _faults(board, questions, answers, check_solutions).items():
+    faults[formed[i][0]] = f"{fault}; correct or remove the row"
+    sound[i] = False
+  kept = [
+    fields for (_, fields), good in zip(formed, sound, strict=True) if good
+  ]
+  return Checked(
+    sources=[fields[0] for fields in kept],
+    questions=questions[sound],
+    answers=answers[sound],
+    ratings=np.array([int(fields[3]) for fields in kept], np.int32),
+    faults=dict(sorted(faults.items())),
+  )
+
+
+def _fault_of_form(board: board_lib.Board, fields: list[str]) -> str:
+  """What is wrong with the form of a row; "" if nothing is."""
+  if len(fields) != len(HEADER):
+    return f"has {len(fields)} fields; it must have {len(HEADER)}"
+  _, question, answer, rating = fields
+  cells, digits = board.num_cells, "123456789"[: board.size]
+  if len(question) != cells:
+    return f"the question has {len(question)} cells; write {cells}"
+  if len(answer) != cells:
+    return f"the answer has {len(answer)} cells; write {cells}"
+  if stray := question.strip(".0" + digits):
+    return (
+      f"the question holds {stray[0]!r}; use 1 to {board.size}, and '.' or '0'"
+      " for a blank"
+    )
+  if stray := answer.strip(digits):
+    return f"the answer holds {stray[0]!r}; use 1 to {board.size}"
+  if not (rating.isascii() and rating.isdigit()):
+    return f"the rating is {rating[:40]!r}; use a non-negative integer"
+  if len(rating) > 10 or int(rating) > _MAX_RATING:
+    return f"the rating is above {_MAX_RATING}; use a smaller one"
+  return ""
+
+
+def _digits(
+  board: board_lib.Board, rows: Sequence[Row], column: int
+) -> np.ndarray:
+  """One column of well-formed rows as boards, uint8 `[n, cells]`."""
+  text = "".join(fields[column] for _, fields in rows).replace(".", "0")
+  codes = np.frombuffer(text.encode("ascii"), np.uint8)
+  return (codes - ord("0")).reshape(-1, board.num_cells)
+
+
+def _faults(
+  board: board_lib.Board,
+  questions: np.ndarray,
+  answers: np.ndarray,
+  check_solutions: bool,
+) -> dict[int, str]:
+  """By row, the first rule of Sudoku that it breaks."""
+  wrong = ~board_lib.is_solution(board, answers)
+  differs = ((questions != answers) & (questions != 0)).any(axis=1)
+  bad = np.flatnonzero(wrong | differs)
+  faults = {}
+  for i, clash in zip(
+    bad, board_lib.clashes(board, questions[bad]), strict=True
+  ):
+    if clash:
+      faults[int(i)] = "the givens of the question clash"
+    elif wrong[i]:
+      faults[int(i)] = "the answer is not a solution"
+    else:
+      faults[int(i)] = "the answer contradicts the givens of the question"
+  if check_solutions:
+    # A sound answer is one solution; what remains to be seen is another one.
+    sound = np.flatnonzero(~(wrong | differs))
+    several = solver.solve(board, questions[sound]).num_solutions > 1
+    for i in sound[several]:
+      faults[int(i)] = "the question has several solutions"
+  return faults
