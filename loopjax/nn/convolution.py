@@ -81,6 +81,7 @@ class DynamicConvolution(nnx.Module):
       param_dtype=precision.params,
       kernel_init=nnx.initializers.zeros_init(),
       bias_init=current_token,
+      dot_general=linear.by_rows,
       rngs=rngs,
     )
     self.width = width

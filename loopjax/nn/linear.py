@@ -1,5 +1,7 @@
 """Linear maps and embedding tables with an explicit precision."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -33,6 +35,7 @@ def linear(
     dtype=precision.compute,
     param_dtype=precision.params,
     kernel_init=init,
+    dot_general=by_rows,
     rngs=rngs,
   )
 
@@ -56,8 +59,22 @@ def readout(
     dtype=precision.accumulate,
     param_dtype=precision.params,
     precision="highest",  # Accelerators would round float32 inputs.
+    dot_general=by_rows,
     rngs=rngs,
   )
+
+
+def by_rows(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
+  """`jax.lax.dot_general` of x [..., inputs] and a kernel [inputs, outputs].
+
+  x's leading dimensions are one for the product: the kernel's gradient is then
+  a product of two matrices as they lie in memory. With several, XLA's CPU
+  backend first writes one of them transposed, a seventh of a training step.
+  """
+  assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
+  rows = x.reshape(-1, x.shape[-1])
+  rows = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
+  return rows.reshape(*x.shape[:-1], -1)
 
 
 def embedding(
