@@ -74,7 +74,7 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
     "model": {"name": model, **_fields(MODELS[model].Config())},
     "task": {"name": task, **_fields(TASKS[task].Config())},
     "optim": _fields(chain.Config()),
-    "loop": _fields(LoopOptions()),
+    "loop": _fields(LoopOptions(remat="auto")),
     "mesh": _fields(sharding.Config()),
     "run": _fields(run_config.Run()),
     "eval": _fields(run_config.Eval()),
@@ -141,7 +141,9 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   family, task = MODELS[config.model.name], TASKS[config.task.name]
   options = LoopOptions(**sections["loop"])
   # The third kind, "while", has no gradient.
-  checks.one_of("loop", options, kind=("scan", "unroll"), remat=remat.POLICIES)
+  checks.one_of(
+    "loop", options, kind=("scan", "unroll"), remat=("auto", *remat.POLICIES)
+  )
   if sections["model"].keys() != _fields(family.Config()).keys():
     raise UserError(
       f"model.name={config.model.name!r} brings other settings and goes after"

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from loopjax import config as config_lib
 from loopjax import sharding, step
+from loopjax.nn import remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import CarriesState, Model
 from loopjax.types import Carried
@@ -63,6 +64,8 @@ def make_program(
     UserError: the mesh, the batches or the parameters do not go together.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
+  platform = mesh.devices.flat[0].platform
+  settings = settings._replace(loop=remat.chosen(settings.loop, platform))
   sharding.check_batch_size(
     mesh,
     settings.run.batch_size,

@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
 
   from loopjax import config as config_lib
   from loopjax.fit import measure, quiet, report, suggest, topology
+  from loopjax.nn import remat
 
   config = command_line.CONFIG.value
   if config is None or not _TOPOLOGY.value:
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> int:
   settings = config_lib.resolve(config)
   with quiet.stderr():
     machine = topology.machine(where, _MEMORY.value)
+  platform = machine.devices[0].platform
+  settings = settings._replace(loop=remat.chosen(settings.loop, platform))
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)
   print(report.table(settings, machine, measured))

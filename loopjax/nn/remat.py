@@ -1,9 +1,12 @@
 """What is kept for the backward pass, and what is computed again."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+
+from loopjax.types import LoopOptions
 
 Carry = TypeVar("Carry")
 POLICIES: dict[str, Any] = {
@@ -13,6 +16,16 @@ POLICIES: dict[str, Any] = {
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
 }
+# By platform, what is fastest and not only smallest (benchmarks/results/); all
+# others keep everything. A CPU waits for memory more than it computes.
+AUTO = {"cpu": "dots_no_batch"}
+
+
+def chosen(options: LoopOptions, platform: str) -> LoopOptions:
+  """The options with "auto" replaced by what suits a device's platform."""
+  if options.remat != "auto":
+    return options
+  return dataclasses.replace(options, remat=AUTO.get(platform, "none"))
 
 
 def rematerialised(

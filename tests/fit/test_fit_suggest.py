@@ -28,7 +28,7 @@ class Attempts:
 
 
 def settings(**overrides):
-  return config_lib.resolve(smoke(**overrides))
+  return config_lib.resolve(smoke(**{"loop__remat": "none", **overrides}))
 
 
 def memory(overrides):

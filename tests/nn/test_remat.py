@@ -1,0 +1,27 @@
+"""What is kept for the backward pass when nobody says."""
+
+import jax
+from tests_support import load_config
+
+from loopjax import config as config_lib
+from loopjax import program
+from loopjax.nn import remat
+from loopjax.types import LoopOptions
+
+
+def test_auto_is_a_policy_by_platform_and_others_stay():
+  auto = LoopOptions("unroll", "auto")
+  assert remat.AUTO["cpu"] in remat.POLICIES
+  assert remat.chosen(auto, "cpu") == LoopOptions("unroll", remat.AUTO["cpu"])
+  assert remat.chosen(auto, "tpu") == LoopOptions("unroll", "none")
+  full = LoopOptions("scan", "full")
+  assert remat.chosen(full, "cpu") == full
+
+
+def test_programs_keep_what_suits_their_devices():
+  settings = config_lib.resolve(load_config("sudoku_utm", "smoke"))
+  assert settings.loop.remat == "auto"
+  made = program.make_program(settings, jax.devices()[:1])
+  assert made.settings.loop.remat == remat.AUTO["cpu"]
+  graphdef, _ = program.abstract_model(made.settings)
+  assert made.graphdef == graphdef
