@@ -129,11 +129,9 @@ class Model(nnx.Module):
     self.config, self.spec, self.options = config, spec, options
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
+    init = nnx.initializers.normal(config.init_std)
     self.token_embedding = linear.embedding(
-      spec.vocab_size,
-      config.width,
-      init=nnx.initializers.normal(config.init_std),
-      **shared,
+      spec.vocab_size, config.width, init=init, **shared
     )
     shape = config.block_shape()
     self.layers = stack.make_layers(shape, config.num_layers, **shared)
