@@ -33,6 +33,10 @@ _COLUMNS = {  # The arrays of `Puzzles`, each in a file of its own.
 }
 _FACTS = "facts.json"
 _HUB = "hf://"
+_YOURS = (
+  "give CSV files of yours: --config.task.train_csv=FILE"
+  " --config.task.test_csv=FILE"
+)
 _CHUNK = 16_384  # Rows that are held as text.
 
 
@@ -124,7 +128,7 @@ def _download(url: str) -> str:
   except ImportError:
     raise UserError(
       f"{url}: needs the package huggingface_hub; install it with pip install "
-      "huggingface_hub, or give the path of a local CSV file instead"
+      f"huggingface_hub, or {_YOURS}"
     ) from None
   try:
     return huggingface_hub.hf_hub_download(
@@ -134,7 +138,7 @@ def _download(url: str) -> str:
     reason = " ".join(str(error).split())[:200]
     raise UserError(
       f"{url}: the download failed ({type(error).__name__}: {reason}); check "
-      "the name and the network, or give the path of a local CSV file instead"
+      f"the name and the network, or {_YOURS}"
     ) from error
 
 

@@ -213,7 +213,11 @@ def test_hub_address_must_be_complete():
 
 def test_hub_without_the_package(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  fails("hf://o/n/a.csv", "pip install huggingface_hub", "local CSV file")
+  fails(
+    "hf://o/n/a.csv",
+    "pip install huggingface_hub",
+    "--config.task.train_csv=FILE",
+  )
 
 
 def test_hub_download_fails(monkeypatch):
@@ -222,7 +226,7 @@ def test_hub_download_fails(monkeypatch):
 
   fake = types.SimpleNamespace(hf_hub_download=fail)
   monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-  fails("hf://o/n/a.csv", "no route to host", "local CSV file")
+  fails("hf://o/n/a.csv", "no route to host", "--config.task.train_csv=FILE")
 
 
 def test_hub_download(monkeypatch, write):
