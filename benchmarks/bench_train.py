@@ -8,9 +8,14 @@ revisions in one session only. Fields:
   start_seconds       trace, lower and compile the train call (cold), or load it
                       from the persistent cache (warm: run the command twice
                       with --cache=DIR)
+  compile_seconds     the compilation alone
   device_step_ms      one step when the batch is on the device already
   loop_step_ms        one step of the training loop as `train` runs it: data,
                       transfer, dispatch, metrics
+  matrix_gflops       rate of a 388 x 512 x 1365 float32 product, the best of
+                      those between the timed calls
+  matrix_share        FLOP/s of the fastest step, counted by the family's costs,
+                      over that rate
   host_share          1 - device_step_ms / loop_step_ms
   data_wait_fraction  share of the loop spent waiting for the next batch
   data_alone_per_s    examples per second that the input pipeline makes alone
@@ -22,6 +27,7 @@ import json
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
@@ -30,11 +36,14 @@ from loopjax import config as config_lib
 from loopjax import evaluate, run_config, sharding, train, train_loop
 from loopjax import program as program_lib
 from loopjax.data import pipeline
-from loopjax.run import metrics, provenance
+from loopjax.run import metrics, profiling, provenance
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed calls; 0 to compile only.")
 _CACHE = flags.DEFINE_string("cache", None, "Compilation cache directory.")
+# Rows, inputs and outputs of a product whose rate the step's is compared with:
+# the MLP of 4 boards of 9x9 cells with 16 memory tokens at width 512.
+_PRODUCT = (388, 512, 1365)
 
 
 def main(argv):
@@ -56,30 +65,35 @@ def main(argv):
 
   batches = put()
   start = time.perf_counter()
-  compiled = program.train.lower(program.abstract_state, batches, {}).compile()
+  lowered = program.train.lower(program.abstract_state, batches, {})
+  traced = time.perf_counter()
+  compiled = lowered.compile()
   report = {
     "start_seconds": time.perf_counter() - start,
+    "compile_seconds": time.perf_counter() - traced,
     "peak_bytes": _peak_bytes(compiled),
     "batch_size": settings.run.batch_size,
     "steps_per_call": settings.run.steps_per_call,
   }
   if _CALLS.value:
     state = program.init(jax.random.key(0))
-    state, times = _time_loop(settings, compiled, state, batches, put)
+    state, times = _time_loop(program, compiled, state, batches, put)
     report |= times | _eval_times(settings, program, state)
   report["data_alone_per_s"] = _data_rate(dataset, settings.run.batch_size)
   print(json.dumps(report | provenance.environment(), indent=2))
 
 
-def _time_loop(settings, compiled, state, batches, put):
+def _time_loop(program, compiled, state, batches, put):
   """Calls on a batch that is there already, and calls as training makes them.
 
-  They take turns, so that both see the same machine.
+  They and the product take turns, so that all see the same machine.
   """
+  run, product = program.settings.run, _make_product()
   state, values = compiled(state, batches, {})
   jax.block_until_ready((state, values))
-  device, loop, waits = [], [], []
+  device, loop, waits, products = [], [], [], []
   for _ in range(_CALLS.value):
+    products.append(product())
     start = time.perf_counter()
     state, values = compiled(state, batches, {})
     jax.block_until_ready((state, values))
@@ -90,15 +104,37 @@ def _time_loop(settings, compiled, state, batches, put):
     state, values = compiled(state, fresh, {})
     metrics.flat(train_loop.mean_of_good_steps([jax.device_get(values)]))
     loop.append(time.perf_counter() - start)
-  steps = settings.run.steps_per_call
+  steps = run.steps_per_call
   device_step, loop_step = np.median(device) / steps, np.median(loop) / steps
+  matrix_rate = 2 * np.prod(_PRODUCT) / min(products)
+  flops = profiling.training_flops(program.costs) * run.batch_size
   return state, {
     "device_step_ms": 1e3 * device_step,
     "loop_step_ms": 1e3 * loop_step,
+    "matrix_gflops": matrix_rate / 1e9,
+    "matrix_share": flops * steps / min(device) / matrix_rate,
     "host_share": 1 - device_step / loop_step,
     "data_wait_fraction": float(np.sum(waits) / np.sum(loop)),
-    "examples_per_second": settings.run.batch_size / loop_step,
+    "examples_per_second": run.batch_size / loop_step,
   }
+
+
+def _make_product(repeats: int = 5):
+  """A function that gives the seconds of one product, the best of some."""
+  rows, inputs, outputs = _PRODUCT
+  x, y = jnp.ones((rows, inputs)), jnp.ones((inputs, outputs))
+  multiply = jax.jit(jnp.matmul)
+  jax.block_until_ready(multiply(x, y))
+
+  def seconds() -> float:
+    times = []
+    for _ in range(repeats):
+      start = time.perf_counter()
+      jax.block_until_ready(multiply(x, y))
+      times.append(time.perf_counter() - start)
+    return min(times)
+
+  return seconds
 
 
 def _peak_bytes(compiled) -> int:

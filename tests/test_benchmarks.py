@@ -29,3 +29,6 @@ def test_the_benchmark_of_training_reports_device_loop_and_host():
   times = [name for name in report if "ms" in name]
   assert times, sorted(report)
   assert all(report[name] > 0 for name in times)
+  assert 0 < report["compile_seconds"] < report["start_seconds"]
+  rate = report["matrix_share"] * report["matrix_gflops"]
+  assert 0 < rate < 1.1 * report["matrix_gflops"]

@@ -69,7 +69,7 @@ def by_rows(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
 
   x's leading dimensions are one for the product: the kernel's gradient is then
   a product of two matrices as they lie in memory. With several, XLA's CPU
-  backend first writes one of them transposed, a seventh of a training step.
+  backend first writes one of them transposed, an eighth of a training step.
   """
   assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
   rows = x.reshape(-1, x.shape[-1])
