@@ -10,6 +10,7 @@ import difflib
 import itertools
 import json
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ from loopjax.protocols import (
   Record,
   Task,
 )
+from loopjax.run import profiling
+from loopjax.run import workdir as workdir_lib
+from loopjax.sections import flatten
 from loopjax.types import LoopOptions, TaskSpec
 
 
@@ -57,6 +61,13 @@ class Settings(NamedTuple):
   @property
   def eval_loops(self) -> int:
     return self.eval.num_loops or self.model.num_loops
+
+  @property
+  def training_flops(self) -> float:
+    """Of the whole run."""
+    costs = self.family.costs(self.model, self.spec, self.model.num_loops)
+    examples = self.run.num_steps * self.run.batch_size
+    return examples * profiling.training_flops(costs)
 
 
 def make(model: str, task: str) -> ml_collections.ConfigDict:
@@ -235,13 +246,29 @@ def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return json.loads(config.to_json())
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-  """{"section": {"key": value}} -> {"section.key": value}."""
-  return {
-    f"{section}.{key}": value
-    for section, entries in config.items()
-    for key, value in entries.items()
-  }
+def of_run(workdir: pathlib.Path, label: str) -> Settings:
+  """The settings of a run, from its config.json.
+
+  Args:
+    workdir: of the run.
+    label: what messages call it.
+
+  Raises:
+    UserError: there is no run, or one of another version.
+  """
+  path = workdir / "config.json"
+  if not path.exists():
+    raise UserError(f"{label} holds no run: there is no config.json")
+  try:
+    there = workdir_lib.read_json(path)
+    config = make(there["model"]["name"], there["task"]["name"])
+    config.lock()
+    override(config, flatten(there))
+    return resolve(config)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{label}: config.json is no config of a run") from error
 
 
 def _fields(record: Record) -> dict[str, Any]:

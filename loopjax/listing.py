@@ -56,7 +56,10 @@ def _config(path: pathlib.Path) -> str:
   for name, text in _DESCRIBED.findall(rest):
     if name in names["PRESETS"]:
       settings = config_lib.resolve(names["get_config"](name))
-      time = machine.duration(machine.training_seconds(settings))
+      seconds = machine.training_seconds(
+        settings.training_flops, settings.model.width
+      )
+      time = machine.duration(seconds)
       lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 10))
   return "\n".join(lines)
 

@@ -5,7 +5,6 @@
 
 import ast
 import pathlib
-import re
 import runpy
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import ml_collections
 
 from loopjax import config as config_lib
+from loopjax import sections
 from loopjax.errors import UserError
 
 # {"section": {"key": value}}.
@@ -20,7 +20,6 @@ Block = Mapping[str, Mapping[str, Any]]
 
 BASE = "paper"  # Its values are under all others.
 DEFAULT = "tiny"
-_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
 
 
 def apply(
@@ -45,14 +44,14 @@ def apply(
   changes = changes or {}
   config.lock()
   for name in (BASE, preset_of(arg, presets)):
-    config_lib.override(config, config_lib.flatten(presets[name]))
-  for part in split(arg):
+    config_lib.override(config, sections.flatten(presets[name]))
+  for part in sections.split(arg):
     key, equals, text = part.partition("=")
     if equals:
-      is_text = isinstance(config_lib.flatten(config).get(key), str)
+      is_text = isinstance(sections.flatten(config).get(key), str)
       config_lib.override(config, {key: text if is_text else _literal(text)})
     elif part in changes:
-      config_lib.override(config, config_lib.flatten(changes[part]))
+      config_lib.override(config, sections.flatten(changes[part]))
     elif part not in presets:
       there_are = ", ".join(sorted({*presets, *changes}))
       raise UserError(f"no preset {part!r}; there are {there_are}")
@@ -65,7 +64,7 @@ def preset_of(arg: str, presets: Iterable[str]) -> str:
   Raises:
     UserError: it names two.
   """
-  named = [part for part in split(arg) if part in presets]
+  named = [part for part in sections.split(arg) if part in presets]
   if len(named) > 1:
     raise UserError(f"presets {' and '.join(named)}: name one")
   return named[0] if named else DEFAULT
@@ -80,11 +79,6 @@ def choice(config_name: str) -> str:
   chosen = preset_of(arg, names)
   others = ", ".join(f":{name}" for name in names if name != chosen)
   return f"{chosen}; others: --config={path}{others} (--list says more)"
-
-
-def split(arg: str) -> list[str]:
-  """The parts of what stood behind the colon."""
-  return [part for part in _OUTER_COMMA.split(arg) if part]
 
 
 def merged(*blocks: Block) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,6 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.protocols import LearnsFromTeacher
 from loopjax.run import restore
-from loopjax.run import workdir as workdir_lib
 
 
 class Loaded(NamedTuple):
@@ -40,7 +39,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
   if not settings.run.teacher:
     return None
   label = _label(settings)
-  teacher = workdir_lib.read_settings(pathlib.Path(settings.run.teacher), label)
+  teacher = config_lib.of_run(pathlib.Path(settings.run.teacher), label)
   ours, theirs = settings.spec, teacher.spec
   if ours.vocab_size != theirs.vocab_size:
     raise UserError(

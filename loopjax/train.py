@@ -73,7 +73,10 @@ def run(
     print(f"{workdir} is complete already")
     return done
   if mode != "eval" and jax.process_index() == 0:
-    print(f"time: {machine.prediction(settings)}", flush=True)
+    will_take = machine.prediction(
+      settings.training_flops, settings.model.width
+    )
+    print(f"time: {will_take}", flush=True)
   # At the start: the checkout may change while the run goes on.
   environment = provenance.environment()
   notice = preemption.Notice()
@@ -187,7 +190,9 @@ def _train_and_evaluate(
     at,
     scored_again,
     shown=("loss", *headline, "steps_per_second"),
-    boards=boards.open_all(work.workdir, at, settings),
+    boards=boards.open_all(
+      work.workdir, at, settings.run.wandb_project, settings.plain
+    ),
   )
   failed: list[str] = []
   try:

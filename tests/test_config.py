@@ -4,7 +4,7 @@ import pytest
 from tests_support import CONFIGS, ROOT, load_config, namespace
 
 from loopjax import config as config_lib
-from loopjax import describe, presets
+from loopjax import describe, presets, sections
 from loopjax.errors import UserError
 from loopjax.models import MODELS, utm
 
@@ -42,7 +42,7 @@ def test_every_sweep_item_resolves(name, preset):
       config = load_config(name, preset)
       config_lib.override(config, item)
       settings = config_lib.resolve(config)
-      got = config_lib.flatten(config_lib.to_dict(config))
+      got = sections.flatten(config_lib.to_dict(config))
       for key, value in item.items():
         expected = list(value) if isinstance(value, tuple) else value
         assert got[key] == expected
@@ -54,7 +54,7 @@ def test_a_config_alone_is_the_smallest_run_that_shows_the_effect(name):
   assert load_config(name, "") == load_config(name, "tiny")
   assert load_config(name, "run.seed=3") == load_config(name, "tiny,run.seed=3")
   settings = config_lib.resolve(load_config(name, ""))
-  task = config_lib.flatten({"task": vars(settings.task)})
+  task = sections.flatten({"task": vars(settings.task)})
   assert not any("hf://" in str(value) for value in task.values())
 
 
@@ -99,7 +99,7 @@ PAPERS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_presets_have_the_papers_numbers(name):
-  config = config_lib.flatten(config_lib.to_dict(load_config(name, "paper")))
+  config = sections.flatten(config_lib.to_dict(load_config(name, "paper")))
   assert {key: config[key] for key in PAPERS[name]} == PAPERS[name]
 
 

@@ -4,15 +4,13 @@ import itertools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
-from loopjax.analysis import draw
+from loopjax.analysis import draw, series
 
-Rows = list[dict[str, Any]]
 _STEPS = "optimizer steps"
 _SCORE_COLORS = (draw.GREEN, draw.PURPLE)
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
@@ -51,7 +49,10 @@ _PANELS = (
 
 
 def draw_training(
-  rows: Rows, headline: Sequence[str], num_loops: int, directory: pathlib.Path
+  rows: series.Rows,
+  headline: Sequence[str],
+  num_loops: int,
+  directory: pathlib.Path,
 ) -> list[pathlib.Path]:
   """curves.png: loss, scores, halting and gradients over training.
 
@@ -70,7 +71,7 @@ def draw_training(
       _by_split(rows, headline[0]),
       *_by_group(rows),
     )
-    if any(len(series(rows, split, name)[0]) for split, name, *_ in panel[3])
+    if any(len(series.of(rows, split, name)[0]) for split, name, *_ in panel[3])
   ]
   if not panels:
     return []
@@ -105,7 +106,7 @@ def _words(name: str) -> str:
   return name.replace("_", " ")
 
 
-def _by_split(rows: Rows, score: str):
+def _by_split(rows: series.Rows, score: str):
   """A panel with a score on every evaluation split that has its own."""
   found = {row["split"]: None for row in rows if score in row}  # In order.
   splits = [split for split in found if split not in ("train", "eval")]
@@ -117,7 +118,7 @@ def _by_split(rows: Rows, score: str):
   return title, "score", "linear", tuple(lines)
 
 
-def _by_group(rows: Rows):
+def _by_group(rows: series.Rows):
   """A panel for each grouping of the evaluation: the loss of its groups."""
   groups: dict[str, dict[str, None]] = {}
   for key in (key for row in rows if row["split"] == "eval" for key in row):
@@ -137,13 +138,15 @@ def _by_group(rows: Rows):
   ]
 
 
-def _draw_line(axes: axes_lib.Axes, rows: Rows, split, name, label, color):
-  steps, values = series(rows, split, name)
+def _draw_line(
+  axes: axes_lib.Axes, rows: series.Rows, split, name, label, color
+):
+  steps, values = series.of(rows, split, name)
   if not len(steps):
     return
   marker = None if split == "train" else "o"
   axes.plot(steps, values, label=label, color=color, marker=marker, ms=4)
-  at, errors = series(rows, split, f"{name}/standard_error")
+  at, errors = series.of(rows, split, f"{name}/standard_error")
   if split != "train" and np.array_equal(at, steps):
     low, high = values - errors, values + errors
     axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
@@ -158,13 +161,15 @@ def _edges(centers: np.ndarray) -> np.ndarray:
   return np.concatenate([[centers[0] - gap / 2], middles, [last]])
 
 
-def draw_router(rows: Rows, directory: pathlib.Path) -> list[pathlib.Path]:
+def draw_router(
+  rows: series.Rows, directory: pathlib.Path
+) -> list[pathlib.Path]:
   """router.png: the router's probability per loop, over training and last."""
-  steps, probability = by_loop(rows, "train", "router_probability")
+  steps, probability = series.by_loop(rows, "train", "router_probability")
   if not len(steps):
     return []
-  _, spread = by_loop(rows, "train", "router_probability_std")
-  _, weight = by_loop(rows, "train", "output_weight")
+  _, spread = series.by_loop(rows, "train", "router_probability_std")
+  _, weight = series.by_loop(rows, "train", "output_weight")
   loops = np.arange(1, probability.shape[1] + 1)
   figure = draw.new(11, 4.2)
   left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
@@ -277,29 +282,3 @@ def draw_halting(
   draw.tidy(axes, "Steps taken before halting", "steps", "share of tokens")
   axes.legend(frameon=False, fontsize=9)
   return [draw.save(figure, directory / "halting.png")]
-
-
-def series(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Steps and values of one metric, [N] each, in the rows that have it."""
-  found = [
-    (row["step"], row[name])
-    for row in rows
-    if row["split"] == split and name in row
-  ]
-  steps, values = zip(*found, strict=True) if found else ((), ())
-  return np.asarray(steps, int), np.asarray(values, float)
-
-
-def by_loop(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Steps [N] and values [N, R] of a metric that has one value a loop."""
-  prefix = f"{name}/loop="
-  keys = {key for row in rows for key in row if key.startswith(prefix)}
-  ordered = [f"{prefix}{loop}" for loop in range(len(keys))]
-  complete = [
-    row
-    for row in rows
-    if row["split"] == split and keys and all(key in row for key in ordered)
-  ]
-  steps = np.asarray([row["step"] for row in complete], int)
-  values = [[row[key] for key in ordered] for row in complete]
-  return steps, np.asarray(values, float).reshape(len(steps), len(ordered))

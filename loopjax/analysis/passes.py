@@ -6,13 +6,13 @@ import re
 import numpy as np
 from matplotlib import axes as axes_lib
 
-from loopjax.analysis import curves, draw
+from loopjax.analysis import draw, series
 
 _LAYER = re.compile(r"retention/memory=(\d+)/loop=0")
 
 
 def draw_passes(
-  rows: curves.Rows, directory: pathlib.Path
+  rows: series.Rows, directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """passes.png: norms behind every pass, and what a pass leaves of the past.
 
@@ -22,10 +22,10 @@ def draw_passes(
     rows: of metrics.jsonl.
     directory: where to write.
   """
-  steps, fast = curves.by_loop(rows, "train", "fast_weight_norm")
+  steps, fast = series.by_loop(rows, "train", "fast_weight_norm")
   if not len(steps):
     return []
-  _, hidden = curves.by_loop(rows, "train", "hidden_norm")
+  _, hidden = series.by_loop(rows, "train", "hidden_norm")
   figure = draw.new(13, 3.6)
   left, middle, right = figure.subplots(1, 3)
   _by_pass(left, "Fast weights, norm of a head", steps, fast)
@@ -45,12 +45,12 @@ def _by_pass(
   axes.legend(frameon=False, fontsize=9)
 
 
-def _retention(axes: axes_lib.Axes, rows: curves.Rows) -> None:
+def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
   """Mean over the passes, by memory layer."""
   found = {m[1] for row in rows for key in row if (m := _LAYER.fullmatch(key))}
   for layer in sorted(map(int, found)):
     name = f"retention/memory={layer}"
-    steps, values = curves.by_loop(rows, "train", name)
+    steps, values = series.by_loop(rows, "train", name)
     color = draw.PALETTE[layer % len(draw.PALETTE)]
     label = f"memory layer {layer + 1}"
     axes.plot(steps, values.mean(axis=1), color=color, label=label)

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import config as config_lib
+from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.report.paper import Column, Row
 from loopjax.run import workdir as workdir_lib
@@ -99,7 +99,7 @@ def read_run(directory: pathlib.Path, overrides: Mapping[str, Any]) -> Run:
   if not (directory / "config.json").is_file():
     return Run(directory, overrides, "not run", {}, {})
   config = workdir_lib.read_json(directory / "config.json")
-  flat = config_lib.flatten(config)
+  flat = sections.flatten(config)
   if any(flat.get(key) != value for key, value in overrides.items()):
     return Run(directory, overrides, "another configuration", {}, {})
   if not (directory / "summary.json").is_file():

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import tensorboardX
 
-from loopjax import config as config_lib
-from loopjax.errors import UserError
+from loopjax.errors import UserError, one_line
 
 
 class Board(Protocol):
@@ -72,10 +71,9 @@ class WeightsAndBiases:
         resume="allow",
       )
     except Exception as error:  # Any of the network's or of the library's.
-      reason = " ".join(str(error).split())[:200]
       raise UserError(
-        f"run.wandb_project={project!r}: {reason}; WANDB_MODE=offline needs no"
-        " network and no account"
+        f"run.wandb_project={project!r}: {one_line(error)};"
+        " WANDB_MODE=offline needs no network and no account"
       ) from error
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
@@ -98,9 +96,18 @@ def check(wandb_project: str) -> None:
 
 
 def open_all(
-  workdir: pathlib.Path, start_step: int, settings: config_lib.Settings
+  workdir: pathlib.Path,
+  start_step: int,
+  wandb_project: str,
+  config: Mapping[str, Any],
 ) -> list[Board]:
-  """The boards of a run that goes on at a step; none but in process 0.
+  """The boards of a run; none but in process 0.
+
+  Args:
+    workdir: of the run.
+    start_step: where it goes on.
+    wandb_project: of Weights & Biases; "" for none.
+    config: shown there.
 
   Raises:
     UserError: Weights & Biases does not answer.
@@ -108,6 +115,6 @@ def open_all(
   if jax.process_index():
     return []
   boards: list[Board] = [TensorBoard(workdir, start_step)]
-  if project := settings.run.wandb_project:
-    boards.append(WeightsAndBiases(workdir, project, settings.plain))
+  if wandb_project:
+    boards.append(WeightsAndBiases(workdir, wandb_project, config))
   return boards

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from loopjax import config as config_lib
 from loopjax.run import profiling
 
 # Rows of the matrices that are multiplied; an accelerator needs larger ones.
@@ -46,19 +45,21 @@ def matrix_rate() -> float:
   return count * 2 * rows**3 / best
 
 
-def training_seconds(settings: config_lib.Settings) -> float:
-  """About what a run takes here; right within a factor of two or three."""
-  model = settings.model
-  costs = settings.family.costs(model, settings.spec, model.num_loops)
-  examples = settings.run.num_steps * settings.run.batch_size
-  share = min(model.width * _SHARE_OF_WIDTH, _MOST)
-  return examples * profiling.training_flops(costs) / (share * matrix_rate())
+def training_seconds(flops: float, width: int) -> float:
+  """About what a run takes here; right within a factor of two or three.
+
+  Args:
+    flops: of the whole run.
+    width: of the model's hidden state.
+  """
+  share = min(width * _SHARE_OF_WIDTH, _MOST)
+  return flops / (share * matrix_rate())
 
 
-def prediction(settings: config_lib.Settings) -> str:
-  """One line on what a run will take here."""
+def prediction(flops: float, width: int) -> str:
+  """One line on what a run will take here; see `training_seconds`."""
   return (
-    f"about {duration(training_seconds(settings))} of training, by its FLOPs"
+    f"about {duration(training_seconds(flops, width))} of training, by FLOPs"
     f" and this machine's matrix products ({matrix_rate() / 1e9:,.0f} GFLOP/s);"
     " the first calls will tell"
   )

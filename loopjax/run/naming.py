@@ -6,8 +6,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from loopjax import config as config_lib
-from loopjax import presets
+from loopjax import sections
 from loopjax.run import workdir as workdir_lib
 
 _MAX = 120  # File systems take 255 bytes; a log's name is longer by 4.
@@ -49,11 +48,11 @@ def workdir(
     config: resolved, as plain data.
   """
   path, _, argument = config_name.partition(":")
-  parts = presets.split(argument)
+  parts = sections.split(argument)
   words = [_quoted(part) for part in parts if "=" not in part]
   changed = {part.partition("=")[0] for part in parts if "=" in part}
   changed.update(overrides)
-  values = config_lib.flatten(config)
+  values = sections.flatten(config)
   binding = [
     key
     for key in values

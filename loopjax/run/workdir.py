@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loopjax import config as config_lib
+from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.run import processes
 
@@ -73,8 +73,8 @@ def check_config(
   path = workdir / "config.json"
   if not path.exists():
     return
-  old = config_lib.flatten(read_json(path))
-  new = config_lib.flatten(config)
+  old = sections.flatten(read_json(path))
+  new = sections.flatten(config)
   differing = [
     f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})
@@ -93,50 +93,6 @@ def binds(key: str, mode: str) -> bool:
   if mode == "eval":
     return section in _EVAL_SECTIONS
   return section not in _FREE_SECTIONS and key not in _FREE_KEYS
-
-
-def read_config(workdir: pathlib.Path, label: str) -> dict[str, Any]:
-  """What config.json holds.
-
-  Args:
-    workdir: of a run.
-    label: what messages call it.
-
-  Raises:
-    UserError: there is no run, or its file does not say of what it is one.
-  """
-  path = workdir / "config.json"
-  if not path.exists():
-    raise UserError(f"{label} holds no run: there is no config.json")
-  plain = read_json(path)
-  try:
-    config_lib.make(plain["model"]["name"], plain["task"]["name"])
-    config_lib.flatten(plain)
-  except UserError as error:
-    raise UserError(f"{label}: {error}") from error
-  except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{label}: config.json is no config of a run") from error
-  return plain
-
-
-def read_settings(workdir: pathlib.Path, label: str) -> config_lib.Settings:
-  """The settings of a run, from its config.json.
-
-  Args:
-    workdir: of the run.
-    label: what messages call it.
-
-  Raises:
-    UserError: there is no run, or one of another version.
-  """
-  plain = read_config(workdir, label)
-  config = config_lib.make(plain["model"]["name"], plain["task"]["name"])
-  config.lock()
-  try:
-    config_lib.override(config, config_lib.flatten(plain))
-    return config_lib.resolve(config)
-  except UserError as error:
-    raise UserError(f"{label}: {error}") from error
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

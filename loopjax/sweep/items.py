@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax import presets, sections
 from loopjax.errors import UserError
 from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
@@ -83,7 +83,7 @@ def slug(
     changed: with them.
     keys: that the item sets, "section.key".
   """
-  before, after = config_lib.flatten(base), config_lib.flatten(changed)
+  before, after = sections.flatten(base), sections.flatten(changed)
   kept = [k for k in keys if before[k] != after[k] or k == "run.seed"]
   return naming.settings(kept, after) or "base"
 

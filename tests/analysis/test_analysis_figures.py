@@ -7,7 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from loopjax.analysis import curves, depth, figures
+from loopjax.analysis import depth, figures, series
 from loopjax.analysis import sudoku as pictures
 from loopjax.analysis import view as view_lib
 from loopjax.run import workdir as workdir_lib
@@ -186,9 +186,9 @@ def test_series_skip_rows_that_lack_the_metric():
     {"step": 2, "split": "eval", "a": 9.0},
     {"step": 3, "split": "train", "a": 2.0, "b/loop=0": 5.0},
   ]
-  steps, values = curves.series(rows, "train", "a")
+  steps, values = series.of(rows, "train", "a")
   np.testing.assert_array_equal([steps, values], [[1, 3], [1.0, 2.0]])
-  steps, values = curves.by_loop(rows, "train", "b")
+  steps, values = series.by_loop(rows, "train", "b")
   np.testing.assert_array_equal(steps, [1])
   np.testing.assert_array_equal(values, [[3.0, 4.0]])
-  assert curves.by_loop(rows, "train", "c")[1].shape == (0, 0)
+  assert series.by_loop(rows, "train", "c")[1].shape == (0, 0)

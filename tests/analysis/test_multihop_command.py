@@ -2,6 +2,7 @@
 
 import multihop_runs
 import pytest
+from tests_support import load_config
 
 from loopjax import config as config_lib
 from loopjax.analysis.multihop import __main__ as command
@@ -75,7 +76,13 @@ def with_config(directory, change, family="looped"):
   ("change", "flags", "message"),
   [
     (None, (), "holds no run"),
-    (lambda c: c["task"].update(name="sudoku"), (), "'sudoku' is not"),
+    (
+      lambda c: c.update(
+        config_lib.to_dict(load_config("sudoku_utm", "smoke"))
+      ),
+      (),
+      "task.name='sudoku' is not",
+    ),
     (
       lambda c: c["model"].update(name="gpt"),
       (),

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from tests_support import smoke
 
-from loopjax import config as config_lib
 from loopjax import train
 from loopjax.errors import UserError
 from loopjax.run import boards, metrics
+
+CONFIG = {"run": {"seed": 3}}
 
 
 @pytest.fixture
@@ -39,15 +40,10 @@ def wandb(monkeypatch):
   return module
 
 
-@pytest.fixture
-def settings():
-  return config_lib.resolve(smoke(run__wandb_project="loops"))
-
-
-def write(workdir, start_step, settings):
+def write(workdir, start_step, project="loops"):
   writer = metrics.Writer(
     workdir, 20, start_step, scored_again=False, shown=(),
-    boards=boards.open_all(workdir, start_step, settings),
+    boards=boards.open_all(workdir, start_step, project, CONFIG),
   )  # fmt: skip
   writer.write(10, "train", {"loss": 1.5, "halting": np.array([1.0, 2.0])})
   matplotlib.image.imsave(workdir / "puzzle.png", np.zeros((2, 3, 3)))
@@ -55,13 +51,13 @@ def write(workdir, start_step, settings):
   writer.close()
 
 
-def test_what_is_written_is_shown_on_all_boards(tmp_path, wandb, settings):
-  write(tmp_path, 0, settings)
+def test_what_is_written_is_shown_on_all_boards(tmp_path, wandb):
+  write(tmp_path, 0)
   (run,) = wandb.runs
   assert run.arguments["project"] == "loops"
   assert run.arguments["name"] == tmp_path.name
   assert run.arguments["dir"] == str(tmp_path)
-  assert run.arguments["config"] == settings.plain
+  assert run.arguments["config"] == CONFIG
   assert run.logged == [
     (
       10,
@@ -78,18 +74,18 @@ def test_what_is_written_is_shown_on_all_boards(tmp_path, wandb, settings):
   assert b"train/halting" in events and b"puzzle" in events
 
 
-def test_every_start_goes_on_with_the_same_run(tmp_path, wandb, settings):
+def test_every_start_goes_on_with_the_same_run(tmp_path, wandb):
   for start_step in (0, 10):
-    write(tmp_path, start_step, settings)
+    write(tmp_path, start_step)
   (tmp_path / "other").mkdir()
-  write(tmp_path / "other", 0, settings)
+  write(tmp_path / "other", 0)
   first, second, other = (run.arguments for run in wandb.runs)
   assert first["id"] == second["id"] != other["id"]
   assert second["resume"] == "allow"
 
 
 def test_without_a_project_it_is_not_asked(tmp_path, wandb):
-  write(tmp_path, 0, config_lib.resolve(smoke()))
+  write(tmp_path, 0, project="")
   assert not wandb.runs
   assert any((tmp_path / "tb").iterdir())
 
@@ -103,10 +99,10 @@ def test_a_missing_package_is_said_before_anything_is_written(
   assert not (tmp_path / "run").exists()
 
 
-def test_no_answer_is_one_line(tmp_path, wandb, settings):
+def test_no_answer_is_one_line(tmp_path, wandb):
   def init(**arguments):
     raise RuntimeError("no route\nto host")
 
   wandb.init = init
   with pytest.raises(UserError, match="'loops': no route to host; WANDB_MODE"):
-    boards.open_all(tmp_path, 0, settings)
+    boards.open_all(tmp_path, 0, "loops", CONFIG)

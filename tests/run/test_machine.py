@@ -37,16 +37,19 @@ def two_cores(monkeypatch):
 def test_a_prediction_is_of_the_right_size(two_cores, preset, low, high):
   """tiny was measured: 4 minutes on two cores."""
   settings = config_lib.resolve(load_config("sudoku_utm", preset))
-  assert low < machine.training_seconds(settings) < high
-  assert "160 GFLOP/s" in machine.prediction(settings)
+  run = settings.training_flops, settings.model.width
+  assert low < machine.training_seconds(*run) < high
+  assert "160 GFLOP/s" in machine.prediction(*run)
 
 
 def test_half_the_steps_take_half_the_time(two_cores):
-  seconds = [
-    machine.training_seconds(
-      config_lib.resolve(load_config("sudoku_utm", f"run.num_steps={steps}"))
-    )
+  runs = [
+    config_lib.resolve(load_config("sudoku_utm", f"run.num_steps={steps}"))
     for steps in (2000, 1000)
+  ]
+  seconds = [
+    machine.training_seconds(run.training_flops, run.model.width)
+    for run in runs
   ]
   assert seconds[0] == 2 * seconds[1]
 

@@ -10,7 +10,7 @@ from matplotlib import figure as figure_lib
 from matplotlib import image as image_lib
 from matplotlib import ticker
 
-from loopjax.analysis import curves, draw
+from loopjax.analysis import draw, series
 from loopjax.analysis.multihop import rows, tables
 
 _MARKERS = "os^Dv<>"
@@ -43,14 +43,14 @@ def draw_stages(
   shown = [
     split
     for split in splits
-    if len(curves.series(metrics, split, "stage1_accuracy")[0])
+    if len(series.of(metrics, split, "stage1_accuracy")[0])
   ]
   if not shown:
     return []
   figure, panels = panel_grid(len(shown), 3.6, 2.9, num_columns=4)
   for axes, split in zip(panels, shown, strict=True):
     for loop in range(num_loops):
-      steps, values = curves.series(metrics, split, f"stage{loop + 1}_accuracy")
+      steps, values = series.of(metrics, split, f"stage{loop + 1}_accuracy")
       axes.plot(
         steps,
         values,

@@ -12,7 +12,6 @@ from loopjax import sharding
 from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError
 from loopjax.run import restore as restore_lib
-from loopjax.run import workdir as workdir_lib
 
 TASK = "multihop"
 # What a family must be able to show of every loop.
@@ -46,11 +45,11 @@ def read_settings(
     UserError: there is no run, or one of another task or of a family that
       shows too little of its loops.
   """
-  plain = workdir_lib.read_config(workdir, str(workdir))
-  task, family = plain["task"]["name"], plain["model"]["name"]
+  settings = config_lib.of_run(workdir, str(workdir))
+  task = settings.plain["task"]["name"]
+  family = settings.plain["model"]["name"]
   if task != TASK:
     raise UserError(f"{workdir}: task.name={task!r} is not {TASK!r}")
-  settings = workdir_lib.read_settings(workdir, str(workdir))
   if unseen := set(_TRACES).difference(settings.family.TRACES):
     raise UserError(
       f"{workdir}: model.name={family!r} does not show the"

@@ -1,0 +1,33 @@
+"""Numbers over training steps, out of the rows of metrics.jsonl."""
+
+from typing import Any
+
+import numpy as np
+
+Rows = list[dict[str, Any]]
+
+
+def of(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Steps and values of one metric, [N] each, in the rows that have it."""
+  found = [
+    (row["step"], row[name])
+    for row in rows
+    if row["split"] == split and name in row
+  ]
+  steps, values = zip(*found, strict=True) if found else ((), ())
+  return np.asarray(steps, int), np.asarray(values, float)
+
+
+def by_loop(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Steps [N] and values [N, R] of a metric that has one value a loop."""
+  prefix = f"{name}/loop="
+  keys = {key for row in rows for key in row if key.startswith(prefix)}
+  ordered = [f"{prefix}{loop}" for loop in range(len(keys))]
+  complete = [
+    row
+    for row in rows
+    if row["split"] == split and keys and all(key in row for key in ordered)
+  ]
+  steps = np.asarray([row["step"] for row in complete], int)
+  values = [[row[key] for key in ordered] for row in complete]
+  return steps, np.asarray(values, float).reshape(len(steps), len(ordered))

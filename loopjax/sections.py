@@ -1,0 +1,21 @@
+"""A config as sections of settings, before they mean anything."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+  """{"section": {"key": value}} -> {"section.key": value}."""
+  return {
+    f"{section}.{key}": value
+    for section, entries in config.items()
+    for key, value in entries.items()
+  }
+
+
+def split(argument: str) -> list[str]:
+  """The parts of what stands behind the colon of --config=FILE:argument."""
+  return [part for part in _OUTER_COMMA.split(argument) if part]
