@@ -11,13 +11,13 @@ import numpy as np
 import optax
 
 from loopjax import config as config_lib
-from loopjax import evaluate, sharding, step
+from loopjax import divergence, evaluate, sharding, step
 from loopjax import program as program_lib
 from loopjax import teacher as teacher_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.run import checkpoint as checkpoint_lib
-from loopjax.run import integrity, machine, metrics, preemption, profiling
+from loopjax.run import machine, metrics, preemption, profiling
 from loopjax.types import Dataset
 
 
@@ -125,7 +125,9 @@ def train(
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(values["accepted"]):
-        reason = find_nan(work.program, before, batches, frozen.params)
+        reason = divergence.find_nan(
+          work.program.step, before, batches, frozen.params
+        )
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
       if last or at % options.log_every == 0:
@@ -135,7 +137,7 @@ def train(
         _log(work, at, row, int(taken), writer, clock)
         pending = []
         if bad.streak >= options.max_bad_steps:
-          reason = explain(bad, state.params)
+          reason = divergence.explain(bad, state.params)
           return state, Outcome("diverged", reason, costs)
       if last or at % options.checkpoint_every == 0:
         save()
@@ -261,50 +263,6 @@ def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
     for name, values in rows.items()
   }
   return {**means, "skipped_steps": float(np.sum(~good))}
-
-
-def explain(bad: step.BadSteps, params: Any) -> str:
-  """One line about the bad steps that stopped a run."""
-  names = integrity.names(params)
-  hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
-  where = integrity.some(hit) or "none, only the loss"
-  return (
-    f"{int(bad.streak)} steps in a row, the first at step {int(bad.first)}, had"
-    f" a loss or gradient that is not finite; gradients of {where}; the"
-    " parameters are those before it"
-  )
-
-
-def find_nan(
-  program: program_lib.Program,
-  state: step.TrainState,
-  batches: Any,
-  frozen: Any,
-) -> str:
-  """Runs a call again, operation by operation, to find the first bad number.
-
-  Returns:
-    One line that names the operation and the line of code.
-  """
-  # Infinities second: masks may hold them on purpose.
-  for watch in (jax.debug_nans, jax.debug_infs):
-    try:
-      with jax.disable_jit(), watch(True):
-        program.step(state, batches, frozen)
-    except FloatingPointError as error:
-      return str(error).strip().splitlines()[0] + _origin(error)
-  return "a number was not finite, but not when run operation by operation"
-
-
-def _origin(error: BaseException) -> str:
-  """ " at FILE:LINE" of the innermost frame of ours."""
-  found, trace = "", error.__traceback__
-  while trace:
-    path = trace.tb_frame.f_code.co_filename
-    if "loopjax" in path and "train_loop" not in path:
-      found = f" at {path}:{trace.tb_lineno}"
-    trace = trace.tb_next
-  return found
 
 
 def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:

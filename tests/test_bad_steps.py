@@ -193,6 +193,7 @@ def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
   summary = train.run(smoke(run__debug_nans=True), tmp_path, "train")
   assert summary["status"] == "diverged"
   assert "encountered in log" in summary["reason"]
+  assert "loopjax/step.py:" in summary["reason"]  # Where the loss is called.
   assert summary["steps"] == 15  # The call of steps 10 .. 14.
 
 

@@ -27,7 +27,7 @@ LAYERS = (
   ("protocols", "optim", "run"),
   ("models", "data", "run_config", "step"),
   ("config",),
-  ("presets", "program", "teacher"),
+  ("divergence", "presets", "program", "teacher"),
   ("describe", "evaluate", "analysis"),
   ("train_loop",),
   ("train", "listing", "command_line"),

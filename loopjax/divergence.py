@@ -1,0 +1,56 @@
+"""What is said of a run whose numbers are no longer finite."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import loopjax
+from loopjax.run import integrity
+from loopjax.step import BadSteps
+
+_PACKAGE = pathlib.Path(loopjax.__file__).parent
+
+
+def explain(bad: BadSteps, params: Any) -> str:
+  """One line about the bad steps that stopped a run."""
+  names = integrity.names(params)
+  hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
+  where = integrity.some(hit) or "none, only the loss or what is carried"
+  return (
+    f"{int(bad.streak)} steps in a row, the first at step {int(bad.first)}, had"
+    f" numbers that are not finite; gradients of {where}; the parameters are"
+    " those before it"
+  )
+
+
+def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
+  """Runs a call again, operation by operation, to find the first bad number.
+
+  Args:
+    function: not compiled.
+    *arguments: on which it came to a number that is not finite.
+
+  Returns:
+    One line that names the operation and the line of code.
+  """
+  # Infinities second: masks may hold them on purpose.
+  for watch in (jax.debug_nans, jax.debug_infs):
+    try:
+      with jax.disable_jit(), watch(True):
+        function(*arguments)
+    except FloatingPointError as error:
+      return str(error).strip().splitlines()[0] + origin(error)
+  return "a number was not finite, but not when run operation by operation"
+
+
+def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:
+  """ " at FILE:LINE" of the innermost frame in the package; "" if none is."""
+  found, trace = "", error.__traceback__
+  while trace:
+    path = trace.tb_frame.f_code.co_filename
+    if path != __file__ and pathlib.Path(path).is_relative_to(package):
+      found = f" at {path}:{trace.tb_lineno}"
+    trace = trace.tb_next
+  return found
