@@ -364,6 +364,7 @@ def test_implicit_passes_are_the_same_passes():
       np.testing.assert_allclose(values, implicit.loops[name], rtol=1e-5)
 
 
+@pytest.mark.timeout(400)  # Two minutes of compilation on a core.
 def test_implicit_gradients_are_those_of_passes_that_settled():
   """A large input next to what a norm hands on: each pass is a contraction."""
   inputs, spec = tokens(20), spec_of(20, 4)
