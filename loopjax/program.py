@@ -65,7 +65,7 @@ def make_program(
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   platform = mesh.devices.flat[0].platform
-  settings = settings._replace(loop=remat.chosen(settings.loop, platform))
+  settings = _on_platform(settings, platform)
   sharding.check_batch_size(
     mesh,
     settings.run.batch_size,
@@ -94,7 +94,9 @@ def make_program(
     _param_shardings, mesh, settings.mesh.min_split_size
   )
   shardings = _state_shardings(mesh, shapes, tx, place(shapes.params))
-  teacher_graphdef, frozen = abstract_model(teacher) if teacher else (None, {})
+  teacher_graphdef, frozen = (
+    abstract_model(_on_platform(teacher, platform)) if teacher else (None, {})
+  )
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
@@ -128,6 +130,13 @@ def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
   model = nnx.eval_shape(lambda: _fresh(settings, jax.random.key(0)))
   graphdef, params = nnx.split(model)
   return graphdef, nnx.to_pure_dict(params)
+
+
+def _on_platform(
+  settings: config_lib.Settings, platform: str
+) -> config_lib.Settings:
+  """Settings whose loop keeps what suits the platform."""
+  return settings._replace(loop=remat.chosen(settings.loop, platform))
 
 
 def _fresh(settings: config_lib.Settings, key: Any) -> Model:
