@@ -6,6 +6,9 @@
 import drills
 import pytest
 
+# Each starts several processes, which compile on two cores that others use.
+pytestmark = pytest.mark.timeout(580)
+
 
 @pytest.fixture(autouse=True)
 def _nothing_goes_on():
