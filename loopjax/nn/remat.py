@@ -35,10 +35,11 @@ def rematerialised(
 
   Args:
     fn: any function of arrays.
-    remat: "none" for fn itself.
+    remat: "none" for fn itself; so is an "auto" that nothing has resolved, of a
+      model that was made without a program.
     prevent_cse: needed outside of a scan, where XLA could undo it.
   """
-  if remat == "none":
+  if remat in ("none", "auto"):
     return fn
   policy = POLICIES[remat]
   return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)

@@ -39,6 +39,9 @@ class Config:
       training, "error" stops.
     check_solutions: also check that every puzzle has exactly one solution.
     augment: a random symmetry of every puzzle each time it is seen in training.
+    max_revealed: training fills in a share of every puzzle's blanks, drawn
+      uniformly from 0 to this each time it is seen, so that easy and hard
+      puzzles mix; 0 leaves the puzzles as they are.
     num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
       for all.
     loss_on: "all" cells, givens included (the paper), or "blanks".
@@ -52,6 +55,7 @@ class Config:
   on_overlap: str = "report"
   check_solutions: bool = False
   augment: bool = False
+  max_revealed: float = 0.0
   num_train_puzzles: int = 0
   loss_on: str = "all"
 
@@ -65,7 +69,9 @@ class Config:
       on_overlap=("report", "error"),
       loss_on=("all", "blanks"),
     )
-    checks.at_least("task", self, num_train_puzzles=0)
+    checks.at_least("task", self, max_revealed=0, num_train_puzzles=0)
+    if self.max_revealed > 1:
+      raise UserError(f"task.max_revealed={self.max_revealed} must be in [0, 1]")
     if bool(self.train_csv) != bool(self.test_csv):
       raise UserError(
         "task.train_csv and task.test_csv go together: the packaged puzzles are"
@@ -159,6 +165,12 @@ def make_dataset(
       change = symmetry.from_uniforms(board, numbers)
       questions = symmetry.apply(change, questions)
       answers = symmetry.apply(change, answers)
+    if config.max_revealed:
+      numbers = pipeline.uniforms(
+        pipeline.stream_seed(seed, 1), positions, 1 + board.num_cells
+      )
+      shown = numbers[:, 1:] < config.max_revealed * numbers[:, :1]
+      questions = np.where(shown, answers, questions)
     return _encoded(config, questions, answers)
 
   def make_evaluation(places, _):
