@@ -32,8 +32,8 @@ def make(path: pathlib.Path, num: int, split: str) -> None:
   """Writes a file of `num` different puzzles."""
   board = task.Config().board
   packed = bank.load_bank(board)
-  in_test = symmetry.split_of(packed.class_keys)
-  packed = puzzles.take(packed, np.flatnonzero(in_test == (split == "eval")))
+  in_test = symmetry.place(packed.class_keys) < task.TEST_SHARE
+  packed = puzzles.take(packed, np.flatnonzero(in_test == (split == "test")))
   boards = puzzles.unpack(board, packed.givens, packed.answers)
   opened = gzip.open if path.suffix == ".gz" else open
   with opened(path, "wt") as file:
@@ -64,7 +64,7 @@ def measure(train: pathlib.Path, test: pathlib.Path, part: str) -> None:
   with contextlib.redirect_stdout(sys.stderr):
     datasets = {
       split: task.make_dataset(config, split, batch_size=768, seed=0)
-      for split in ("train", "eval")
+      for split in ("train", "validation", "test")
     }
   report = {
     "part": part,
@@ -104,7 +104,7 @@ def main() -> None:
   num_test = round(arguments.rows * TEST_ROWS / ROWS)
   for path, num, split in (
     (train, arguments.rows, "train"),
-    (test, num_test, "eval"),
+    (test, num_test, "test"),
   ):
     if not path.exists():
       make(path, num, split)

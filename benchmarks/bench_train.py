@@ -159,19 +159,20 @@ def _data_rate(dataset, batch_size: int, num_batches: int = 50) -> float:
 
 def _eval_times(settings, program, state) -> dict[str, float]:
   """Seconds of one evaluation batch by loop kind, after compilation."""
-  dataset = train.make_datasets(settings, program.mesh)["eval"]
+  datasets = train.make_datasets(settings, program.mesh, ("validation",))
   times = {}
   for kind in ("scan", "while"):
     changed = settings._replace(
       eval=run_config.Eval(batch_size=settings.eval.batch_size, loop_kind=kind)
     )
     evaluator = evaluate.make_evaluator(
-      program._replace(settings=changed), dataset
+      program._replace(settings=changed), datasets
     )
     params = state.ema or state.params
-    evaluator(params, settings.eval.batch_size)
+    evaluator(params, "validation", settings.eval.batch_size)
     start = time.perf_counter()
-    values = evaluator(params, settings.eval.batch_size)["eval"]
+    found = evaluator(params, "validation", settings.eval.batch_size)
+    values = found["validation"]
     times[f"eval_{kind}_seconds"] = time.perf_counter() - start
     times[f"eval_{kind}_loops_run"] = values["loops_run"]
   return times

@@ -36,7 +36,7 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; the steps are the task's.
   "tiny": {
     "task": {
       "num_entities": 100, "num_relations": 5, "out_degree": 5,
-      "num_train_chains": (2000,), "num_test_chains": (500,),
+      "num_train_chains": (2000,), "num_test_chains": (250,),
       "num_fact_repeats": 18, "num_scored_train": 500,
     },
     "model": {
@@ -56,7 +56,7 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; the steps are the task's.
   "smoke": presets.merged(_SMOKE, {
     "task": {
       "num_entities": 12, "num_relations": 5, "out_degree": 3,
-      "num_train_chains": (40,), "num_test_chains": (20,), "vocab_multiple": 8,
+      "num_train_chains": (40,), "num_test_chains": (10,), "vocab_multiple": 8,
     },
     "model": {"num_layers": 2},
   }),

@@ -1,9 +1,9 @@
-"""Scores a model on a whole split."""
+"""Scores a model on whole splits."""
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,27 +14,28 @@ from loopjax import sharding, step
 from loopjax.data import pipeline
 from loopjax.types import Dataset
 
-# (params, num_examples=0 for all) -> {split: {score: value}}.
+# (params, split, num_examples=0 for all) -> {split: {score: value}}.
 Evaluator = Callable[..., dict[str, dict[str, float]]]
-# Groups of this name are splits of their own, not parts of "eval".
+# Groups of this name are splits of their own, not parts of the one asked for.
 SPLIT = "split"
 
 
 def make_evaluator(
   program: program_lib.Program,
-  dataset: Dataset,
+  datasets: Mapping[str, Dataset],
   between_batches: Callable[[], None] = lambda: None,
 ) -> Evaluator:
-  """Compiles the scoring of a dataset.
+  """Compiles the scoring of datasets.
 
   Args:
     program: of the run.
-    dataset: the evaluation split.
+    datasets: by split.
     between_batches: is called before every batch and may raise.
 
   Returns:
-    (params, num_examples=0 for all) -> {split: scores}, for split "eval" and
-    every group of a grouping "split" (groups of these are named "SPLIT/GROUP").
+    (params, split, num_examples=0 for all) -> {split: scores}. If the dataset
+    has a grouping "split", there are scores for each of its groups instead
+    (groups of these are named "SPLIT/GROUP"), since their sum says nothing.
     Scores are the mean, standard error and count of all that the task and the
     model give, over all and by group: "exact_match",
     "exact_match/standard_error", "exact_match/rating=3-9", "count", ...
@@ -46,42 +47,53 @@ def make_evaluator(
       program_lib.on_mesh(mesh, step.eval_step),
       graphdef=program.graphdef,
       score=task.score,
-      group_sizes={name: len(g) for name, g in dataset.groups.items()},
       num_loops=settings.eval_loops,
       kind=settings.eval.loop_kind,
       trace=tuple(name for name in task.TRACES if name in family.TRACES),
     ),
+    static_argnames="group_sizes",
     out_shardings=sharding.replicated(mesh),
   )
   batch_size = settings.eval.batch_size
 
   def evaluate(
-    params: Any, num_examples: int = 0
+    params: Any, split: str, num_examples: int = 0
   ) -> dict[str, dict[str, float]]:
+    dataset = datasets[split]
+    sizes = tuple((name, len(group)) for name, group in dataset.groups.items())
     num_batches = math.ceil(num_examples / batch_size) or None
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
     total = None
     for batch in batches:
       between_batches()
-      sums = eval_fn(params, sharding.put_batch(mesh, batch, batch_size))
+      placed = sharding.put_batch(mesh, batch, batch_size)
+      sums = eval_fn(params, placed, group_sizes=sizes)
       # One small read a batch keeps the device queue short.
       sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
       total = sums if total is None else jax.tree.map(np.add, total, sums)
-    return _means(total, dataset.groups)
+    return _means(total, dataset.groups, split)
 
   return evaluate
 
 
-def _means(sums, groups) -> dict[str, dict[str, float]]:
-  """Means, standard errors and counts from sums and sums of squares."""
-  splits: dict[str, dict[str, float]] = {"eval": {}}
+def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
+  """Means, standard errors and counts from sums and sums of squares.
+
+  Args:
+    sums: of scores and their squares, by grouping and score; "" is all.
+    groups: names, by grouping.
+    whole: the split that was scored.
+  """
+  splits: dict[str, dict[str, float]] = {}
   for grouping, scores in sums.items():
+    if SPLIT in groups and not grouping:
+      continue
     counts = scores.pop("count")
     for group, count in enumerate(counts):
       if not count:
         continue
       name = groups[grouping][group] if grouping else ""
-      split, name = _place(grouping, name, groups.get(SPLIT, ()))
+      split, name = _place(grouping, name, whole, groups.get(SPLIT, ()))
       suffix = f"/{grouping}={name}" if name else ""
       metrics = splits.setdefault(split, {})
       metrics[f"count{suffix}"] = float(count)
@@ -95,7 +107,9 @@ def _means(sums, groups) -> dict[str, dict[str, float]]:
   return splits
 
 
-def _place(grouping: str, name: str, splits: Sequence[str]) -> tuple[str, str]:
+def _place(
+  grouping: str, name: str, whole: str, splits: Sequence[str]
+) -> tuple[str, str]:
   """(split, group within it or "") that a group's numbers are reported under.
 
   A group "SPLIT/GROUP" of any grouping is one of that split.
@@ -103,4 +117,4 @@ def _place(grouping: str, name: str, splits: Sequence[str]) -> tuple[str, str]:
   if grouping == SPLIT:
     return name, ""
   split, _, rest = name.partition("/")
-  return (split, rest) if split in splits else ("eval", name)
+  return (split, rest) if split in splits else (whole, name)

@@ -225,11 +225,11 @@ class Task(Protocol):
     seed: int,
     rows: np.ndarray | None = None,
   ) -> Dataset:
-    """Batches of "train" or "eval".
+    """Batches of a split.
 
     Args:
       config: of the task.
-      split: which.
+      split: "train"; "validation", which choices are made by; or "test".
       batch_size: over all processes.
       seed: of the order of training.
       rows: of every global batch that this process reads; all if None.

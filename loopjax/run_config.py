@@ -49,7 +49,7 @@ class Run:
   checkpoint_every: int = 1000
   keep_checkpoints: int = 2
   keep_best: int = 0
-  best_metric: str = "-eval/loss"
+  best_metric: str = "-validation/loss"
   init_from: str = ""
   init_fresh: str = ""
   teacher: str = ""
@@ -87,13 +87,15 @@ class Eval:
   """What is scored, and with how many loops.
 
   Attributes:
-    every: steps between evaluations in training; 0 for the final one only.
+    every: steps between evaluations of the validation split in training; 0 for
+      none. The end of training scores all of it, and the test split.
     batch_size: examples per device call over all devices.
     num_examples: of an evaluation in training, rounded up to whole batches;
-      0 for all. The final evaluation always takes all.
+      0 for all.
     num_loops: 0 for as many as trained with.
     loop_kind: "scan" or "while", which stops when every token has halted, in
       models that halt.
+    split: what --mode=eval scores: "test", or "validation" to choose by.
     checkpoint: which one --mode=eval reads: "newest", "best" by
       run.best_metric, or its step.
     depth_factor: the accuracy-against-depth figure goes this many times past
@@ -107,13 +109,16 @@ class Eval:
   num_examples: int = 0
   num_loops: int = 0
   loop_kind: str = "scan"
+  split: str = "test"
   checkpoint: str = "newest"
   depth_factor: int = 4
   depth_examples: int = 2048
 
   def __post_init__(self) -> None:
     checks.plain_values("eval", self)
-    checks.one_of("eval", self, loop_kind=("scan", "while"))
+    checks.one_of(
+      "eval", self, loop_kind=("scan", "while"), split=("validation", "test")
+    )
     checks.at_least(
       "eval",
       self,

@@ -243,7 +243,7 @@ def eval_step(
   *,
   graphdef: nnx.GraphDef,
   score: Any,
-  group_sizes: dict[str, int],
+  group_sizes: tuple[tuple[str, int], ...],
   num_loops: int,
   kind: str,
   trace: tuple[str, ...] = (),
@@ -255,7 +255,7 @@ def eval_step(
     batch: has "valid" bool [B] and "group/<grouping>" i32 [B].
     graphdef: the model without its parameters.
     score: the task's `score`.
-    group_sizes: number of groups of each grouping.
+    group_sizes: groupings, and the number of groups of each.
     num_loops: loops to run.
     kind: how the loop runs.
     trace: records of every loop that the score reads.
@@ -269,7 +269,7 @@ def eval_step(
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)
   groups = {"": (jnp.zeros(valid.shape, jnp.int32), 1)}
-  for grouping, size in group_sizes.items():
+  for grouping, size in group_sizes:
     groups[grouping] = (batch[f"group/{grouping}"], size)
   sums = {}
   for grouping, (ids, size) in groups.items():

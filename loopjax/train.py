@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from loopjax import checks, evaluate, sharding, step, train_loop
+from loopjax import (
+  checks,
+  evaluate,
+  run_config,
+  sharding,
+  step,
+  train_loop,
+)
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import teacher as teacher_lib
@@ -33,14 +40,18 @@ from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
 
+# Trained on; evaluated in training and chosen by; reported.
+SPLITS = ("train", "validation", "test")
+
 
 def make_datasets(
   settings: config_lib.Settings,
   mesh: jax.sharding.Mesh,
-  splits: Sequence[str] = ("train", "eval"),
+  splits: Sequence[str] = SPLITS,
 ) -> dict[str, Dataset]:
   """Datasets by split; raises UserError on missing or malformed files."""
-  sizes = {"train": settings.run.batch_size, "eval": settings.eval.batch_size}
+  size = settings.eval.batch_size
+  sizes = dict.fromkeys(SPLITS, size) | {"train": settings.run.batch_size}
   return {
     split: settings.task_module.make_dataset(
       settings.task,
@@ -82,7 +93,7 @@ def run(
   notice = preemption.Notice()
   teacher = None if mode == "eval" else teacher_lib.read(settings)
   program = program_lib.make_program(settings, teacher=teacher)
-  splits = ("eval",) if mode == "eval" else ("train", "eval")
+  splits = (settings.eval.split,) if mode == "eval" else SPLITS
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
     # Nobody came in between.
@@ -109,7 +120,7 @@ def run(
       keep_best=settings.run.keep_best,
       scores=dict(scores),
     )
-    evaluator = evaluate.make_evaluator(program, datasets["eval"], notice.check)
+    evaluator = evaluate.make_evaluator(program, datasets, notice.check)
     work = train_loop.Work(
       program, datasets, checkpoints, evaluator, notice, workdir
     )
@@ -137,8 +148,9 @@ def _admit(
     if not (workdir / "config.json").exists():
       raise UserError(f"--workdir={workdir} holds no run to evaluate")
     return None
-  if settings.eval.checkpoint != "newest":
-    raise UserError("eval.checkpoint has no effect without --mode=eval")
+  for name in ("checkpoint", "split"):
+    if getattr(settings.eval, name) != getattr(run_config.Eval(), name):
+      raise UserError(f"eval.{name} has no effect without --mode=eval")
   boards.check(settings.run.wandb_project)
   if settings.run.keep_best and mode == "train":
     raise UserError("run.keep_best has no effect with --mode=train")
@@ -151,7 +163,7 @@ def _admit(
     )
   path = workdir / "summary.json"
   summary = workdir_lib.read_json(path) if path.exists() else {}
-  scored = any(name.startswith("eval/") for name in summary.get("metrics", {}))
+  scored = any(name.startswith("test") for name in summary.get("metrics", {}))
   done = summary.get("status") == "completed" and (scored or mode == "train")
   return summary if done else None
 
@@ -245,9 +257,11 @@ def _final_scores(
 ) -> list[str]:
   """Scores and figures of the end; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
-  for split, scores in work.evaluator(params).items():
+  # Both may score what is trained on, with the same result.
+  found = work.evaluator(params, "validation") | work.evaluator(params, "test")
+  for split, scores in found.items():
     writer.write(at, split, scores)
-  drawn = _figures(work, params, work.workdir / "figures")
+  drawn = _figures(work, params, "test", work.workdir / "figures")
   if drawn.depth:
     writer.write(at, "depth", drawn.depth)
   writer.images(at, drawn.files)
@@ -257,6 +271,7 @@ def _final_scores(
 def _evaluate(work: train_loop.Work) -> dict[str, Any]:
   """Scores a checkpoint and draws it; the run itself stays as it is."""
   started, workdir = time.monotonic(), work.workdir
+  split = work.program.settings.eval.split
   wanted, at = work.program.settings.eval.checkpoint, None
   if wanted == "best":
     at = restore.best(workdir, work.checkpoints.scores)
@@ -269,10 +284,10 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
   values: dict[str, float] = {}
   failed: list[str] = []
   try:
-    for split, scores in work.evaluator(params).items():
-      values |= metrics.named(split, scores)
+    for part, scores in work.evaluator(params, split).items():
+      values |= metrics.named(part, scores)
     directory = work.workdir / "evaluation" / "figures"
-    drawn = _figures(work, params, directory)
+    drawn = _figures(work, params, split, directory)
     values |= metrics.named("depth", drawn.depth)
     failed = drawn.failed
     status = "completed"
@@ -290,13 +305,13 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
 
 
 def _figures(
-  work: train_loop.Work, params: Any, directory: pathlib.Path
+  work: train_loop.Work, params: Any, split: str, directory: pathlib.Path
 ) -> figures.Drawn:
   return figures.make_figures(
     work.program.settings,
     work.program.graphdef,
     params,
-    work.datasets["eval"],
+    work.datasets[split],
     workdir_lib.read_metrics(work.workdir),
     directory,
   )

@@ -28,7 +28,7 @@ class Work(NamedTuple):
     program: settings, compiled functions and the layout of the state.
     datasets: by split.
     checkpoints: of the run.
-    evaluator: (params, num_examples) -> scores of the evaluation split.
+    evaluator: (params, split, num_examples) -> scores.
     notice: whether the run was asked to stop.
     workdir: of the run.
   """
@@ -186,10 +186,12 @@ def _evaluate(
   at: int,
   writer: metrics.Writer,
 ) -> None:
-  """An evaluation in training, and what it says of the checkpoint."""
+  """A validation in training, and what it says of the checkpoint."""
   settings = work.program.settings
   options = settings.run
-  scores = work.evaluator(step.scored_params(state), settings.eval.num_examples)
+  scores = work.evaluator(
+    step.scored_params(state), "validation", settings.eval.num_examples
+  )
   for split, values in scores.items():
     writer.write(at, split, values)
   rows = [{"step": at, "split": split, **row} for split, row in scores.items()]

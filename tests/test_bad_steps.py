@@ -173,7 +173,7 @@ def test_a_run_that_diverges_says_where(monkeypatch, tmp_path):
   assert summary["status"] == "diverged"
   assert "4 steps in a row, the first at step 13" in summary["reason"]
   assert "block/" in summary["reason"]
-  assert not any(name.startswith("eval/") for name in summary["metrics"])
+  assert not any(name.startswith("test/") for name in summary["metrics"])
   assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["10"]
 
 

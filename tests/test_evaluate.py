@@ -18,8 +18,8 @@ def test_scores_are_those_of_the_examples_one_by_one():
   """Padding of the last batch does not count; groups partition the split."""
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
-  dataset = make_datasets(settings)["eval"]
-  num_examples = dataset.facts["eval_examples"]
+  dataset = make_datasets(settings)["test"]
+  num_examples = dataset.facts["test_examples"]
   assert num_examples % 64  # There is padding.
 
   def regrouped(batch):  # All of them are rated 0.
@@ -28,8 +28,8 @@ def test_scores_are_those_of_the_examples_one_by_one():
   batches = dataset.batches.map(regrouped)
   dataset = dataclasses.replace(dataset, batches=batches)
   params = program.init(jax.random.key(0)).params
-  evaluator = evaluate.make_evaluator(program, dataset)
-  got = evaluator(params)["eval"]
+  evaluator = evaluate.make_evaluator(program, {"test": dataset})
+  got = evaluator(params, "test")["test"]
 
   model = nnx.merge(program.graphdef, params)
   values, ratings = [], []
@@ -72,19 +72,18 @@ def test_groups_that_are_splits_have_names_of_their_own():
     },
   }
   groups = {"split": ("near", "far"), "kind": ("near/old", "new/er")}
-  scores = evaluate._means(sums, groups)
-  assert set(scores) == {"eval", "near", "far"}
-  assert scores["eval"]["right"] == 0.5
+  scores = evaluate._means(sums, groups, "test")
+  assert set(scores) == {"test", "near", "far"}
+  assert "right" not in scores["test"]  # A mean over splits says nothing.
   assert scores["near"]["right"] == pytest.approx(2 / 3)
   assert scores["far"]["count"] == 1
   assert scores["near"]["right/kind=old"] == 1.0
-  assert scores["eval"]["right/kind=new/er"] == 0.5
+  assert scores["test"]["right/kind=new/er"] == 0.5
 
 
 def test_a_part_of_the_split_is_its_first_batches():
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
-  dataset = make_datasets(settings)["eval"]
-  evaluator = evaluate.make_evaluator(program, dataset)
+  evaluator = evaluate.make_evaluator(program, make_datasets(settings))
   params = program.init(jax.random.key(0)).params
-  assert evaluator(params, 100)["eval"]["count"] == 128
+  assert evaluator(params, "test", 100)["test"]["count"] == 128

@@ -182,7 +182,7 @@ def test_evaluation_needs_no_teacher(teacher, tmp_path):
   train.run(config, tmp_path / "run", "train")
   shutil.rmtree(source)
   scores = train.run(config, tmp_path / "run", "eval")["metrics"]
-  assert np.isfinite(scores["eval/loss"])
+  assert np.isfinite(scores["test/loss"])
 
 
 def test_describe_and_fit_count_the_teacher(teacher):

@@ -47,12 +47,13 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert done["parameters"] > 0
   assert len(done["digest"]) == 64
   assert {"devices", "versions", "revision", "command"} <= set(done)
-  for name in ("eval/exact_match", "eval/cell_accuracy", "eval/loss"):
+  for name in ("test/exact_match", "test/cell_accuracy", "test/loss"):
     assert np.isfinite(done["metrics"][name])
   assert [(r["step"], r["split"]) for r in rows(finished)] == [
     (10, "train"),
     (20, "train"),
-    (20, "eval"),
+    (20, "validation"),
+    (20, "test"),
     (20, "depth"),
   ]
   assert (finished / "figures" / "puzzle.png").stat().st_size > 0
@@ -61,18 +62,18 @@ def test_a_run_writes_what_the_contract_says(finished):
 
 def test_groups_add_up(finished):
   metrics = summary(finished)["metrics"]
-  total = metrics["eval/count"]
+  total = metrics["test/count"]
   by_rating = {
     k.rsplit("/", 1)[1]: v
     for k, v in metrics.items()
-    if k.startswith("eval/count/rating=")
+    if k.startswith("test/count/rating=")
   }
   assert sum(by_rating.values()) == total
   mean = sum(
-    count * metrics[f"eval/cell_accuracy/{group}"]
+    count * metrics[f"test/cell_accuracy/{group}"]
     for group, count in by_rating.items()
   )
-  np.testing.assert_allclose(mean / total, metrics["eval/cell_accuracy"])
+  np.testing.assert_allclose(mean / total, metrics["test/cell_accuracy"])
 
 
 @pytest.mark.parametrize("cut_at", [10, 20])
@@ -110,7 +111,7 @@ def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
 
 def test_a_trained_run_is_scored_when_asked(tmp_path, finished):
   train.run(smoke(), tmp_path, "train")
-  assert not any(k.startswith("eval/") for k in summary(tmp_path)["metrics"])
+  assert not any(k.startswith("test/") for k in summary(tmp_path)["metrics"])
   train.run(smoke(), tmp_path, "train_and_eval")
   assert summary(tmp_path)["digest"] == summary(finished)["digest"]
   assert rows(tmp_path) == rows(finished)
@@ -126,7 +127,7 @@ def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
   )
   files = {"task__train_csv": "unused.csv", "task__test_csv": str(path)}
   result = train.run(smoke(**files), copy, "eval")
-  assert result["metrics"]["eval/count/source=mine"] == 1
+  assert result["metrics"]["test/count/source=mine"] == 1
   assert result["steps"] == 20  # The newest checkpoint.
 
 
@@ -159,7 +160,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
   }
   result = train.run(config, copy, "eval")
   assert result["steps"] == 10
-  assert result["metrics"]["eval/loops_run"] == 7  # Nothing stops by then.
+  assert result["metrics"]["test/loops_run"] == 7  # Nothing stops by then.
   assert (copy / "evaluation" / "summary.json").exists()
   assert (copy / "evaluation" / "figures" / "puzzle.png").exists()
   for name, content in before.items():
@@ -172,11 +173,13 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
   shutil.copytree(finished, copy)
   best = {"eval__every": 10, "run__keep_best": 1, "eval__checkpoint": "best"}
   with pytest.raises(UserError, match="no checkpoint has a score"):
-    train.run(smoke(run__best_metric="eval/nothing", **best), copy, "eval")
-  for metric, step in (("eval/fake", 10), ("-eval/fake", 20)):
+    train.run(
+      smoke(run__best_metric="validation/nothing", **best), copy, "eval"
+    )
+  for metric, step in (("validation/fake", 10), ("-validation/fake", 20)):
     rows_there = [
-      {"step": 10, "split": "eval", "fake": 0.9},
-      {"step": 20, "split": "eval", "fake": 0.1},
+      {"step": 10, "split": "validation", "fake": 0.9},
+      {"step": 20, "split": "validation", "fake": 0.1},
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows_there)
     (copy / "metrics.jsonl").write_text(text)
@@ -184,8 +187,8 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
     scored = train.run(config, copy, "eval")
     assert scored["steps"] == step
   # Both score the average, which is far from the parameters after 20 steps.
-  at_the_end = summary(finished)["metrics"]["eval/loss"]
-  assert scored["metrics"]["eval/loss"] == pytest.approx(at_the_end, rel=1e-6)
+  at_the_end = summary(finished)["metrics"]["test/loss"]
+  assert scored["metrics"]["test/loss"] == pytest.approx(at_the_end, rel=1e-6)
 
 
 def test_a_missing_checkpoint_is_named(finished, tmp_path):
@@ -238,13 +241,15 @@ def test_training_alone_keeps_the_rows_of_an_evaluation(tmp_path):
   shutil.rmtree(tmp_path / "checkpoints" / "20")
   train.run(smoke(**options), tmp_path, "train")
   assert rows(tmp_path) == [
-    r for r in expected if r["split"] != "eval" or (r["step"] == 10)
+    r
+    for r in expected
+    if r["split"] == "train" or (r["split"], r["step"]) == ("validation", 10)
   ]
 
 
 def test_a_score_that_is_none_is_named(tmp_path):
   config = smoke(
-    eval__every=10, run__keep_best=1, run__best_metric="eval/exactmatch"
+    eval__every=10, run__keep_best=1, run__best_metric="validation/exactmatch"
   )
   with pytest.raises(UserError, match="is no score of the evaluation; those"):
     train.run(config, tmp_path, "train_and_eval")

@@ -23,7 +23,7 @@ _PANELS = (
     "linear",
     (
       ("train", "loss", "training, with penalties", draw.BLUE),
-      ("eval", "loss", "evaluation", draw.ORANGE),
+      ("validation", "loss", "validation", draw.ORANGE),
     ),
   ),
   (
@@ -96,10 +96,10 @@ def draw_training(
 def _scores(headline: Sequence[str]):
   """A panel with the task's scores."""
   lines = tuple(
-    ("eval", name, _words(name), color)
+    ("validation", name, _words(name), color)
     for name, color in zip(headline, itertools.cycle(_SCORE_COLORS))
   )
-  return "Scores of the evaluation split", "score", "linear", lines
+  return "Scores of the validation split", "score", "linear", lines
 
 
 def _words(name: str) -> str:
@@ -109,7 +109,9 @@ def _words(name: str) -> str:
 def _by_split(rows: series.Rows, score: str):
   """A panel with a score on every evaluation split that has its own."""
   found = {row["split"]: None for row in rows if score in row}  # In order.
-  splits = [split for split in found if split not in ("train", "eval")]
+  splits = [
+    split for split in found if split not in ("train", "validation", "test")
+  ]
   lines = [
     (split, score, split, draw.PALETTE[index % len(draw.PALETTE)])
     for index, split in enumerate(splits)
@@ -121,7 +123,9 @@ def _by_split(rows: series.Rows, score: str):
 def _by_group(rows: series.Rows):
   """A panel for each grouping of the evaluation: the loss of its groups."""
   groups: dict[str, dict[str, None]] = {}
-  for key in (key for row in rows if row["split"] == "eval" for key in row):
+  for key in (
+    key for row in rows if row["split"] == "validation" for key in row
+  ):
     if match := _GROUP_LOSS.fullmatch(key):
       groups.setdefault(match[1], {})[key] = None
   return [
@@ -130,7 +134,7 @@ def _by_group(rows: series.Rows):
       "nats per token",
       "linear",
       tuple(
-        ("eval", key, key.partition("=")[2], color)
+        ("validation", key, key.partition("=")[2], color)
         for key, color in zip(keys, itertools.cycle(draw.PALETTE))
       ),
     )

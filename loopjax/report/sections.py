@@ -54,7 +54,7 @@ def run_blocks(run: tables.Run) -> list[document.Block]:
   paper = PAPERS.get(run.config.get("task", {}).get("name"))
   blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
   scores = {
-    name.removeprefix("eval/"): value
+    name.removeprefix("test/"): value
     for name, value in run.summary.get("metrics", {}).items()
     if not name.startswith(("train/", "depth/"))
   }
@@ -150,9 +150,9 @@ def duration(seconds: float) -> str:
 
 _DEFAULT_COLUMNS = (
   paper_lib.Column(
-    "exact", "exact match, %", paper_lib.metric("eval/exact_match", 100.0)
+    "exact", "exact match, %", paper_lib.metric("test/exact_match", 100.0)
   ),
-  paper_lib.Column("loss", "loss, nats", paper_lib.metric("eval/loss"), 3),
+  paper_lib.Column("loss", "loss, nats", paper_lib.metric("test/loss"), 3),
 )
 
 
@@ -244,7 +244,7 @@ def _facts(group: tables.Group) -> list[Cell]:
   done = [run.summary for run in group.runs if run.done]
   states = collections.Counter(run.state for run in group.runs if not run.done)
   missing = "; ".join(f"{n} {state}" for state, n in states.items())
-  counts = [s.get("metrics", {}).get("eval/count") for s in done]
+  counts = [s.get("metrics", {}).get("test/count") for s in done]
   walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
   mean_wall = duration(sum(walls) / len(walls)) if walls else "–"
   return [

@@ -24,7 +24,7 @@ PADDING = CONFIG.vocabulary.size - CONFIG.vocabulary.padding
 
 def make_questions(config=CONFIG, num=0):
   """The first evaluation questions, all if num is 0."""
-  dataset = task.make_dataset(config, "eval", batch_size=32, seed=0)
+  dataset = task.make_dataset(config, "test", batch_size=32, seed=0)
   return questions.gather(config, dataset, num)
 
 

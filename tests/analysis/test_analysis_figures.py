@@ -28,7 +28,7 @@ def _write_metrics(workdir, num_loops=3):
       row[f"output_weight/loop={loop}"] = 1 / num_loops
     rows.append(row)
     evaluated = {"loss": 1.0, "exact_match": 0.5, "cell_accuracy": 0.8}
-    rows.append({"step": step, "split": "eval", **evaluated})
+    rows.append({"step": step, "split": "validation", **evaluated})
   lines = [json.dumps(row) + "\n" for row in rows]
   (workdir / "metrics.jsonl").write_text("".join(lines))
 
@@ -183,7 +183,7 @@ def test_nothing_is_drawn_of_a_failure_that_is_not_there(tmp_path):
 def test_series_skip_rows_that_lack_the_metric():
   rows = [
     {"step": 1, "split": "train", "a": 1.0, "b/loop=0": 3.0, "b/loop=1": 4.0},
-    {"step": 2, "split": "eval", "a": 9.0},
+    {"step": 2, "split": "validation", "a": 9.0},
     {"step": 3, "split": "train", "a": 2.0, "b/loop=0": 5.0},
   ]
   steps, values = series.of(rows, "train", "a")

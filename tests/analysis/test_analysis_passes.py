@@ -51,7 +51,7 @@ def test_nothing_is_drawn_of_other_models(tmp_path):
 
 def test_every_group_has_its_loss(tmp_path, drawn):
   rows = [
-    {"step": step, "split": "eval", "loss": 1.0}
+    {"step": step, "split": "validation", "loss": 1.0}
     | {f"loss/hops={k}": step * k for k in (1, 16)}
     | {"loss/hops=1/standard_error": 0.1, "accuracy/hops=1": 0.5}
     for step in (1, 2)

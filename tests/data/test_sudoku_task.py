@@ -1,5 +1,6 @@
 """What the Sudoku task hands to models, and how it scores."""
 
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
@@ -75,7 +76,7 @@ def test_test_puzzles_are_never_augmented():
   packed = bank.load_bank(config.board)
   questions, _ = puzzles.unpack(config.board, packed.givens, packed.answers)
   there_are = {x.tobytes() for x in questions}
-  for split, as_they_are in (("eval", True), ("train", False)):
+  for split, as_they_are in (("test", True), ("train", False)):
     got = np.concatenate([b["inputs"] for b in batches(config, split)[1]])
     asked = {x.tobytes() for x in (got - 1).astype(np.uint8)}
     assert (asked <= there_are) == as_they_are
@@ -98,12 +99,75 @@ def test_loss_on_blanks_leaves_the_givens_out():
 
 
 def test_splits_share_no_class():
-  keys = {}
-  for split in ("train", "eval"):
-    dataset, got = batches(CONFIG, split, num=30)
+  keys, num = {}, {}
+  config = task.Config(box_rows=2, box_cols=3)
+  for split in ("train", "validation", "test"):
+    dataset, got = batches(config, split, num=30, batch_size=64)
     answers = np.concatenate([b["targets"] - 1 for b in got]).astype(np.uint8)
-    keys[split] = set(symmetry.class_key(CONFIG.board, answers).tolist())
-  assert keys["train"].isdisjoint(keys["eval"])
+    keys[split] = set(symmetry.class_key(config.board, answers).tolist())
+    num[split] = dataset.facts[f"{split}_examples"]
+  for one, other in itertools.combinations(keys.values(), 2):
+    assert one.isdisjoint(other)
+  assert sum(num.values()) == 20_000
+  assert 500 < num["validation"] < 1_500 < 3_000 < num["test"] < 5_000
+
+
+def test_too_few_solutions_are_split_by_puzzle():
+  """4x4 boards have two solutions up to symmetry, one of them for the test."""
+  train, validation = (
+    batches(CONFIG, split, num=400, batch_size=1)[0]
+    for split in ("train", "validation")
+  )
+  assert train.facts["train_examples"] == 1403
+  assert validation.facts["validation_examples"] == 74  # 5 % of 1,477.
+
+
+def test_one_puzzle_cannot_be_split(read_from):
+  with pytest.raises(
+    UserError, match=r"train_csv.csv: 1 puzzle\(s\); training"
+  ):
+    batches(read_from([LARGER], [SMALLER]), "train", num=1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_a_share_for_validation_is_some_and_not_most(share):
+  with pytest.raises(UserError, match="validation_share=.* must be in"):
+    task.Config(validation_share=share)
+
+
+def test_revealed_cells_are_the_solutions_and_as_many_as_asked():
+  plain = task.Config(box_rows=2, box_cols=3)
+  shown = dataclasses.replace(plain, max_revealed=0.8)
+  shares = []
+  for before, after in zip(
+    batches(plain, "train", num=30, batch_size=64)[1],
+    batches(shown, "train", num=30, batch_size=64)[1],
+    strict=True,
+  ):
+    np.testing.assert_array_equal(before["targets"], after["targets"])
+    blank = before["inputs"] == 1
+    np.testing.assert_array_equal(
+      before["inputs"][~blank], after["inputs"][~blank]
+    )
+    revealed = blank & (after["inputs"] != 1)
+    np.testing.assert_array_equal(
+      after["inputs"][revealed], after["targets"][revealed]
+    )
+    shares.append(revealed.sum(axis=1) / blank.sum(axis=1))
+  shares = np.concatenate(shares)
+  assert shares.mean() == pytest.approx(0.4, abs=0.02)
+  assert shares.std() == pytest.approx(0.8 / 12**0.5, abs=0.04)
+  for split in ("validation", "test"):
+    np.testing.assert_array_equal(
+      batches(plain, split, num=1)[1][0]["inputs"],
+      batches(shown, split, num=1)[1][0]["inputs"],
+    )
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_revealed_share_is_a_share(share):
+  with pytest.raises(UserError, match=f"max_revealed={share} must be"):
+    task.Config(max_revealed=share)
 
 
 def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
@@ -114,7 +178,7 @@ def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
   config = task.Config(
     box_rows=2, box_cols=2, train_csv="unused.csv", test_csv=str(path)
   )
-  (batch,) = batches(config, "eval", num=1, batch_size=16)[1]
+  (batch,) = batches(config, "test", num=1, batch_size=16)[1]
   # The first sixteen of the file are of the first four groups.
   assert len(set(batch["group/rating"].tolist())) > 2
   assert max(batch["group/rating"]) > 3
@@ -204,12 +268,12 @@ SMALLER = "1234341223414123"
 
 @pytest.mark.parametrize("same", [LARGER, RENAMED, TURNED])
 def test_solutions_in_both_files_are_counted(read_from, same, capsys):
-  config = read_from([LARGER, LARGER], [SMALLER, same, same])
+  config = read_from([LARGER] * 3, [SMALLER, same, same])
   dataset, _ = batches(config, "train", num=1)
   assert dataset.facts == {
     "train_examples": 2,
     "train_rows_skipped": 0,
-    "eval_solutions_in_train": 2,
+    "test_solutions_in_train": 2,
   }
   said = capsys.readouterr().out.splitlines()[-1]
   assert said.startswith(f"warning: {config.test_csv}: 2 of 3 puzzles have, up")
@@ -217,29 +281,29 @@ def test_solutions_in_both_files_are_counted(read_from, same, capsys):
 
 @pytest.mark.parametrize("same", [LARGER, RENAMED, TURNED])
 def test_solutions_in_both_files_stop_if_asked(read_from, same):
-  config = read_from([LARGER], [SMALLER, same], on_overlap="error")
+  config = read_from([LARGER] * 2, [SMALLER, same], on_overlap="error")
   with pytest.raises(UserError) as caught:
     batches(config, "train")
   message = str(caught.value)
   assert message.startswith(f"{config.test_csv}: 1 of 2 puzzles")
   assert f"{config.train_csv}, first puzzle 2; " in message
   assert "on_overlap=report" in message
-  batches(config, "eval", num=1)  # Nothing is trained on.
+  batches(config, "test", num=1)  # Nothing is trained on.
 
 
 def test_files_without_overlap_say_nothing(read_from, capsys):
-  config = read_from([LARGER], [SMALLER], on_overlap="error")
+  config = read_from([LARGER] * 2, [SMALLER], on_overlap="error")
   dataset, _ = batches(config, "train", num=1)
-  assert dataset.facts["eval_solutions_in_train"] == 0
+  assert dataset.facts["test_solutions_in_train"] == 0
   assert "warning" not in capsys.readouterr().out
 
 
 def test_only_what_is_trained_on_counts(read_from):
   """A subset of the training file may leave the overlap out."""
-  config = read_from([LARGER, SMALLER], [SMALLER], num_train_puzzles=1)
+  config = read_from([LARGER, SMALLER] * 3, [SMALLER], num_train_puzzles=1)
   counts = {
     batches(config, "train", num=1, seed=seed)[0].facts[
-      "eval_solutions_in_train"
+      "test_solutions_in_train"
     ]
     for seed in range(8)
   }
@@ -261,8 +325,8 @@ def test_read_through_the_csv_path(tmp_path):
     test_csv=str(path),
     on_bad_row="skip",
   )
-  dataset, (batch,) = batches(config, "eval", num=1)
-  assert dataset.facts == {"eval_examples": 2, "eval_rows_skipped": 1}
+  dataset, (batch,) = batches(config, "test", num=1)
+  assert dataset.facts == {"test_examples": 2, "test_rows_skipped": 1}
   assert dataset.groups["source"] == ("here", "there")
   groups = zip(
     batch["group/source"][batch["valid"]].tolist(),

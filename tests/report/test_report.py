@@ -26,10 +26,10 @@ def make_run(directory, config, exact, **changes):
   summary = {
     "status": "completed",
     "metrics": {
-      "eval/exact_match": exact,
-      "eval/exact_match/standard_error": 0.01,
-      "eval/halting_steps": 2.5,
-      "eval/count": 520.0,
+      "test/exact_match": exact,
+      "test/exact_match/standard_error": 0.01,
+      "test/halting_steps": 2.5,
+      "test/count": 520.0,
     },
     "parameters": 3447,
     "steps": 20,
@@ -161,13 +161,16 @@ def test_the_report_knows_every_sweep():
     assert set(PAPERS[task].sweeps) == names_of(f"{task}_sleep")
 
 
-def test_a_column_of_the_best_depth():
-  """The most accurate read-out of a split, out of distribution."""
+def test_a_column_of_the_depth_that_validation_chooses():
+  """Not the most accurate one of the test chains themselves."""
   column = disco.PAPER.sweeps["length_generalisation"].columns[3]
-  metrics = {"depth/test_ood_4/accuracy/loop=2": 0.25}
-  metrics |= {"depth/test_ood_4/accuracy/loop=4": 0.5}
-  metrics |= {"depth/test_ood_4/accuracy/standard_error/loop=4": 0.9}
-  metrics |= {"depth/test_ood_5/accuracy/loop=4": 0.75}
+  test, validation = "depth/test_ood_4", "depth/validation_ood_4"
+  metrics = {f"{test}/accuracy/loop=2": 0.5, f"{test}/accuracy/loop=4": 0.25}
+  metrics[f"{test}/accuracy/loop=3"] = 0.75
+  metrics |= {f"{validation}/accuracy/loop=2": 0.8}
+  metrics |= {f"{validation}/accuracy/loop=3": 0.7}
+  metrics |= {f"{validation}/accuracy/standard_error/loop=4": 0.9}
+  metrics |= {"depth/validation_ood_5/accuracy/loop=4": 0.95}
   assert column.key == "ood_4"
   assert column.value({}, {"metrics": metrics}) == 50.0
   assert column.value({}, {"metrics": {}}) is None
@@ -204,7 +207,7 @@ def test_token_steps_are_tokens_times_steps():
     "task": {"box_rows": 3, "box_cols": 3},
     "model": {"num_memory_tokens": 8},
   }
-  summary = {"metrics": {"eval/halting_steps": 11.6}}
+  summary = {"metrics": {"test/halting_steps": 11.6}}
   assert column.value(config, summary) == pytest.approx(1032, abs=1)
 
 

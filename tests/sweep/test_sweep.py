@@ -57,8 +57,8 @@ class Runner:
         **ENDS[status],
         "metrics": {
           "train/exact_match": 0.75,
-          "eval/exact_match": 0.25,
-          "eval/exact_match/rating=0": 0.5,
+          "validation/exact_match": 0.25,
+          "validation/exact_match/rating=0": 0.5,
           "test/exact_match": 0.125,
         },
         "wall_seconds": 7.0,
@@ -170,7 +170,7 @@ def test_complete_is_skipped_and_unfinished_goes_on(
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == len(items)
   assert lines[0].startswith(f"1/4  {items[0].slug}  complete")
-  scores = "  eval/exact_match 0.25  test/exact_match 0.125  7 s in all"
+  scores = "  validation/exact_match 0.25  test/exact_match 0.125  7 s in all"
   assert lines[0].endswith(scores)
 
 

@@ -65,7 +65,7 @@ def analyse(
   _check(settings, family, num_examples, loop, position)
   run = restore.restore(workdir, settings, family)
   dataset = settings.task_module.make_dataset(
-    settings.task, "eval", batch_size=settings.eval.batch_size, seed=0
+    settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
   asked = questions.gather(restore.task_config(settings), dataset, num_examples)
   _make(output)

@@ -28,7 +28,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 ANSWER = 2  # Token id; those of the cells are their values.
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
 HEADLINE = ("exact_match", "cell_accuracy")
-_STREAMS = {"train": 0, "eval": 1}
+_STREAMS = {"train": 0, "test": 1, "validation": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Config:
     state_width: W, cells of a state.
     num_steps: t, between a state and its label; 0 asks for the first cell.
     rule: number of the elementary rule, 0 to 255.
-    num_eval_examples: in the evaluation split.
-    eval_seed: of the evaluation split; training follows the run's seed.
+    num_eval_examples: of validation, and of the test split.
+    eval_seed: of both; training follows the run's seed.
   """
 
   num_states: int = 4
@@ -109,15 +109,15 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Training or evaluation batches.
+  """Batches of a split.
 
-  Both splits draw from the same distribution, by streams of their own. With the
+  All splits draw from the same distribution, by streams of their own. With the
   default 2^96 examples no two are equal in practice; a few states of a few
-  cells have so few that training meets those of the evaluation.
+  cells have so few that training meets those of the other splits.
 
   Args:
     config: the task.
-    split: "train", a stream without end, or "eval".
+    split: "train", a stream without end, "validation" or "test".
     batch_size: over all processes.
     seed: of the training stream.
     rows: of every global batch that this process reads; all if None.
@@ -127,7 +127,7 @@ def make_dataset(
     Only the answer chunk has weights; the other targets are 0. The fact
     "constant_floor" is the exact match of the best constant answer.
   """
-  base = config.eval_seed if split == "eval" else seed
+  base = seed if split == "train" else config.eval_seed
   stream = pipeline.stream_seed(_STREAMS[split], base)
   ones = rules.density(config.state_width, config.num_steps, config.rule)
   facts: dict[str, int | float | str] = {
@@ -144,7 +144,7 @@ def make_dataset(
     batch_size,
     rows,
   )
-  facts["eval_examples"] = config.num_eval_examples
+  facts[f"{split}_examples"] = config.num_eval_examples
   return Dataset(batches, groups={}, facts=facts)
 
 

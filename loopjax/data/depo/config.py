@@ -27,8 +27,9 @@ class Config:
     min_word, max_word: tokens of a node's name.
     context_length: tokens of the cycle, padding in front of it included.
     min_nodes: of the smallest cycle in training.
-    num_eval_examples: in the evaluation split, as many for each number of hops.
-    eval_seed: of the evaluation split; training follows the run's seed.
+    num_eval_examples: of validation, and of the test split, as many for each
+      number of hops.
+    eval_seed: of both; training follows the run's seed.
   """
 
   num_nodes: int = 75

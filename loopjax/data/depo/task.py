@@ -18,7 +18,8 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
 HEADLINE = ("exact_match", "answer_accuracy")
-_TRAIN, _EVAL = 3, 4  # No streams of `problems`.
+# No streams of `problems`.
+_STREAMS = {"train": 3, "test": 4, "validation": 5}
 
 
 def answer_length(config: Config) -> int:
@@ -58,16 +59,17 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Training or evaluation batches.
+  """Batches of a split.
 
-  Both splits are drawn, by streams of their own. Cycles of more than a few
+  All splits are drawn, by streams of their own. Cycles of more than a few
   nodes are too many to meet twice; the smallest tasks' splits overlap.
 
   Args:
     config: the task.
     split: "train", a stream without end of cycles of all sizes and questions of
-      all hops; or "eval": the largest cycles, each with all its questions of
-      1, 2, 4, ... or K hops, so that scores are per number of hops.
+      all hops; "validation" or "test": the largest cycles, each with all its
+      questions of 1, 2, 4, ... or K hops, so that scores are per number of
+      hops.
     batch_size: over all processes.
     seed: of the training stream.
     rows: of every global batch that this process reads; all if None.
@@ -78,7 +80,7 @@ def make_dataset(
     answer; the other targets are 0.
   """
   if split == "train":
-    stream = pipeline.stream_seed(_TRAIN, 0, seed)
+    stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
 
     def make_training(positions):
       sizes, hops = problems.training_sizes(config, stream, positions)
@@ -87,7 +89,7 @@ def make_dataset(
     batches = pipeline.stream(make_training, batch_size, rows)
     return Dataset(batches, groups={}, facts={})
 
-  stream = pipeline.stream_seed(_EVAL, 0, config.eval_seed)
+  stream = pipeline.stream_seed(_STREAMS[split], 0, config.eval_seed)
   all_hops = np.array(config.eval_hops)
 
   def make_evaluation(indices, _):
@@ -103,7 +105,7 @@ def make_dataset(
   return Dataset(
     batches,
     groups={"hops": tuple(map(str, config.eval_hops))},
-    facts={"eval_examples": config.num_eval_examples},
+    facts={f"{split}_examples": config.num_eval_examples},
   )
 
 

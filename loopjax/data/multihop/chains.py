@@ -13,7 +13,9 @@ import numpy as np
 from loopjax.data.multihop.graph import Graph
 
 # Of every stream of random numbers, so that no two of them are the same.
-_TEST_ID, _TEST_OOD, _TRAIN, _SCORED = range(4)
+_TEST_ID, _TEST_OOD, _TRAIN, _SCORED, _VALIDATION_ID, _VALIDATION_OOD = range(6)
+# The sets of chains that are not trained on: of graph A, and of B.
+HELD_OUT = ("validation_id", "validation_ood", "test_id", "test_ood")
 # Which hops of a chain were seen in the same place in training.
 _ROLES_OF_TWO = ("both", "first", "second", "none")
 _ROLES = ("all", "some", "none")
@@ -61,41 +63,60 @@ def make_splits(
   Args:
     graph: both graphs.
     num_train: training chains of A with 2, 3, ... hops.
-    num_test: of each test set with 2, 3, ... hops.
+    num_test: of each set that is not trained on, with 2, 3, ... hops.
     seed: of the split.
 
   Returns:
     int64 [N, k] facts by name: "train_atom", every single fact of both graphs;
-    "train_2", "test_id_2" (A, disjoint from it), "test_ood_2" (B), and so on
-    for every k. Splits of no chains are left out.
+    "train_2" (A), "validation_id_2" and "test_id_2" (A), "validation_ood_2"
+    and "test_ood_2" (B), all disjoint, and so on for every k. Splits of no
+    chains are left out.
   """
   train = {"train_atom": np.arange(graph.num_facts)[:, None]}
-  test_id, test_ood = {}, {}
+  held_out: dict[str, dict[int, np.ndarray]] = {name: {} for name in HELD_OUT}
   for hops, (n_train, n_test) in enumerate(
     zip(num_train, num_test, strict=True), start=2
   ):
     total = num_chains(graph.num_entities, graph.out_degree, hops)
-    held_out = _draw(_rng(_TEST_ID, seed, hops), n_test, total)
-    seen = _draw(_rng(_TRAIN, seed, hops), n_train, total, held_out)
-    ood = _draw(_rng(_TEST_OOD, seed, hops), n_test, total)
-    train[f"train_{hops}"] = follow(graph, 0, seen, hops)
-    test_id[f"test_id_{hops}"] = follow(graph, 0, held_out, hops)
-    test_ood[f"test_ood_{hops}"] = follow(graph, 1, ood, hops)
-  splits = {**train, **test_id, **test_ood}
+    sets = {}
+    for kind, streams in (
+      ("id", (_TEST_ID, _VALIDATION_ID)),
+      ("ood", (_TEST_OOD, _VALIDATION_OOD)),
+    ):
+      test = _draw(_rng(streams[0], seed, hops), n_test, total)
+      chosen = _draw(_rng(streams[1], seed, hops), n_test, total, test)
+      sets[f"test_{kind}"], sets[f"validation_{kind}"] = test, chosen
+    seen = np.union1d(sets["test_id"], sets["validation_id"])
+    trained = _draw(_rng(_TRAIN, seed, hops), n_train, total, seen)
+    train[f"train_{hops}"] = follow(graph, 0, trained, hops)
+    for name in HELD_OUT:
+      side = int(name.endswith("ood"))
+      held_out[name][hops] = follow(graph, side, sets[name], hops)
+  splits = train | {
+    f"{name}_{hops}": facts
+    for name, parts in held_out.items()
+    for hops, facts in parts.items()
+  }
   return {name: facts for name, facts in splits.items() if len(facts)}
 
 
 def scored(
-  splits: Mapping[str, np.ndarray], num_train: int, seed: int
+  splits: Mapping[str, np.ndarray], held_out: str, num_train: int, seed: int
 ) -> dict[str, np.ndarray]:
-  """What evaluation looks at: all tests, and some of each training split.
+  """What evaluation looks at: held-out chains, and some of each training split.
 
   Args:
     splits: from `make_splits`.
+    held_out: "validation", or "test" for these and the validation chains, so
+      that what is reported can be chosen by validation.
     num_train: most chains of a training split, drawn by the seed; 0 for all.
     seed: of the split.
   """
-  chosen = dict(splits)
+  chosen = {
+    name: facts
+    for name, facts in splits.items()
+    if held_out == "test" or not name.startswith("test_")
+  }
   for name, facts in splits.items():
     if name.startswith("train_") and 0 < num_train < len(facts):
       rng = _rng(_SCORED, seed, facts.shape[1])

@@ -24,7 +24,7 @@ class Config:
     out_degree: D, facts per entity, of distinct relations.
     num_train_chains: chains of A to train on, with 2, 3, ... hops.
     num_test_chains: chains of A and as many of B to test on, with 2, 3, ...
-      hops.
+      hops; and as many others of both for validation.
     num_fact_repeats: an epoch has every training chain once and every single
       fact so often (the paper: 1). With more, facts are known before chains
       are, and a chain is cheaper to compose than to memorise.
@@ -93,10 +93,12 @@ class Config:
       zip(train, test, strict=True), start=2
     ):
       there = chains.num_chains(self.num_entities, self.out_degree, hops)
-      if n_train + n_test > there:
+      asked = n_train + 2 * n_test
+      if asked > there:
         raise UserError(
-          f"task.num_train_chains={train} and task.num_test_chains={test} ask"
-          f" for {n_train + n_test} chains of {hops} hops; a graph has {there}"
+          f"task.num_train_chains={train}, and task.num_test_chains={test} for"
+          f" validation and test each, ask for {asked} chains of {hops} hops; a"
+          f" graph has {there}"
         )
       if there > np.iinfo(np.int64).max:
         raise UserError(

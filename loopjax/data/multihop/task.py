@@ -42,7 +42,7 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Training or evaluation batches.
+  """Batches of a split.
 
   Questions begin at position 0, with padding after them. The answer is the
   target at the last token of the question, the only position with a weight; the
@@ -50,8 +50,9 @@ def make_dataset(
 
   Args:
     config: the task.
-    split: "train" (single facts and training chains, mixed) or "eval" (all
-      splits, mixed).
+    split: "train" (single facts and training chains, mixed); "validation" (the
+      chains for it and some of what is trained on, mixed) or "test" (these and
+      the test chains, mixed).
     batch_size: over all processes.
     seed: of the order of training.
     rows: of every global batch that this process reads; all if None.
@@ -61,15 +62,17 @@ def make_dataset(
     "bridges" i32 [b, T], which holds at index j the entity after hop j, at
     j = k the answer, and -1 elsewhere (in the symbolic format j is also its
     position); "group/split" i32 [b]; and "group/coverage" i32 [b]: which facts
-    of a "test_id" chain were composed in its places in training, -1 for other
-    examples: chains of "test_ood" have none, those of training all.
+    of a chain of A were composed in its places in training, -1 for other
+    examples: held-out chains of B have none, those of training all.
   """
   facts, splits = _splits(config)
   seen = chains.seen_roles(facts, splits, config.max_hops)
   if split == "train":
     chosen = {n: c for n, c in splits.items() if n.startswith("train_")}
   else:
-    chosen = chains.scored(splits, config.num_scored_train, config.split_seed)
+    chosen = chains.scored(
+      splits, split, config.num_scored_train, config.split_seed
+    )
   names = tuple(splits)
   table, roles = _table(config, facts, chosen, names, seen)
   num_examples = len(table["inputs"])
@@ -222,7 +225,7 @@ def _table(
   for name, part in chosen.items():
     examples = _examples(config, facts, part)
     covered = np.full(len(part), -1)
-    if name.startswith("test_id_"):
+    if name.startswith(("validation_id_", "test_id_")):
       groups, ids = chains.coverage(part, seen)
       covered = len(roles) + ids
       roles += [f"{name}/{group}" for group in groups]

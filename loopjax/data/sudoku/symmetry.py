@@ -20,7 +20,6 @@ from loopjax.data.sudoku import board as board_lib
 # grids and of the 9x9 grids, and of the two classes of 4x4 grids exactly the
 # smaller one (96 of the 288 grids).
 _SPLIT_SALT = 525
-_TEST_SHARE = 0.2
 
 # Grids whose class key is computed at a time, to bound memory.
 _KEY_CHUNK = 1024
@@ -129,13 +128,12 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   return keys
 
 
-def split_of(class_keys: np.ndarray) -> np.ndarray:
-  """Says which solutions belong to the test split, bool `[N]`, by their keys.
+def place(class_keys: np.ndarray) -> np.ndarray:
+  """Numbers in [0, 1) that splits are cut from, float64 `[N]`, by class keys.
 
-  Symmetric grids are always in the same split.
+  Symmetric grids have the same number, and are always in the same split.
   """
-  salted = hashing.splitmix64(class_keys ^ np.uint64(_SPLIT_SALT))
-  return salted < np.uint64(_TEST_SHARE * 2**64)
+  return hashing.splitmix64(class_keys ^ np.uint64(_SPLIT_SALT)) / 2.0**64
 
 
 def _line_permutations(num_groups, group_size, uniforms):

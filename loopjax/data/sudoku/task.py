@@ -5,6 +5,7 @@ every published Sudoku-Extreme baseline).
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
+TEST_SHARE = 0.2  # Of the packaged solutions.
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
 HEADLINE = ("exact_match", "cell_accuracy")
 
@@ -42,6 +44,10 @@ class Config:
     max_revealed: training fills in a share of every puzzle's blanks, drawn
       uniformly from 0 to this each time it is seen, so that easy and hard
       puzzles mix; 0 leaves the puzzles as they are.
+    validation_share: this share of all solutions, packaged or of train_csv, is
+      not trained on but evaluated in training. Solutions that a symmetry turns
+      into each other stay together, unless there are too few (4x4 has two):
+      then it is a share of the puzzles.
     num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
       for all.
     loss_on: "all" cells, givens included (the paper), or "blanks".
@@ -56,6 +62,7 @@ class Config:
   check_solutions: bool = False
   augment: bool = False
   max_revealed: float = 0.0
+  validation_share: float = 0.05
   num_train_puzzles: int = 0
   loss_on: str = "all"
 
@@ -71,7 +78,13 @@ class Config:
     )
     checks.at_least("task", self, max_revealed=0, num_train_puzzles=0)
     if self.max_revealed > 1:
-      raise UserError(f"task.max_revealed={self.max_revealed} must be in [0, 1]")
+      raise UserError(
+        f"task.max_revealed={self.max_revealed} must be in [0, 1]"
+      )
+    if not 0 < self.validation_share <= 0.5:
+      raise UserError(
+        f"task.validation_share={self.validation_share} must be in (0, 0.5]"
+      )
     if bool(self.train_csv) != bool(self.test_csv):
       raise UserError(
         "task.train_csv and task.test_csv go together: the packaged puzzles are"
@@ -127,11 +140,11 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Training or evaluation batches.
+  """Batches of a split.
 
   Args:
     config: the task.
-    split: "train" or "eval".
+    split: "train", "validation" or "test".
     batch_size: over all processes.
     seed: of the order, the augmentation and the choice of a subset.
     rows: of every global batch that this process reads; all if None.
@@ -144,22 +157,30 @@ def make_dataset(
     UserError: a file is missing or malformed, or both share solutions.
   """
   puzzles = _puzzles(config, split)
+  chosen = _chosen(config, split, puzzles)
+  if not len(chosen):
+    raise UserError(
+      f"{config.train_csv}: {len(puzzles.ratings)} puzzle(s); training and"
+      " validation need one each"
+    )
   if split == "train" and config.num_train_puzzles:
-    puzzles = _subset(puzzles, config.num_train_puzzles, seed)
-  board, num_examples = config.board, len(puzzles.ratings)
+    chosen = _subset(chosen, config.num_train_puzzles, seed)
+  board, num_examples = config.board, len(chosen)
   facts = {
     f"{split}_examples": num_examples,
     f"{split}_rows_skipped": puzzles.num_skipped,
   }
   if split == "train" and config.train_csv:
-    facts["eval_solutions_in_train"] = _overlap(config, puzzles)
+    facts["test_solutions_in_train"] = _overlap(
+      config, puzzles.class_keys[chosen]
+    )
 
   def boards_of(examples):
     givens, answers = puzzles.givens[examples], puzzles.answers[examples]
     return puzzles_lib.unpack(board, givens, answers)
 
   def make_training(examples, positions):
-    questions, answers = boards_of(examples)
+    questions, answers = boards_of(chosen[examples])
     if config.augment:
       numbers = pipeline.uniforms(seed, positions, symmetry.num_uniforms(board))
       change = symmetry.from_uniforms(board, numbers)
@@ -175,7 +196,7 @@ def make_dataset(
 
   def make_evaluation(places, _):
     # Files are sorted by difficulty; now any prefix is a fair sample.
-    examples = pipeline.shuffled(places, num_examples, 0)
+    examples = chosen[pipeline.shuffled(places, num_examples, 0)]
     rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
       **_encoded(config, *boards_of(examples)),
@@ -232,39 +253,57 @@ def _encoded(
 
 
 def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
-  """All puzzles of a split, from the file or from the packaged bank."""
-  if config.train_csv:
-    return files.read(
-      config.board,
-      config.train_csv if split == "train" else config.test_csv,
-      on_bad_row=config.on_bad_row,
-      check_solutions=config.check_solutions,
-    )
-  puzzles = bank.load_bank(config.board)
-  in_test = symmetry.split_of(puzzles.class_keys)
-  return puzzles_lib.take(puzzles, np.flatnonzero(in_test == (split == "eval")))
+  """The puzzles that a split is part of: of a file, or the packaged ones."""
+  if not config.train_csv:
+    return bank.load_bank(config.board)
+  return files.read(
+    config.board,
+    config.test_csv if split == "test" else config.train_csv,
+    on_bad_row=config.on_bad_row,
+    check_solutions=config.check_solutions,
+  )
 
 
-def _subset(
-  puzzles: puzzles_lib.Puzzles, num: int, seed: int
-) -> puzzles_lib.Puzzles:
+def _chosen(
+  config: Config, split: str, puzzles: puzzles_lib.Puzzles
+) -> np.ndarray:
+  """Which of the puzzles are in the split, int64, ascending."""
+  if config.train_csv and split == "test":
+    return np.arange(len(puzzles.ratings))
+  place = symmetry.place(puzzles.class_keys)
+  in_test = (place < TEST_SHARE) & (not config.train_csv)
+  in_validation = place >= 1 - config.validation_share
+  if not in_validation.any():
+    rows = np.flatnonzero(~in_test)
+    number = symmetry.place(rows.astype(np.uint64))
+    wanted = math.ceil(config.validation_share * len(rows))
+    in_validation[rows[np.argsort(number)[-wanted:]]] = True
+  members = {
+    "train": ~(in_test | in_validation),
+    "validation": in_validation,
+    "test": in_test,
+  }
+  return np.flatnonzero(members[split])
+
+
+def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
   """`num` puzzles drawn without replacement."""
-  available = len(puzzles.ratings)
+  available = len(chosen)
   if num > available:
     raise UserError(
       f"task.num_train_puzzles={num} is more than the {available} there are"
     )
   rng = np.random.default_rng(seed)
-  return puzzles_lib.take(puzzles, rng.choice(available, num, replace=False))
+  return chosen[rng.choice(available, num, replace=False)]
 
 
-def _overlap(config: Config, train: puzzles_lib.Puzzles) -> int:
-  """How many test puzzles have the solution of a training puzzle.
+def _overlap(config: Config, train_keys: np.ndarray) -> int:
+  """How many test puzzles have the solution of a puzzle that is trained on.
 
   Solutions that a symmetry turns into each other are the same.
   """
-  test = _puzzles(config, "eval")
-  seen = np.isin(test.class_keys, train.class_keys)
+  test = _puzzles(config, "test")
+  seen = np.isin(test.class_keys, train_keys)
   num = int(seen.sum())
   message = (
     f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have, up to symmetry,"

@@ -26,25 +26,25 @@ def _floor(config, summary):
   return 100.0 * summary["data"]["constant_floor"]
 
 
-_MATCH = Column("match", "all labels, %", metric("eval/exact_match", 100.0))
-_CELLS = Column("cells", "labels, %", metric("eval/cell_accuracy", 100.0))
+_MATCH = Column("match", "all labels, %", metric("test/exact_match", 100.0))
+_CELLS = Column("cells", "labels, %", metric("test/cell_accuracy", 100.0))
 _FLOOR = Column("floor", "best constant answer, %", _floor)
-_LOSS = Column("loss", "loss, nats per token", metric("eval/loss"), 3)
+_LOSS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
 _ANSWERS = Column(
-  "answers", "answers, %", metric("eval/answer_accuracy", 100.0)
+  "answers", "answers, %", metric("test/answer_accuracy", 100.0)
 )
-_EXACT = Column("exact", "exact, %", metric("eval/exact_match", 100.0))
+_EXACT = Column("exact", "exact, %", metric("test/exact_match", 100.0))
 
 
 def _hop_loss(hops: int) -> Column:
   """Loss of questions with so many hops."""
-  name = f"eval/loss/hops={hops}"
+  name = f"test/loss/hops={hops}"
   return Column(f"hops={hops}", f"loss, {hops} hops", metric(name), 3)
 
 
 def _operations(number: int) -> Column:
   """Accuracy of problems with so many operations, in percent."""
-  name = f"eval/exact_match/operations={number}"
+  name = f"test/exact_match/operations={number}"
   label = f"{number} operations, %"
   return Column(f"op={number}", label, metric(name, 100.0))
 

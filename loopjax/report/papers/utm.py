@@ -25,12 +25,12 @@ def _token_steps(config, summary):
   task = config["task"]
   cells = (task["box_rows"] * task["box_cols"]) ** 2
   tokens = config["model"]["num_memory_tokens"] + cells
-  steps = metric("eval/halting_steps")(config, summary)
+  steps = metric("test/halting_steps")(config, summary)
   return None if steps is None else tokens * steps
 
 
-_EXACT = Column("exact", "exact match, %", metric("eval/exact_match", 100.0))
-_HALT = Column("halt", "mean halting steps", metric("eval/halting_steps"), 2)
+_EXACT = Column("exact", "exact match, %", metric("test/exact_match", 100.0))
+_HALT = Column("halt", "mean halting steps", metric("test/halting_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "token-steps", _token_steps, 0)
 _TRAIN_EXACT = Column(
   "train_exact", "exact match on train, %", metric("train/exact_match", 100.0)
@@ -261,7 +261,7 @@ _SCALE = (
   Scale("heads", lambda c, _: c["model"]["num_heads"], "8"),
   Scale("parameters", lambda _, s: s["parameters"], "3,177,612 at T = 16"),
   Scale("training puzzles", lambda _, s: s["data"]["train_examples"], "3.83 M"),
-  Scale("puzzles evaluated", metric("eval/count"), "12,800 of 422,786"),
+  Scale("puzzles evaluated", metric("test/count"), "12,800 of 422,786"),
   Scale("hardware", lambda _, s: s["devices"], "TPU v5p or v6e"),
 )
 

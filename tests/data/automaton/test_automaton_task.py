@@ -38,7 +38,7 @@ def assert_equal(got, expected):
     np.testing.assert_array_equal(got[name], value)
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("num_steps", [0, 1, 32])
 def test_every_label_is_the_first_cell_later(split, num_steps):
   config = dataclasses.replace(SMALL, num_steps=num_steps)
@@ -66,11 +66,11 @@ def test_another_rule_has_other_labels():
 def test_the_constant_floor_is_the_papers_chance():
   """About a tenth at t = 32; a coin gets a sixteenth, an eighth at t = 1."""
   config = task.Config(num_eval_examples=20_000)
-  dataset = task.make_dataset(config, "eval", batch_size=5000, seed=0)
+  dataset = task.make_dataset(config, "test", batch_size=5000, seed=0)
   floor = dataset.facts["constant_floor"]
   assert floor == pytest.approx(0.0995175, abs=2e-4)  # See test_automaton_rule.
   assert floor == pytest.approx(0.1006, abs=2e-3)
-  got = joined(config, "eval", batch_size=5000)
+  got = joined(config, "test", batch_size=5000)
   right = (got["targets"][:, -4:] == 1).all(axis=1).mean()
   assert right == pytest.approx(floor, abs=4 * np.sqrt(0.09 / 20_000))
   for num_steps, expected in ((0, 0.5**4), (1, (5 / 8) ** 4)):
@@ -93,7 +93,7 @@ def test_cells_are_independent_coins():
   assert abs(np.corrcoef(cells[:-1, 0], cells[1:, 0])[0, 1]) < 0.06
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_examples_belong_to_their_index(split):
   """Whatever the size of the batches, the start and who reads them."""
   whole = joined(SMALL, split, 12, batch_size=4)
@@ -115,25 +115,25 @@ def test_each_stream_has_its_seed():
     return not (first == second).all(axis=1).any()
 
   assert differ(inputs("train"), inputs("train", seed=1))
-  assert differ(inputs("train"), inputs("eval"))
-  assert differ(inputs("train", seed=1), inputs("eval", eval_seed=1))
-  assert differ(inputs("eval"), inputs("eval", eval_seed=1))
-  np.testing.assert_array_equal(inputs("eval"), inputs("eval", seed=1))
+  assert differ(inputs("train"), inputs("test"))
+  assert differ(inputs("train", seed=1), inputs("test", eval_seed=1))
+  assert differ(inputs("test"), inputs("test", eval_seed=1))
+  np.testing.assert_array_equal(inputs("test"), inputs("test", seed=1))
   np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
 
 
 def test_the_data_stays():
   """Another number here means other data: results no longer compare."""
   sha = hashlib.sha256()
-  for split in ("train", "eval"):
+  for split in ("train", "test"):
     sha.update(batches(task.Config(), split, 1)[0]["inputs"].tobytes())
   assert sha.hexdigest().startswith("6958afbcac573452")
 
 
 def test_evaluation_holds_as_many_as_asked_for():
-  dataset = task.make_dataset(SMALL, "eval", batch_size=16, seed=0)
-  got = joined(SMALL, "eval")
-  assert dataset.facts["eval_examples"] == got["valid"].sum() == 50
+  dataset = task.make_dataset(SMALL, "test", batch_size=16, seed=0)
+  got = joined(SMALL, "test")
+  assert dataset.facts["test_examples"] == got["valid"].sum() == 50
   assert len(np.unique(got["inputs"][got["valid"]], axis=0)) == 50
 
 

@@ -81,7 +81,7 @@ def parse(config, inputs):
   return edges, questions, padding
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_answer_is_so_many_steps_along_the_cycle(name, split):
   config = CONFIGS[name]
@@ -115,7 +115,7 @@ def test_every_answer_is_so_many_steps_along_the_cycle(name, split):
     assert (np.diff(behind.astype(int)) >= 0).all()
     assert not front[-1]
     assert not behind[0]
-  if split == "eval":
+  if split == "test":
     assert sizes == {config.num_nodes}
   elif config is not PAPER:
     assert sizes == set(range(config.min_nodes, config.num_nodes + 1))
@@ -126,7 +126,7 @@ def test_every_answer_is_so_many_steps_along_the_cycle(name, split):
 
 def test_edges_are_in_no_order():
   """The next edge starts where this one ends about once in a cycle."""
-  got = joined(PAPER, "eval")["inputs"]
+  got = joined(PAPER, "test")["inputs"]
   follows = []
   for inputs in got:
     edges = list(parse(PAPER, inputs)[0].items())
@@ -149,15 +149,15 @@ def test_padding_is_what_the_spec_says():
 def test_the_longest_words_fill_everything():
   """All words have two tokens: 300 tokens of context and 60 of answers."""
   config = dataclasses.replace(PAPER, min_word=2)
-  assert (joined(config, "eval")["inputs"] != config.padding).all()
+  assert (joined(config, "test")["inputs"] != config.padding).all()
 
 
 def test_evaluation_has_as_many_examples_for_each_number_of_hops():
   for config, hops in ((PAPER, (1, 2, 4, 8, 16)), (OTHER, (1, 2, 4, 6))):
-    dataset = task.make_dataset(config, "eval", batch_size=16, seed=0)
+    dataset = task.make_dataset(config, "test", batch_size=16, seed=0)
     assert dataset.groups == {"hops": tuple(map(str, hops))}
-    assert dataset.facts == {"eval_examples": config.num_eval_examples}
-    got = joined(config, "eval")
+    assert dataset.facts == {"test_examples": config.num_eval_examples}
+    got = joined(config, "test")
     groups = got["group/hops"][got["valid"]]
     assert len(groups) == config.num_eval_examples
     assert set(np.bincount(groups)) == {config.num_eval_examples // len(hops)}
@@ -169,7 +169,7 @@ def test_evaluation_has_as_many_examples_for_each_number_of_hops():
     assert len(np.unique(inputs, axis=0)) == len(inputs)
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_examples_belong_to_their_index(name, split):
   """Whatever the size of the batches, the start and who reads them."""
@@ -193,17 +193,17 @@ def test_each_stream_has_its_seed():
     return not (first[:, :300] == second[:, :300]).all(axis=1).any()
 
   assert differ(inputs("train"), inputs("train", seed=1))
-  assert differ(inputs("train"), inputs("eval"))
-  assert differ(inputs("train", seed=1), inputs("eval", eval_seed=1))
-  assert differ(inputs("eval"), inputs("eval", eval_seed=1))
-  np.testing.assert_array_equal(inputs("eval"), inputs("eval", seed=1))
+  assert differ(inputs("train"), inputs("test"))
+  assert differ(inputs("train", seed=1), inputs("test", eval_seed=1))
+  assert differ(inputs("test"), inputs("test", eval_seed=1))
+  np.testing.assert_array_equal(inputs("test"), inputs("test", seed=1))
   np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
 
 
 def test_the_data_stays():
   """Another number here means other data: results no longer compare."""
   sha = hashlib.sha256()
-  for split in ("train", "eval"):
+  for split in ("train", "test"):
     sha.update(batches(task.Config(), split, 1)[0]["inputs"].tobytes())
   assert sha.hexdigest().startswith("7f494ef7734dab0a")
 
@@ -250,7 +250,7 @@ def test_scores_of_hand_made_answers():
 def test_scores_of_some_right_answers(name):
   """Some questions get an answer with one wrong token."""
   config = CONFIGS[name]
-  got = joined(config, "eval", 1)
+  got = joined(config, "test", 1)
   logits = np.array(
     20 * jax.nn.one_hot(got["targets"], task.spec(config).vocab_size)
   )

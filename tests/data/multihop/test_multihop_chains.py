@@ -66,16 +66,19 @@ def test_the_papers_two_hop_splits():
   assert sizes == {
     "train_atom": (10_000, 1),
     "train_2": (10_000, 2),
+    "validation_id_2": (2_000, 2),
+    "validation_ood_2": (2_000, 2),
     "test_id_2": (2_000, 2),
     "test_ood_2": (2_000, 2),
   }
   assert as_set(splits["train_atom"]) == {(fact,) for fact in range(10_000)}
-  assert as_set(splits["train_2"]).isdisjoint(as_set(splits["test_id_2"]))
-  as_set(splits["test_ood_2"])
+  chains_of_two = [as_set(f) for n, f in splits.items() if n != "train_atom"]
+  for one, other in itertools.combinations(chains_of_two, 2):
+    assert one.isdisjoint(other)
   for name, facts in splits.items():
     if name != "train_atom":
       in_b = PAPER.heads[facts] >= 500
-      assert (in_b == (name == "test_ood_2")).all()
+      assert (in_b == name.endswith("_ood_2")).all()
 
 
 def test_the_papers_three_hop_splits():
@@ -85,6 +88,10 @@ def test_the_papers_three_hop_splits():
     "train_atom": (10_000, 1),
     "train_2": (5_000, 2),
     "train_3": (5_000, 3),
+    "validation_id_2": (1_000, 2),
+    "validation_id_3": (1_000, 3),
+    "validation_ood_2": (1_000, 2),
+    "validation_ood_3": (1_000, 3),
     "test_id_2": (1_000, 2),
     "test_id_3": (1_000, 3),
     "test_ood_2": (1_000, 2),
@@ -95,12 +102,12 @@ def test_the_papers_three_hop_splits():
 
 def test_training_and_test_can_share_out_all_chains():
   """54 chains of two hops and 162 of three; nothing is lost or doubled."""
-  splits = chains.make_splits(SMALL, (40, 100), (14, 62), 0)
+  splits = chains.make_splits(SMALL, (26, 38), (14, 62), 0)
   for hops in (2, 3):
-    train = as_set(splits[f"train_{hops}"])
-    test = as_set(splits[f"test_id_{hops}"])
-    assert train.isdisjoint(test)
-    assert train | test == all_chains(SMALL, 0, hops)
+    names = ("train", "validation_id", "test_id")
+    parts = [as_set(splits[f"{name}_{hops}"]) for name in names]
+    assert set.union(*parts) == all_chains(SMALL, 0, hops)
+    assert sum(map(len, parts)) == len(all_chains(SMALL, 0, hops))
 
 
 def test_hops_that_are_only_tested():
@@ -113,7 +120,7 @@ def test_more_training_chains_leave_the_tests_alone():
   few, many = (
     chains.make_splits(PAPER, (num,), (500,), 0) for num in (100, 20_000)
   )
-  for name in ("test_id_2", "test_ood_2"):
+  for name in (f"{name}_2" for name in chains.HELD_OUT):
     np.testing.assert_array_equal(few[name], many[name])
 
 
@@ -142,7 +149,7 @@ def test_deep_chains_are_drawn_without_listing_them():
 
 def test_roles_by_brute_force():
   graph = graphs.make_graph(20, 8, 4, np.random.default_rng(1))
-  splits = chains.make_splits(graph, (60, 40), (200, 200), 5)
+  splits = chains.make_splits(graph, (60, 40), (130, 200), 5)
   roles = {
     (hop, fact)
     for name in ("train_2", "train_3")
@@ -180,15 +187,18 @@ def test_the_papers_sizes_leave_a_quarter_without_both_roles():
   np.testing.assert_allclose(shares, 0.75, atol=0.03)
 
 
-def test_scoring_takes_all_tests_and_some_of_training():
-  splits = chains.make_splits(SMALL, (40,), (10,), 0)
-  some = chains.scored(splits, 7, 0)
+def test_scoring_takes_what_is_held_out_and_some_of_training():
+  splits = chains.make_splits(SMALL, (30,), (10,), 0)
+  some = chains.scored(splits, "test", 7, 0)
   assert list(some) == list(splits)
+  validation = chains.scored(splits, "validation", 7, 0)
+  left_out = {"test_id_2", "test_ood_2"}
+  assert list(validation) == [n for n in splits if n not in left_out]
   for name, facts in some.items():
     assert as_set(facts) <= as_set(splits[name])
     assert len(facts) == (7 if name.startswith("train_") else 10)
   for num in (0, 1000):
-    every = chains.scored(splits, num, 0)
+    every = chains.scored(splits, "test", num, 0)
     assert all(every[name] is facts for name, facts in splits.items())
 
 
@@ -206,4 +216,4 @@ def test_the_digest_sees_everything():
   digests.append(
     chains.digest(SMALL, chains.make_splits(SMALL, (20,), (10,), 1))
   )
-  assert len(set(digests)) == len(digests) == 8
+  assert len(set(digests)) == len(digests) == 10

@@ -37,7 +37,7 @@ def whole(config, split, num=None, **kwargs):
     name: np.concatenate([batch[name] for batch in batches])
     for name in batches[0]
   }
-  if split == "eval":
+  if split != "train":
     valid = joined.pop("valid")
     joined = {name: value[valid] for name, value in joined.items()}
   return dataset, joined
@@ -71,7 +71,7 @@ def walk(config, text):
   return path
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_example_says_what_the_graph_says(format, split):
   config = changed(format=format)
@@ -97,7 +97,7 @@ def test_every_example_says_what_the_graph_says(format, split):
     name = names[got["group/split"][row]]
     assert name.endswith("_atom" if hops == 1 else f"_{hops}")
     if "_atom" not in name:
-      assert (path[0] >= 20) == name.startswith("test_ood")
+      assert (path[0] >= 20) == ("_ood_" in name)
 
 
 def test_training_sees_every_training_example_in_an_epoch_and_no_other():
@@ -107,7 +107,7 @@ def test_training_sees_every_training_example_in_an_epoch_and_no_other():
   assert len(rows) == 260
   hops = np.argmax(got["weights"], axis=1)
   assert np.bincount(hops).tolist() == [0, 160, 60, 40]
-  _, scored = whole(SMALL, "eval")
+  _, scored = whole(SMALL, "test")
   for name, row in zip(
     scored["group/split"], scored["inputs"].tolist(), strict=True
   ):
@@ -126,13 +126,17 @@ def test_an_epoch_has_single_facts_as_often_as_asked():
 
 
 def test_evaluation_holds_all_splits_and_who_is_in_which():
-  dataset, got = whole(SMALL, "eval")
+  dataset, got = whole(SMALL, "test")
   names, roles = dataset.groups["split"], dataset.groups["coverage"]
   counts = np.bincount(got["group/split"], minlength=len(names))
   assert dict(zip(names, counts.tolist(), strict=True)) == {
     "train_atom": 30,
     "train_2": 30,
     "train_3": 30,
+    "validation_id_2": 100,
+    "validation_id_3": 80,
+    "validation_ood_2": 100,
+    "validation_ood_3": 80,
     "test_id_2": 100,
     "test_id_3": 80,
     "test_ood_2": 100,
@@ -142,7 +146,7 @@ def test_evaluation_holds_all_splits_and_who_is_in_which():
     got["group/split"], got["group/coverage"], strict=True
   ):
     name = names[split]
-    if name.startswith("test_id_"):
+    if "_id_" in name:
       assert roles[coverage].split("/")[0] == name
     else:
       assert coverage == -1
@@ -150,20 +154,32 @@ def test_evaluation_holds_all_splits_and_who_is_in_which():
   sums = jax.ops.segment_sum(
     jnp.ones(len(got["group/coverage"])), got["group/coverage"], len(roles)
   )
-  assert sums.sum() == 180
+  assert sums.sum() == 2 * 180
   expected = np.bincount(got["group/coverage"] + 1, minlength=len(roles) + 1)
   np.testing.assert_array_equal(sums, expected[1:])
 
 
 def test_any_prefix_of_the_evaluation_split_is_a_fair_sample():
-  _, got = whole(SMALL, "eval")
-  assert set(got["group/split"][:64].tolist()) == set(range(7))
+  _, got = whole(SMALL, "test")
+  assert set(got["group/split"][:128].tolist()) == set(range(11))
+
+
+def test_validation_sees_no_test_chain():
+  dataset, got = whole(SMALL, "validation")
+  names = {dataset.groups["split"][i] for i in got["group/split"]}
+  assert not any(name.startswith("test") for name in names)
+  assert {
+    "train_atom",
+    "train_2",
+    "validation_id_2",
+    "validation_ood_3",
+  } <= names
 
 
 def test_formats_ask_the_same_questions():
   digests, answers = set(), []
   for format in FORMATS:
-    dataset, got = whole(changed(format=format), "eval")
+    dataset, got = whole(changed(format=format), "test")
     digests.add(dataset.facts["split_sha256"])
     answers.append(got["bridges"][:, :4])
   assert len(digests) == 1
@@ -172,7 +188,7 @@ def test_formats_ask_the_same_questions():
 
 
 def test_the_runs_seed_orders_and_the_tasks_seeds_choose():
-  def facts(split="eval", seed=0, **values):
+  def facts(split="test", seed=0, **values):
     return whole(changed(**values), split, 2, seed=seed)
 
   dataset, first = facts("train")
@@ -202,16 +218,18 @@ def test_the_papers_data_stays():
     "train_examples": 20_000,
     "train_atom_size": 10_000,
     "train_2_size": 10_000,
+    "validation_id_2_size": 2_000,
+    "validation_ood_2_size": 2_000,
     "test_id_2_size": 2_000,
     "test_ood_2_size": 2_000,
     "split_sha256": (
-      "3fe2e0182c034654470b6e1817d3cc0e0c83f13ce3f41e1f04a68ef6806c39ea"
+      "44b9b2b7cceaa8f9140109dc7e3fce6102fa32c710dd3e7dd4febe46384d58b4"
     ),
   }
 
 
 def test_processes_read_their_rows():
-  for split in ("train", "eval"):
+  for split in ("train", "test"):
     _, every = whole(SMALL, split, 3)
     rows = np.array([1, 5, 30])
     _, some = whole(SMALL, split, 3, rows=rows)
@@ -243,7 +261,7 @@ def test_spec():
 
 def test_scores_after_every_loop():
   """A model that follows one more relation in each loop."""
-  dataset, batch = whole(SMALL, "eval")
+  dataset, batch = whole(SMALL, "test")
   bridges = batch["bridges"]
   hops = (bridges >= 0).sum(axis=1)
   loops = np.arange(1, 4)[:, None, None]

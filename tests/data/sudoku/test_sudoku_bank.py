@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from loopjax import errors
-from loopjax.data.sudoku import bank, generator, make_bank, solver, symmetry
+from loopjax.data.sudoku import (
+  bank,
+  generator,
+  make_bank,
+  solver,
+  symmetry,
+  task,
+)
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import puzzles as puzzles_lib
 
@@ -57,7 +64,7 @@ def test_a_sample_has_one_solution_and_the_stored_rating(board):
 @each_board
 def test_splits_are_large_enough_and_disjoint_up_to_symmetry(board):
   puzzles = bank.load_bank(board)
-  test = symmetry.split_of(puzzles.class_keys)
+  test = symmetry.place(puzzles.class_keys) < task.TEST_SHARE
   assert test.sum() >= (2500 if board.size > 4 else 300)
   assert (~test).sum() >= (12000 if board.size > 4 else 1000)
   keys = symmetry.class_key(board, boards(board, puzzles)[1])

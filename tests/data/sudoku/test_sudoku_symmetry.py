@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import generator, solver, symmetry
+from loopjax.data.sudoku import generator, solver, symmetry, task
 
 BOARDS = [
   board_lib.Board(2, 2),
@@ -134,7 +134,7 @@ def test_class_key_separates_the_two_small_classes():
   keys, counts = np.unique(symmetry.class_key(board, grids), return_counts=True)
   assert len(keys) == 2 and sorted(counts) == [96, 192]
   # The smaller class, and nothing else, is the test split.
-  assert (symmetry.split_of(keys) == (counts == 96)).all()
+  assert ((symmetry.place(keys) < task.TEST_SHARE) == (counts == 96)).all()
 
 
 def test_class_key_separates_nearly_all_classes_of_6x6():
@@ -155,4 +155,4 @@ def test_about_a_fifth_of_the_grids_is_for_the_test(boxes):
   board = board_lib.Board(*boxes)
   grids = generator.random_solutions(board, 3000, np.random.default_rng(2))
   keys = symmetry.class_key(board, grids)
-  assert 0.16 < symmetry.split_of(keys).mean() < 0.24
+  assert 0.16 < (symmetry.place(keys) < task.TEST_SHARE).mean() < 0.24
