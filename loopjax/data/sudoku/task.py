@@ -42,8 +42,9 @@ class Config:
     check_solutions: also check that every puzzle has exactly one solution.
     augment: a random symmetry of every puzzle each time it is seen in training.
     max_revealed: training fills in a share of every puzzle's blanks, drawn
-      uniformly from 0 to this each time it is seen, so that easy and hard
-      puzzles mix; 0 leaves the puzzles as they are.
+      uniformly from 0 to a bound each time it is seen, so that easy puzzles
+      come first. The bound falls linearly from this to 0 over the first
+      num_revealed_examples examples; 0 leaves the puzzles as they are.
     validation_share: this share of all solutions, packaged or of train_csv, is
       not trained on but evaluated in training. Solutions that a symmetry turns
       into each other stay together, unless there are too few (4x4 has two):
@@ -62,6 +63,7 @@ class Config:
   check_solutions: bool = False
   augment: bool = False
   max_revealed: float = 0.0
+  num_revealed_examples: int = 0
   validation_share: float = 0.05
   num_train_puzzles: int = 0
   loss_on: str = "all"
@@ -76,7 +78,18 @@ class Config:
       on_overlap=("report", "error"),
       loss_on=("all", "blanks"),
     )
-    checks.at_least("task", self, max_revealed=0, num_train_puzzles=0)
+    checks.at_least(
+      "task",
+      self,
+      max_revealed=0,
+      num_revealed_examples=0,
+      num_train_puzzles=0,
+    )
+    if (self.max_revealed > 0) != (self.num_revealed_examples > 0):
+      raise UserError(
+        f"task.max_revealed={self.max_revealed} and task.num_revealed_examples="
+        f"{self.num_revealed_examples} go together"
+      )
     if self.max_revealed > 1:
       raise UserError(
         f"task.max_revealed={self.max_revealed} must be in [0, 1]"
@@ -190,7 +203,9 @@ def make_dataset(
       numbers = pipeline.uniforms(
         pipeline.stream_seed(seed, 1), positions, 1 + board.num_cells
       )
-      shown = numbers[:, 1:] < config.max_revealed * numbers[:, :1]
+      left = 1 - positions / config.num_revealed_examples
+      bound = config.max_revealed * np.maximum(left, 0)
+      shown = numbers[:, 1:] < bound[:, None] * numbers[:, :1]
       questions = np.where(shown, answers, questions)
     return _encoded(config, questions, answers)
 
