@@ -83,8 +83,8 @@ DEPO_SMOKE = presets.merged(_SLEEP_SMOKE, {
 })  # fmt: skip
 GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
   "task": {
-    "context_length": 192, "train_ops": (1, 2), "eval_ops": (1, 2),
-    "num_eval_examples": 32,
+    "context_length": 192, "min_length": 120, "max_length": 192,
+    "train_ops": (1, 2), "eval_ops": (1, 2), "num_eval_examples": 32,
   },
   "model": {"num_prelude_layers": 0, "num_coda_layers": 0, "window": 64},
   "loop": {"remat": "none"},

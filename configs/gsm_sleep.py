@@ -7,9 +7,9 @@ paper fine-tunes pre-trained models; here half attention and half memory start
 from scratch, or from a trained `looped` model: docs/insertion.md. Presets:
 
   tiny    short texts on two CPU cores. Not measured.
-  gpu     texts of 512 tokens. Not measured.
-  paper   texts of 4096 tokens, windows of 2048; the paper's have 2000 to 3300,
-          and 2000. Not run.
+  gpu     texts of 320 to 512 tokens. Not measured.
+  paper   texts of 2000 to 3300 tokens, as the paper's, padded to two windows of
+          2048; the paper's windows have 2000. Not run.
   smoke   what the tests run.
 
 After one of them: `inserted` and `warm_up`, memory put into a trained model.
@@ -24,7 +24,7 @@ COMMON = presets.beside(__file__, "common.py")
 
 PRESETS = {
   "paper": presets.merged(COMMON["SLEEP"], {
-    "task": {"context_length": 4096},
+    "task": {"context_length": 4096, "min_length": 2000, "max_length": 3300},
     "model": {
       "width": 512, "num_layers": 6, "num_heads": 8, "num_memory_layers": 6,
       "num_prelude_layers": 2, "num_coda_layers": 1, "memory": "jet",
@@ -40,12 +40,14 @@ PRESETS = {
     "loop": {"remat": "full"},  # A pass at a time in the backward pass.
   }),
   "gpu": {
-    "task": {"context_length": 512}, "model": {"window": 128},
+    "task": {"context_length": 512, "min_length": 320, "max_length": 512},
+    "model": {"window": 128},
     "run": {"num_steps": 20_000},
   },
   "tiny": {
     "task": {
-      "context_length": 192, "train_ops": (1, 2, 3), "eval_ops": (1, 2, 3),
+      "context_length": 192, "min_length": 120, "max_length": 192,
+      "train_ops": (1, 2, 3), "eval_ops": (1, 2, 3),
       "max_constant": 10, "max_value": 100, "num_eval_examples": 600,
     },
     "model": {

@@ -7,6 +7,7 @@ import statistics
 import pytest
 from tests_support import load_config, namespace
 
+from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
@@ -174,6 +175,30 @@ def test_a_column_of_the_depth_that_validation_chooses():
   assert column.key == "ood_4"
   assert column.value({}, {"metrics": metrics}) == 50.0
   assert column.value({}, {"metrics": {}}) is None
+
+
+def test_floors_of_word_problems_stand_beside_the_papers_numbers(tmp_path):
+  """The highest in the table, each of them with the sizes."""
+  items = items_of("passes", file="gsm_sleep")[:1]
+  items_lib.write_manifest(tmp_path, "passes", "c.py:smoke", {}, items)
+  values = {1: (0.0625, 0.125, 0.0), 2: (0.25, 0.1875, 0.0)}
+  data = {
+    f"floor/{rule}/operations={number}": value
+    for number, found in values.items()
+    for rule, value in zip(gsm_floors.RULES, found, strict=True)
+  }
+  make_run(tmp_path / items[0].slug, items[0].config, 0.5, data=data)
+  text = page.write(tmp_path)[1].read_text()
+  assert text.count("2 operations, best floor, %") == 2  # Ours; the paper's.
+  (row,) = (line for line in text.splitlines() if "(N = 1)" in line)
+  assert "25.0" in row.split("|")[4]
+  assert "floor, % by operations: lone constant" in text
+  assert "1: 12.5, 2: 18.8" in text
+  assert "1: 6.2, 2: 25.0" in text
+  assert sleep.FLOORS == gsm_floors.RULES
+  column = sleep.GSM.sweeps["passes"].columns[1]
+  assert column.value({}, {"data": data}) == 25.0
+  assert column.value({}, {"data": {}}) is None
 
 
 def test_the_papers_means_are_those_of_its_seeds():

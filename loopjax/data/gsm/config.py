@@ -8,10 +8,13 @@ from loopjax.data.gsm import language, words
 from loopjax.errors import UserError
 
 MAX_OPERATIONS = 8
-# Every total has a place of its own, and there are four at most: each costs an
+# Problems in a text that nobody asks for, at most: who does not read the
+# question can only guess which of all is meant.
+NUM_DECOYS = 15
+# Every total has a place of its own. A problem has four at most: each costs an
 # operation, and one of its items another.
-NUM_TOTAL_PLACES = MAX_OPERATIONS // 2
-_MAX_SIDE = words.NUM_PLACES - NUM_TOTAL_PLACES
+NUM_TOTAL_PLACES = 1 + NUM_DECOYS
+_MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,11 @@ class Config:
     eval_ops: in evaluation, each with as many examples.
     context_length: tokens of the question and the text, padding in front of
       them included.
-    noise_fraction: of the tokens that question and needed statements leave,
-      distractors fill so many.
+    min_length: of the question and the text without padding. The paper's have
+      2000 to 3300.
+    max_length: lengths are about uniform from one to the other; distractors
+      fill up what a problem leaves of its length, and where it leaves nothing
+      there are none.
     reverse_fraction: of the examples of two and more operations so many give a
       total and ask for what it is made of.
     max_constant: constants and addends are uniform over 1 .. max_constant.
@@ -39,7 +45,8 @@ class Config:
   train_ops: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
   eval_ops: tuple[int, ...] = (2, 4, 6, 8)
   context_length: int = 512
-  noise_fraction: float = 1.0
+  min_length: int = 320
+  max_length: int = 512
   reverse_fraction: float = 0.5
   max_constant: int = 20
   max_value: int = 999
@@ -51,7 +58,8 @@ class Config:
     checks.at_least(
       "task",
       self,
-      noise_fraction=0,
+      min_length=0,
+      max_length=self.min_length,
       reverse_fraction=0,
       # With a few, no problem of four operations may be held out.
       max_constant=10,
@@ -60,11 +68,10 @@ class Config:
     )
     for field in ("train_ops", "eval_ops"):
       self._check_operations(field)
-    for field in ("noise_fraction", "reverse_fraction"):
-      if getattr(self, field) > 1:
-        raise UserError(
-          f"task.{field}={getattr(self, field)} must be 1 at most"
-        )
+    if self.reverse_fraction > 1:
+      raise UserError(
+        f"task.reverse_fraction={self.reverse_fraction} must be 1 at most"
+      )
     if not 100 <= self.max_value < 10**language.NUM_DIGITS:
       raise UserError(
         f"task.max_value={self.max_value} must be from 100 to"
@@ -112,16 +119,21 @@ class Config:
         f"task.context_length={self.context_length} is too short: the longest"
         f" problem of {operations} operations has {longest} tokens"
       )
+    if self.max_length > self.context_length:
+      raise UserError(
+        f"task.max_length={self.max_length} is more than task.context_length="
+        f"{self.context_length}"
+      )
     if self.num_names > _MAX_SIDE**2:
       raise UserError(
-        f"task.context_length={self.context_length} may need {self.num_names}"
+        f"task.max_length={self.max_length} may need {self.num_names}"
         f" quantities, more than the {_MAX_SIDE**2} that have a name"
       )
 
   @property
   def max_distractors(self) -> int:
-    """As many of the shortest fit into a context."""
-    return self.context_length // language.EQUAL_LENGTH
+    """As many of the shortest fit into a text."""
+    return self.max_length // language.SHORTEST_LENGTH
 
   @property
   def num_names(self) -> int:

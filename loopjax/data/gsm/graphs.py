@@ -1,5 +1,7 @@
 """Graphs of quantities with their values, and the part they belong to."""
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +33,7 @@ class Graphs(NamedTuple):
     kinds: ABSENT behind the last node, int [B, 8].
     numbers: of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
     num_operands: int [B, 8].
-    operands: their nodes, int [B, 8, 3]; 0 behind the last.
+    operands: their nodes, int [B, 8, 3]; any behind the last.
     counted_by: node of the total that counts this one, or -1, int [B, 8].
     values: int [B, 8].
     asked: node whose value is the answer, int [B].
@@ -90,6 +92,59 @@ def draw(
   return graphs, good
 
 
+def until_good(
+  draw: Callable[[int, np.ndarray], tuple[Sequence[np.ndarray], np.ndarray]],
+  num: int,
+) -> Sequence[np.ndarray]:
+  """Draws rows, and again those that are not as they should be.
+
+  Args:
+    draw: (number of the attempt, rows [b]) -> arrays [b, ...] of these, and
+      which of them are good, bool [b].
+    num: B, rows in all.
+
+  Returns:
+    Arrays [B, ...].
+  """
+  left = np.arange(num)
+  result, good = draw(0, left)
+  for attempt in itertools.count(1):
+    left = left[~good]
+    if not left.size:
+      break
+    parts, good = draw(attempt, left)
+    for whole, part in zip(result, parts, strict=True):
+      whole[left] = part
+  return result
+
+
+def joined(graph: Graphs, others: Graphs) -> Graphs:
+  """One graph of each and those that follow it in others.
+
+  Args:
+    graph: B graphs of 8 nodes.
+    others: B x K of them.
+
+  Returns:
+    B graphs of 8 (1 + K) nodes; `asked` is of each of their parts, int [B,
+    1 + K].
+  """
+  num = len(graph.kinds)
+  parts = Graphs(
+    *(
+      np.concatenate([one[:, None], more.reshape(num, -1, *one.shape[1:])], 1)
+      for one, more in zip(graph, others, strict=True)
+    )
+  )
+  first = MAX_NODES * np.arange(parts.asked.shape[1])
+  counted_by = parts.counted_by + first[:, None] * (parts.counted_by >= 0)
+  operands = parts.operands + first[:, None, None]
+  parts = parts._replace(
+    operands=operands, counted_by=counted_by, asked=parts.asked + first
+  )
+  return Graphs(*(x.reshape(num, -1, *x.shape[3:]) for x in parts))
+
+
 def draw_numbers(
   config: Config, kinds: np.ndarray, uniform: np.ndarray
 ) -> np.ndarray:
@@ -114,7 +169,7 @@ def arrange(
     numbers: int [B, S].
     num_operands: int [B, S].
     operands: nodes, int [B, S, 3].
-    values: of the nodes, int [B, 8].
+    values: of the nodes, int [B, N].
 
   Returns:
     Operands [B, S, 3], and what they make, int [B, S].

@@ -8,6 +8,7 @@ Numbers are digits without a leading zero.
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,23 @@ _NUM_THEME_WORDS = len(_THEME_WORDS[0])
 PADDING = len(_TEXTS)
 
 
+class Statements(NamedTuple):
+  """What is said about S quantities of each of B examples.
+
+  Attributes:
+    kinds: ABSENT, ..., UNKNOWN, int [B, S]; of an ABSENT one nothing is said,
+      neither of a TOTAL, which its items make.
+    numbers: of a CONSTANT, PLUS or TIMES, int [B, S].
+    num_operands: int [B, S].
+    operands: which of the quantities, int [B, S, 3].
+  """
+
+  kinds: np.ndarray
+  numbers: np.ndarray
+  num_operands: np.ndarray
+  operands: np.ndarray
+
+
 def word(text: str) -> int:
   """Id of a token."""
   return _TEXTS.index(text)
@@ -44,6 +62,10 @@ END, ANSWER = word("END"), word("ANS")
 QUESTION_LENGTH = 14
 EQUAL_LENGTH = 10
 CONSTANT_LENGTH = 6
+# Of a statement about two quantities, which is the longest of a distractor, and
+# of the shortest statement.
+PAIR_LENGTH = 15
+SHORTEST_LENGTH = CONSTANT_LENGTH + 1
 
 
 def quantities(
@@ -90,51 +112,46 @@ def questions(themes: np.ndarray, asked: np.ndarray) -> np.ndarray:
   return np.concatenate(parts, axis=1).astype(np.int32)
 
 
-def statements(
-  kinds: np.ndarray,
-  numbers: np.ndarray,
-  num_operands: np.ndarray,
-  operands: np.ndarray,
-  names: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Statements, each in as many places as the longest could need.
+def statements(stated: Statements, names: np.ndarray) -> np.ndarray:
+  """Tokens of statements, each in as many places as the longest could need.
 
   Args:
-    kinds: ABSENT, ..., UNKNOWN, int [B, S]; of an ABSENT one nothing is said,
-      neither of a TOTAL, which its items make.
-    numbers: of a CONSTANT, PLUS or TIMES, int [B, S].
-    num_operands: int [B, S].
-    operands: which of the names, int [B, S, 3].
+    stated: what is said.
     names: of the quantities that the statements are about, i32 [B, S, 4].
 
   Returns:
-    Token ids i32 [B, S, W], and which of them are there, bool.
+    Token ids i32 [B, S, W]; `present` says which of them are there.
   """
-  shape = kinds.shape
+  shape = stated.kinds.shape
   operators = np.array([word("plus")] * (UNKNOWN + 1))
   operators[[TIMES, DIFFERENCE]] = word("times"), word("minus")
-  digits, has_digit = number(numbers)
-  is_unknown = kinds == UNKNOWN
-  digits[is_unknown] = word("something")
-  has_digit &= np.isin(kinds, (CONSTANT, PLUS, TIMES))[..., None]
-  has_digit[..., -1] |= is_unknown
-  has_number = has_digit[..., -1] & (num_operands > 0)
-
+  operator = operators[stated.kinds][..., None]
+  digits, _ = number(stated.numbers)
+  digits[stated.kinds == UNKNOWN] = word("something")
   rows = np.arange(len(names))[:, None]
   tokens = [names, np.full((*shape, 1), word("equal"))]
-  present = [np.ones((*shape, 5), bool)]
   for place in range(MAX_OPERANDS):
-    tokens += [names[rows, operands[:, :, place]], operators[kinds][..., None]]
+    tokens += [names[rows, stated.operands[:, :, place]], operator]
+  tokens += [digits, np.full((*shape, 1), word("."))]
+  return np.concatenate(tokens, axis=2).astype(np.int32)
+
+
+def present(stated: Statements) -> np.ndarray:
+  """Which tokens of `statements` are there, bool [B, S, W]."""
+  kinds, num_operands = stated.kinds, stated.num_operands
+  shape = kinds.shape
+  _, has_digit = number(stated.numbers)
+  has_digit &= np.isin(kinds, (CONSTANT, PLUS, TIMES))[..., None]
+  has_digit[..., -1] |= kinds == UNKNOWN
+  has_number = has_digit[..., -1] & (num_operands > 0)
+  parts = [np.ones((*shape, 5), bool)]
+  for place in range(MAX_OPERANDS):
     is_there = num_operands > place
     more = (num_operands > place + 1) | (has_number & (place == 0))
-    present += [np.repeat(is_there[..., None], 4, axis=2), more[..., None]]
-  tokens += [digits, np.full((*shape, 1), word("."))]
-  present += [has_digit, np.ones((*shape, 1), bool)]
+    parts += [np.repeat(is_there[..., None], 4, axis=2), more[..., None]]
+  parts += [has_digit, np.ones((*shape, 1), bool)]
   is_stated = (kinds != ABSENT) & (kinds != TOTAL)
-  return (
-    np.concatenate(tokens, axis=2).astype(np.int32),
-    np.concatenate(present, axis=2) & is_stated[..., None],
-  )
+  return np.concatenate(parts, axis=2) & is_stated[..., None]
 
 
 def number(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

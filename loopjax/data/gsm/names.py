@@ -10,8 +10,7 @@ import numpy as np
 
 from loopjax.data.gsm import language, words
 from loopjax.data.gsm.config import NUM_TOTAL_PLACES, Config
-from loopjax.data.gsm.graphs import Graphs
-from loopjax.data.gsm.language import TOTAL
+from loopjax.data.gsm.language import ABSENT, TOTAL
 from loopjax.data.gsm.structures import MAX_NODES
 
 
@@ -20,10 +19,11 @@ class Names(NamedTuple):
 
   Attributes:
     themes: int [B].
-    items, places: of each quantity, nodes first, unless one of these is needed:
-      int [B, S].
-    counted_items: of nodes that a total counts, int [B, 8].
-    total_places: where only such items are, int [B, 4].
+    items, places: of the quantities that neither are totals nor are counted by
+      one, in their order, int [B, num_names].
+    counted_items: of those that a total counts, by the node of their problem,
+      int [B, 8].
+    total_places: where only such items are, int [B, 16].
   """
 
   themes: np.ndarray
@@ -63,18 +63,32 @@ def titles(names: Names) -> np.ndarray:
   return nouns * words.NUM_PLACES + places
 
 
-def quantities(names: Names, graph: Graphs) -> np.ndarray:
-  """Names of all nodes and then of the distractors, i32 [B, S, 4]."""
-  items, places = names.items.copy(), names.places.copy()
-  is_total, is_counted = graph.kinds == TOTAL, graph.counted_by >= 0
-  nodes = np.s_[:, :MAX_NODES]
-  rank = np.cumsum(is_total, axis=1) - is_total
+def quantities(
+  names: Names, kinds: np.ndarray, counted_by: np.ndarray
+) -> np.ndarray:
+  """Names of quantities; each that is there has one of its own.
+
+  Args:
+    names: to choose from.
+    kinds: of the nodes of all problems and then of further quantities, int [B,
+      S]; an ABSENT one has any name.
+    counted_by: quantity that counts this one, or -1, int [B, S].
+
+  Returns:
+    Token ids i32 [B, S, 4].
+  """
+  is_total, is_counted = kinds == TOTAL, counted_by >= 0
+  on_grid = (kinds != ABSENT) & ~is_total & ~is_counted
+  rank = np.maximum(np.cumsum(on_grid, axis=1) - 1, 0)
+  items, places = (
+    np.take_along_axis(part, rank, axis=1)
+    for part in (names.items, names.places)
+  )
+  rank = np.maximum(np.cumsum(is_total, axis=1) - 1, 0)
   own = np.take_along_axis(names.total_places, rank, axis=1)
-  of_total = np.take_along_axis(own, np.maximum(graph.counted_by, 0), axis=1)
-  items[nodes] = np.where(
-    is_total, -1, np.where(is_counted, names.counted_items, items[nodes])
-  )
-  places[nodes] = np.where(
-    is_total, own, np.where(is_counted, of_total, places[nodes])
-  )
+  of_total = np.take_along_axis(own, np.maximum(counted_by, 0), axis=1)
+  node = np.arange(kinds.shape[1]) % MAX_NODES
+  counted = names.counted_items[:, node]
+  items = np.where(is_total, -1, np.where(is_counted, counted, items))
+  places = np.where(is_total, own, np.where(is_counted, of_total, places))
   return language.quantities(names.themes, items, places)

@@ -1,36 +1,23 @@
 """Word problems: names, distractors, and how all is put together.
 
 An example is a question, the statements that its answer needs and others, all
-statements in random order, then the answer's digits. Other statements are made
-of one or two of the quantities that are needed, and none is made of theirs. A
-place of which a total is told has no items but those that the total counts.
+statements in random order, then the answer's digits. A place of which a total
+is told has no items but those that the total counts.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.gsm import graphs, language, names
+from loopjax.data.gsm import distractors, graphs, language, names
 from loopjax.data.gsm.config import Config
-from loopjax.data.gsm.language import (
-  ABSENT,
-  CONSTANT,
-  DIFFERENCE,
-  EQUAL,
-  PLUS,
-  SUM,
-  TIMES,
-  UNKNOWN,
-)
+from loopjax.data.gsm.language import ABSENT, CONSTANT, UNKNOWN, Statements
 from loopjax.data.gsm.structures import MAX_NODES
 
 ANSWER_LENGTH = language.NUM_DIGITS + 1  # END is one of the tokens.
 # Of every stream of random numbers, so that no two of them are the same.
 _PROBLEMS, _MODES, _DISTRACTORS, _ORDERS = range(4)
-# What a distractor can be; the last two of two needed quantities.
-_KINDS = np.array([EQUAL, PLUS, TIMES, SUM, DIFFERENCE])
 
 
 def examples(
@@ -55,23 +42,32 @@ def examples(
     Targets of the answer chunk are the digits and END; weights are 1 there, and
     the other targets are 0.
   """
-  modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 1)
+  modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 2)
   reverse = (modes[:, 0] < config.reverse_fraction) & (operations > 1)
   called, graph = _draw(config, seed, indices, operations, reverse, held_out)
-  quantities = names.quantities(called, graph)
-  kinds, numbers, num_operands, operands = _statements(
-    config, seed, indices, graph, reverse
+  singles, decoys = (
+    pipeline.stream_seed(_DISTRACTORS, kind, seed) for kind in range(2)
   )
-  tokens, present = language.statements(
-    kinds, numbers, num_operands, operands, quantities
+  others = distractors.decoys(config, decoys, indices, operations, reverse)
+  graph = graphs.joined(graph, others)
+  stated = _stated(graph, reverse)
+  room = _lengths(config, modes[:, 1]) - language.QUESTION_LENGTH
+  graph, stated, room = _without_long_decoys(graph, stated, room)
+  more = distractors.statements(config, singles, indices, graph)
+  fits = distractors.within(language.present(more).sum(axis=2), room)
+  more = more._replace(kinds=np.where(fits, more.kinds, ABSENT))
+  stated = Statements(
+    *(np.concatenate(x, axis=1) for x in zip(stated, more, strict=True))
   )
-  rows = np.arange(len(indices))
-  question = language.questions(called.themes, quantities[rows, graph.asked])
-  lengths = present.sum(axis=2)
-  needed = question.shape[1] + lengths[:, :MAX_NODES].sum(axis=1)
-  room = config.noise_fraction * (config.context_length - needed)
-  ends = np.cumsum(lengths[:, MAX_NODES:], axis=1)
-  present[:, MAX_NODES:] &= (ends <= room[:, None])[..., None]
+  quantities = names.quantities(
+    called,
+    np.concatenate([graph.kinds, more.kinds], axis=1),
+    np.pad(graph.counted_by, ((0, 0), (0, fits.shape[1])), constant_values=-1),
+  )
+  rows, asked = np.arange(len(indices)), graph.asked[:, 0]
+  question = language.questions(called.themes, quantities[rows, asked])
+  tokens = language.statements(stated, quantities)
+  present = language.present(stated)
   order = _permutations(_ORDERS, seed, indices, present.shape[1])[..., None]
   tokens, present = (
     np.take_along_axis(part, order, axis=1).reshape(len(rows), -1)
@@ -84,7 +80,7 @@ def examples(
     language.PADDING,
     front=True,
   )
-  return _with_answers(context, graph.values[rows, graph.asked])
+  return _with_answers(context, graph.values[rows, asked])
 
 
 def text(config: Config, tokens: Sequence[int] | np.ndarray) -> str:
@@ -106,89 +102,66 @@ def _draw(
   reverse: np.ndarray,
   held_out: bool,
 ) -> tuple[names.Names, graphs.Graphs]:
-  """Names and graphs, drawn again where they are not as they should be."""
-  num = names.num_columns(config)
-  left = np.arange(len(indices))
-  for attempt in itertools.count():
+  """Names and graphs; those that are not for this split are drawn again."""
+  num, num_names = names.num_columns(config), len(names.Names._fields)
+
+  def draw(attempt, rows):
     numbers = pipeline.uniforms(
       pipeline.stream_seed(_PROBLEMS, attempt, seed),
-      indices[left],
+      indices[rows],
       num + MAX_NODES * graphs.COLUMNS,
     )
     called = names.draw(config, numbers[:, :num])
     graph, good = graphs.draw(
       config,
       numbers[:, num:].reshape(-1, MAX_NODES, graphs.COLUMNS),
-      operations[left],
-      reverse[left],
+      operations[rows],
+      reverse[rows],
     )
     good &= held_out == graphs.held_out(
-      graph, operations[left], names.titles(called)
+      graph, operations[rows], names.titles(called)
     )
-    if attempt == 0:
-      result = called, graph
-    for whole, part in zip(
-      (*result[0], *result[1]), (*called, *graph), strict=True
-    ):
-      whole[left] = part
-    left = left[~good]
-    if not left.size:
-      break
-  return result
+    return (*called, *graph), good
+
+  parts = graphs.until_good(draw, len(indices))
+  return names.Names(*parts[:num_names]), graphs.Graphs(*parts[num_names:])
 
 
-def _statements(
-  config: Config,
-  seed: int,
-  indices: np.ndarray,
-  graph: graphs.Graphs,
-  reverse: np.ndarray,
-) -> tuple[np.ndarray, ...]:
-  """What is said of all nodes, and as many distractors as could ever fit.
-
-  Returns:
-    Kinds, numbers, num_operands [B, S] and operands [B, S, 3], int, as
-    `language.statements` takes them.
-  """
+def _stated(graph: graphs.Graphs, reverse: np.ndarray) -> Statements:
+  """What is said of all nodes of graphs that `graphs.joined` makes."""
   kinds, numbers = graph.kinds.copy(), graph.numbers.copy()
   num_operands = graph.num_operands.copy()
-  kinds[reverse, 0], num_operands[reverse, 0] = CONSTANT, 0
-  numbers[reverse, 0] = graph.values[reverse, 0]
-  kinds[reverse, graph.asked[reverse]] = UNKNOWN
-  needed = kinds, numbers, num_operands, graph.operands
-  others = _distractors(config, seed, indices, graph)
-  return tuple(
-    np.concatenate(parts, axis=1) for parts in zip(needed, others, strict=True)
-  )
+  rows = np.flatnonzero(reverse)[:, None]
+  given = MAX_NODES * np.arange(graph.asked.shape[1])
+  kinds[rows, given], num_operands[rows, given] = CONSTANT, 0
+  numbers[rows, given] = graph.values[rows, given]
+  kinds[rows, graph.asked[reverse]] = UNKNOWN
+  return Statements(kinds, numbers, num_operands, graph.operands)
 
 
-def _distractors(
-  config: Config, seed: int, indices: np.ndarray, graph: graphs.Graphs
-) -> tuple[np.ndarray, ...]:
-  """Statements about further quantities, made of one or two nodes.
+def _lengths(config: Config, uniform: np.ndarray) -> np.ndarray:
+  """Tokens that texts are filled up to, less part of a statement, int [B]."""
+  longest = config.max_length
+  shortest = min(config.min_length + language.PAIR_LENGTH - 1, longest)
+  return shortest + (uniform * (longest - shortest + 1)).astype(np.int64)
 
-  Every kind is equally likely, and every node; one whose value would not do
-  becomes EQUAL.
-  """
-  num = config.max_distractors
-  uniforms = pipeline.uniforms(
-    pipeline.stream_seed(_DISTRACTORS, 0, seed), indices, 4 * num
+
+def _without_long_decoys(
+  graph: graphs.Graphs, stated: Statements, room: np.ndarray
+) -> tuple[graphs.Graphs, Statements, np.ndarray]:
+  """Takes decoys away that do not fit; what room [B] is left over."""
+  by_problem = (len(room), -1, MAX_NODES)
+  lengths = language.present(stated).sum(axis=2).reshape(by_problem).sum(axis=2)
+  fits = distractors.fitting(
+    graph.kinds.reshape(by_problem), lengths, room - lengths[:, 0]
   )
-  which, first, second, constant = uniforms.reshape(-1, 4, num).swapaxes(0, 1)
-  num_nodes = (graph.kinds != ABSENT).sum(axis=1)[:, None]
-  num_kinds = np.where(num_nodes > 1, len(_KINDS), len(_KINDS) - 2)
-  kinds = _KINDS[(which * num_kinds).astype(np.int64)]
-  numbers = graphs.draw_numbers(config, kinds, constant)
-  num_operands = 1 + np.isin(kinds, _KINDS[-2:])
-  one = (first * num_nodes).astype(np.int64)
-  further = 1 + (second * (num_nodes - 1)).astype(np.int64)
-  operands = np.stack([one, (one + further) % num_nodes, one], axis=2)
-  operands, values = graphs.arrange(
-    kinds, numbers, num_operands, operands, graph.values
+  is_there = np.repeat(fits, MAX_NODES, axis=1)
+  kept = (np.where(is_there, x.kinds, ABSENT) for x in (graph, stated))
+  return (
+    graph._replace(kinds=next(kept)),
+    stated._replace(kinds=next(kept)),
+    room - (lengths * fits).sum(axis=1),
   )
-  wrong = (values < 1) | (values > config.max_value)
-  kinds[wrong], num_operands[wrong] = EQUAL, 1
-  return kinds, numbers, num_operands, operands
 
 
 def _with_answers(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.gsm import language, problems
+from loopjax.data.gsm import floors, language, problems
 from loopjax.data.gsm.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
@@ -56,9 +56,10 @@ def make_dataset(
   """Training or evaluation batches.
 
   Both splits are drawn, by streams of their own and from different parts of all
-  problems: two that differ in names and order alone are of the same part. Of up
-  to three operations there are few problems; there the name of what is computed
-  last makes another problem of it (`graphs.held_out`).
+  problems that are asked for: two that differ in names and order alone are of
+  the same part. Of up to three operations there are few problems; there the
+  name of what is computed last makes another problem of it
+  (`graphs.held_out`).
 
   Args:
     config: the task.
@@ -71,7 +72,8 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
-    digit or END is next; the other targets are 0.
+    digit or END is next; the other targets are 0. Facts of the evaluation are
+    what simple rules score in it, too (`floors.exact_match`).
   """
   if split == "train":
     stream = pipeline.stream_seed(_TRAIN, 0, seed)
@@ -105,7 +107,10 @@ def make_dataset(
   return Dataset(
     batches,
     groups={"operations": tuple(map(str, config.eval_ops))},
-    facts={"eval_examples": config.num_eval_examples},
+    facts={
+      "eval_examples": config.num_eval_examples,
+      **floors.exact_match(config, lambda i: make_evaluation(i, i)),
+    },
   )
 
 

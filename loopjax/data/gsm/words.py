@@ -9,7 +9,7 @@ class Theme(typing.NamedTuple):
   Attributes:
     everything: all items together.
     items: 40 kinds of them.
-    places: 40 names.
+    places: 64 names.
   """
 
   everything: str
@@ -32,7 +32,8 @@ _HARBOURS = Theme(
     "tiles", "whistles", "winches",
   ),
   _compounds(
-    "Gull Tern Cod Foam Tide Salt Keel Mast", "wick haven mole quay ness"
+    "Gull Tern Cod Foam Tide Salt Keel Mast",
+    "wick haven mole quay ness port cove strand",
   ),
 )  # fmt: skip
 
@@ -48,7 +49,8 @@ _LIBRARIES = Theme(
     "satires", "scrolls", "sonnets",
   ),
   _compounds(
-    "Ink Quill Vellum Page Script Lore Verse Rune", "hall court gate house keep"
+    "Ink Quill Vellum Page Script Lore Verse Rune",
+    "hall court gate house keep yard tower loft",
   ),
 )  # fmt: skip
 
@@ -64,9 +66,10 @@ _ORCHARDS = Theme(
     "satsumas", "strawberries", "tangerines",
   ),
   _compounds(
-    "Bee Dew Sun Moss Fern Lark Clover Thistle", "field dale croft hill brook"
+    "Bee Dew Sun Moss Fern Lark Clover Thistle",
+    "field dale croft hill brook mead dell grove",
   ),
 )  # fmt: skip
 
 THEMES = (_HARBOURS, _LIBRARIES, _ORCHARDS)
-NUM_ITEMS = NUM_PLACES = 40
+NUM_ITEMS, NUM_PLACES = 40, 64

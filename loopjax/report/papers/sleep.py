@@ -15,6 +15,8 @@ from loopjax.report.paper import (
 )
 
 _PASSES = "model.num_passes"
+# Rules whose exact match stands in a summary (`data/gsm/floors.py`).
+FLOORS = ("most_frequent", "lone_constant", "sum_of_constants")
 
 
 def _text(text: str) -> Number:
@@ -47,6 +49,38 @@ def _operations(number: int) -> Column:
   name = f"test/exact_match/operations={number}"
   label = f"{number} operations, %"
   return Column(f"op={number}", label, metric(name, 100.0))
+
+
+def _floors(config, summary, number: int) -> dict[str, float]:
+  """Percent that simple rules score at so many operations, by their names."""
+  del config
+  found = {
+    rule: summary.get("data", {}).get(f"floor/{rule}/operations={number}")
+    for rule in FLOORS
+  }
+  return {rule: 100 * x for rule, x in found.items() if x is not None}
+
+
+def _best_floor(number: int) -> Column:
+  """The highest of the floors at so many operations, in percent."""
+
+  def value(config, summary):
+    return max(_floors(config, summary, number).values(), default=None)
+
+  return Column(f"floor={number}", f"{number} operations, best floor, %", value)
+
+
+def _floor_scale(rule: str) -> Scale:
+  """What a rule scores at every number of operations."""
+
+  def value(config, summary):
+    return ", ".join(
+      f"{number}: {_floors(config, summary, number)[rule]:.1f}"
+      for number in config["task"]["eval_ops"]
+    )
+
+  label = f"floor, % by operations: {rule.replace('_', ' ')}"
+  return Scale(label, value, "not stated")
 
 
 def _row(passes: int, **values: Number) -> Row:
@@ -166,7 +200,11 @@ DEPO = Paper(
   caveats=_CAVEATS,
 )
 
-_OPERATIONS = tuple(_operations(number) for number in (2, 4, 6, 8))
+_OPERATIONS = tuple(
+  column
+  for number in (2, 4, 6, 8)
+  for column in (_operations(number), _best_floor(number))
+)
 _PRETRAINED = (
   "The paper fine-tunes pre-trained models of 1.4 and 2 billion parameters on"
   " a generator of its own kind; ours begin with random parameters, or a"
@@ -201,13 +239,16 @@ GSM = Paper(
     ),
   },
   columns=(_EXACT, _LOSS),
-  scale=_scale(
-    "2,000; 512 if sliding",
-    Scale(
-      "tokens of a problem",
-      lambda c, _: c["task"]["context_length"],
-      "2,000 to 3,300",
+  scale=(
+    *_scale(
+      "2,000; 512 if sliding",
+      Scale(
+        "tokens of a problem",
+        lambda c, _: "{min_length:,} to {max_length:,}".format(**c["task"]),
+        "2,000 to 3,300",
+      ),
     ),
+    *map(_floor_scale, FLOORS),
   ),
   caveats=_CAVEATS,
 )  # fmt: skip

@@ -72,71 +72,88 @@ def operands(problem, name):
   return [part for part in problem.rules[name][1:] if isinstance(part, str)]
 
 
-def needed(problem):
-  """Names that the answer needs: all below what is given or asked."""
-  assert len(problem.given) <= 1
-  found = list(problem.given) or [problem.asked]
+def below(problem, name):
+  """The quantity and all that it is made of."""
+  found = [name]
   for name in found:
     found += [part for part in operands(problem, name) if part not in found]
   return found
 
 
-def num_operations(problem):
-  """Edges into the needed quantities; something unknown is a constant."""
+def needed(problem):
+  """Names that the answer needs: all below what is asked for.
+
+  If that is unknown, all below the given total that is made of it.
+  """
+  if problem.rules.get(problem.asked) != ("unknown",):
+    return below(problem, problem.asked)
+  (found,) = (
+    parts
+    for parts in (below(problem, total) for total in problem.given)
+    if problem.asked in parts
+  )
+  return found
+
+
+def num_operations(problem, names=None):
+  """Edges into quantities, the needed ones; something unknown is a constant."""
+  names = needed(problem) if names is None else names
   return sum(
     len(operands(problem, name))
     or 1  # A constant that stands alone, or beside another quantity.
-    for name in needed(problem)
+    for name in names
   ) + sum(
-    problem.rules.get(name, "?")[0] in ("plus", "times")
-    for name in needed(problem)
+    problem.rules.get(name, "?")[0] in ("plus", "times") for name in names
   )
 
 
 def solve(problem):
-  """Every quantity as slope * x + offset, then x from the given total.
+  """Every quantity as slope * x + offset, then each x from a given total.
 
   Returns:
     Values by name. There is no other solution: quantities are computed one by
-    one, and the slope of the given total is not 0.
+    one, and each given total has one unknown x of its own, with a slope that is
+    not 0.
   """
   names = {part for name in problem.rules for part in operands(problem, name)}
   names |= {problem.asked, *problem.rules, *problem.given}
-  lines = {}
-  while len(lines) < len(names):
-    before = len(lines)
-    for name in names - set(lines):
+  forms = {}
+  while len(forms) < len(names):
+    before = len(forms)
+    for name in names - set(forms):
       parts = operands(problem, name)
-      if all(part in lines for part in parts):
-        lines[name] = combine(
-          problem.rules.get(name, ("sum",)), [lines[part] for part in parts]
-        )
-    assert len(lines) > before
-  unknown = [rule for rule in problem.rules.values() if rule == ("unknown",)]
-  assert len(unknown) == len(problem.given)
-  x = 0
+      if all(part in forms for part in parts):
+        rule = problem.rules.get(name, ("sum",))
+        forms[name] = combine(name, rule, [forms[part] for part in parts])
+    assert len(forms) > before
+  solved = {"": 1}
   for total, value in problem.given.items():
-    slope, offset = lines[total]
-    assert slope != 0
-    x, remainder = divmod(value - offset, slope)
-    assert remainder == 0 and x > 0
-  return {name: slope * x + offset for name, (slope, offset) in lines.items()}
+    (unknown,) = set(forms[total]) - {""}
+    slope, offset = forms[total][unknown], forms[total].get("", 0)
+    assert slope != 0 and unknown not in solved
+    solved[unknown], remainder = divmod(value - offset, slope)
+    assert remainder == 0 and solved[unknown] > 0
+  return {
+    name: sum(slope * solved[x] for x, slope in form.items())
+    for name, form in forms.items()
+  }
 
 
-def combine(rule, parts):
-  """Slope and offset of what these make."""
+def combine(name, rule, parts):
+  """Slopes of what these make, by unknown; the offset's name is empty."""
   if rule[0] == "number":
-    return (0, rule[1])
+    return {"": rule[1]}
   if rule[0] == "unknown":
-    return (1, 0)
+    return {name: 1}
+  signs = [-1 if place and rule[0] == "minus" else 1 for place in range(3)]
+  form = {}
+  for sign, part in zip(signs, parts, strict=False):
+    for x, slope in part.items():
+      factor = rule[2] if rule[0] == "times" else 1
+      form[x] = form.get(x, 0) + sign * factor * slope
   if rule[0] == "plus":
-    return (parts[0][0], parts[0][1] + rule[2])
-  if rule[0] == "times":
-    return (parts[0][0] * rule[2], parts[0][1] * rule[2])
-  sign = -1 if rule[0] == "minus" else 1
-  return tuple(
-    first + sign * sum(rest) for first, *rest in zip(*parts, strict=True)
-  )
+    form[""] = form.get("", 0) + rule[2]
+  return form
 
 
 def canonical(problem, name):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gsm_reader import (
   NUMBER,
+  below,
   canonical,
   needed,
   num_operations,
@@ -21,7 +22,7 @@ from loopjax.data import pipeline
 from loopjax.data.gsm import config, language, problems, words
 
 MODES = {"forward": 0.0, "reverse": 1.0}
-SHORT = config.Config(context_length=180)
+SHORT = config.Config(context_length=180, min_length=120, max_length=180)
 
 
 def examples(settings, num, operations, held_out=False, seed=0):
@@ -55,7 +56,7 @@ def test_every_answer_follows_from_its_text(operations, mode):
     values = solve(problem)
     assert values[problem.asked] == answer
     assert all(1 <= value <= 999 for value in values.values())
-    assert len(problem.given) == is_reverse
+    assert bool(problem.given) == is_reverse
     assert (problem.rules.get(problem.asked) == ("unknown",)) == is_reverse
     core = needed(problem)
     assert problem.asked in core
@@ -64,46 +65,106 @@ def test_every_answer_follows_from_its_text(operations, mode):
     others = set(problem.rules) - set(core)
     counted = {name for total in core for name in problem.members[total]}
     assert not others & counted
-    for name in others:
-      parts = operands(problem, name)
-      assert len(parts) in (1, 2) and set(parts) <= set(core)
+    others |= set(problem.given) - set(core)
     kept = [line for line in lines if line.split(" equal ")[0] not in others]
     chance.shuffle(kept)
     alone = read(kept)
     assert solve(alone)[alone.asked] == answer
     assert set(alone.rules) == set(core) & set(problem.rules)
-    some = read(
-      [line for line in lines if line in kept or chance.random() < 0.5]
-    )
-    assert solve(some)[some.asked] == answer
+    assert set(alone.given) <= set(core)
 
 
-def test_the_texts_of_the_paper_are_long():
-  """Hundreds of quantities, in evaluation too."""
-  settings = config.Config(context_length=3000)
+@pytest.mark.parametrize("operations", [1, 2, 3, 5])
+def test_problems_that_nobody_asks_for_look_like_the_one_that_is(operations):
+  """They have as many operations, and share no quantity with each other."""
+  settings = config.Config(reverse_fraction=0.5)
+  num_decoys = []
+  for lines, _ in texts(settings, 60, operations):
+    problem = read(lines)
+    core = set(needed(problem))
+    if problem.given:  # Every total is of a problem.
+      every = [below(problem, total) for total in problem.given]
+      names = [name for part in every for name in part]
+      assert len(set(names)) == len(names)
+      for part in every:
+        assert num_operations(problem, part) == operations
+        rules = [problem.rules.get(name) for name in part]
+        assert rules.count(("unknown",)) == 1
+      num_decoys.append(len(every) - 1)
+    else:
+      every = [below(problem, name) for name in problem.rules]
+      apart = [part for part in every if not core & set(part)]
+      same = [p for p in apart if num_operations(problem, p) == operations]
+      num_decoys.append(len(same))
+  fit = {1: 15, 2: 8, 3: 4, 5: 2}[operations]  # Into 150 tokens and more.
+  assert min(num_decoys) >= 1
+  assert np.mean(num_decoys) >= fit
+
+
+def test_further_quantities_are_of_all_kinds_and_of_all_problems():
+  """Each is a constant, or made of one or two of the problems' quantities."""
+  kinds, of_core, totals = collections.Counter(), [], 0
+  settings = config.Config(reverse_fraction=1.0)
+  for lines, _ in texts(settings, 60, 4):
+    problem = read(lines)
+    every = {total: set(below(problem, total)) for total in problem.given}
+    inside = set().union(*every.values())
+    core = set(needed(problem))
+    for name in set(problem.rules) - inside:
+      parts = operands(problem, name)
+      assert set(parts) <= inside
+      kinds[problem.rules[name][0], len(parts)] += 1
+      of_core += [part in core for part in parts]
+      totals += len(core & inside) / len(inside) * len(parts)
+  assert set(kinds) == {
+    ("number", 0),
+    ("plus", 1),
+    ("times", 1),
+    ("minus", 2),
+    ("sum", 1),
+    ("sum", 2),
+  }
+  share = np.array(list(kinds.values())) / sum(kinds.values())
+  assert (share > 0.1).all()
+  assert sum(of_core) == pytest.approx(totals, rel=0.15)
+
+
+def lengths_of(settings, *args, **kwargs):
+  """Tokens of questions and texts without padding."""
+  context = examples(settings, *args, **kwargs)["inputs"]
+  context = context[:, : settings.context_length]
+  return (context != language.PADDING).sum(axis=1)
+
+
+def test_texts_of_the_paper():
+  """2,000 to 3,300 tokens, some hundreds of quantities, in evaluation too."""
+  settings = config.Config(
+    context_length=4096, min_length=2000, max_length=3300
+  )
+  lengths = lengths_of(settings, 40, 2)
+  assert lengths.min() >= 2000 and lengths.max() <= 3300
   for lines, answer in texts(settings, 4, 8, held_out=True):
-    assert len(lines) > 200
+    assert len(lines) > 150
     problem = read(lines)
     assert solve(problem)[problem.asked] == answer
     assert num_operations(problem) == 8
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
-def test_distractors_fill_what_they_should(fraction):
-  """As far as whole statements go: the longest distractor has 15 tokens."""
-  settings = dataclasses.replace(SHORT, noise_fraction=fraction)
-  bare = dataclasses.replace(settings, noise_fraction=0.0)
-  got, without = (examples(c, 200, 5) for c in (settings, bare))
-  lengths, core = (
-    (batch["inputs"][:, :180] != language.PADDING).sum(axis=1)
-    for batch in (got, without)
-  )
-  assert (lengths <= core + fraction * (180 - core)).all()
-  assert fraction == 0 or (lengths > core + fraction * (180 - core) - 15).all()
-  for inputs in got["inputs"]:
-    lines = problems.text(settings, inputs).split("\n")
-    problem = read(lines[:-1])
-    assert bool(set(problem.rules) - set(needed(problem))) == (fraction > 0)
+def test_lengths_are_uniform():
+  """But for what a statement of 15 tokens at most leaves."""
+  settings = config.Config(min_length=300, max_length=500)
+  lengths = lengths_of(settings, 1200, 2)
+  assert lengths.min() >= 300 and lengths.max() <= 500
+  shares = np.histogram(lengths, np.linspace(300, 500, 5))[0] / 1200
+  np.testing.assert_allclose(shares, 0.25, atol=0.07)
+  # Up to one length, and no further.
+  fixed = dataclasses.replace(settings, min_length=400, max_length=400)
+  lengths = lengths_of(fixed, 200, 5)
+  assert lengths.min() >= 386 and lengths.max() <= 400
+  bare = dataclasses.replace(settings, min_length=0, max_length=0)
+  for lines, _ in texts(bare, 50, 5):
+    problem = read(lines)
+    assert set(problem.rules) <= set(needed(problem))
 
 
 @pytest.mark.parametrize(("operations", "length"), [(1, 22), (2, 32), (3, 42)])
@@ -114,7 +175,8 @@ def test_the_shortest_context_is_as_long_as_the_longest_problem(
     context_length=length,
     train_ops=(operations,),
     eval_ops=(operations,),
-    noise_fraction=0.0,
+    min_length=0,
+    max_length=0,
   )
   got = examples(settings, 300, operations)
   real = got["inputs"][:, :length] != language.PADDING
@@ -172,7 +234,7 @@ def test_everything_that_can_be_said_is_said():
 def problems_of(operations, num, held_out):
   """Each without names, and the name of what is computed last."""
   settings = config.Config(
-    context_length=92, noise_fraction=0.0, max_constant=10
+    context_length=92, min_length=0, max_length=0, max_constant=10
   )
   for lines, _ in texts(settings, num, operations, held_out=held_out):
     problem = read(lines)
@@ -191,11 +253,11 @@ def test_no_problem_of_evaluation_is_trained_on_with_other_names(operations):
 
 
 def test_of_few_operations_the_last_name_counts():
-  """There are 48,000 names and constants, and all constants in both parts."""
-  train = list(problems_of(1, 3000, False))
+  """There are 76,800 names and constants, and all constants in both parts."""
+  train = list(problems_of(1, 4000, False))
   evaluation = set(problems_of(1, 700, True))
   assert not set(train) & evaluation
-  assert sum(problem in train[:2250] for problem in train[2250:]) > 15
+  assert sum(problem in train[:3000] for problem in train[3000:]) > 15
   constants = {problem for problem, _ in evaluation}
   assert constants == {problem for problem, _ in train}
   assert len(constants) == 10
@@ -205,7 +267,7 @@ def test_words_are_enough_and_differ():
   every = [
     word for t in words.THEMES for word in (t.everything, *t.items, *t.places)
   ]
-  assert len(set(every)) == len(every) == 3 * 81
+  assert len(set(every)) == len(every) == 3 * 105
   for theme in words.THEMES:
     assert len(theme.items) == words.NUM_ITEMS
     assert len(theme.places) == words.NUM_PLACES
