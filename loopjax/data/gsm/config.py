@@ -38,8 +38,8 @@ class Config:
       total and ask for what it is made of.
     max_constant: constants and addends are uniform over 1 .. max_constant.
     max_value: no quantity is larger.
-    num_eval_examples: in the evaluation split.
-    eval_seed: of the evaluation split; training follows the run's seed.
+    num_eval_examples: of validation, and of the test split.
+    eval_seed: of both; training follows the run's seed.
   """
 
   train_ops: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)

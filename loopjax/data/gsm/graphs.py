@@ -185,10 +185,12 @@ def arrange(
   return operands, sums * np.where(times, numbers, 1) + numbers * ~times
 
 
-def held_out(
-  graphs: Graphs, operations: np.ndarray, titles: np.ndarray
+def in_split(
+  graphs: Graphs, operations: np.ndarray, titles: np.ndarray, split: str
 ) -> np.ndarray:
-  """Whether problems are for evaluation: one in 8 is, by its hash.
+  """Whether problems are of a split, by their hash.
+
+  One in 8 is for the test, another one for validation.
 
   Two graphs that are the same but for names and order have the same hash,
   whichever quantity is asked for. A node's hash is of its kind, number and
@@ -205,6 +207,7 @@ def held_out(
     operations: int [B].
     titles: numbers of node 0's name if it is a total, and if it is not, int
       [B, 2].
+    split: "train", "validation" or "test".
 
   Returns:
     bool [B].
@@ -222,7 +225,8 @@ def held_out(
   title = np.where(graphs.kinds[:, 0] == TOTAL, titles[:, 0], titles[:, 1])
   name = np.where(operations <= _MAX_NAMED, 1 + title, 0)
   hashes = hashing.splitmix64(hashes[:, 0] + _scrambled(name))
-  return hashes % np.uint64(_PARTS) == 0
+  part = hashes % np.uint64(_PARTS)
+  return {"train": part > 1, "validation": part == 1, "test": part == 0}[split]
 
 
 def _influences(graphs: Graphs) -> np.ndarray:

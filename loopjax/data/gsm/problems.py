@@ -25,7 +25,7 @@ def examples(
   seed: int,
   indices: np.ndarray,
   operations: np.ndarray,
-  held_out: bool,
+  split: str,
 ) -> dict[str, np.ndarray]:
   """Draws and writes problems.
 
@@ -34,7 +34,7 @@ def examples(
     seed: of the stream of examples.
     indices: in the stream, int [B].
     operations: of each problem, 1 to 8, int [B].
-    held_out: whether problems are those of evaluation, or of training.
+    split: "train", "validation" or "test"; they share no problem.
 
   Returns:
     "inputs", "targets" and "weights" [B, T]: question and statements with
@@ -44,7 +44,7 @@ def examples(
   """
   modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 2)
   reverse = (modes[:, 0] < config.reverse_fraction) & (operations > 1)
-  called, graph = _draw(config, seed, indices, operations, reverse, held_out)
+  called, graph = _draw(config, seed, indices, operations, reverse, split)
   singles, decoys = (
     pipeline.stream_seed(_DISTRACTORS, kind, seed) for kind in range(2)
   )
@@ -100,7 +100,7 @@ def _draw(
   indices: np.ndarray,
   operations: np.ndarray,
   reverse: np.ndarray,
-  held_out: bool,
+  split: str,
 ) -> tuple[names.Names, graphs.Graphs]:
   """Names and graphs; those that are not for this split are drawn again."""
   num, num_names = names.num_columns(config), len(names.Names._fields)
@@ -118,8 +118,8 @@ def _draw(
       operations[rows],
       reverse[rows],
     )
-    good &= held_out == graphs.held_out(
-      graph, operations[rows], names.titles(called)
+    good &= graphs.in_split(
+      graph, operations[rows], names.titles(called), split
     )
     return (*called, *graph), good
 

@@ -18,7 +18,8 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
 HEADLINE = ("exact_match",)
-_TRAIN, _EVAL, _OPERATIONS = 4, 5, 6  # No streams of `problems`.
+# No streams of `problems`.
+_STREAMS, _OPERATIONS = {"train": 4, "test": 5, "validation": 7}, 6
 
 
 def spec(config: Config) -> TaskSpec:
@@ -53,18 +54,18 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Training or evaluation batches.
+  """Batches of a split.
 
-  Both splits are drawn, by streams of their own and from different parts of all
+  All splits are drawn, by streams of their own and from different parts of all
   problems that are asked for: two that differ in names and order alone are of
   the same part. Of up to three operations there are few problems; there the
   name of what is computed last makes another problem of it
-  (`graphs.held_out`).
+  (`graphs.in_split`).
 
   Args:
     config: the task.
-    split: "train", a stream without end; or "eval", with as many examples of
-      each of `eval_ops`.
+    split: "train", a stream without end; "validation" or "test", with as many
+      examples of each of `eval_ops`.
     batch_size: over all processes.
     seed: of the training stream.
     rows: of every global batch that this process reads; all if None.
@@ -72,11 +73,11 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
-    digit or END is next; the other targets are 0. Facts of the evaluation are
-    what simple rules score in it, too (`floors.exact_match`).
+    digit or END is next; the other targets are 0. Facts of the test are what
+    simple rules score in it, too (`floors.exact_match`).
   """
   if split == "train":
-    stream = pipeline.stream_seed(_TRAIN, 0, seed)
+    stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
     train_ops = np.array(config.train_ops)
 
     def make_training(positions):
@@ -84,21 +85,17 @@ def make_dataset(
         pipeline.stream_seed(_OPERATIONS, 0, stream), positions, 1
       )
       operations = train_ops[(numbers[:, 0] * len(train_ops)).astype(np.int64)]
-      return problems.examples(
-        config, stream, positions, operations, held_out=False
-      )
+      return problems.examples(config, stream, positions, operations, split)
 
     batches = pipeline.stream(make_training, batch_size, rows)
     return Dataset(batches, groups={}, facts={})
 
-  stream = pipeline.stream_seed(_EVAL, 0, config.eval_seed)
+  stream = pipeline.stream_seed(_STREAMS[split], 0, config.eval_seed)
   eval_ops = np.array(config.eval_ops)
 
   def make_evaluation(indices, _):
     group = indices % len(eval_ops)  # Any prefix is a fair sample.
-    batch = problems.examples(
-      config, stream, indices, eval_ops[group], held_out=True
-    )
+    batch = problems.examples(config, stream, indices, eval_ops[group], split)
     return {**batch, "group/operations": group.astype(np.int32)}
 
   batches = pipeline.evaluation_batches(
@@ -108,8 +105,12 @@ def make_dataset(
     batches,
     groups={"operations": tuple(map(str, config.eval_ops))},
     facts={
-      "eval_examples": config.num_eval_examples,
-      **floors.exact_match(config, lambda i: make_evaluation(i, i)),
+      f"{split}_examples": config.num_eval_examples,
+      **(
+        floors.exact_match(config, lambda i: make_evaluation(i, i))
+        if split == "test"
+        else {}
+      ),
     },
   )
 

@@ -23,12 +23,12 @@ SMALL = task.Config(
 
 def facts(config, **kwargs):
   kwargs = {"batch_size": 32, "seed": 0, **kwargs}
-  return dict(task.make_dataset(config, "eval", **kwargs).facts)
+  return dict(task.make_dataset(config, "test", **kwargs).facts)
 
 
 def test_floors_are_those_of_the_texts():
   """Counted again in what a person reads."""
-  dataset = task.make_dataset(SMALL, "eval", batch_size=30, seed=0)
+  dataset = task.make_dataset(SMALL, "test", batch_size=30, seed=0)
   answers, copied, added = (collections.defaultdict(list) for _ in range(3))
   for batch in pipeline.iterate(dataset.batches, num_threads=0):
     for inputs, group in zip(
@@ -41,7 +41,7 @@ def test_floors_are_those_of_the_texts():
       answers[number].append(answer)
       copied[number].append(numbers.count(answer) / len(numbers))
       added[number].append(sum(numbers) == answer)
-  expected = {"eval_examples": 300}
+  expected = {"test_examples": 300}
   for number in SMALL.eval_ops:
     ((_, count),) = collections.Counter(answers[number]).most_common(1)
     of_number = f"operations={number}"

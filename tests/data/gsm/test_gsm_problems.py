@@ -25,9 +25,9 @@ MODES = {"forward": 0.0, "reverse": 1.0}
 SHORT = config.Config(context_length=180, min_length=120, max_length=180)
 
 
-def examples(settings, num, operations, held_out=False, seed=0):
+def examples(settings, num, operations, split="train", seed=0):
   counts = np.full(num, operations)
-  return problems.examples(settings, seed, np.arange(num), counts, held_out)
+  return problems.examples(settings, seed, np.arange(num), counts, split)
 
 
 def texts(settings, num, operations, **kwargs):
@@ -143,7 +143,7 @@ def test_texts_of_the_paper():
   )
   lengths = lengths_of(settings, 40, 2)
   assert lengths.min() >= 2000 and lengths.max() <= 3300
-  for lines, answer in texts(settings, 4, 8, held_out=True):
+  for lines, answer in texts(settings, 4, 8, split="test"):
     assert len(lines) > 150
     problem = read(lines)
     assert solve(problem)[problem.asked] == answer
@@ -231,31 +231,35 @@ def test_everything_that_can_be_said_is_said():
     assert {theme.everything, *theme.items, *theme.places} <= seen
 
 
-def problems_of(operations, num, held_out):
+def problems_of(operations, num, split):
   """Each without names, and the name of what is computed last."""
   settings = config.Config(
     context_length=92, min_length=0, max_length=0, max_constant=10
   )
-  for lines, _ in texts(settings, num, operations, held_out=held_out):
+  for lines, _ in texts(settings, num, operations, split=split):
     problem = read(lines)
     last = needed(problem)[0]
     yield canonical(problem, last), last
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
 @pytest.mark.parametrize("operations", [4, 5])
-def test_no_problem_of_evaluation_is_trained_on_with_other_names(operations):
-  train = [problem for problem, _ in problems_of(operations, 1000, False)]
-  evaluation = {problem for problem, _ in problems_of(operations, 250, True)}
+def test_no_problem_of_evaluation_is_trained_on_with_other_names(
+  operations, split
+):
+  train = [problem for problem, _ in problems_of(operations, 1000, "train")]
+  evaluation = {problem for problem, _ in problems_of(operations, 250, split)}
   assert len(evaluation) > 50
   assert not set(train) & evaluation
   # Problems of one part do come again.
   assert sum(problem in train[:750] for problem in train[750:]) > 20
 
 
-def test_of_few_operations_the_last_name_counts():
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_of_few_operations_the_last_name_counts(split):
   """There are 76,800 names and constants, and all constants in both parts."""
-  train = list(problems_of(1, 4000, False))
-  evaluation = set(problems_of(1, 700, True))
+  train = list(problems_of(1, 4000, "train"))
+  evaluation = set(problems_of(1, 700, split))
   assert not set(train) & evaluation
   assert sum(problem in train[:3000] for problem in train[3000:]) > 15
   constants = {problem for problem, _ in evaluation}

@@ -52,7 +52,7 @@ def operations(config, inputs):
 def test_padding_and_weights_are_where_the_spec_says():
   """In front of the context and behind the answer; weights on the answer."""
   spec = task.spec(SMALL)
-  for split in ("train", "eval"):
+  for split in ("train", "test"):
     got = joined(SMALL, split, 3)
     real = spec.vocab_size - spec.num_padding_tokens
     assert language.PADDING == real == got["inputs"].max()
@@ -79,10 +79,10 @@ def test_training_has_all_numbers_of_operations_as_often():
 
 
 def test_evaluation_has_as_many_examples_for_each_number_of_operations():
-  dataset = task.make_dataset(SMALL, "eval", batch_size=16, seed=0)
+  dataset = task.make_dataset(SMALL, "test", batch_size=16, seed=0)
   assert dataset.groups == {"operations": ("1", "2", "5", "8")}
-  assert dataset.facts["eval_examples"] == 40
-  got = joined(SMALL, "eval")
+  assert dataset.facts["test_examples"] == 40
+  got = joined(SMALL, "test")
   groups = got["group/operations"][got["valid"]]
   assert groups.dtype == np.int32
   assert len(groups) == 40
@@ -92,7 +92,7 @@ def test_evaluation_has_as_many_examples_for_each_number_of_operations():
     assert operations(SMALL, inputs) == SMALL.eval_ops[group]
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_examples_belong_to_their_index(split):
   """Whatever the size of the batches, the start and who reads them."""
   whole = joined(SMALL, split, 16, batch_size=2)
@@ -114,9 +114,9 @@ def test_each_stream_has_its_seed():
     return not (first == second).all(axis=1).any()
 
   assert differ(inputs("train"), inputs("train", seed=1))
-  assert differ(inputs("train"), inputs("eval"))
-  assert differ(inputs("eval"), inputs("eval", eval_seed=1))
-  np.testing.assert_array_equal(inputs("eval"), inputs("eval", seed=1))
+  assert differ(inputs("train"), inputs("test"))
+  assert differ(inputs("test"), inputs("test", eval_seed=1))
+  np.testing.assert_array_equal(inputs("test"), inputs("test", seed=1))
   np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
 
 
@@ -124,7 +124,7 @@ def test_the_data_stays():
   """Another number here means other data: results no longer compare."""
   sha = hashlib.sha256()
   config = task.Config(num_eval_examples=16)
-  for split in ("train", "eval"):
+  for split in ("train", "test"):
     sha.update(batches(config, split, 1)[0]["inputs"].tobytes())
   assert sha.hexdigest().startswith("7a2384ec04948a3b")
 
