@@ -19,7 +19,7 @@ CONFIG = config_flags.DEFINE_config_file(
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ENDING = threading.Lock()
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Where to write; runs/<config>[-<preset>] for a run."
+  "workdir", None, "Where to write; runs/<config>[-<preset>][-<sweep>] if not."
 )
 
 

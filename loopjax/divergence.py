@@ -25,6 +25,7 @@ def explain(bad: BadSteps, params: Any) -> str:
   )
 
 
+@jax.transfer_guard("allow")
 def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
   """Runs a call again, operation by operation, to find the first bad number.
 

@@ -173,6 +173,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
   return np.unique(np.concatenate(rows))
 
 
+@jax.transfer_guard("allow")  # The one upload of a step.
 def put_batch(
   mesh: Mesh, batch: Any, batch_size: int, *, stacked: bool = False
 ) -> Any:

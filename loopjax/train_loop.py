@@ -56,6 +56,7 @@ class Outcome(NamedTuple):
   costs: dict[str, Any]
 
 
+@jax.transfer_guard("disallow")  # Each step would wait for a stray transfer.
 def train(
   work: Work,
   state: step.TrainState,
@@ -77,7 +78,7 @@ def train(
     mode: "train" or "train_and_eval".
   """
   settings, options = work.program.settings, work.program.settings.run
-  at, size = int(state.step), options.steps_per_call
+  at, size = int(jax.device_get(state.step)), options.steps_per_call
   pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
   calls = stacked(
     pipeline.iterate(work.datasets["train"].batches, start=at), size
@@ -88,6 +89,7 @@ def train(
   tracer = profiling.Tracer(steps, work.workdir / "profile")
   first_calls = machine.FirstCalls(options.num_steps, writer.say)
 
+  @jax.transfer_guard("allow")
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
       return  # The steps since then were none; the next row says so.
@@ -124,7 +126,7 @@ def train(
       at += size
       clock.count(size)
       first_calls.after(at, values)
-      if options.debug_nans and not np.all(values["accepted"]):
+      if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
         reason = divergence.find_nan(
           work.program.step, before, batches, frozen.params
         )
@@ -180,6 +182,7 @@ def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
   return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
 
 
+@jax.transfer_guard("allow")
 def _evaluate(
   work: Work,
   state: step.TrainState,
@@ -206,6 +209,7 @@ def _evaluate(
     )
 
 
+@jax.transfer_guard("allow")
 def _compile(
   work: Work, arguments: tuple[Any, ...], writer: metrics.Writer
 ) -> tuple[Any, dict[str, Any]]:
@@ -224,6 +228,7 @@ def _compile(
   return compiled, costs
 
 
+@jax.transfer_guard("allow")
 def _log(
   work: Work,
   at: int,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from tests_support import SMOKE, load_config
+from tests_support import SMOKE, load_config, strict_dtypes
 
 from loopjax import config as config_lib
 from loopjax import program
@@ -28,7 +28,8 @@ def test_a_task_has_the_scores_of_its_headline(name):
   batch = task.abstract_batch(settings.task, 4)
   shape = (*batch["targets"].shape, spec.vocab_size)
   output = Output(jax.ShapeDtypeStruct(shape, jnp.float32), {}, {}, {}, {})
-  scores = jax.eval_shape(task.score, output, batch)
+  with strict_dtypes():
+    scores = jax.eval_shape(task.score, output, batch)
   assert task.HEADLINE
   assert set(task.HEADLINE) <= scores.keys()
   assert {value.shape for value in scores.values()} == {(4,)}
@@ -46,5 +47,6 @@ def test_a_family_has_the_metrics_of_its_headline(name):
     model = nnx.merge(graphdef, params)
     return settings.family.loss(model, batch, key, jnp.int32(0), {})[1]
 
-  metrics = jax.eval_shape(metrics_of, params, batch, jax.random.key(0))
+  with strict_dtypes():
+    metrics = jax.eval_shape(metrics_of, params, batch, jax.random.key(0))
   assert {"loss", *settings.family.HEADLINE} <= metrics.keys()

@@ -8,6 +8,7 @@ import warnings
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import pytest
 from absl import app
 from absl.testing import flagsaver
@@ -51,6 +52,26 @@ def smoke(**overrides):
     config, {key.replace("__", "."): v for key, v in overrides.items()}
   )
   return config
+
+
+@contextlib.contextmanager
+def strict_dtypes():
+  """Numbers of different dtypes do not go together unless one is cast.
+
+  For what models, losses and scores compute; Optax multiplies floats by counts.
+  Whoever asks `jnp.promote_types` mixes nothing by accident, JAX's attention
+  among them.
+  """
+  loose = jax.numpy_dtype_promotion("standard")
+  with contextlib.ExitStack() as stack:
+    for module, name in (
+      (jnp, "promote_types"),
+      (jax.nn, "dot_product_attention"),
+    ):
+      function = loose(getattr(module, name))
+      stack.enter_context(mock.patch.object(module, name, function))
+    stack.enter_context(jax.numpy_dtype_promotion("strict"))
+    yield
 
 
 @flagsaver.flagsaver

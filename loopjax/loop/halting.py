@@ -77,7 +77,7 @@ class ACT:
     weight = jnp.where(stops, remainder, probability)
     return weight, HaltingState(
       spent=jnp.where(stops, 1.0, spent),
-      steps=state.steps + running,
+      steps=state.steps + running.astype(jnp.float32),
       remainder=state.remainder + remainder,
       halted=state.halted | stops,
     )

@@ -1,8 +1,8 @@
 """Runs a named sweep of a config file, one run after another.
 
-  python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME --workdir=DIR
+  python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME
 
-What is complete is skipped and what was cut off goes on, so that the same
+Its runs lie in runs/<config>[-<preset>]-<sweep>, or in --workdir=DIR. What is complete is skipped and what was cut off goes on, so that the same
 command can be given again. Jobs that run at the same time share a --workdir,
 each with one --item. Exit status: 0 done, 1 an item failed, 2 a mistake of the
 user's, 4 asked to stop, 5 an item lost a process of its own. After 4 and 5 the
@@ -15,7 +15,9 @@ import sys
 from absl import flags
 
 from loopjax import command_line
+from loopjax import config as config_lib
 from loopjax.errors import UserError
+from loopjax.run import naming
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner
 
@@ -33,9 +35,8 @@ def main(argv: list[str]) -> int:
   """Runs what the flags say; returns the exit status."""
   del argv
   config, name = command_line.CONFIG.value, _SWEEP.value
-  directory = command_line.WORKDIR.value
-  if config is None or not name or not (directory or _COUNT.value):
-    raise UserError("--config=FILE, --sweep=NAME and --workdir=DIR are needed")
+  if config is None or not name:
+    raise UserError("--config=FILE and --sweep=NAME are needed")
   for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
     if other.present:
       raise UserError(f"--{other.name} has no effect with --count")
@@ -52,8 +53,9 @@ def main(argv: list[str]) -> int:
     raise UserError(
       f"--item={_ITEM.value}: sweep {name} has {len(items)} items, from 0"
     )
-  assert directory
-  workdir = pathlib.Path(directory)
+  base = naming.workdir(config_name, common, config_lib.to_dict(config))
+  workdir = pathlib.Path(command_line.WORKDIR.value or f"{base}-{name}")
+  print(f"work directory: {workdir}", flush=True)
   if not _DRY_RUN.value:
     items_lib.write_manifest(workdir, name, config_name, common, items)
   failed, status = runner.run_items(

@@ -44,7 +44,14 @@ def make_items(
   Raises:
     UserError: no such sweep, or an item that is impossible with this config.
   """
-  there_are = sweeps(config)
+  try:
+    there_are = sweeps(config)
+  except AttributeError as error:  # The file's own family has the setting.
+    lacks = " ".join(str(error).split()).strip("\"'")
+    raise UserError(
+      f"--sweep={name}: the sweeps of this config are of another family than"
+      f" model.name={config.model.name!r}, which lacks {lacks}"
+    ) from error
   if name not in there_are:
     raise UserError(
       f"--sweep={name}: no such sweep; there are {', '.join(sorted(there_are))}"

@@ -8,6 +8,7 @@ import functools
 
 import jax
 from flax import nnx
+from tests_support import strict_dtypes
 
 from loopjax.types import LoopOptions
 
@@ -47,6 +48,7 @@ def merged(family, config, spec, params=None, options=LoopOptions()):
 
 @functools.cache
 def _forward(family, config, spec, options, call):
+  @strict_dtypes()
   def forward(params, inputs, arrays):
     model = merged(family, config, spec, params, options)
     return model(inputs, **arrays, **dict(call))

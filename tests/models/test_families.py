@@ -10,6 +10,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import strict_dtypes
 
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -104,6 +105,7 @@ def forward(name, num_loops=LOOPS, kind="scan", length=LENGTH):
 
 
 @functools.cache
+@strict_dtypes()
 def value_and_grad(name, options=LoopOptions()):
   """(loss, metrics, gradients by path)."""
   graphdef, params = split(name, options=options)
@@ -291,9 +293,10 @@ def programs(name, config):
     return family.loss(model, batch(), key, step, {})[0]
 
   key, step = jax.random.key(0), jnp.asarray(0)
-  drawing, (graphdef, params) = jax.make_jaxpr(draw, return_shape=True)(key)
-  yield str(drawing)
-  yield str(jax.make_jaxpr(loss)(params, key, step))
+  with strict_dtypes():
+    drawing, (graphdef, params) = jax.make_jaxpr(draw, return_shape=True)(key)
+    drawn, trained = str(drawing), str(jax.make_jaxpr(loss)(params, key, step))
+  return drawn, trained
 
 
 # Sleep takes long to trace; tests/models/test_sleep.py has it by hand.

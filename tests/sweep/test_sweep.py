@@ -9,7 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from tests_support import ROOT, command, load_config, namespace, smoke
+from tests_support import (
+  CONFIGS,
+  ROOT,
+  command,
+  load_config,
+  namespace,
+  smoke,
+)
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -357,7 +364,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
   ("arguments", "message"),
   [
     (["--config=configs/nothing.py"], "configs/nothing.py"),
-    (["--sweep=depth"], "--workdir=DIR are needed"),
+    ([], "--config=FILE and --sweep=NAME are needed"),
     (["--sweep=depht", "--workdir=x"], "no such sweep; there are ablation"),
     (["--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
   ],
@@ -371,6 +378,38 @@ def test_mistakes_on_the_command_line_are_one_line(arguments, message, capsys):
 
 def sweep_depth(*arguments):
   return command(sweep_main.main, CONFIG, "--sweep=depth", *arguments)
+
+
+def test_a_sweep_lies_beside_the_runs_of_its_config(capsys):
+  assert sweep_depth("--dry_run", "--config.model.width=32") == 0
+  first, *rest = capsys.readouterr().out.splitlines()
+  assert first == "work directory: runs/sudoku_utm-smoke,width=32-depth"
+  assert len(rest) == 3
+
+
+def test_no_sweep_has_the_name_of_a_preset():
+  """Their default work directories would be one."""
+  for name in CONFIGS:
+    there = namespace(name)
+    sweeps = there["sweeps"](load_config(name, "smoke"))
+    assert not {*there["PRESETS"], *there.get("CHANGES", ())} & {*sweeps}
+
+
+@pytest.mark.parametrize("sweep", ["passes", "sliding"])
+def test_sweeps_of_another_family_are_one_line(capsys, sweep):
+  config = "--config=configs/gsm_sleep.py:smoke,model.name=looped"
+  assert command(sweep_main.main, config, f"--sweep={sweep}", "--dry_run") == 2
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1
+  assert f"--sweep={sweep}" in error and "model.name='looped'" in error
+  assert error.endswith("which lacks window\n")
+
+
+def test_an_item_without_its_setting_is_one_line():
+  config = load_config("multihop_disco", "smoke,model.name=looped")
+  sweeps = namespace("multihop_disco")["sweeps"]
+  with pytest.raises(UserError, match="item .*no setting 'model.gate_value'"):
+    items_lib.make_items(config, sweeps, "gate", {})
 
 
 def test_the_number_of_items_for_scripts(capsys, tmp_path):

@@ -120,7 +120,8 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   targets = batch["targets"][:, -predicted:]
   weights = batch["weights"][:, -predicted:]
   cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
-  wrong = (jnp.argmax(output.logits, axis=-1) != targets) * weights
+  missed = jnp.argmax(output.logits, axis=-1) != targets
+  wrong = jnp.where(missed, weights, 0.0)
   errors = jnp.cumsum(wrong, axis=1)
   # An answer's tokens are neighbours, and no two answers are.
   starts = jnp.diff(weights, axis=1, prepend=0) == 1
@@ -129,6 +130,6 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   right = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
   return {
     "loss": jnp.sum(cross_entropy * weights, axis=1) / jnp.sum(weights, axis=1),
-    "answer_accuracy": right / jnp.sum(ends, axis=1),
+    "answer_accuracy": right / jnp.sum(ends, axis=1, dtype=jnp.float32),
     "exact_match": (errors[:, -1] == 0).astype(jnp.float32),
   }

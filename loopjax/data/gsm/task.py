@@ -125,7 +125,8 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   targets = batch["targets"][:, -predicted:]
   weights = batch["weights"][:, -predicted:]
   cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
-  wrong = (jnp.argmax(output.logits, axis=-1) != targets) * weights
+  missed = jnp.argmax(output.logits, axis=-1) != targets
+  wrong = jnp.where(missed, weights, 0.0)
   return {
     "exact_match": (jnp.sum(wrong, axis=1) == 0).astype(jnp.float32),
     "loss": jnp.sum(cross_entropy * weights, axis=1) / jnp.sum(weights, axis=1),

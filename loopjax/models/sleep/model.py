@@ -206,7 +206,7 @@ class Model(nnx.Module):
     """Statistics of a pass, summed over the window's tokens."""
     fast = memory.state.fast  # May be zero, where a norm has no gradient.
     hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
-    there = jnp.ones(hidden.shape[:2]) if mask is None else mask * 1.0
+    there = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
     tokens = jnp.sum(there, axis=1)
     norms = jnp.mean(jnp.linalg.norm(fast, axis=(-2, -1)), axis=(0, 2))
     record = {
