@@ -71,7 +71,9 @@ class Config:
     )
     checks.at_least("task", self, max_revealed=0, num_train_puzzles=0)
     if self.max_revealed > 1:
-      raise UserError(f"task.max_revealed={self.max_revealed} must be in [0, 1]")
+      raise UserError(
+        f"task.max_revealed={self.max_revealed} must be in [0, 1]"
+      )
     if bool(self.train_csv) != bool(self.test_csv):
       raise UserError(
         "task.train_csv and task.test_csv go together: the packaged puzzles are"

@@ -7,6 +7,7 @@ Figures print no numbers; what is read off them is what the text says of them.
 from loopjax.report.paper import (
   Column,
   Number,
+  Panel,
   Paper,
   Row,
   Scale,
@@ -47,6 +48,11 @@ def _operations(number: int) -> Column:
   name = f"eval/exact_match/operations={number}"
   label = f"{number} operations, %"
   return Column(f"op={number}", label, metric(name, 100.0))
+
+
+def _curve(name: str, label: str, factor: float = 100.0) -> Panel:
+  """An evaluation metric over training, a line for every N."""
+  return Panel(label, (f"eval/{name}",), factor=factor)
 
 
 def _row(passes: int, **values: Number) -> Row:
@@ -91,6 +97,7 @@ _STATES = Sweep(
   columns=(_MATCH, _CELLS),
 )
 
+_ALL_LABELS = _curve("exact_match", "all labels, %")
 AUTOMATON = Paper(
   name=_NAME,
   sweeps={
@@ -104,6 +111,7 @@ AUTOMATON = Paper(
         _row(3, match=_text("above 30")),
         _row(4, match=_text("above 30")),
       ),
+      panels=(_ALL_LABELS,),
       caveats=(
         "The paper's rows are for t = 32 after about 5 billion tokens; 10 % is"
         " what the best constant answer gets there.",
@@ -115,6 +123,7 @@ AUTOMATON = Paper(
       title="Steps of the automaton, with one pass",
       source="Figure 2, left",
       columns=(_MATCH, _CELLS, _FLOOR),
+      panels=(_ALL_LABELS,),
     ),
     "gradients": _GRADIENTS,
     "states": _STATES,
@@ -132,7 +141,8 @@ AUTOMATON = Paper(
   caveats=_CAVEATS,
 )
 
-_HOPS = tuple(_hop_loss(hops) for hops in (1, 2, 4, 8, 16))
+_NUM_HOPS = (1, 2, 4, 8, 16)
+_HOPS = tuple(_hop_loss(hops) for hops in _NUM_HOPS)
 DEPO = Paper(
   name=_NAME,
   sweeps={
@@ -144,6 +154,10 @@ DEPO = Paper(
         _row(1, **{"hops=4": _text("little progress")}),
         _row(2, **{"hops=8": _text("stalls")}),
         _row(4, **{"hops=16": _text("begins to improve")}),
+      ),
+      panels=tuple(
+        _curve(f"loss/hops={hops}", f"loss, {hops} hops, nats", 1.0)
+        for hops in _NUM_HOPS
       ),
     ),
     "memory": Sweep(
@@ -166,7 +180,12 @@ DEPO = Paper(
   caveats=_CAVEATS,
 )
 
-_OPERATIONS = tuple(_operations(number) for number in (2, 4, 6, 8))
+_NUM_OPERATIONS = (2, 4, 6, 8)
+_OPERATIONS = tuple(_operations(number) for number in _NUM_OPERATIONS)
+_BY_OPERATIONS = tuple(
+  _curve(f"exact_match/operations={number}", f"{number} operations, %")
+  for number in _NUM_OPERATIONS
+)
 _PRETRAINED = (
   "The paper fine-tunes pre-trained models of 1.4 and 2 billion parameters on"
   " a generator of its own kind; ours begin with random parameters, or a"
@@ -186,6 +205,7 @@ GSM = Paper(
         _row(4, **{"op=6": _text("Ouro 61.5"), "op=8": _text("Ouro 27.2")}),
         _row(6, **{"op=6": Number(81.2), "op=8": Number(38.8)}),
       ),
+      panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
     "sliding": Sweep(
@@ -197,6 +217,7 @@ GSM = Paper(
         _row(2),
         _row(4, **{"op=2": Number(90.5, text="N is not said")}),
       ),
+      panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
   },

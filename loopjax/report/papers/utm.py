@@ -7,6 +7,7 @@ Table 1 follow from its text (4 of 13 runs above 20 %) and from Table 2.
 from loopjax.report.paper import (
   Column,
   Number,
+  Panel,
   Paper,
   Row,
   Scale,
@@ -112,7 +113,7 @@ _SWEEPS = {
   ),
   "tradeoff": Sweep(
     title="Memory tokens against depth under a ponder cost",
-    source="Table 4",
+    source="Table 4 and Figure 4",
     columns=(_HALT, _EXACT, _TOKEN_STEPS),
     rows=tuple(
       Row(
@@ -130,6 +131,10 @@ _SWEEPS = {
         (32, 10.29, 56.87, 1163),
         (64, 8.25, 54.91, 1196),
       )
+    ),
+    panels=(
+      Panel("mean halting steps", ("train/halting_steps",), factor=1.0),
+      Panel("exact match, %", ("eval/exact_match",)),
     ),
     caveats=("One seed. T = 64 ran at batch 128, the others at 256.",),
   ),
@@ -184,6 +189,9 @@ _SWEEPS = {
     title="More steps at inference than in training",
     source="Figure 7 and section 5.2",
     columns=_DEPTHS,
+    panels=(
+      Panel("exact match, %", ("depth/exact_match",), over="loops"),
+    ),
     rows=(
       Row(
         "lambda 0.001 with warm-up",
