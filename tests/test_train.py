@@ -49,6 +49,7 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert {"devices", "versions", "revision", "command"} <= set(done)
   for name in ("eval/exact_match", "eval/cell_accuracy", "eval/loss"):
     assert np.isfinite(done["metrics"][name])
+  assert 0 < done["metrics"]["eval/attention_sequence_to_memory"] < 1
   assert [(r["step"], r["split"]) for r in rows(finished)] == [
     (10, "train"),
     (20, "train"),

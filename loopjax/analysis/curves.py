@@ -37,6 +37,15 @@ _PANELS = (
     ),
   ),
   (
+    "Attention on memory, mean over heads and steps",
+    "share",
+    "linear",
+    (
+      ("eval", "attention_sequence_to_memory", "of cells", draw.GREEN),
+      ("eval", "attention_memory_to_memory", "of memory", draw.ORANGE),
+    ),
+  ),
+  (
     "Gradient norm, before clipping",
     "norm",
     "log",
