@@ -65,18 +65,23 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item: the paper's tables, then our questions."""
   axis, product = config_lib.axis, config_lib.product
-  memory = "model.num_memory_tokens"
+  memory, run, loops = "model.num_memory_tokens", config.run, "model.num_loops"
   tokens = axis(memory, 0, 4, 8, 16, 32, 64)
   own = axis(memory, *sorted({0, config.model.num_memory_tokens}))
   seeds = axis("run.seed", 0, 42, 123)
   free = {"model.ponder_weight": 0.0, "model.ponder_warmup_steps": 0}
   cold = {**free, "model.ponder_weight": 1e-3}
-  warm = {**cold, "model.ponder_warmup_steps": config.run.num_steps // 3}
+  warmup = round(run.num_steps * 20_000 / 59_872)  # The paper's share.
+  warm = {**cold, "model.ponder_warmup_steps": warmup}
   unrotated = {"model.positions": "none", "model.rope_base": 10_000.0}
   places = [*axis("model.positions", "overlap", "offset", "grid"), unrotated]
   flat, deep, graves = axis("model.router_bias", 0.0, -3.0, 1.0)
   # A router that does nothing must keep the default start.
   fixed = {"model.halting": "fixed", **deep, **free}
+  modes = [free, warm, {**flat, **free}, {**graves, **free}, fixed]
+  depths = axis(loops, config.model.num_loops, 2 * config.model.num_loops)
+  half = {"run.batch_size": run.batch_size // 2}  # For as many puzzles.
+  half = {**tokens[5], **half, "run.num_steps": 2 * run.num_steps}
   small = {"task.num_train_puzzles": 1000, "task.augment": True, **seeds[0]}
   wide = {"model.width": 768, "model.num_heads": 12, **deep}
   return {
@@ -84,16 +89,18 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "router_init": product([flat], [tokens[0], *tokens[2:]], seeds)
     + product([deep], tokens, seeds)
     + product([graves], [tokens[3]], seeds),
-    "tradeoff": product([warm], tokens[2:], seeds[:1]),
+    "tradeoff": product([warm], [*tokens[2:5], half], seeds[:1]),
     "fixed_depth": product([free, warm, fixed], seeds),
     "small_data": [
       {**small, **free, "optim.weight_decay": 0.01},
       {**small, **warm, "optim.weight_decay": 0.1},
     ],
     "lambda": product([free, cold, warm], seeds),
-    "depth": product([warm, free, {**flat, **free}], seeds[2:]),
+    "depth": product(modes[:3], seeds[2:]),
     "norm": product([flat], axis("model.norm", "derf_utm", "rmsnorm"), seeds),
     "ablation": product([{}, tokens[0], flat], seeds),
     "positions": product(places, own, seeds),
     "width": product([wide], seeds),
+    "no_memory": product(tokens[:1], modes, depths, seeds),
+    "muon": product(axis("optim.name", "adamw", "muon"), modes[:2], seeds),
   }

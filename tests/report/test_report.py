@@ -326,16 +326,16 @@ def test_depth_is_read_at_multiples_of_the_trained_one():
 
 
 def test_only_one_varying_number_makes_a_curve():
-  def key(name):
+  def key(name, file="sudoku_utm"):
     runs = [
       tables.Run(None, item.overrides, {}, "not run", {}, {})
-      for item in items_of(name)
+      for item in items_of(name, file=file)
     ]
     return plots.numeric_key(tables.group_by_seed(runs))
 
   assert key("memory_curve") == "model.num_memory_tokens"
-  assert key("tradeoff") == "model.num_memory_tokens"
-  for name in ("lambda", "norm", "positions", "width", "ablation"):
+  assert key("depth", "automaton_sleep") == "task.num_steps"
+  for name in ("tradeoff", "lambda", "norm", "positions", "width", "ablation"):
     assert key(name) is None
 
 
