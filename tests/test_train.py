@@ -47,7 +47,7 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert done["parameters"] > 0
   assert len(done["digest"]) == 64
   assert {"devices", "versions", "revision", "command"} <= set(done)
-  for name in ("eval/exact_match", "eval/cell_accuracy", "eval/loss"):
+  for name in ("eval/exact_match", "eval/blank_accuracy", "eval/loss"):
     assert np.isfinite(done["metrics"][name])
   assert 0 < done["metrics"]["eval/attention_sequence_to_memory"] < 1
   assert [(r["step"], r["split"]) for r in rows(finished)] == [
@@ -70,10 +70,10 @@ def test_groups_add_up(finished):
   }
   assert sum(by_rating.values()) == total
   mean = sum(
-    count * metrics[f"eval/cell_accuracy/{group}"]
+    count * metrics[f"eval/blank_accuracy/{group}"]
     for group, count in by_rating.items()
   )
-  np.testing.assert_allclose(mean / total, metrics["eval/cell_accuracy"])
+  np.testing.assert_allclose(mean / total, metrics["eval/blank_accuracy"])
 
 
 @pytest.mark.parametrize("cut_at", [10, 20])

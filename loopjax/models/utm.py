@@ -39,7 +39,7 @@ TRACES = (
   "attention",
   "attention_mass",
 )
-HEADLINE = ("halting_steps",)
+HEADLINE = ("ponder_steps",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Model(nnx.Module):
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )
     logits = self.head(carry.output[:, num_memory:])
-    stats = _halting_statistics(carry.halting.steps, num_memory, steps_run)
+    stats = _ponder_statistics(carry.halting.steps, num_memory, steps_run)
     if num_memory and "attention_mass" in trace:
       stats |= _attention_statistics(records["attention_mass"], steps_run)
     cost_over = 0 if config.ponder_over == "all" else num_memory
@@ -340,18 +340,18 @@ class Model(nnx.Module):
     return {name: record[name] for name in record if name in names}
 
 
-def _halting_statistics(
+def _ponder_statistics(
   steps_BxS: Array, num_memory: int, steps_run: Array
 ) -> dict[str, Array]:
   """Mean steps until halting, of all tokens and by kind: f32 [B] by name."""
   stats = {
-    "halting_steps": jnp.mean(steps_BxS, axis=1),
-    "halting_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
+    "ponder_steps": jnp.mean(steps_BxS, axis=1),
+    "ponder_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
     "loops_run": jnp.full(steps_BxS.shape[:1], steps_run, jnp.float32),
   }
   if num_memory:
     memory_BxM = steps_BxS[:, :num_memory]
-    stats["halting_steps_memory"] = jnp.mean(memory_BxM, axis=1)
+    stats["ponder_steps_memory"] = jnp.mean(memory_BxM, axis=1)
   return stats
 
 

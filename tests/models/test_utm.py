@@ -175,7 +175,7 @@ def test_no_memory_tokens_is_a_model_without_memory():
 
   actual = run(config)
   np.testing.assert_allclose(actual.logits, by_hand(inputs), atol=1e-5)
-  assert "halting_steps_memory" not in actual.stats
+  assert "ponder_steps_memory" not in actual.stats
 
 
 def test_memory_tokens_are_read():

@@ -31,7 +31,7 @@ def make_run(directory, config, exact, **changes):
     "metrics": {
       "eval/exact_match": exact,
       "eval/exact_match/standard_error": 0.01,
-      "eval/halting_steps": 2.5,
+      "eval/ponder_steps": 2.5,
       "eval/count": 520.0,
     },
     "parameters": 3447,
@@ -312,7 +312,7 @@ def test_token_steps_are_tokens_times_steps():
     "task": {"box_rows": 3, "box_cols": 3},
     "model": {"num_memory_tokens": 8},
   }
-  summary = {"metrics": {"eval/halting_steps": 11.6}}
+  summary = {"metrics": {"eval/ponder_steps": 11.6}}
   assert column.value(config, summary) == pytest.approx(1032, abs=1)
 
 

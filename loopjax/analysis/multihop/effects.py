@@ -13,7 +13,7 @@ _MARKERS = {"train": "o", "test_id": "s", "test_ood": "^"}
 _TARGETS = {
   "argmax": "most likely token",
   "bridge": "true bridge",
-  "stranger": "stranger, a control",
+  "random_entity": "random entity, a control",
 }
 _NORMS = {
   "rms": "RMS norm",

@@ -123,7 +123,7 @@ _SWEEPS = {
       " of sections 5.2 and A.3.",
       "Only 74 % of the ID test chains have both facts trained in the places"
       " that they have there (our count over 4 graphs of the paper's size);"
-      " scores by coverage are in each run's summary.",
+      " scores by role exposure are in each run's summary.",
       "PonderLM is a baseline of the paper for language modelling only.",
     ),
   ),

@@ -28,7 +28,7 @@ def _floor(config, summary):
 
 
 _MATCH = Column("match", "all labels, %", metric("eval/exact_match", 100.0))
-_CELLS = Column("cells", "labels, %", metric("eval/cell_accuracy", 100.0))
+_CELLS = Column("cells", "labels, %", metric("eval/label_accuracy", 100.0))
 _FLOOR = Column("floor", "best constant answer, %", _floor)
 _LOSS = Column("loss", "loss, nats per token", metric("eval/loss"), 3)
 _ANSWERS = Column(

@@ -26,12 +26,12 @@ def _token_steps(config, summary):
   task = config["task"]
   cells = (task["box_rows"] * task["box_cols"]) ** 2
   tokens = config["model"]["num_memory_tokens"] + cells
-  steps = metric("eval/halting_steps")(config, summary)
+  steps = metric("eval/ponder_steps")(config, summary)
   return None if steps is None else tokens * steps
 
 
 _EXACT = Column("exact", "exact match, %", metric("eval/exact_match", 100.0))
-_HALT = Column("halt", "mean halting steps", metric("eval/halting_steps"), 2)
+_HALT = Column("halt", "mean ponder steps", metric("eval/ponder_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "token-steps", _token_steps, 0)
 _TRAIN_EXACT = Column(
   "train_exact", "exact match on train, %", metric("train/exact_match", 100.0)
@@ -57,7 +57,7 @@ def _seeds(first, second, third, mean=None, std=None, text="") -> Number:
 
 
 _BIMODAL = "bimodal: no mean printed"
-_CURVE = {  # Table 3: exact match, then halting steps (mean and range).
+_CURVE = {  # Table 3: exact match, then ponder steps (mean and range).
   0: (_seeds(2.3, 2.6, 2.7, 2.5, 0.2), Number(7.83, text="6.9-8.5")),
   4: (_seeds(55.5, 55.8, 5.4, text=_BIMODAL), Number(text="7.0-17.7")),
   8: (_seeds(56.6, 57.7, 57.9, 57.4, 0.7), Number(17.87, text="17.7-18.0")),
@@ -133,7 +133,7 @@ _SWEEPS = {
       )
     ),
     panels=(
-      Panel("mean halting steps", ("train/halting_steps",), factor=1.0),
+      Panel("mean ponder steps", ("train/ponder_steps",), factor=1.0),
       Panel("exact match, %", ("eval/exact_match",)),
     ),
     caveats=("One seed. T = 64 ran at batch 128, the others at 256.",),
@@ -151,7 +151,7 @@ _SWEEPS = {
           {"model.halting": "fixed", _WEIGHT: 0.0},
           {"exact": _seeds(52.0, 44.9, 63.4, 53.4, 9.3)}),
     ),
-    caveats=("Halting steps are from Tables 3 and 8.",),
+    caveats=("Ponder steps are from Tables 3 and 8.",),
   ),
   "small_data": Sweep(
     title="1000 training puzzles, augmented",
@@ -296,7 +296,7 @@ PAPER = Paper(
     "The paper's exact match is of 12,800 test puzzles (standard error about"
     " 0.44 points), another sample at every evaluation, the last one about 900"
     " steps before the end; ours is of the whole test split, at the end.",
-    "Mean halting steps average over memory tokens and cells, the paper's and"
+    "Mean ponder steps average over memory tokens and cells, the paper's and"
     " ours. They count steps of tokens, not time.",
   ),
 )
