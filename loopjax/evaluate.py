@@ -16,6 +16,8 @@ from loopjax.types import Dataset
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
 Evaluator = Callable[..., dict[str, dict[str, float]]]
+# What models show of themselves in every evaluation, if they can.
+MODEL_TRACES = ("attention_mass",)
 # Groups of this name are splits of their own, not parts of the one asked for.
 SPLIT = "split"
 
@@ -49,7 +51,11 @@ def make_evaluator(
       score=task.score,
       num_loops=settings.eval_loops,
       kind=settings.eval.loop_kind,
-      trace=tuple(name for name in task.TRACES if name in family.TRACES),
+      trace=tuple(
+        name
+        for name in family.TRACES
+        if name in task.TRACES or name in MODEL_TRACES
+      ),
     ),
     static_argnames="group_sizes",
     out_shardings=sharding.replicated(mesh),

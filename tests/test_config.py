@@ -104,6 +104,38 @@ def test_presets_have_the_papers_numbers(name):
   assert {key: config[key] for key in PAPERS[name]} == PAPERS[name]
 
 
+def test_the_papers_ponder_cost_warms_up_over_20_000_steps():
+  config = load_config("sudoku_utm", "paper")
+  sweeps = namespace("sudoku_utm")["sweeps"](config)
+  items = [*sweeps["tradeoff"], *sweeps["lambda"], *sweeps["fixed_depth"]]
+  steps = {item["model.ponder_warmup_steps"] for item in items}
+  assert steps == {0, 20_000}
+  # Table 4 at 64 tokens: half the batch, as many puzzles (Figure 4).
+  (half,) = [i for i in items if i.get("model.num_memory_tokens") == 64]
+  assert half["run.batch_size"] == 128
+  assert half["run.num_steps"] == 2 * config.run.num_steps
+  assert half["model.ponder_warmup_steps"] == 20_000
+
+
+def test_without_memory_every_start_mode_and_depth_is_tried():
+  """UTM, contribution 1; Muon is an open question of its section 7."""
+  sweeps = namespace("sudoku_utm")["sweeps"](load_config("sudoku_utm", "paper"))
+  items = sweeps["no_memory"]
+  tried = {
+    (
+      item.get("model.halting", "act"),
+      item.get("model.router_bias", -3.0),  # The preset's.
+      item["model.num_loops"],
+    )
+    for item in items
+  }
+  assert {item["model.num_memory_tokens"] for item in items} == {0}
+  starts = [("act", 0.0), ("act", -3.0), ("act", 1.0), ("fixed", -3.0)]
+  assert tried == {(*start, loops) for start in starts for loops in (18, 36)}
+  assert {item["optim.name"] for item in sweeps["muon"]} == {"adamw", "muon"}
+  assert "model.router_bias" not in sweeps["muon"][0]  # The deep start.
+
+
 def test_the_argument_overrides_the_preset():
   config = load_config("sudoku_utm", "smoke,model.width=32,model.norm=rmsnorm")
   assert (config.model.width, config.model.norm) == (32, "rmsnorm")

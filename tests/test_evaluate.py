@@ -39,14 +39,14 @@ def test_scores_are_those_of_the_examples_one_by_one():
     return settings.task_module.score(model(batch["inputs"]), batch)
 
   for batch in pipeline.iterate(dataset.batches, num_threads=0):
-    accuracy = np.asarray(score(batch)["cell_accuracy"])
+    accuracy = np.asarray(score(batch)["blank_accuracy"])
     values.append(accuracy[batch["valid"]])
     ratings.append(batch["group/rating"][batch["valid"]])
   values, ratings = np.concatenate(values), np.concatenate(ratings)
   assert got["count"] == len(values) == num_examples
-  np.testing.assert_allclose(got["cell_accuracy"], values.mean(), rtol=1e-5)
+  np.testing.assert_allclose(got["blank_accuracy"], values.mean(), rtol=1e-5)
   np.testing.assert_allclose(
-    got["cell_accuracy/standard_error"],
+    got["blank_accuracy/standard_error"],
     values.std() / np.sqrt(len(values)),
     rtol=1e-3,
   )
@@ -54,7 +54,7 @@ def test_scores_are_those_of_the_examples_one_by_one():
     group = values[ratings == rating]
     assert got[f"count/rating={name}"] == len(group) > 0
     np.testing.assert_allclose(
-      got[f"cell_accuracy/rating={name}"], group.mean(), rtol=1e-5
+      got[f"blank_accuracy/rating={name}"], group.mean(), rtol=1e-5
     )
 
 

@@ -47,8 +47,9 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert done["parameters"] > 0
   assert len(done["digest"]) == 64
   assert {"devices", "versions", "revision", "command"} <= set(done)
-  for name in ("test/exact_match", "test/cell_accuracy", "test/loss"):
+  for name in ("test/exact_match", "test/blank_accuracy", "test/loss"):
     assert np.isfinite(done["metrics"][name])
+  assert 0 < done["metrics"]["test/attention_sequence_to_memory"] < 1
   assert [(r["step"], r["split"]) for r in rows(finished)] == [
     (10, "train"),
     (20, "train"),
@@ -70,10 +71,10 @@ def test_groups_add_up(finished):
   }
   assert sum(by_rating.values()) == total
   mean = sum(
-    count * metrics[f"test/cell_accuracy/{group}"]
+    count * metrics[f"test/blank_accuracy/{group}"]
     for group, count in by_rating.items()
   )
-  np.testing.assert_allclose(mean / total, metrics["test/cell_accuracy"])
+  np.testing.assert_allclose(mean / total, metrics["test/blank_accuracy"])
 
 
 @pytest.mark.parametrize("cut_at", [10, 20])

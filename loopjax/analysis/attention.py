@@ -4,6 +4,10 @@ Maps are attention weights [..., S, S], queries by keys, memory tokens first,
 every row summing to one. All results are linear in the maps or ratios of such,
 so that maps averaged over examples give the pooled numbers.
 
+The paper also names what each head is for: "reader", "writer", "constraint".
+The masses of its H1, a writer, and of H5, which is none, are equal to within
+0.02. So there are masses here, and no names.
+
 "s" is the sequence, "m" the memory; "sm" reads: queries of the sequence, mass
 on memory.
 """
@@ -47,31 +51,6 @@ def uniform_quadrants(num_tokens: int, num_memory: int) -> dict[str, float]:
   """
   maps = np.full((num_tokens, num_tokens), 1 / num_tokens)
   return {k: float(v) for k, v in quadrants(maps, num_memory).items()}
-
-
-def roles(mass: dict[str, np.ndarray]) -> list[str]:
-  """What each head is for, by the thresholds of the paper's own script.
-
-  Args:
-    mass: from `quadrants`, f32 [R, H].
-
-  Returns:
-    For each head, by its means over loops: "reader" (sm > 0.4), "writer"
-    (ms > 0.7), "internal" (mm > 0.6), or else "constraint", in this order.
-    The thresholds were meant for 16 memory tokens and 81 cells; compare with
-    `uniform_quadrants`.
-  """
-  mean = {name: value.mean(axis=0) for name, value in mass.items()}
-  return [
-    "reader"
-    if mean["sm"][head] > 0.4
-    else "writer"
-    if mean["ms"][head] > 0.7
-    else "internal"
-    if mean["mm"][head] > 0.6
-    else "constraint"
-    for head in range(len(mean["sm"]))
-  ]
 
 
 def coordinate_shares(

@@ -31,9 +31,18 @@ _PANELS = (
     "loops",
     "linear",
     (
-      ("train", "halting_steps", "all tokens", draw.BLUE),
-      ("train", "halting_steps_cells", "cells", draw.GREEN),
-      ("train", "halting_steps_memory", "memory tokens", draw.ORANGE),
+      ("train", "ponder_steps", "all tokens", draw.BLUE),
+      ("train", "ponder_steps_cells", "cells", draw.GREEN),
+      ("train", "ponder_steps_memory", "memory tokens", draw.ORANGE),
+    ),
+  ),
+  (
+    "Attention on memory, mean over heads and steps",
+    "share",
+    "linear",
+    (
+      ("validation", "attention_sequence_to_memory", "of cells", draw.GREEN),
+      ("validation", "attention_memory_to_memory", "of memory", draw.ORANGE),
     ),
   ),
   (
@@ -59,7 +68,7 @@ def draw_training(
   Args:
     rows: of metrics.jsonl; a panel without any is left out.
     headline: the task's scores, its first by every split.
-    num_loops: K, drawn as the ceiling of the halting steps.
+    num_loops: K, drawn as the ceiling of the ponder steps.
     directory: where to write.
   """
   panels = [

@@ -57,12 +57,12 @@ def _curves(view: view_lib.View) -> list[pathlib.Path]:
 
 
 def _router(view: view_lib.View) -> list[pathlib.Path]:
-  stops = halting.halting_steps(view) is not None
+  stops = halting.ponder_steps(view) is not None
   return curves.draw_router(view.rows, view.directory) if stops else []
 
 
 def _halting(view: view_lib.View) -> list[pathlib.Path]:
-  steps, num_memory = halting.halting_steps(view), view.num_memory
+  steps, num_memory = halting.ponder_steps(view), view.num_memory
   if steps is None:
     return []
   shares = halting.histogram(steps, view.settings.model.num_loops, num_memory)

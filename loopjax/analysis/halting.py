@@ -6,7 +6,7 @@ from loopjax.analysis import view as view_lib
 from loopjax.protocols import Halting
 
 
-def halting_steps(view: view_lib.View) -> np.ndarray | None:
+def ponder_steps(view: view_lib.View) -> np.ndarray | None:
   """Steps of every token [B, S]; None if the model never stops early."""
   model = view.settings.model
   if not isinstance(model, Halting) or model.halting == "fixed":

@@ -85,7 +85,7 @@ def draw_heads(
 def head_numbers(
   maps: np.ndarray, num_memory: int, spec: TaskSpec
 ) -> dict[str, Any]:
-  """Quadrants, shares and role of each head, as JSON can hold them.
+  """Quadrants and shares of each head, as JSON can hold them.
 
   Arguments are those of `draw_heads`. Of each head "last" and "same" are at the
   last loop, "mean" is over all loops; "uniform" is what a head has that looks
@@ -118,12 +118,11 @@ def head_numbers(
     "heads": [
       {
         "head": head,
-        "role": role,
         "last": of_head(lambda loops: loops[-1], head),
         "mean": of_head(np.mean, head),
         "same": named(shares[-1, head]),
       }
-      for head, role in enumerate(attention.roles(mass))
+      for head in range(maps.shape[1])
     ],
     "quadrants_by_loop": {
       name: np.round(value.astype(float), 4).tolist()
@@ -155,10 +154,12 @@ def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
 
 
 def _head_title(numbers: dict[str, Any], head: int) -> str:
-  """Role, and the coordinate that stands out, if one does against chance."""
+  """The mass on memory, and the coordinate that stands out against chance."""
   same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
   name = max(same, key=lambda name: same[name] / uniform[name])
-  title = f"head {head}: {numbers['heads'][head]['role']}"
+  title = f"head {head}"
+  if numbers["num_memory"]:
+    title += f", s→m {numbers['heads'][head]['last']['sm']:.2f}"
   if same[name] > 1.5 * uniform[name]:
     title += f", same {name} {same[name]:.2f}"
   return title
@@ -166,9 +167,9 @@ def _head_title(numbers: dict[str, Any], head: int) -> str:
 
 def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
   """Quadrants, how far each head goes by row, column and box, and chance."""
-  header = ["head", "s→m", "s→s", "m→m", "m→s", "role, over all loops"]
+  header = ["head", "s→m", "s→s", "m→m", "m→s"]
   header += [f"s→s in same {name}" for name in names]
-  uniform = {"head": "uniform", "role": "", **numbers["uniform"]}
+  uniform = {"head": "uniform", **numbers["uniform"]}
   cells = [
     [
       str(row["head"]),
@@ -178,7 +179,6 @@ def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
         else "–"
         for name in attention.QUADRANTS
       ),
-      row["role"],
       *(f"{row['same'][name]:.2f}" for name in names),
     ]
     for row in [*numbers["heads"], uniform]

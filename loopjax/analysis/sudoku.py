@@ -44,7 +44,7 @@ def draw_failed(view: view_lib.View) -> list[pathlib.Path]:
 
 def draw_halting_map(view: view_lib.View) -> list[pathlib.Path]:
   """halting_map.png: when cells halt, on average and in the solved puzzle."""
-  steps = halting.halting_steps(view)
+  steps = halting.ponder_steps(view)
   if steps is None:
     return []
   return [_draw_halting_map(view, choose(view)[0], steps)]

@@ -1,8 +1,9 @@
 """Transformer without loops: K untied copies of a stack of blocks.
 
 The baseline of the looped families: it computes what `loopjax.models.looped`
-computes with K loops, and has K times its blocks (DiscoLoop, arXiv 2607.00341,
-section 5.1). With K = 1 it is the plain transformer.
+computes with K loops, and has K copies of all that a loop has, its norm too
+(DiscoLoop, arXiv 2607.00341, section 5.1). With K = 1 it is the plain
+transformer.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from loopjax.types import (
   LoopOptions,
   Metrics,
   Output,
+  Precision,
   TaskSpec,
 )
 
@@ -41,6 +43,9 @@ class Config:
     width: D. num_layers: L of the stack. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, copies of the stack.
+    loop_norm: as of the loops that they are compared with: every copy ends in
+      an RMS norm of its own ("per_loop"), or one norm is a part of the read-out
+      ("final_only").
     dropout: in training, share of embeddings and of what attention and MLP add
       that is dropped.
     rope_base: longest wavelength over 2 pi, in tokens.
@@ -54,6 +59,7 @@ class Config:
   mlp: str = "gelu"
   mlp_ratio: float = 4.0
   num_loops: int = 2
+  loop_norm: str = "per_loop"
   dropout: float = 0.0
   rope_base: float = 10_000.0
   init_std: float = 0.02
@@ -61,7 +67,12 @@ class Config:
 
   def __post_init__(self) -> None:
     checks.plain_values("model", self)
-    checks.one_of("model", self, precision=PRECISIONS)
+    checks.one_of(
+      "model",
+      self,
+      loop_norm=("per_loop", "final_only"),
+      precision=PRECISIONS,
+    )
     checks.at_least("model", self, num_loops=1)
     checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
     self.block_shape()
@@ -79,7 +90,7 @@ class Config:
 
 
 class Model(nnx.Module):
-  """K stacks of blocks in a row, then one norm."""
+  """K stacks of blocks in a row, each with its norm or all with one."""
 
   def __init__(
     self,
@@ -105,7 +116,10 @@ class Model(nnx.Module):
       config.num_loops * config.num_layers,
     )
     self.layers = stack.make_layers(shape, num_layers, **shared)
-    self.final_norm = norm.rms_norm(config.width, **shared)
+    if config.loop_norm == "per_loop":
+      self.final_norm = _norms(config, **shared)
+    else:
+      self.final_norm = norm.rms_norm(config.width, **shared)
 
   def __call__(
     self,
@@ -123,9 +137,9 @@ class Model(nnx.Module):
       num_loops: read out after the first copies, 1 .. K; after all if None.
       kind: "unroll" compiles every block by itself, else one is compiled; the
         model's own options if None.
-      trace: names out of TRACES: "hidden" after every copy, before the norm,
-        f32 [K, B, T, D], "prediction", argmax of its read-out, i32 [K, B, T],
-        and "confidence", its probability, f32 [K, B, T].
+      trace: names out of TRACES: "hidden" after every copy, f32
+        [K, B, T, D], "prediction", argmax of its read-out, i32 [K, B, T], and
+        "confidence", its probability, f32 [K, B, T].
       key: of dropout; None, as in evaluation, for none.
 
     Raises:
@@ -138,7 +152,7 @@ class Model(nnx.Module):
     tables = stack.rope_tables(self.layers, inputs.shape[1], config.rope_base)
 
     def step(hidden: Array, of_copy: Any) -> tuple[Array, Any]:
-      copy, index = of_copy
+      copy, copy_norm, index = of_copy
       hidden = stack.run_layers(
         copy,
         hidden,
@@ -147,16 +161,20 @@ class Model(nnx.Module):
         unroll=unroll,
         remat=self.options.remat,
       )
+      hidden = hidden if copy_norm is None else copy_norm(hidden)
       return hidden, self._record(hidden, trace)
 
     copies = jax.tree.map(  # [K L, ...] -> [copies, L, ...]
       lambda x: x.reshape(-1, config.num_layers, *x.shape[1:])[:num_copies],
       self.layers,
     )
+    norms = None
+    if config.loop_norm == "per_loop":
+      norms = jax.tree.map(lambda x: x[:num_copies], self.final_norm)
     hidden, records = jax.lax.scan(
       step,
       dropout(self.token_embedding(inputs), config.dropout, fold(key, 0)),
-      (copies, jnp.arange(num_copies)),
+      (copies, norms, jnp.arange(num_copies)),
       unroll=unroll,
     )
     return Output(
@@ -168,12 +186,11 @@ class Model(nnx.Module):
     )
 
   def _logits(self, hidden: Array) -> Array:
-    """The read-out: norm, then H W^T, f32 [B, T, V]."""
-    return linear.token_logits(
-      self.final_norm(hidden),
-      self.token_embedding.embedding[...],
-      self.spec.num_padding_tokens,
-    )
+    """The read-out of a copy: H W^T, f32 [B, T, V]."""
+    if self.config.loop_norm == "final_only":
+      hidden = self.final_norm(hidden)
+    table = self.token_embedding.embedding[...]
+    return linear.token_logits(hidden, table, self.spec.num_padding_tokens)
 
   def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
     """Statistics of a copy, and what the caller asked to see of it."""
@@ -184,6 +201,18 @@ class Model(nnx.Module):
     if "prediction" in names or "confidence" in names:
       record |= linear.most_likely(self._logits(hidden))
     return record
+
+
+def _norms(
+  config: Config, *, precision: Precision, rngs: nnx.Rngs
+) -> nnx.RMSNorm:
+  """K norms side by side: one whose gain is [K, D], not to be called itself."""
+
+  def make_norm(key: Array) -> nnx.RMSNorm:
+    rngs = nnx.Rngs(params=key)
+    return norm.rms_norm(config.width, precision=precision, rngs=rngs)
+
+  return jax.vmap(make_norm)(jax.random.split(rngs.params(), config.num_loops))
 
 
 def loss(

@@ -37,8 +37,9 @@ TRACES = (
   "probability",
   "weight",
   "attention",
+  "attention_mass",
 )
-HEADLINE = ("halting_steps",)
+HEADLINE = ("ponder_steps",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +211,10 @@ class Model(nnx.Module):
       trace: names out of TRACES: "hidden" g_k f32 [R, B, S, D], "prediction"
         argmax of head(g_k) i32 [R, B, T], "confidence" its softmax probability
         f32 [R, B, T], "probability" p_k and "weight" w_k f32 [R, B, S],
-        "attention" f32 [R, B, H, S, S]. Memory comes first in S.
+        "attention" f32 [R, B, H, S, S], "attention_mass" f32 [R, B, 2], of
+        all attention of cells and of that of memory the share on memory, mean
+        over heads, which also adds its mean over steps to the statistics.
+        Memory comes first in S.
     """
     chex.assert_shape(inputs, (None, self.spec.sequence_length))
     config = self.config
@@ -254,11 +258,14 @@ class Model(nnx.Module):
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )
     logits = self.head(carry.output[:, num_memory:])
+    stats = _ponder_statistics(carry.halting.steps, num_memory, steps_run)
+    if num_memory and "attention_mass" in trace:
+      stats |= _attention_statistics(records["attention_mass"], steps_run)
     cost_over = 0 if config.ponder_over == "all" else num_memory
     return Output(
       logits=logits,
       losses={"ponder": jnp.mean(carry.halting.cost[:, cost_over:])},
-      stats=_halting_statistics(carry.halting.steps, num_memory, steps_run),
+      stats=stats,
       loops=_loop_statistics(records),
       trace={name: records[name] for name in trace},
     )
@@ -321,24 +328,42 @@ class Model(nnx.Module):
     if "confidence" in names:
       chances = jax.nn.softmax(self.head(cells).astype(jnp.float32))
       record["confidence"] = jnp.max(chances, axis=-1)
-    if "attention" in names:
+    if "attention" in names or "attention_mass" in names:
       record["attention"] = self.block.attention_weights(u_BxSxD, tables)
-    return record
+    if "attention_mass" in names:
+      num_memory = self.config.num_memory_tokens
+      on_memory = jnp.sum(record["attention"][..., :num_memory], axis=-1)
+      of_cells = jnp.mean(on_memory[..., num_memory:], axis=(1, 2))
+      of_memory = jnp.sum(on_memory[..., :num_memory], axis=(1, 2))
+      of_memory /= max(num_memory, 1) * on_memory.shape[1]
+      record["attention_mass"] = jnp.stack([of_cells, of_memory], axis=-1)
+    return {name: record[name] for name in record if name in names}
 
 
-def _halting_statistics(
+def _ponder_statistics(
   steps_BxS: Array, num_memory: int, steps_run: Array
 ) -> dict[str, Array]:
   """Mean steps until halting, of all tokens and by kind: f32 [B] by name."""
   stats = {
-    "halting_steps": jnp.mean(steps_BxS, axis=1),
-    "halting_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
+    "ponder_steps": jnp.mean(steps_BxS, axis=1),
+    "ponder_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
     "loops_run": jnp.full(steps_BxS.shape[:1], steps_run, jnp.float32),
   }
   if num_memory:
     memory_BxM = steps_BxS[:, :num_memory]
-    stats["halting_steps_memory"] = jnp.mean(memory_BxM, axis=1)
+    stats["ponder_steps_memory"] = jnp.mean(memory_BxM, axis=1)
   return stats
+
+
+def _attention_statistics(
+  mass_RxBx2: Array, steps_run: Array
+) -> dict[str, Array]:
+  """Shares of attention on memory, mean over the steps run: f32 [B] by name."""
+  of_cells, of_memory = (jnp.sum(mass_RxBx2, axis=0) / steps_run).T
+  return {
+    "attention_sequence_to_memory": of_cells,
+    "attention_memory_to_memory": of_memory,
+  }
 
 
 def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:

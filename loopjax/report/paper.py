@@ -43,14 +43,34 @@ class Row(NamedTuple):
 
   Attributes:
     label: as the paper calls it.
-    overrides: that identify it among the items of the sweep, without the seed;
-      an item belongs to the row with the most overrides that it fulfils.
+    settings: that identify it among the items of the sweep, without the seed;
+      an item belongs to the row with the most settings that it has, whether it
+      or the config of the sweep makes them.
     values: by column.
   """
 
   label: str
-  overrides: Mapping[str, Any]
+  settings: Mapping[str, Any]
   values: Mapping[str, Number]
+
+
+class Panel(NamedTuple):
+  """One picture with the curves of all items on top of each other.
+
+  Attributes:
+    title: with the unit.
+    names: "split/metric" of one or two curves an item, the second dashed.
+    over: "examples", those seen in training, out of metrics.jsonl; or "loops",
+      out of summary.json.
+    settings: of the items that are drawn.
+    factor: by which values are multiplied.
+  """
+
+  title: str
+  names: tuple[str, ...]
+  over: str = "examples"
+  settings: Mapping[str, Any] = {}
+  factor: float = 100.0
 
 
 class Sweep(NamedTuple):
@@ -62,6 +82,7 @@ class Sweep(NamedTuple):
     columns: in their order.
     rows: the paper's; none if it has no numbers.
     caveats: what one must know to compare, a sentence each.
+    panels: the paper's figures that lay several runs on top of each other.
   """
 
   title: str
@@ -69,6 +90,7 @@ class Sweep(NamedTuple):
   columns: tuple[Column, ...]
   rows: tuple[Row, ...] = ()
   caveats: tuple[str, ...] = ()
+  panels: tuple[Panel, ...] = ()
 
 
 class Scale(NamedTuple):

@@ -34,11 +34,11 @@ def sweep_blocks(
     blocks.insert(2, document.Paragraph(f"In every run: {same}."))
   key = plots.numeric_key(groups)
   if key and (picture := plots.draw_curve(groups, sweep, key)):
-    pictures.mkdir(exist_ok=True)
-    (pictures / f"{plan.name}.png").write_bytes(picture)
-    path = f"{pictures.name}/{plan.name}.png"
     text = "Ours and the paper's. Bars: sample standard deviation over seeds."
-    blocks.append(document.Image(picture, path, text))
+    blocks.append(_image(picture, pictures / f"{plan.name}.png", text))
+  if picture := plots.draw_panels(groups, sweep.panels):
+    text = "Ours, a line for every seed."
+    blocks.append(_image(picture, pictures / f"{plan.name}_runs.png", text))
   if sweep.caveats:
     blocks.append(document.Bullets(sweep.caveats))
   blocks += scale_blocks(plan.runs, paper)
@@ -156,6 +156,13 @@ _DEFAULT_COLUMNS = (
 )
 
 
+def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
+  """Writes a picture; returns its block."""
+  path.parent.mkdir(exist_ok=True)
+  path.write_bytes(picture)
+  return document.Image(picture, f"{path.parent.name}/{path.name}", text)
+
+
 def _sweep_of(
   plan: tables.Plan, paper: paper_lib.Paper | None
 ) -> paper_lib.Sweep:
@@ -186,10 +193,12 @@ def _comparison(
   keys = tables.varying(groups)
   rows = []
   for group in groups:
-    row = tables.row_of(group.overrides, sweep.rows)
+    row = tables.row_of(group.settings, sweep.rows)
     changed = {k: v for k, v in group.overrides.items() if k in keys}
     cells = [
-      Cell(settings(changed) or "as the config is", row.label if row else "")
+      Cell(
+        tables.as_text(changed) or "as the config is", row.label if row else ""
+      )
     ]
     for column in sweep.columns:
       cells.append(_ours_cell(group, column))
@@ -197,14 +206,6 @@ def _comparison(
         cells.append(_paper_cell(row, column))
     rows.append([*cells, *_facts(group)])
   return document.Table(header, rows)
-
-
-def settings(overrides: Mapping[str, Any]) -> str:
-  """Overrides as a person reads them."""
-  return ", ".join(
-    f"{key.partition('.')[2]}\u00a0=\u00a0{value}"
-    for key, value in overrides.items()
-  )
 
 
 def _ours_cell(group: tables.Group, column: paper_lib.Column) -> Cell:
@@ -259,7 +260,7 @@ def _facts(group: tables.Group) -> list[Cell]:
 def _same_everywhere(groups: Sequence[tables.Group]) -> str:
   keys = tables.varying(groups)
   first = groups[0].overrides if groups else {}
-  return settings({k: v for k, v in first.items() if k not in keys})
+  return tables.as_text({k: v for k, v in first.items() if k not in keys})
 
 
 def _values(value, runs: Iterable[tables.Run]) -> str:

@@ -19,6 +19,7 @@ class Run(NamedTuple):
   Attributes:
     directory: where it is or would be.
     overrides: that its sweep asked for; none outside of a sweep.
+    settings: all that its sweep planned, by "section.key"; none outside.
     state: "completed", "not run", "incomplete, step 10 of 20", ...
     config: its config.json; empty if there is none.
     summary: its summary.json if it is completed, else empty.
@@ -26,6 +27,7 @@ class Run(NamedTuple):
 
   directory: pathlib.Path
   overrides: Mapping[str, Any]
+  settings: Mapping[str, Any]
   state: str
   config: Mapping[str, Any]
   summary: Mapping[str, Any]
@@ -58,6 +60,11 @@ class Group(NamedTuple):
   overrides: Mapping[str, Any]
   runs: list[Run]
 
+  @property
+  def settings(self) -> Mapping[str, Any]:
+    """What its runs have in common, and one seed."""
+    return self.runs[0].settings
+
 
 class Spread(NamedTuple):
   """Numbers of several seeds.
@@ -85,7 +92,7 @@ def collect(workdir: pathlib.Path) -> tuple[list[Plan], list[Run]]:
   plans = [_read_plan(path) for path in sorted(workdir.glob("sweep-*.json"))]
   known = {run.directory.resolve() for plan in plans for run in plan.runs}
   others = [
-    read_run(path, {})
+    read_run(path, {}, {})
     for path in [workdir, *sorted(workdir.iterdir())]
     if (path / "config.json").is_file() and path.resolve() not in known
   ]
@@ -94,24 +101,27 @@ def collect(workdir: pathlib.Path) -> tuple[list[Plan], list[Run]]:
   return plans, others
 
 
-def read_run(directory: pathlib.Path, overrides: Mapping[str, Any]) -> Run:
+def read_run(
+  directory: pathlib.Path,
+  overrides: Mapping[str, Any],
+  settings: Mapping[str, Any],
+) -> Run:
   """Reads a run and says what state it is in."""
+  planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
-    return Run(directory, overrides, "not run", {}, {})
+    return Run(*planned, "not run", {}, {})
   config = workdir_lib.read_json(directory / "config.json")
   flat = sections.flatten(config)
   if any(flat.get(key) != value for key, value in overrides.items()):
-    return Run(directory, overrides, "another configuration", {}, {})
+    return Run(*planned, "another configuration", {}, {})
   if not (directory / "summary.json").is_file():
     rows = workdir_lib.read_metrics(directory)
     step = rows[-1]["step"] if rows else 0
     state = f"incomplete, step {step} of {flat.get('run.num_steps')}"
-    return Run(directory, overrides, state, config, {})
+    return Run(*planned, state, config, {})
   summary = workdir_lib.read_json(directory / "summary.json")
   state = str(summary.get("status"))
-  return Run(
-    directory, overrides, state, config, summary if state == "completed" else {}
-  )
+  return Run(*planned, state, config, summary if state == "completed" else {})
 
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:
@@ -148,17 +158,17 @@ def ours(group: Group, column: Column) -> Spread | None:
   return spread(values)
 
 
-def row_of(overrides: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
-  """The paper's row with the most overrides that all are an item's."""
-  fitting = [
-    row
-    for row in rows
-    if all(
-      key in overrides and overrides[key] == value
-      for key, value in row.overrides.items()
-    )
-  ]
-  return max(fitting, key=lambda row: len(row.overrides), default=None)
+def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
+  """The paper's row with the most settings that all are an item's."""
+  fitting = [row for row in rows if fits(row.settings, settings)]
+  return max(fitting, key=lambda row: len(row.settings), default=None)
+
+
+def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+  """Whether an item has all of these settings."""
+  return all(
+    key in settings and settings[key] == value for key, value in wanted.items()
+  )
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
@@ -173,6 +183,14 @@ def varying(groups: Sequence[Group]) -> list[str]:
       for group in groups
     )
   ]
+
+
+def as_text(overrides: Mapping[str, Any]) -> str:
+  """Overrides as a person reads them."""
+  return ", ".join(
+    f"{key.partition('.')[2]}\u00a0=\u00a0{value}"
+    for key, value in overrides.items()
+  )
 
 
 def _read_plan(path: pathlib.Path) -> Plan:
@@ -192,7 +210,12 @@ def _read_plan(path: pathlib.Path) -> Plan:
       command=" ".join(["python -m loopjax.sweep", *arguments]),
       task=manifest.get("task", ""),
       runs=[
-        read_run(path.parent / item["directory"], item["overrides"])
+        read_run(
+          path.parent / item["directory"],
+          item["overrides"],
+          # Without a config in sweeps of earlier versions.
+          {**sections.flatten(item.get("config", {})), **item["overrides"]},
+        )
         for item in manifest["items"]
       ],
     )

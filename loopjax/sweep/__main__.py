@@ -2,9 +2,10 @@
 
   python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME
 
-Its runs lie in runs/<config>[-<preset>]-<sweep>, or in --workdir=DIR. What is complete is skipped and what was cut off goes on, so that the same
-command can be given again. Jobs that run at the same time share a --workdir,
-each with one --item. Exit status: 0 done, 1 an item failed, 2 a mistake of the
+Its runs lie in runs/<config>[-<preset>]-<sweep>, or in --workdir=DIR. What is
+complete is skipped and what was cut off goes on, so that the same command can
+be given again. Jobs that run at the same time share a --workdir, each with one
+--item. Exit status: 0 done, 1 an item failed, 2 a mistake of the
 user's, 4 asked to stop, 5 an item lost a process of its own. After 4 and 5 the
 same command goes on.
 """

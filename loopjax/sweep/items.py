@@ -109,7 +109,12 @@ def write_manifest(
     "overrides": dict(common),
     "task": items[0].config["task"]["name"] if items else "",
     "items": [
-      {"overrides": item.overrides, "directory": item.slug} for item in items
+      {
+        "overrides": item.overrides,
+        "directory": item.slug,
+        "config": item.config,
+      }
+      for item in items
     ],
   }
   try:

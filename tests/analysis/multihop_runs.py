@@ -12,7 +12,7 @@ from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
 
 PICTURES = {
-  "stages", "lens", "cosines", "intervention_loop1", "patching", "coverage"
+  "stages", "lens", "cosines", "intervention_loop1", "patching", "role_exposure"
 }  # fmt: skip
 
 

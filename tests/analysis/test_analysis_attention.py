@@ -1,4 +1,4 @@
-"""Attention quadrants, roles and shares on maps made by hand."""
+"""Attention quadrants and shares on maps made by hand."""
 
 import numpy as np
 import pytest
@@ -28,32 +28,12 @@ def test_without_memory_all_mass_is_in_the_sequence():
   mass = attention.quadrants(maps, 0)
   for name, value in {"sm": 0, "ss": 1, "mm": 0, "ms": 0}.items():
     np.testing.assert_array_equal(mass[name], np.full((2, 3), value))
-  assert attention.roles(mass) == ["constraint"] * 3
 
 
 def test_uniform_attention_puts_mass_by_numbers():
   mass = attention.uniform_quadrants(10, 2)
   assert mass == pytest.approx({"sm": 0.2, "ss": 0.8, "mm": 0.2, "ms": 0.8})
   assert attention.uniform_quadrants(4, 0)["ss"] == pytest.approx(1.0)
-
-
-def test_roles_go_by_the_mean_over_loops_and_in_order():
-  def over_loops(*means):  # Two loops that differ, with these means.
-    return np.stack([np.subtract(means, 0.05), np.add(means, 0.05)])
-
-  mass = {
-    "sm": over_loops(0.45, 0.39, 0.1, 0.1, 0.5),
-    "ss": over_loops(0.55, 0.61, 0.9, 0.9, 0.5),
-    "mm": over_loops(0.5, 0.25, 0.61, 0.5, 0.2),
-    "ms": over_loops(0.5, 0.75, 0.39, 0.5, 0.8),
-  }
-  assert attention.roles(mass) == [
-    "reader",
-    "writer",
-    "internal",
-    "constraint",
-    "reader",
-  ]
 
 
 def test_shares_of_a_head_that_stays_in_its_row():

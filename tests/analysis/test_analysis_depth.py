@@ -49,7 +49,7 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
   )
   scores = depth.accuracy_by_depth(view)
   assert len(scores["exact_match"]) == 6
-  assert len(set(scores["cell_accuracy"])) > 3
+  assert len(set(scores["blank_accuracy"])) > 3
   model = nnx.merge(graphdef, params)
   for loops in (2, 6):
     run = jax.jit(
@@ -60,7 +60,7 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
     np.testing.assert_allclose(
       output.trace["confidence"][-1], chances.max(axis=-1), rtol=1e-5
     )
-    for name in ("exact_match", "cell_accuracy"):
+    for name in ("exact_match", "blank_accuracy"):
       value = settings.task_module.score(output, view.batch)[name]
       np.testing.assert_allclose(
         scores[name][loops - 1], np.mean(value), atol=1e-6
@@ -123,7 +123,7 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
   parts = depth.accuracy_by_depth(view)
   whole = depth.accuracy_by_depth(view._replace(splits=()))
   assert {name.partition("/")[0] for name in parts} == {"here", "there"}
-  mean = (parts["here/cell_accuracy"] + parts["there/cell_accuracy"]) / 2
-  np.testing.assert_allclose(mean, whole["cell_accuracy"], rtol=1e-6)
-  difference = parts["here/cell_accuracy"] - parts["there/cell_accuracy"]
+  mean = (parts["here/blank_accuracy"] + parts["there/blank_accuracy"]) / 2
+  np.testing.assert_allclose(mean, whole["blank_accuracy"], rtol=1e-6)
+  difference = parts["here/blank_accuracy"] - parts["there/blank_accuracy"]
   assert np.abs(difference).max() > 1e-3

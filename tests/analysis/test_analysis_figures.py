@@ -21,13 +21,13 @@ def _write_metrics(workdir, num_loops=3):
   rows = []
   for step in (10, 20):
     row = {"step": step, "split": "train", "loss": 2.0 / step}
-    row |= {"halting_steps": 2.5, "grad_norm": 0.5, "grad_norm/router": 0.1}
+    row |= {"ponder_steps": 2.5, "grad_norm": 0.5, "grad_norm/router": 0.1}
     for loop in range(num_loops):
       row[f"router_probability/loop={loop}"] = 0.1 * loop
       row[f"router_probability_std/loop={loop}"] = 0.05
       row[f"output_weight/loop={loop}"] = 1 / num_loops
     rows.append(row)
-    evaluated = {"loss": 1.0, "exact_match": 0.5, "cell_accuracy": 0.8}
+    evaluated = {"loss": 1.0, "exact_match": 0.5, "blank_accuracy": 0.8}
     rows.append({"step": step, "split": "validation", **evaluated})
   lines = [json.dumps(row) + "\n" for row in rows]
   (workdir / "metrics.jsonl").write_text("".join(lines))

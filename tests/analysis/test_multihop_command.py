@@ -19,9 +19,9 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   old.write_bytes(b"of an earlier run")
   status, found, pictures = multihop_runs.analyse(workdir)
   assert status == 0
-  assert pictures == {"lens", "cosines", "coverage"}
+  assert pictures == {"lens", "cosines", "role_exposure"}
   analyses = set(rows.values_of(found, "analysis"))
-  assert analyses == {"stage", "coverage", "lens", "cosine"}
+  assert analyses == {"stage", "role_exposure", "lens", "cosine"}
   printed = capsys.readouterr().out
   assert f"intervention, patching: left out, {family} has no state" in printed
   assert "stages.png: left out, metrics.jsonl" in printed
@@ -58,7 +58,7 @@ def test_one_loop_hands_nothing_on(tmp_path, capsys):
   multihop_runs.make_untrained(workdir, "looped", "model.num_loops=1")
   status, _, pictures = multihop_runs.analyse(workdir, "--examples=30")
   assert status == 0
-  assert pictures == {"lens", "cosines", "coverage"}
+  assert pictures == {"lens", "cosines", "role_exposure"}
   assert "one loop hands nothing on" in capsys.readouterr().out
   for flag in ("--loop=1", "--position=1"):
     assert command.main([str(workdir), flag]) == 2

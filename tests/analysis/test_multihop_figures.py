@@ -69,7 +69,7 @@ def test_readings(drawn, tmp_path):
   observed = examples.make_subject().observe(asked)
   lens = readings.logit_lens(asked, observed)
   cosines = readings.cosines(asked, observed)
-  coverage = readings.coverage(asked, observed)
+  role_exposure = readings.role_exposure(asked, observed)
   figures.draw_lens(lens, tmp_path)
   shown = panels(drawn["lens.png"])
   assert len(shown) == 3 * (2 + 3)  # Entities of train, test_id and test_ood.
@@ -89,12 +89,16 @@ def test_readings(drawn, tmp_path):
   bars = [each for each in bars if each.get_label() == "the bridge"]
   heights = [bar.get_height() for bar in bars[0]]
   np.testing.assert_allclose(heights, 1 / (1 + 0.05**2), rtol=1e-6)
-  figures.draw_coverage(coverage, tmp_path)
-  shown = panels(drawn["coverage.png"])
+  figures.draw_role_exposure(role_exposure, tmp_path)
+  shown = panels(drawn["role_exposure.png"])
   assert list(shown) == ["test_id_2", "test_id_3"]
   labels = [text.get_text() for text in shown["test_id_2"].get_xticklabels()]
-  counts = rows.select(coverage, "coverage", split="test_id_2", loop=3)
-  assert labels == [f"{row['coverage']}\nn={row['count']}" for row in counts]
+  counts = rows.select(
+    role_exposure, "role_exposure", split="test_id_2", loop=3
+  )
+  assert labels == [
+    f"{row['role_exposure']}\nn={row['count']}" for row in counts
+  ]
 
 
 def test_effects(drawn, tmp_path):

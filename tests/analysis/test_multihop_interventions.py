@@ -50,11 +50,11 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
       asked.split[place.rows] == asked.splits.index(row["split"])
     ]
     relation = asked.relations[members, 2] - 2 * examples.CONFIG.num_entities
-    leads_to = table[asked.stranger[members], relation]
+    leads_to = table[asked.random_entity[members], relation]
     shares = {
       "argmax": 0.0,  # The relation itself.
       "bridge": 1.0,
-      "stranger": np.mean(leads_to == asked.answers[members]),
+      "random_entity": np.mean(leads_to == asked.answers[members]),
     }
     expected = reads * shares[row["target"]]
     assert row["accuracy"] == pytest.approx(expected), row
@@ -73,7 +73,7 @@ def test_what_is_decoded_is_handed_on():
     reached = row["alpha"] >= {"rms": 0.1, "final_norm": 0.2}.get(
       row["norm"], 2.0
     )
-    if row["target"] != "stranger":
+    if row["target"] != "random_entity":
       assert row["accuracy"] == reached, row
 
 
@@ -97,7 +97,7 @@ def test_targets_are_of_the_loop_and_position_that_are_edited():
   expected = {
     "argmax": observed.prediction[place.rows, 1, 2],
     "bridge": asked.entities[place.rows, 2],
-    "stranger": asked.stranger[place.rows],
+    "random_entity": asked.random_entity[place.rows],
   }
   wanted = [(k, t) for t in interventions.TARGETS for k in edits.NORMS]
   for (kind, target), (got_kind, got) in zip(wanted, embedded, strict=True):

@@ -100,21 +100,21 @@ def test_questions_say_what_their_text_says(format):
     assert asked.answers[row] == path[-1]
     places = task.hop_positions(config, int(hops))
     assert asked.hop_positions[row].tolist() == [*places, *padding]
-    stranger = asked.stranger[row]
-    assert stranger not in path
-    assert stranger // config.num_entities == entity // config.num_entities
-  assert len(set(asked.stranger.tolist())) > 20
+    random_entity = asked.random_entity[row]
+    assert random_entity not in path
+    assert random_entity // config.num_entities == entity // config.num_entities
+  assert len(set(asked.random_entity.tolist())) > 20
   splits = {name: (hops, len(found)) for name, hops, found in asked.by_split()}
   assert splits["train_atom"] == (1, 72)
   assert splits["test_ood_3"] == (3, 15)
 
 
-def test_a_stranger_in_a_graph_without_strangers():
+def test_a_random_entity_in_a_graph_without_others():
   config = dataclasses.replace(
     examples.CONFIG, num_entities=1, num_train_chains=(3,), num_test_chains=(2,)
   )
   asked = examples.make_questions(config)
-  assert np.array_equal(asked.stranger, asked.entities[:, 0])
+  assert np.array_equal(asked.random_entity, asked.entities[:, 0])
 
 
 def test_a_model_that_composes_shows_each_bridge_at_its_place():
@@ -155,7 +155,7 @@ def test_cosines_of_a_model_that_composes():
     "bridge1": 1 / square,
     "relation1": 0.05**2 / square,
     "relation2": 0.05**2 / square * np.mean(first == second),
-    "stranger": 0.0,
+    "random_entity": 0.0,
   }
   for entity, value in expected.items():
     (row,) = rows.select(found, "cosine", entity=entity, **here)
@@ -169,23 +169,23 @@ def test_cosines_of_a_model_that_composes():
   entities = rows.values_of(
     rows.select(found, "cosine", split="train_atom"), "entity"
   )
-  assert entities == ["answer", "start", "relation1", "stranger"]
+  assert entities == ["answer", "start", "relation1", "random_entity"]
 
 
-def test_coverage_splits_the_accuracy_of_test_id():
+def test_role_exposure_splits_the_accuracy_of_test_id():
   asked = examples.make_questions()
   observed = examples.make_subject(num_loops=2).observe(asked)
-  by_group = readings.coverage(asked, observed)
+  by_group = readings.role_exposure(asked, observed)
   assert {row["split"] for row in by_group} == {"test_id_2", "test_id_3"}
   for whole in readings.stages(asked, observed):
     parts = rows.select(
-      by_group, "coverage", split=whole["split"], loop=whole["loop"]
+      by_group, "role_exposure", split=whole["split"], loop=whole["loop"]
     )
     if parts:
       assert sum(row["count"] for row in parts) == whole["count"]
       right = sum(row["count"] * row["accuracy"] for row in parts)
       assert right == pytest.approx(whole["count"] * whole["accuracy"])
-  names = {row["coverage"] for row in by_group}
+  names = {row["role_exposure"] for row in by_group}
   assert names <= {"both", "first", "second", "none", "all", "some"}
 
 

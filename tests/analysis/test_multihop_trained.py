@@ -46,10 +46,10 @@ def _check_against_evaluation(found, summary):
     error = summary[f"{name}/standard_error"]
     assert row["accuracy/standard_error"] == pytest.approx(error, abs=1e-6)
     assert row["count"] == summary[f"{row['split']}/count"]
-  coverage = rows.select(found, "coverage", loop=2)
-  assert coverage
-  for row in coverage:
-    name = f"{row['split']}/accuracy/coverage={row['coverage']}"
+  role_exposure = rows.select(found, "role_exposure", loop=2)
+  assert role_exposure
+  for row in role_exposure:
+    name = f"{row['split']}/accuracy/role_exposure={row['role_exposure']}"
     assert row["accuracy"] == pytest.approx(summary[name], abs=1e-6)
   untouched = rows.select(found, "intervention", alpha=0.0)
   assert len(untouched) == 3 * 3 * 3

@@ -223,7 +223,8 @@ def test_scores_of_hand_made_answers():
     output, {"inputs": inputs, "targets": targets, "weights": weights}
   )
   assert scores["exact_match"].tolist() == [1, 0, 0]
-  assert scores["cell_accuracy"].tolist() == [1, 0.5, 1]  # Blanks alone.
+  assert scores["blank_accuracy"].tolist() == [1, 0.5, 1]  # Blanks alone.
+  assert scores["all_cell_accuracy"].tolist() == [1, 0.75, 0.75]
   np.testing.assert_allclose(scores["loss"], [0, 12.5, 12.5], atol=1e-4)
 
 

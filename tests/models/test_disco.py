@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loopjax.errors import UserError
+from loopjax.loop import channel
 from loopjax.models import disco, looped
 from loopjax.types import TaskSpec
 
@@ -289,3 +290,18 @@ def test_an_edit_reaches_later_loops_and_positions_alone():
   assert jnp.array_equal(before[:2], after[:2])
   assert jnp.array_equal(before[:, :, :5], after[:, :, :5])
   assert (jnp.abs(before - after).max(axis=(1, 3))[2, 5:] > 1e-4).all()
+
+
+@pytest.mark.parametrize(
+  ("num_tokens", "width", "rms"), [(1051, 512, 0.53), (129_280, 32, 0.056)]
+)
+def test_a_fresh_table_damps_the_channel(num_tokens, width, rms):
+  """What `Config.epsilon` says: the norm of a mean of many small vectors."""
+  noise = np.random.default_rng(0).standard_normal((num_tokens, width))
+  table = jnp.asarray(0.02 * noise, jnp.float32)
+  nothing = jnp.zeros((1, 1, width))
+  mixed = channel.MixedChannel(
+    channel.SoftDecoder(), channel.FixedGate(1.0), disco.Config().epsilon
+  )
+  added, _ = mixed(nothing, nothing, table)
+  np.testing.assert_allclose(np.sqrt(np.mean(added**2)), rms, rtol=0.1)

@@ -31,9 +31,11 @@ def config_of(family, num_loops, loop_norm=None):
 
 @pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])
 def test_one_copy_is_one_loop_of_the_looped_families(loop_norm):
-  plain = config_of(transformer, 1)
+  plain = config_of(transformer, 1, loop_norm)
   drawn = examples.params_of(transformer, plain, SPEC)
-  logits = run(transformer, 1).logits
+  if loop_norm == "per_loop":  # One norm of one copy.
+    drawn["final_norm"] = jax.tree.map(lambda x: x[0], drawn["final_norm"])
+  logits = run(transformer, 1, loop_norm).logits
   for family in (looped, disco):
     config = config_of(family, 1, loop_norm)
     params = examples.params_of(family, config, SPEC)
@@ -43,27 +45,40 @@ def test_one_copy_is_one_loop_of_the_looped_families(loop_norm):
     )
 
 
-def test_equal_copies_are_a_loop():
-  """K copies of one stack against K loops of it, norm at the end."""
-  config = config_of(looped, 3, "final_only")
+@pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])
+def test_equal_copies_are_a_loop(loop_norm):
+  """K copies of f_theta against K loops of it."""
+  config = config_of(looped, 3, loop_norm)
   params = examples.params_of(looped, config, SPEC)
-  layers = jax.tree.map(lambda x: jnp.concatenate([x] * 3), params["layers"])
-  copied = examples.run(
-    transformer,
-    config_of(transformer, 3),
-    SPEC,
-    TOKENS,
-    {**params, "layers": layers},
+  gain = params["final_norm"]["scale"] * jnp.linspace(0.5, 2.0, 16)
+  params["final_norm"]["scale"] = gain
+  copied = {
+    **params,
+    "layers": jax.tree.map(
+      lambda x: jnp.concatenate([x] * 3), params["layers"]
+    ),
+  }
+  if loop_norm == "per_loop":
+    copied["final_norm"] = {"scale": jnp.stack([gain] * 3)}
+  copies = config_of(transformer, 3, loop_norm)
+  logits = examples.run(looped, config, SPEC, TOKENS, params).logits
+  np.testing.assert_allclose(
+    examples.run(transformer, copies, SPEC, TOKENS, copied).logits,
+    logits,
+    atol=1e-5,
   )
-  logits = run(looped, 3, "final_only").logits
-  np.testing.assert_allclose(copied.logits, logits, atol=1e-6)
-  assert not jnp.allclose(run(transformer, 3).logits, logits)
+  for wrong in (run(transformer, 3, loop_norm), run(transformer, 3)):
+    assert not jnp.allclose(wrong.logits, logits)
 
 
-def test_copies_are_counted_and_norms_are_not():
-  count = examples.count(transformer, transformer.Config(num_loops=3), SPEC)
+@pytest.mark.parametrize(
+  ("loop_norm", "norms"), [("per_loop", 3), ("final_only", 1)]
+)
+def test_every_copy_has_parameters_of_its_own(loop_norm, norms):
+  config = transformer.Config(num_loops=3, loop_norm=loop_norm)
+  count = examples.count(transformer, config, SPEC)
   block = 12 * 768**2 + 2 * 768
-  assert count == 3 * 4 * block + 23 * 768 + 768
+  assert count == 3 * 4 * block + 23 * 768 + norms * 768
 
 
 def test_the_read_out_behind_the_first_copies():
@@ -74,6 +89,18 @@ def test_the_read_out_behind_the_first_copies():
       jnp.argmax(early.logits, -1), trace["prediction"][copies - 1]
     )
   assert not jnp.allclose(trace["hidden"][0], trace["hidden"][1])
+
+
+def test_one_copy_of_many_has_the_first_norm():
+  config = config_of(transformer, 2)
+  params = examples.params_of(transformer, config, SPEC)
+  gains = jnp.stack([jnp.full(16, 2.0), jnp.ones(16)])
+  params["final_norm"] = {"scale": gains}
+  doubled = examples.run(
+    transformer, config, SPEC, TOKENS, params, num_loops=1
+  ).logits
+  plain = run(transformer, 2, num_loops=1).logits
+  np.testing.assert_allclose(doubled, 2 * plain, rtol=1e-5, atol=1e-6)
 
 
 def test_there_are_no_more_copies_than_trained():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from loopjax.analysis.attention import quadrants
 from loopjax.errors import UserError
 from loopjax.models import utm
 from loopjax.nn import rope
@@ -174,7 +175,7 @@ def test_no_memory_tokens_is_a_model_without_memory():
 
   actual = run(config)
   np.testing.assert_allclose(actual.logits, by_hand(inputs), atol=1e-5)
-  assert "halting_steps_memory" not in actual.stats
+  assert "ponder_steps_memory" not in actual.stats
 
 
 def test_memory_tokens_are_read():
@@ -254,6 +255,29 @@ def test_trace_is_what_the_model_did():
   np.testing.assert_allclose(trace["attention"].sum(-1), 1.0, atol=1e-5)
   decoded = jnp.argmax(model.head(trace["hidden"][:, :, 3:]), -1)
   assert jnp.array_equal(decoded, trace["prediction"])
+
+
+@pytest.mark.parametrize("kind", ["scan", "while"])
+def test_attention_on_memory_is_that_of_the_maps(kind):
+  """Over the steps that were run; with "while" here fewer than K."""
+  config = dataclasses.replace(SMALL, router_bias=1.5)
+  names = ("attention", "attention_mass")
+  output = run(config, kind=kind, trace=names)
+  steps = int(output.stats["loops_run"][0])
+  assert (steps < 4) == (kind == "while")
+  maps = np.asarray(output.trace["attention"])[:steps]
+  mass = quadrants(maps, 3)  # [R, B, H] of each kind.
+  for name, query in (("sequence", "sm"), ("memory", "mm")):
+    actual = output.stats[f"attention_{name}_to_memory"]
+    np.testing.assert_allclose(actual, mass[query].mean((0, 2)), rtol=1e-5)
+
+
+def test_attention_on_memory_is_said_only_if_there_is_any():
+  config = dataclasses.replace(SMALL, num_memory_tokens=0)
+  output = run(config, trace=("attention_mass",))
+  assert not np.any(output.trace["attention_mass"])
+  assert not [name for name in output.stats if "attention" in name]
+  assert not [name for name in run().stats if "attention" in name]
 
 
 def test_bfloat16_keeps_sums_in_float32():

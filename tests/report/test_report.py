@@ -1,6 +1,7 @@
 """The report: arithmetic, matching the paper's rows, escaping, states."""
 
 import base64
+import json
 import re
 import statistics
 
@@ -11,8 +12,10 @@ from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
+from loopjax.report import paper as paper_lib
 from loopjax.report.papers import PAPERS, disco, sleep, utm
 from loopjax.run import workdir as workdir_lib
+from loopjax.sections import flatten
 from loopjax.sweep import items as items_lib
 
 PNG = base64.b64decode(
@@ -29,7 +32,7 @@ def make_run(directory, config, exact, **changes):
     "metrics": {
       "test/exact_match": exact,
       "test/exact_match/standard_error": 0.01,
-      "test/halting_steps": 2.5,
+      "test/ponder_steps": 2.5,
       "test/count": 520.0,
     },
     "parameters": 3447,
@@ -126,6 +129,7 @@ def test_another_configuration_does_not_count(workdir):
   [
     *(("sudoku_utm", utm.PAPER, name) for name in utm.PAPER.sweeps),
     *(("multihop_disco", disco.PAPER, name) for name in disco.PAPER.sweeps),
+    *(("language_disco", disco.PAPER, name) for name in ("models", "gate")),
     *(("automaton_sleep", sleep.AUTOMATON, n) for n in sleep.AUTOMATON.sweeps),
     *(("depo_sleep", sleep.DEPO, name) for name in sleep.DEPO.sweeps),
     *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
@@ -135,18 +139,122 @@ def test_another_configuration_does_not_count(workdir):
 def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
   rows = paper.sweeps[name].rows
   items = items_of(name, preset, file)
-  matched = [tables.row_of(item.overrides, rows) for item in items]
-  assert {row.label for row in rows} == {row.label for row in matched if row}
+  planned = [flatten(item.config) for item in items]
+  matched = [tables.row_of(settings, rows) for settings in planned]
+  formats = {None, *(settings.get("task.format") for settings in planned)}
+  expected = {  # The other form of a task is another config's.
+    row.label for row in rows if row.settings.get("task.format") in formats
+  }
+  assert expected == {row.label for row in matched if row}
   if rows:  # The paper has no PonderLM here.
     others = [i for i, row in zip(items, matched, strict=True) if row is None]
     assert all(i.overrides["model.name"] == "ponderlm" for i in others)
-  for item in items:  # No two rows fit equally well.
+  for settings in planned:  # No two rows fit equally well.
     fits = [
-      len(row.overrides)
+      len(row.settings)
       for row in rows
-      if row.overrides.items() <= item.overrides.items()
+      if row.settings.items() <= settings.items()
     ]
     assert fits.count(max(fits, default=0)) <= 1
+
+
+def test_an_english_task_has_no_numbers_of_the_symbolic_one(tmp_path):
+  for file, vanilla in (("multihop_disco", "71.1"), ("language_disco", "")):
+    workdir = tmp_path / file
+    items = items_of("models", "smoke", file)
+    items_lib.write_manifest(workdir, "models", file, {}, items)
+    markdown = page.write(workdir)[1].read_text()
+    assert ("71.1" in markdown) == bool(vanilla)
+    assert ("about 90" in markdown) != bool(vanilla)
+
+
+def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
+  path = workdir / "sweep-memory_curve.json"
+  manifest = workdir_lib.read_json(path)
+  for item in manifest["items"]:
+    del item["config"]
+  workdir_lib.write_json(path, manifest)
+  assert "57.4\u00a0±\u00a00.7" in page.write(workdir)[1].read_text()
+
+
+def drawn_by(monkeypatch, groups, panels):
+  """{title: [(label, style, x, y)]} of the picture."""
+  figures = []
+  monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
+  plots.draw_panels(groups, panels)
+  return {
+    axes.get_title(loc="left"): [
+      (line.get_label(), line.get_linestyle(), *map(list, line.get_data()))
+      for line in axes.get_lines()
+    ]
+    for figure in figures
+    for axes in figure.get_axes()
+    if axes.get_visible()
+  }
+
+
+def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
+  """Figures 3 and 4: every model, in and out of distribution (dashed)."""
+  items = items_of("models", "smoke", "language_disco")
+  items_lib.write_manifest(tmp_path, "models", "c.py", {}, items)
+  ran = [i for i in items if i.config["run"]["seed"] < 2]
+  for number, item in enumerate(ran):
+    make_run(tmp_path / item.slug, item.config, 0.5)
+    rows = [
+      {"step": 10, "split": "test_id_2", "accuracy": number / 100},
+      {"step": 20, "split": "test_id_2", "accuracy": 0.5},
+      {"step": 20, "split": "test_ood_2", "accuracy": 0.25},
+    ]
+    lines = "\n".join(map(json.dumps, rows))
+    (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
+  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  panels = disco.PAPER.sweeps["models"].panels
+  drawn = drawn_by(monkeypatch, groups, panels)
+  assert list(drawn) == [
+    f"ID and OOD (dashed), 2 hops, {name}, %" for name in ("direct", "reverse")
+  ]
+  direct, reverse = drawn.values()
+  assert len(direct) == len(reverse) == 3 * 2 * 2  # Models, seeds, splits.
+  labels = [line[0] for line in direct if not line[0].startswith("_")]
+  assert labels == [
+    f"name\u00a0=\u00a0{name}" for name in ("disco", "looped", "transformer")
+  ]
+  batch = items[0].config["run"]["batch_size"]
+  assert direct[0][1:] == ("-", [10 * batch, 20 * batch], [0.0, 50.0])
+  assert direct[1][1:] == ("--", [20 * batch], [25.0])
+  assert reverse[0][3] == [6.0, 50.0]  # Three models and two seeds later.
+  assert drawn_by(monkeypatch, groups[:1], panels[:2]) == {}  # Symbolic.
+
+
+def test_models_are_compared_by_the_loops_they_run(tmp_path, monkeypatch):
+  """Figure 7: accuracy after every step at inference."""
+  items = items_of("depth")
+  items_lib.write_manifest(tmp_path, "depth", "c.py", {}, items)
+  for item in items:
+    scores = {f"depth/exact_match/loop={k}": k / 20 for k in range(12)}
+    scores["depth/exact_match/standard_error/loop=0"] = 9.0
+    make_run(tmp_path / item.slug, item.config, 0.5, metrics=scores)
+  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  (lines,) = drawn_by(
+    monkeypatch, groups, utm.PAPER.sweeps["depth"].panels
+  ).values()
+  assert len(lines) == len(items) == 3
+  assert lines[0][2] == list(range(1, 13))
+  assert lines[0][3] == pytest.approx([5.0 * k for k in range(12)])
+
+
+def test_the_picture_of_the_runs_is_in_the_report(workdir, monkeypatch):
+  panel = paper_lib.Panel("exact match, %", ("depth/exact_match",), "loops")
+  sweep = utm.PAPER.sweeps["memory_curve"]._replace(panels=(panel,))
+  known = {"memory_curve": sweep}
+  monkeypatch.setitem(PAPERS, "sudoku", utm.PAPER._replace(sweeps=known))
+  run = plan_of(workdir).runs[0]
+  metrics = {f"depth/exact_match/loop={k}": 0.5 for k in range(3)}
+  summary = {**run.summary, "metrics": metrics}
+  workdir_lib.write_json(run.directory / "summary.json", summary)
+  assert "memory_curve_runs.png" in page.write(workdir)[1].read_text()
+  picture = workdir / "report_figures" / "memory_curve_runs.png"
+  assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_report_knows_every_sweep():
@@ -219,7 +327,7 @@ def test_the_papers_escapes_are_counted_as_it_counts_them():
   runs = [
     value
     for row in utm.PAPER.sweeps["router_init"].rows
-    if row.overrides["model.router_bias"] == 0.0
+    if row.settings["model.router_bias"] == 0.0
     for value in row.values["exact"].seeds.values()
   ]
   assert len(runs) == 13
@@ -232,7 +340,7 @@ def test_token_steps_are_tokens_times_steps():
     "task": {"box_rows": 3, "box_cols": 3},
     "model": {"num_memory_tokens": 8},
   }
-  summary = {"metrics": {"test/halting_steps": 11.6}}
+  summary = {"metrics": {"test/ponder_steps": 11.6}}
   assert column.value(config, summary) == pytest.approx(1032, abs=1)
 
 
@@ -246,16 +354,16 @@ def test_depth_is_read_at_multiples_of_the_trained_one():
 
 
 def test_only_one_varying_number_makes_a_curve():
-  def key(name):
+  def key(name, file="sudoku_utm"):
     runs = [
-      tables.Run(None, item.overrides, "not run", {}, {})
-      for item in items_of(name)
+      tables.Run(None, item.overrides, {}, "not run", {}, {})
+      for item in items_of(name, file=file)
     ]
     return plots.numeric_key(tables.group_by_seed(runs))
 
   assert key("memory_curve") == "model.num_memory_tokens"
-  assert key("tradeoff") == "model.num_memory_tokens"
-  for name in ("lambda", "norm", "positions", "width", "ablation"):
+  assert key("depth", "automaton_sleep") == "task.num_steps"
+  for name in ("tradeoff", "lambda", "norm", "positions", "width", "ablation"):
     assert key(name) is None
 
 

@@ -468,7 +468,12 @@ def test_the_manifest_says_what_was_planned(items, tmp_path):
   assert manifest["config"] == "c.py:smoke"
   assert manifest["task"] == "sudoku"
   assert manifest["items"] == [
-    {"overrides": item.overrides, "directory": item.slug} for item in items
+    {
+      "overrides": item.overrides,
+      "directory": item.slug,
+      "config": item.config,
+    }
+    for item in items
   ]
 
 

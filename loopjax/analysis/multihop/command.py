@@ -23,7 +23,7 @@ from loopjax.run import workdir as workdir_lib
 
 _TABLES = (
   tables.stages,
-  tables.coverage,
+  tables.role_exposure,
   tables.logit_lens,
   tables.cosines,
   tables.intervention,
@@ -35,7 +35,7 @@ _PICTURES = (
   "cosines.png",
   "intervention_loop*.png",
   "patching.png",
-  "coverage.png",
+  "role_exposure.png",
 )
 
 
@@ -77,7 +77,7 @@ def analyse(
   observed = model.observe(asked)
   found = [
     *readings.stages(asked, observed),
-    *readings.coverage(asked, observed),
+    *readings.role_exposure(asked, observed),
     *readings.logit_lens(asked, observed),
     *readings.cosines(asked, observed),
   ]
@@ -92,8 +92,8 @@ def analyse(
     edited, left_out = _edit(run, model, asked, observed, loop, position)
     found += edited
     notes += left_out
-  if not rows.select(found, "coverage"):
-    notes.append("coverage: left out, there are no questions of test_id")
+  if not rows.select(found, "role_exposure"):
+    notes.append("role exposure: left out, there are no questions of test_id")
   for table in _TABLES:
     if text := table(found):
       print(f"\n{text}")
@@ -212,6 +212,6 @@ def _write(
     *figures.draw_cosines(found, output),
     *effects.draw_interventions(found, output),
     *effects.draw_patching(found, output),
-    *figures.draw_coverage(found, output),
+    *figures.draw_role_exposure(found, output),
   ]
   print("", *notes, "", path, *pictures, sep="\n")

@@ -25,7 +25,7 @@ _MARKERS = {
 _TARGETS = {
   "argmax": "most likely token",
   "bridge": "true bridge",
-  "stranger": "stranger, a control",
+  "random_entity": "random entity, a control",
 }
 _NORMS = {
   "rms": "RMS norm",

@@ -1,4 +1,7 @@
-"""Pictures of what the model does as it is: stages, lens, cosines, coverage."""
+"""Pictures of what the model does as it is.
+
+Stages, lens, cosines and role exposure.
+"""
 
 import math
 import pathlib
@@ -161,7 +164,7 @@ def draw_cosines(
   )
   grid = figure.subplots(len(bridges), len(metrics), squeeze=False, sharey=True)
   colors = (draw.BLUE, draw.ORANGE, draw.PURPLE, draw.GREY)
-  names = ("the bridge", "a", "the relation", "a stranger")
+  names = ("the bridge", "a", "the relation", "a random entity")
   for panels, bridge in zip(grid, bridges, strict=True):
     shown = [row for row in ours if row["entity"] == bridge]
     tokens = (bridge, *tables.controls_of(bridge))
@@ -197,24 +200,24 @@ def _at_same_place(
   ]
 
 
-def draw_coverage(
+def draw_role_exposure(
   found: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """coverage.png: accuracy by which facts training composed in their places."""
-  coverage = rows.select(found, "coverage")
-  if not coverage:
+  """role_exposure.png: accuracy by the facts composed in their places."""
+  role_exposure = rows.select(found, "role_exposure")
+  if not role_exposure:
     return []
-  last = max(row["loop"] for row in coverage)
-  splits = rows.values_of(coverage, "split")
+  last = max(row["loop"] for row in role_exposure)
+  splits = rows.values_of(role_exposure, "split")
   figure, panels = panel_grid(len(splits), 4.4, 3.2)
   for axes, split in zip(panels, splits, strict=True):
-    shown = rows.select(coverage, "coverage", split=split, loop=last)
-    groups = [f"{row['coverage']}\nn={row['count']}" for row in shown]
+    shown = rows.select(role_exposure, "role_exposure", split=split, loop=last)
+    groups = [f"{row['role_exposure']}\nn={row['count']}" for row in shown]
     draw_bars(axes, groups, {"": (draw.GREEN, shown, "accuracy")})
     axes.set_ylim(0, 1.03)
     draw.tidy(axes, split, "facts seen in their place", "accuracy")
-  figure.suptitle(f"Accuracy after loop {last} by role coverage")
-  return [draw.save(figure, directory / "coverage.png")]
+  figure.suptitle(f"Accuracy after loop {last} by role exposure")
+  return [draw.save(figure, directory / "role_exposure.png")]
 
 
 def draw_bars(

@@ -17,7 +17,7 @@ from loopjax.analysis.multihop.subject import Observed, Subject
 ALPHAS = tuple(step / 10 for step in range(11))
 # b: the most likely token as in the paper, the true entity after as many hops
 # as loops, or, as a control, an entity that the question does not touch.
-TARGETS = ("argmax", "bridge", "stranger")
+TARGETS = ("argmax", "bridge", "random_entity")
 
 
 class Place(NamedTuple):
@@ -78,7 +78,7 @@ def sweep(
   targets = {
     "argmax": observed.prediction[members, loop - 1, position],
     "bridge": questions.entities[members, loop],
-    "stranger": questions.stranger[members],
+    "random_entity": questions.random_entity[members],
   }
   assert tuple(targets) == TARGETS
   found = []

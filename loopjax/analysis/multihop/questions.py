@@ -24,10 +24,11 @@ class Questions(NamedTuple):
     entities: token ids of a, of the bridges and of the answer, int [N, 1 + H];
       -1 past hop h.
     relations: token ids of r1, ..., rh, int [N, H]; -1 past hop h.
-    stranger: token id of an entity of the same graph that the question has
-      nothing to do with, drawn uniformly, int [N].
-    coverage: group of each, int [N]; -1 where there is none.
-    coverage_names: "SPLIT/GROUP" of every group.
+    random_entity: token id of an entity of the same graph that the question
+      has nothing to do with, drawn uniformly, int [N].
+    role_exposure: in how many of their places its facts were composed in
+      training, as a group, int [N]; -1 where there is none.
+    role_exposure_names: "SPLIT/GROUP" of every group.
   """
 
   splits: tuple[str, ...]
@@ -38,9 +39,9 @@ class Questions(NamedTuple):
   hop_positions: np.ndarray
   entities: np.ndarray
   relations: np.ndarray
-  stranger: np.ndarray
-  coverage: np.ndarray
-  coverage_names: tuple[str, ...]
+  random_entity: np.ndarray
+  role_exposure: np.ndarray
+  role_exposure_names: tuple[str, ...]
 
   @property
   def answers(self) -> np.ndarray:
@@ -87,7 +88,7 @@ def from_batch(
   Args:
     config: of the task.
     batch: as `task.make_dataset` describes it, all examples valid.
-    groups: names of the groups "split" and "coverage".
+    groups: names of the groups "split" and "role_exposure".
   """
   inputs, bridges = np.asarray(batch["inputs"]), np.asarray(batch["bridges"])
   num, max_hops = len(inputs), config.max_hops
@@ -114,13 +115,13 @@ def from_batch(
     hop_positions=positions,
     entities=entities,
     relations=relations,
-    stranger=_strangers(entities, config.num_entities),
-    coverage=np.asarray(batch["group/coverage"]),
-    coverage_names=groups["coverage"],
+    random_entity=_random_entities(entities, config.num_entities),
+    role_exposure=np.asarray(batch["group/role_exposure"]),
+    role_exposure_names=groups["role_exposure"],
   )
 
 
-def _strangers(entities: np.ndarray, num_entities: int) -> np.ndarray:
+def _random_entities(entities: np.ndarray, num_entities: int) -> np.ndarray:
   """An entity of the same graph that is none of the question's own, int [N].
 
   In a graph that has no other it is one of its own.

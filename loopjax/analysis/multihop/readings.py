@@ -1,4 +1,7 @@
-"""What can be read off the model as it is: stages, coverage, lens, cosines."""
+"""What can be read off the model as it is.
+
+Stages, role exposure, lens and cosines.
+"""
 
 import numpy as np
 
@@ -15,17 +18,22 @@ def stages(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
   ]
 
 
-def coverage(
+def role_exposure(
   questions: Questions, observed: subject.Observed
 ) -> list[rows.Row]:
   """The same by which facts were composed in training in their places."""
   found = []
-  for group, name in enumerate(questions.coverage_names):
-    members = np.flatnonzero(questions.coverage == group)
+  for group, name in enumerate(questions.role_exposure_names):
+    members = np.flatnonzero(questions.role_exposure == group)
     split, _, label = name.partition("/")
     if len(members):
       found += _stages(
-        "coverage", split, members, questions, observed, coverage=label
+        "role_exposure",
+        split,
+        members,
+        questions,
+        observed,
+        role_exposure=label,
       )
   return found
 
@@ -78,9 +86,9 @@ def logit_lens(
 def cosines(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
   """Every bridge, the answer and the controls, at every loop and position.
 
-  The controls are "start" a, "relation1", ... and "stranger", an entity that
-  the question has nothing to do with. The last loop hands nothing on, so that
-  its rows have no "mixed" cosines.
+  The controls are "start" a, "relation1", ... and "random_entity", an entity
+  that the question has nothing to do with. The last loop hands nothing on, so
+  that its rows have no "mixed" cosines.
   """
   found = []
   compared = subject.tokens_compared(questions)

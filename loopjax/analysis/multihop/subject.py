@@ -59,14 +59,14 @@ def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
   """What hidden states are compared with: token ids by name, int [N].
 
   "hop1", ... are the entities after each hop; -1 past the answer. The controls
-  are "start" (a), "relation1", ... and "stranger", see `Questions`.
+  are "start" (a), "relation1", ... and "random_entity", see `Questions`.
   """
   hops = range(1, questions.num_hops + 1)
   return {
     **{f"hop{hop}": questions.entities[:, hop] for hop in hops},
     "start": questions.entities[:, 0],
     **{f"relation{hop}": questions.relations[:, hop - 1] for hop in hops},
-    "stranger": questions.stranger,
+    "random_entity": questions.random_entity,
   }
 
 

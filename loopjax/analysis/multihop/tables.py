@@ -21,12 +21,12 @@ def stages(found: Sequence[rows.Row]) -> str:
   )
 
 
-def coverage(found: Sequence[rows.Row]) -> str:
+def role_exposure(found: Sequence[rows.Row]) -> str:
   """The same by which facts were composed in training in their places."""
   return _by_loop(
     "The same by which facts training composed in their places",
-    rows.select(found, "coverage"),
-    ("split", "coverage"),
+    rows.select(found, "role_exposure"),
+    ("split", "role_exposure"),
   )
 
 
@@ -103,15 +103,15 @@ def cosines(found: Sequence[rows.Row]) -> str:
   header = ["split", "entity", "loop", "metric", "position", "W[entity]"]
   return _table(
     "Cosines of bridge k after loop k, and of controls at the same place",
-    [*header, "W[a]", "W[r]", "W[stranger]"],
+    [*header, "W[a]", "W[r]", "W[random entity]"],
     lines,
   )
 
 
 def controls_of(bridge: str) -> tuple[str, ...]:
-  """Names of what a bridge is compared with: a, its relation, a stranger."""
+  """What a bridge is compared with: a, its relation, a random entity."""
   hop = bridge.removeprefix("bridge")
-  return "start", f"relation{hop}", "stranger"
+  return "start", f"relation{hop}", "random_entity"
 
 
 def intervention(found: Sequence[rows.Row]) -> str:

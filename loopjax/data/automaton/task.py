@@ -27,7 +27,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 ANSWER = 2  # Token id; those of the cells are their values.
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
-HEADLINE = ("exact_match", "cell_accuracy")
+HEADLINE = ("exact_match", "label_accuracy")
 _STREAMS = {"train": 0, "test": 1, "validation": 2}
 
 
@@ -151,7 +151,7 @@ def make_dataset(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "exact_match": all labels are right (the paper's accuracy); "cell_accuracy":
+  "exact_match": all labels are right (the paper's accuracy); "label_accuracy":
   share of the labels that are right; "loss": mean cross-entropy of the labels
   in nats.
   """
@@ -164,7 +164,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
   return {
     "exact_match": (num_right == num_labels).astype(jnp.float32),
-    "cell_accuracy": num_right / num_labels,
+    "label_accuracy": num_right / num_labels,
     "loss": jnp.sum(cross_entropy * weights, axis=1) / num_labels,
   }
 

@@ -143,7 +143,7 @@ def seen_roles(
   return seen
 
 
-def coverage(
+def role_exposure(
   facts: np.ndarray, seen: np.ndarray
 ) -> tuple[tuple[str, ...], np.ndarray]:
   """In how many of its places the facts of each chain were seen.

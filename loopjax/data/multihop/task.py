@@ -61,8 +61,8 @@ def make_dataset(
     Batches of `abstract_batch`'s entries. Evaluation adds "valid" bool [b];
     "bridges" i32 [b, T], which holds at index j the entity after hop j, at
     j = k the answer, and -1 elsewhere (in the symbolic format j is also its
-    position); "group/split" i32 [b]; and "group/coverage" i32 [b]: which facts
-    of a chain of A were composed in its places in training, -1 for other
+    position); "group/split" i32 [b]; and "group/role_exposure" i32 [b]: which
+    facts of a chain of A were composed in its places in training, -1 for other
     examples: held-out chains of B have none, those of training all.
   """
   facts, splits = _splits(config)
@@ -101,7 +101,7 @@ def make_dataset(
     )
   return Dataset(
     batches=batches,
-    groups={"split": names, "coverage": roles},
+    groups={"split": names, "role_exposure": roles},
     facts={
       f"{split}_examples": num_examples,
       **{f"{name}_size": len(part) for name, part in splits.items()},
@@ -211,7 +211,7 @@ def _table(
   names: tuple[str, ...],
   seen: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-  """All entries of some splits, one after the other, and the coverage groups.
+  """All entries of some splits in a row, and the groups by role exposure.
 
   Args:
     config: the task.
@@ -226,11 +226,11 @@ def _table(
     examples = _examples(config, facts, part)
     covered = np.full(len(part), -1)
     if name.startswith(("validation_id_", "test_id_")):
-      groups, ids = chains.coverage(part, seen)
+      groups, ids = chains.role_exposure(part, seen)
       covered = len(roles) + ids
       roles += [f"{name}/{group}" for group in groups]
     examples["group/split"] = np.full(len(part), names.index(name), np.int32)
-    examples["group/coverage"] = covered.astype(np.int32)
+    examples["group/role_exposure"] = covered.astype(np.int32)
     parts.append(examples)
   table = {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
   return table, tuple(roles)

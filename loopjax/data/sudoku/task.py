@@ -23,7 +23,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
 TEST_SHARE = 0.2  # Of the packaged solutions.
 TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
-HEADLINE = ("exact_match", "cell_accuracy")
+HEADLINE = ("exact_match", "blank_accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +237,10 @@ def make_dataset(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "exact_match": every cell is right; "cell_accuracy": share of the blank cells
-  that are right; "loss": mean cross-entropy of the counted cells in nats.
+  "exact_match": every cell is right; "blank_accuracy": share of the blank cells
+  that are right; "all_cell_accuracy": share of all cells, givens included, as
+  the authors of UTM count; "loss": mean cross-entropy of the counted cells in
+  nats.
   """
   inputs, targets = batch["inputs"], batch["targets"]
   right = (jnp.argmax(output.logits, axis=-1) == targets).astype(jnp.float32)
@@ -247,8 +249,9 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   weights = batch["weights"]
   return {
     "exact_match": jnp.min(right, axis=1),
-    "cell_accuracy": jnp.sum(right * blank, axis=1)
+    "blank_accuracy": jnp.sum(right * blank, axis=1)
     / jnp.maximum(jnp.sum(blank, axis=1), 1.0),
+    "all_cell_accuracy": jnp.mean(right, axis=1),
     "loss": jnp.sum(cross_entropy * weights, axis=1)
     / jnp.maximum(jnp.sum(weights, axis=1), 1.0),
   }

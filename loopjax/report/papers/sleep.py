@@ -7,6 +7,7 @@ Figures print no numbers; what is read off them is what the text says of them.
 from loopjax.report.paper import (
   Column,
   Number,
+  Panel,
   Paper,
   Row,
   Scale,
@@ -29,7 +30,7 @@ def _floor(config, summary):
 
 
 _MATCH = Column("match", "all labels, %", metric("test/exact_match", 100.0))
-_CELLS = Column("cells", "labels, %", metric("test/cell_accuracy", 100.0))
+_CELLS = Column("cells", "labels, %", metric("test/label_accuracy", 100.0))
 _FLOOR = Column("floor", "best constant answer, %", _floor)
 _LOSS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
 _ANSWERS = Column(
@@ -83,6 +84,11 @@ def _floor_scale(rule: str) -> Scale:
   return Scale(label, value, "not stated")
 
 
+def _curve(name: str, label: str, factor: float = 100.0) -> Panel:
+  """An evaluation metric over training, a line for every N."""
+  return Panel(label, (f"validation/{name}",), factor=factor)
+
+
 def _row(passes: int, **values: Number) -> Row:
   return Row(f"N = {passes}", {_PASSES: passes}, values)
 
@@ -125,6 +131,7 @@ _STATES = Sweep(
   columns=(_MATCH, _CELLS),
 )
 
+_ALL_LABELS = _curve("exact_match", "all labels, %")
 AUTOMATON = Paper(
   name=_NAME,
   sweeps={
@@ -138,6 +145,7 @@ AUTOMATON = Paper(
         _row(3, match=_text("above 30")),
         _row(4, match=_text("above 30")),
       ),
+      panels=(_ALL_LABELS,),
       caveats=(
         "The paper's rows are for t = 32 after about 5 billion tokens; 10 % is"
         " what the best constant answer gets there.",
@@ -149,6 +157,7 @@ AUTOMATON = Paper(
       title="Steps of the automaton, with one pass",
       source="Figure 2, left",
       columns=(_MATCH, _CELLS, _FLOOR),
+      panels=(_ALL_LABELS,),
     ),
     "gradients": _GRADIENTS,
     "states": _STATES,
@@ -166,7 +175,8 @@ AUTOMATON = Paper(
   caveats=_CAVEATS,
 )
 
-_HOPS = tuple(_hop_loss(hops) for hops in (1, 2, 4, 8, 16))
+_NUM_HOPS = (1, 2, 4, 8, 16)
+_HOPS = tuple(_hop_loss(hops) for hops in _NUM_HOPS)
 DEPO = Paper(
   name=_NAME,
   sweeps={
@@ -178,6 +188,10 @@ DEPO = Paper(
         _row(1, **{"hops=4": _text("little progress")}),
         _row(2, **{"hops=8": _text("stalls")}),
         _row(4, **{"hops=16": _text("begins to improve")}),
+      ),
+      panels=tuple(
+        _curve(f"loss/hops={hops}", f"loss, {hops} hops, nats", 1.0)
+        for hops in _NUM_HOPS
       ),
     ),
     "memory": Sweep(
@@ -200,10 +214,15 @@ DEPO = Paper(
   caveats=_CAVEATS,
 )
 
+_NUM_OPERATIONS = (2, 4, 6, 8)
 _OPERATIONS = tuple(
   column
-  for number in (2, 4, 6, 8)
+  for number in _NUM_OPERATIONS
   for column in (_operations(number), _best_floor(number))
+)
+_BY_OPERATIONS = tuple(
+  _curve(f"exact_match/operations={number}", f"{number} operations, %")
+  for number in _NUM_OPERATIONS
 )
 _PRETRAINED = (
   "The paper fine-tunes pre-trained models of 1.4 and 2 billion parameters on"
@@ -224,6 +243,7 @@ GSM = Paper(
         _row(4, **{"op=6": _text("Ouro 61.5"), "op=8": _text("Ouro 27.2")}),
         _row(6, **{"op=6": Number(81.2), "op=8": Number(38.8)}),
       ),
+      panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
     "sliding": Sweep(
@@ -235,6 +255,7 @@ GSM = Paper(
         _row(2),
         _row(4, **{"op=2": Number(90.5, text="N is not said")}),
       ),
+      panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
   },

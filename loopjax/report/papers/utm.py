@@ -7,6 +7,7 @@ Table 1 follow from its text (4 of 13 runs above 20 %) and from Table 2.
 from loopjax.report.paper import (
   Column,
   Number,
+  Panel,
   Paper,
   Row,
   Scale,
@@ -25,12 +26,12 @@ def _token_steps(config, summary):
   task = config["task"]
   cells = (task["box_rows"] * task["box_cols"]) ** 2
   tokens = config["model"]["num_memory_tokens"] + cells
-  steps = metric("test/halting_steps")(config, summary)
+  steps = metric("test/ponder_steps")(config, summary)
   return None if steps is None else tokens * steps
 
 
 _EXACT = Column("exact", "exact match, %", metric("test/exact_match", 100.0))
-_HALT = Column("halt", "mean halting steps", metric("test/halting_steps"), 2)
+_HALT = Column("halt", "mean ponder steps", metric("test/ponder_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "token-steps", _token_steps, 0)
 _TRAIN_EXACT = Column(
   "train_exact", "exact match on train, %", metric("train/exact_match", 100.0)
@@ -56,7 +57,7 @@ def _seeds(first, second, third, mean=None, std=None, text="") -> Number:
 
 
 _BIMODAL = "bimodal: no mean printed"
-_CURVE = {  # Table 3: exact match, then halting steps (mean and range).
+_CURVE = {  # Table 3: exact match, then ponder steps (mean and range).
   0: (_seeds(2.3, 2.6, 2.7, 2.5, 0.2), Number(7.83, text="6.9-8.5")),
   4: (_seeds(55.5, 55.8, 5.4, text=_BIMODAL), Number(text="7.0-17.7")),
   8: (_seeds(56.6, 57.7, 57.9, 57.4, 0.7), Number(17.87, text="17.7-18.0")),
@@ -112,7 +113,7 @@ _SWEEPS = {
   ),
   "tradeoff": Sweep(
     title="Memory tokens against depth under a ponder cost",
-    source="Table 4",
+    source="Table 4 and Figure 4",
     columns=(_HALT, _EXACT, _TOKEN_STEPS),
     rows=tuple(
       Row(
@@ -131,6 +132,10 @@ _SWEEPS = {
         (64, 8.25, 54.91, 1196),
       )
     ),
+    panels=(
+      Panel("mean ponder steps", ("train/ponder_steps",), factor=1.0),
+      Panel("exact match, %", ("validation/exact_match",)),
+    ),
     caveats=("One seed. T = 64 ran at batch 128, the others at 256.",),
   ),
   "fixed_depth": Sweep(
@@ -146,7 +151,7 @@ _SWEEPS = {
           {"model.halting": "fixed", _WEIGHT: 0.0},
           {"exact": _seeds(52.0, 44.9, 63.4, 53.4, 9.3)}),
     ),
-    caveats=("Halting steps are from Tables 3 and 8.",),
+    caveats=("Ponder steps are from Tables 3 and 8.",),
   ),
   "small_data": Sweep(
     title="1000 training puzzles, augmented",
@@ -175,7 +180,7 @@ _SWEEPS = {
           {"exact": _CURVE[16][0], "halt": Number(text="16.4-18.0")}),
       Row("lambda 0.001, no warm-up", {_WEIGHT: 1e-3, _WARMUP: 0},
           {"exact": Number(3.8, seeds={123: 3.8}), "halt": Number(3.7)}),
-      Row("lambda 0.001, warm-up over a third of the run", {_WEIGHT: 1e-3},
+      Row("lambda 0.001, warm-up over 20,000 steps", {_WEIGHT: 1e-3},
           {"exact": _WARM_EXACT, "halt": Number(11.4)}),
     ),
     caveats=("Without warm-up the paper ran one seed, 123.",),
@@ -184,6 +189,9 @@ _SWEEPS = {
     title="More steps at inference than in training",
     source="Figure 7 and section 5.2",
     columns=_DEPTHS,
+    panels=(
+      Panel("exact match, %", ("depth/exact_match",), over="loops"),
+    ),
     rows=(
       Row(
         "lambda 0.001 with warm-up",
@@ -238,6 +246,20 @@ _SWEEPS = {
     columns=(_EXACT, _HALT),
     caveats=("With bias 0 the paper reports 2-5 % at this width.",),
   ),
+  "no_memory": Sweep(
+    title="No memory tokens: every start, mode and depth",
+    source="ours; section 1 claims it, and has numbers in Tables 1 and 3",
+    columns=(_EXACT, _HALT),
+    caveats=(
+      "The paper says that nothing helps without memory, 18 steps or other"
+      " ones, and prints bias 0 and -3 at 18 steps: 2.3 to 4.7 %.",
+    ),
+  ),
+  "muon": Sweep(
+    title="Muon with the deep start",
+    source="ours; an open question of section 7",
+    columns=(_EXACT, _HALT),
+  ),
 }  # fmt: skip
 
 
@@ -274,7 +296,7 @@ PAPER = Paper(
     "The paper's exact match is of 12,800 test puzzles (standard error about"
     " 0.44 points), another sample at every evaluation, the last one about 900"
     " steps before the end; ours is of the whole test split, at the end.",
-    "Mean halting steps average over memory tokens and cells, the paper's and"
+    "Mean ponder steps average over memory tokens and cells, the paper's and"
     " ours. They count steps of tokens, not time.",
   ),
 )

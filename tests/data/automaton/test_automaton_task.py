@@ -163,7 +163,7 @@ def test_scores_of_hand_made_answers():
   logits = logits.at[..., -1].set(-jnp.inf)  # As models do to padding.
   scores = task.score(Output(logits, {}, {}, {}, {}), batch)
   assert scores["exact_match"].tolist() == [1, 0, 0]
-  assert scores["cell_accuracy"].tolist() == [1, 0.5, 0]
+  assert scores["label_accuracy"].tolist() == [1, 0.5, 0]
   small = np.log1p(2 * np.exp(-2.0))
   np.testing.assert_allclose(
     scores["loss"], small + np.array([0, 1, 2]), rtol=1e-4

@@ -163,7 +163,7 @@ def test_roles_by_brute_force():
   }
   for hops, side in itertools.product((2, 3), ("id", "ood")):
     facts = splits[f"test_{side}_{hops}"]
-    groups, ids = chains.coverage(facts, seen)
+    groups, ids = chains.role_exposure(facts, seen)
     got = [groups[i] for i in ids]
     had = [
       tuple(int((hop, fact) in roles) for hop, fact in enumerate(chain))
@@ -179,7 +179,7 @@ def test_the_papers_sizes_leave_a_quarter_without_both_roles():
     graph = graphs.make_graph(500, 50, 10, np.random.default_rng((1, seed)))
     splits = chains.make_splits(graph, (10_000,), (2_000,), seed)
     seen = chains.seen_roles(graph, splits, 2)
-    names, ids = chains.coverage(splits["test_id_2"], seen)
+    names, ids = chains.role_exposure(splits["test_id_2"], seen)
     shares.append(np.mean(ids == names.index("both")))
   # A fact is the first hop of 10 chains. One is held out, each other one is
   # trained on with probability 1/5: 1 - 0.8^9 = 0.87, and about the same for

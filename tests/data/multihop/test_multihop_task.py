@@ -127,7 +127,7 @@ def test_an_epoch_has_single_facts_as_often_as_asked():
 
 def test_evaluation_holds_all_splits_and_who_is_in_which():
   dataset, got = whole(SMALL, "test")
-  names, roles = dataset.groups["split"], dataset.groups["coverage"]
+  names, roles = dataset.groups["split"], dataset.groups["role_exposure"]
   counts = np.bincount(got["group/split"], minlength=len(names))
   assert dict(zip(names, counts.tolist(), strict=True)) == {
     "train_atom": 30,
@@ -142,20 +142,24 @@ def test_evaluation_holds_all_splits_and_who_is_in_which():
     "test_ood_2": 100,
     "test_ood_3": 80,
   }
-  for split, coverage in zip(
-    got["group/split"], got["group/coverage"], strict=True
+  for split, role_exposure in zip(
+    got["group/split"], got["group/role_exposure"], strict=True
   ):
     name = names[split]
     if "_id_" in name:
-      assert roles[coverage].split("/")[0] == name
+      assert roles[role_exposure].split("/")[0] == name
     else:
-      assert coverage == -1
+      assert role_exposure == -1
   # Examples of no group are in no sum.
   sums = jax.ops.segment_sum(
-    jnp.ones(len(got["group/coverage"])), got["group/coverage"], len(roles)
+    jnp.ones(len(got["group/role_exposure"])),
+    got["group/role_exposure"],
+    len(roles),
   )
   assert sums.sum() == 2 * 180
-  expected = np.bincount(got["group/coverage"] + 1, minlength=len(roles) + 1)
+  expected = np.bincount(
+    got["group/role_exposure"] + 1, minlength=len(roles) + 1
+  )
   np.testing.assert_array_equal(sums, expected[1:])
 
 
