@@ -26,6 +26,10 @@ class Config:
     A_range, dt_range: how fast they forget at first, see `fast_weights.Gates`.
     negative_eigenvalues: a token may turn around what its key reads; see there.
     window: L, tokens that attention sees; an answer has no more.
+    answer_chunk: what is read once, with an answer at its end. "merged": all
+      that is left behind whole windows (algorithm 1, line 2). "separate": the
+      answer alone; what stands before it is padded in front to whole windows.
+      The same where the window divides what stands before the answer.
     num_passes: N, over every window that is dropped; 1 is the plain hybrid.
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
       of the last pass over the last L - 1 tokens.
@@ -62,6 +66,7 @@ class Config:
   dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
   window: int = 24
+  answer_chunk: str = "merged"
   num_passes: int = 1
   eviction: str = "hard"
   num_prelude_layers: int = 0
@@ -79,7 +84,11 @@ class Config:
   def __post_init__(self) -> None:
     checks.plain_values("model", self)
     checks.one_of(
-      "model", self, eviction=("hard", "sliding"), precision=PRECISIONS
+      "model",
+      self,
+      answer_chunk=("merged", "separate"),
+      eviction=("hard", "sliding"),
+      precision=PRECISIONS,
     )
     # The short convolutions of the memory layers see four tokens.
     checks.at_least("model", self, window=4, num_passes=1)
@@ -172,6 +181,29 @@ class Config:
     )
 
 
+def last_chunk(config: Config, spec: TaskSpec) -> int:
+  """Tokens of an example that do not sleep; raises UserError if none do."""
+  length, answer = config.window, spec.num_answer_tokens
+  rest = (spec.sequence_length - 1) % length + 1
+  if not answer:
+    because = "no token of the task is an answer"
+    checks.without_effect("model", config, because, "answer_chunk")
+    return rest
+  if answer > length:
+    raise UserError(
+      f"model.window={length} is less than the {answer} tokens of an answer"
+    )
+  if config.answer_chunk == "separate":
+    return answer
+  if rest < answer:
+    raise UserError(
+      f"model.window={length} leaves {rest} of {spec.sequence_length} tokens"
+      f" behind whole windows, fewer than the {answer} of an answer: its loss"
+      " would lie in two windows (model.answer_chunk='separate' pads them)"
+    )
+  return rest
+
+
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by number of passes, and what is kept.
 
@@ -180,8 +212,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """
   shape, length = config.block_shape(), config.window
   past = length - 1 if config.eviction == "sliding" else 0
-  num_last = spec.num_answer_tokens or (spec.sequence_length - 1) % length + 1
-  num_windows = (spec.sequence_length - num_last) // length
+  num_last = last_chunk(config, spec)
+  num_windows = -(-(spec.sequence_length - num_last) // length)
   outside = config.num_prelude_layers + config.num_coda_layers
   inside = config.num_layers - outside
   each = config.num_layers // config.num_memory_layers
@@ -194,7 +226,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   slept = num_windows * of_layer(length)
   last = (inside + outside) * of_layer(num_last)
   predicts = not spec.num_answer_tokens
-  predicted = spec.sequence_length if predicts else num_last
+  predicted = spec.num_answer_tokens or spec.sequence_length
 
   def once(passes: int) -> float:
     """What runs whatever the passes, but for the coda of what has not slept."""
