@@ -67,6 +67,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
         {},
         {"model.gradient_passes": 1},
         {"model.gradient_passes": 2},
+        {"model.gradient_passes": 1, "model.gradient_cut": "both"},
         restart,  # What a fixed point needs.
         {**restart, "model.implicit_terms": 4},
       ],

@@ -202,6 +202,43 @@ def test_cut_gradients_are_others_and_all_of_them_are_all():
   assert np.abs(full["token_embedding"]["embedding"] - last).max() > 1e-4
 
 
+class Shifted:
+  """An embedding that adds something to what it looks up."""
+
+  def __init__(self, embed, shift):
+    self.embed, self.shift = embed, shift
+    self.embedding = embed.embedding
+
+  def __call__(self, inputs):
+    return self.embed(inputs) + self.shift
+
+
+def slopes(**changes):
+  """Gradient of all squared logits for what is embedded, [B, T, D]."""
+  spec, config = spec_of(20, 4), config_of(**changes)
+  params, inputs = examples.params_of(sleep, SMALL, spec), tokens(20)
+
+  def value(shift):
+    model = examples.merged(sleep, config, spec, params)
+    model.token_embedding = Shifted(model.token_embedding, shift)
+    return jnp.sum(model(inputs).logits ** 2)
+
+  run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
+  return np.abs(run(jnp.zeros((2, 20, SMALL.width)))).max(axis=(0, 2))
+
+
+def test_a_cut_is_where_it_says():
+  """Through what is not cut, windows that slept still have a gradient."""
+  full = slopes()
+  for cut in ("hidden", "fast_weights"):
+    some = slopes(gradient_passes=1, gradient_cut=cut)
+    assert (some > 1e-4).all()
+    assert np.abs(some[:16] - full[:16]).max() > 1e-3
+    np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
+  none = slopes(gradient_passes=1, gradient_cut="both")
+  assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
+
+
 def test_rematerialised_windows_have_the_same_gradients():
   full, again = gradients(), gradients(remat="full")
   jax.tree.map(
@@ -241,7 +278,11 @@ def at(index, stacked):
 
 
 def by_hand(config, params, inputs, num_answer):
-  """Algorithm 1 with Python's loops, one block after another."""
+  """Algorithm 1 with Python's loops, one block after another.
+
+  With `gradient_passes` the hidden state is cut, before these and before all
+  others but the first.
+  """
   spec = spec_of(inputs.shape[1], num_answer)
   model = examples.merged(sleep, config, spec, params)
   each = config.num_layers // config.num_memory_layers
@@ -289,6 +330,10 @@ def by_hand(config, params, inputs, num_answer):
         old, *pasts = kept[group]
         state = old._replace(fast=(behind if n else kept)[group][0].fast)
         before[group] = (state, *pasts)
+      if config.gradient_passes and 0 < n <= (
+        config.num_passes - config.gradient_passes
+      ):
+        hidden = jax.lax.stop_gradient(hidden)
       hidden, behind = read(hidden, window, before, groups[first:last])
     _, kept = read(hidden, window, behind, groups[last:])
     seen = window.known[:, window.known.shape[1] - num_past :]
@@ -327,6 +372,21 @@ def test_algorithm_1_by_hand(length, changes):
   expected = run_by_hand(params, inputs)
   got = run(inputs, num_passes=2, **changes).logits
   np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_cut_gradients_by_hand():
+  """Of three passes, the last one's; windows are reached by fast weights."""
+  inputs = tokens(20)
+  config = config_of(gradient_passes=1)
+  params = examples.params_of(sleep, SMALL, spec_of(20, 4))
+
+  def value(params):
+    return jnp.sum(by_hand(config, params, inputs, 4) ** 2)
+
+  run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
+  expected, got = run(params), gradients(gradient_passes=1)
+  for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y).max())
 
 
 def test_statistics_leave_padding_out():
@@ -526,8 +586,12 @@ def test_every_pass_costs_the_same_and_answers_one():
   ("changes", "answer", "backward"),
   [
     ({}, 4, 3),
-    ({"gradient_passes": 1}, 4, 1),
-    ({"gradient_passes": 1}, 0, 2),  # The first pass predicts.
+    ({"gradient_passes": 1}, 4, 3),  # All have written.
+    ({"gradient_passes": 1, "gradient_cut": "fast_weights"}, 4, 3),
+    ({"gradient_passes": 1, "gradient_cut": "both"}, 4, 1),
+    # The first pass predicts.
+    ({"gradient_passes": 1, "gradient_cut": "both"}, 0, 2),
+    ({"gradient_passes": 1, "inject": True, "carry_state": False}, 4, 1),
     ({"gradient_passes": 3}, 0, 3),
     ({"inject": True, "carry_state": False, "implicit_terms": 4}, 4, 5),
   ],
@@ -566,6 +630,12 @@ def test_training_counts_the_passes_that_have_a_gradient(
       "implicit_terms=2 has no effect while model.num_passes=1",
     ),
     ({"gradient_passes": 9}, "gradient_passes=9"),
+    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is none"),
+    ({"gradient_cut": "both"}, "no effect while model.gradient_passes=0"),
+    (
+      {"gradient_cut": "both", "gradient_passes": 1, "carry_state": False},
+      "gradient_cut has no effect while model.carry_state=False",
+    ),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),
     ({"answer_chunk": "none"}, "answer_chunk='none'"),

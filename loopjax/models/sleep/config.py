@@ -40,10 +40,15 @@ class Config:
     carry_state: a pass goes on from the fast weights of the last (algorithm 1);
       else from those that the window began with, and the last pass's remain.
     carry_convolutions: from window to window; else they start with zeros.
-    gradient_passes: of the N passes, so many last ones get a gradient; 0 for
-      all. Through a cut no earlier window gets one either, but by what passes
-      read of it anew: its last tokens, convolutions, or, without carry_state,
-      its fast weights.
+    gradient_passes: back-propagation is truncated to so many last ones of the N
+      passes; 0 for all.
+    gradient_cut: what no gradient goes through before those, from pass to pass.
+      "hidden": the residual stream; what a pass wrote has the gradient of that
+      one pass, and slept windows are reached through their fast weights.
+      "fast_weights": these alone. "both": then earlier passes have no backward
+      pass, and no slept window gets a gradient but by what is read of it anew:
+      by `inject`, its last tokens, convolutions, or, without carry_state, its
+      fast weights.
     implicit_terms: passes are taken to have reached a fixed point, whose
       gradient is so many terms of a series; 0 for that of the passes.
     rope_base: longest wavelength over 2 pi, in tokens.
@@ -76,6 +81,7 @@ class Config:
   carry_state: bool = True
   carry_convolutions: bool = False
   gradient_passes: int = 0
+  gradient_cut: str = "hidden"
   implicit_terms: int = 0
   rope_base: float = 10_000.0
   init_std: float = 0.02
@@ -88,6 +94,7 @@ class Config:
       self,
       answer_chunk=("merged", "separate"),
       eviction=("hard", "sliding"),
+      gradient_cut=("hidden", "fast_weights", "both"),
       precision=PRECISIONS,
     )
     # The short convolutions of the memory layers see four tokens.
@@ -101,6 +108,12 @@ class Config:
         f"model.gradient_passes={self.gradient_passes} is more than"
         f" model.num_passes={self.num_passes}"
       )
+    if not self.gradient_passes:
+      because = "model.gradient_passes=0"
+      checks.without_effect("model", self, because, "gradient_cut")
+    if not self.carry_state:
+      because = "model.carry_state=False: a pass reads none of the last's"
+      checks.without_effect("model", self, because, "gradient_cut")
     if self.implicit_terms and (self.carry_state or not self.inject):
       raise UserError(
         "model.implicit_terms needs model.inject=True and"
@@ -257,5 +270,7 @@ def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
   first = int(predicts)  # It predicts, and has its gradient whatever is cut.
   if config.implicit_terms:
     return 1 + config.implicit_terms + first
-  kept = config.gradient_passes or num_passes
+  # A pass whose fast weights go on to the next is a part of their gradient.
+  ends = config.gradient_cut == "both" or not config.carry_state
+  kept = (ends and config.gradient_passes) or num_passes
   return min(kept + first, num_passes)

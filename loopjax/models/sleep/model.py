@@ -185,9 +185,19 @@ class Model(nnx.Module):
       carry,
       num_passes,
       num_with_gradient=self.config.gradient_passes,
+      cut_fn=self._cut,
       want_first=predicts,
       kind=kind,
     )
+
+  def _cut(self, carry: "Carry") -> "Carry":
+    """The same without the gradient of what `gradient_cut` says."""
+    (hidden, memory), cut = carry, self.config.gradient_cut
+    if cut in ("hidden", "both"):
+      hidden = jax.lax.stop_gradient(hidden)
+    if cut in ("fast_weights", "both"):
+      memory = jax.lax.stop_gradient(memory)
+    return hidden, memory
 
   def _record(
     self,
