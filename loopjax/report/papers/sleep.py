@@ -91,6 +91,16 @@ _STATES = Sweep(
   columns=(_MATCH, _CELLS),
 )
 
+
+def _rates(*columns: Column) -> Sweep:
+  """The search for the rate that all passes share."""
+  return Sweep(
+    title="Learning rates, with one pass",
+    source="section 6: Muon's, on the model without a loop; 2e-3 was chosen",
+    columns=columns,
+  )
+
+
 AUTOMATON = Paper(
   name=_NAME,
   sweeps={
@@ -116,6 +126,7 @@ AUTOMATON = Paper(
       source="Figure 2, left",
       columns=(_MATCH, _CELLS, _FLOOR),
     ),
+    "learning_rate": _rates(_MATCH, _CELLS, _LOSS),
     "gradients": _GRADIENTS,
     "states": _STATES,
   },
@@ -146,6 +157,7 @@ DEPO = Paper(
         _row(4, **{"hops=16": _text("begins to improve")}),
       ),
     ),
+    "learning_rate": _rates(_ANSWERS, _LOSS),
     "memory": Sweep(
       title="Gated delta net and Jet block",
       source="ours; Jet in the paper's text, the other in Figure 3's caption",
