@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
-  del config  # The same for every preset.
+  rates = COMMON["learning_rates"](config)
   passes = config_lib.axis("model.num_passes", 1, 2, 3, 4)
   seeds = config_lib.axis("run.seed", 0, 1, 2)
   steps = config_lib.axis("task.num_steps", 1, 2, 4, 8, 16, 32)
@@ -60,6 +60,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   return {
     "depth": config_lib.product(steps, passes[:1], seeds),  # Figure 2, left.
     "passes": config_lib.product(passes, seeds),  # Figure 2, right.
+    # As the paper finds it: with one pass, for all of them (section 6).
+    "learning_rate": config_lib.product(passes[:1], rates),
     # Open in the paper (section 7): what a step costs, and how stable it is.
     "gradients": config_lib.product(
       passes[3:],
@@ -67,6 +69,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
         {},
         {"model.gradient_passes": 1},
         {"model.gradient_passes": 2},
+        {"model.gradient_passes": 1, "model.gradient_cut": "both"},
         restart,  # What a fixed point needs.
         {**restart, "model.implicit_terms": 4},
       ],

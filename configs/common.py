@@ -20,6 +20,18 @@ SLEEP = {  # The paper of Sleep, arXiv 2605.26099.
   "run": {"steps_per_call": 20, "log_every": 200, "checkpoint_every": 5000},
   "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
 }  # fmt: skip
+
+
+def learning_rates(config) -> list[dict]:
+  """A search around the preset's rate: of Muon, as the paper of Sleep does it
+  with AdamW's fixed, where there is Muon."""
+  name = (
+    "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
+  )
+  rate = config.optim[name]
+  return [{f"optim.{name}": rate * by} for by in (0.25, 0.5, 1.0, 2.0, 4.0)]
+
+
 DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; the steps are the task's.
   "paper": {
     "optim": {

@@ -10,6 +10,8 @@ Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
           benchmarks/results/2026-11-21_cpu_2cores_sleep.md
   gpu     the paper's with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run.
+  hybrid  the four layers of Figure 3's caption, attention and gated delta nets
+          in turn, where the text has ten; their width is not stated. Not run.
   smoke   what the tests run.
 """
 
@@ -47,6 +49,12 @@ PRESETS = {
     "run": {"num_steps": 1200, "log_every": 100, "checkpoint_every": 600},
     "eval": {"every": 200},
   },
+  "hybrid": {
+    "model": {
+      "num_layers": 2, "num_memory_layers": 2, "memory": "gated_delta",
+      "value_width": 192,
+    },
+  },
   "smoke": COMMON["DEPO_SMOKE"],
 }  # fmt: skip
 
@@ -58,13 +66,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
-  del config  # The same for every preset.
+  rates = COMMON["learning_rates"](config)
   passes = config_lib.axis("model.num_passes", 1, 2, 4)
   seeds = config_lib.axis("run.seed", 0, 1, 2)
   memories = config_lib.axis("model.memory", "gated_delta", "jet")
   evictions = config_lib.axis("model.eviction", "hard", "sliding")
   return {
     "passes": config_lib.product(passes, seeds),  # Figure 3.
+    # As the paper finds it: with one pass, for all of them (section 6).
+    "learning_rate": config_lib.product(passes[:1], rates),
     "memory": config_lib.product(memories, passes[::2]),
     "eviction": config_lib.product(evictions, passes[::2]),
   }

@@ -93,7 +93,8 @@ PAPERS = {
   "depo_sleep": {"run.batch_size": 128, "task.num_nodes": 75, **MUON},
   "gsm_sleep": {
     "run.batch_size": 256, **MUON, "optim.muon_learning_rate": 1e-3,
-    "task.min_length": 2000, "task.max_length": 3300,
+    "task.context_length": 3300, "task.min_length": 2000,
+    "task.max_length": 3300, "model.window": 2000,
   },
 }  # fmt: skip
 

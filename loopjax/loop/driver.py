@@ -68,15 +68,18 @@ def run_truncated(
   num_steps: int,
   *,
   num_with_gradient: int = 0,
+  cut_fn: Callable[[Carry], Carry] = jax.lax.stop_gradient,
   want_first: bool = True,
   kind: str = "scan",
 ) -> tuple[Carry | None, Carry, Any]:
-  """`run_loop` whose first steps may get no gradient.
+  """`run_loop` through whose last steps alone gradients go back.
 
   Args:
     step_fn, carry, num_steps, kind: as in `run_loop`.
-    num_with_gradient: so many last steps; 0 for all. What the loop began with
-      gets no gradient either if some do not.
+    num_with_gradient: so many last steps; 0 for all.
+    cut_fn: carry -> the carry with a stopped gradient, or some of it. What it
+      stops is stopped before the first of the last steps and between all steps
+      before; not what the loop began with.
     want_first: the first step is compiled apart, for its carry.
 
   Returns:
@@ -88,9 +91,16 @@ def run_truncated(
   first, records = None, []
   for start, end in itertools.pairwise(ends):
     if cut and start == cut:
-      carry = jax.lax.stop_gradient(carry)
+      carry = cut_fn(carry)
 
-    def later(carry: Carry, n: Array, start: int = start) -> tuple[Carry, Any]:
+    def later(
+      carry: Carry, n: Array, start: int = start, end: int = end
+    ) -> tuple[Carry, Any]:
+      if end <= cut:
+        again = n + start > 0
+        carry = jax.tree.map(
+          lambda x, y: jnp.where(again, x, y), cut_fn(carry), carry
+        )
       return step_fn(carry, n + start)
 
     carry, more, _ = run_loop(later, carry, end - start, kind=kind)

@@ -1,4 +1,4 @@
-"""Gradients of gated_delta, a torch implementation beside it, and a mesh."""
+"""Gradients of gated_delta, another implementation beside it, and a mesh."""
 
 import functools
 
@@ -16,6 +16,7 @@ from gated_delta_examples import (
 )
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests_support import ROOT
 
 from loopjax import program, sharding
 from loopjax.kernels.gated_delta import chunked, gated_delta, reference
@@ -129,48 +130,21 @@ def test_gradients_at_the_ends_of_the_decay_gate(form, log_decay):
   assert (np.abs(grads[5]).max() > 0.01) == (log_decay == 0)  # Into the state.
 
 
-def torch_rule(name):
-  """A function of `transformers` without the kernels that may replace it."""
-  torch = pytest.importorskip("torch")
-  model = pytest.importorskip(
-    "transformers.models.qwen3_next.modeling_qwen3_next"
-  )
-  rule = getattr(model, f"torch_{name}_gated_delta_rule")
-  rule = getattr(rule, "__wrapped__", rule)
+def test_values_and_gradients_are_those_of_transformers():
+  """Qwen3-Next's rule in torch, in float32, by fixtures/make_oracles.py."""
+  stored = np.load(ROOT / "tests" / "fixtures" / "qwen3_next_rule.npz")
+  operands = [stored[name] for name in NAMES]
 
-  def values_and_gradients(operands):
-    operands = [torch.tensor(x, requires_grad=True) for x in operands]
-    query, key, value, log_decay, write, state = operands
-    output, after = rule(
-      query,
-      key,
-      value,
-      g=log_decay,
-      beta=write,
-      initial_state=state,
-      output_final_state=True,
-      use_qk_l2norm_in_kernel=True,
-    )
-    total = 0.0
-    for i, x in enumerate((output, after)):
-      weight = np.random.default_rng(i).normal(size=x.shape).astype(np.float32)
-      total = total + (torch.tensor(weight) * x).sum()
-    total.backward()
-    grads = tuple(x.grad.numpy() for x in operands)
-    return (output.detach().numpy(), after.detach().numpy()), grads
+  def value(*operands):
+    output, after = gated_delta(*operands)
+    total = jnp.sum(stored["weights/output"] * output)
+    return total + jnp.sum(stored["weights/after"] * after), (output, after)
 
-  return values_and_gradients
-
-
-@pytest.mark.parametrize("name", ["recurrent", "chunk"])
-def test_values_and_gradients_are_those_of_transformers(name):
-  """Qwen3-Next's rule in torch, which computes in float32."""
-  rule = torch_rule(name)
-  operands = [x[:2] for x in arrays(130, np.float32)]
-  values, grads = rule(operands)
-  actual = jax.jit(gated_delta, compiler_options=FAST)(*operands)
-  assert_close(actual, values, 1e-5)
-  assert_close(gradients(gated_delta, operands), grads, 5e-5)
+  run = jax.grad(value, argnums=range(6), has_aux=True)
+  grads, values = jax.jit(run, compiler_options=FAST)(*operands)
+  assert_close(values, (stored["output"], stored["after"]), 1e-5)
+  wanted = [stored[f"gradient/{name}"] for name in NAMES]
+  assert_close(grads, wanted, 5e-5)
 
 
 def test_a_mesh_changes_nothing_and_gathers_nothing():

@@ -165,3 +165,32 @@ def test_cut_gradients_are_those_of_the_last_steps(want_first, kept):
   assert jnp.allclose(got, wanted)
   for x, y in zip(slopes, wanted_slopes, strict=True):
     assert jnp.allclose(x, y, atol=1e-6)
+
+
+def test_a_part_of_the_carry_is_cut_between_all_steps_before_the_last():
+  """Of four steps the last: the other part keeps all of its gradient, but not
+  what the first part gave it by more than one step."""
+
+  def step(carry, n):
+    cut, free = carry
+    new = jnp.tanh(WEIGHT @ cut + 0.5 * free + X * (n + 1))
+    return (new, jnp.sin(free) + new), n
+
+  def stop(carry):
+    return jax.lax.stop_gradient(carry[0]), carry[1]
+
+  def value(start):
+    _, last, _ = driver.run_truncated(
+      step, start, 4, num_with_gradient=1, cut_fn=stop, want_first=False
+    )
+    return jnp.sum(last[0] * last[1])
+
+  def expected(carry):
+    for n in range(4):
+      carry, _ = step(stop(carry) if n else carry, n)
+    return jnp.sum(carry[0] * carry[1])
+
+  got, wanted = (jax.grad(f)((X, X / 2)) for f in (value, expected))
+  for x, y in zip(got, wanted, strict=True):
+    assert jnp.abs(y).max() > 1e-3
+    assert jnp.allclose(x, y, atol=1e-6)

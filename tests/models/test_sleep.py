@@ -138,7 +138,8 @@ def test_a_sliding_window_sees_its_last_tokens_and_no_more():
   # the most.
   options = {"params": params, "eviction": "sliding", "num_passes": 1}
   plain = run(inputs, **options).logits
-  far = run(inputs.at[:, :2].set(tokens(2, 5)), **options).logits
+  others = (inputs[:, :2] + 1) % (VOCABULARY - PADDING)
+  far = run(inputs.at[:, :2].set(others), **options).logits
   near = run(inputs.at[:, 9].set((inputs[:, 9] + 1) % 6), **options).logits
   np.testing.assert_array_equal(plain, far)
   assert np.abs(plain[:, 0] - near[:, 0]).max() > 1e-4
@@ -201,6 +202,43 @@ def test_cut_gradients_are_others_and_all_of_them_are_all():
   assert np.abs(full["token_embedding"]["embedding"] - last).max() > 1e-4
 
 
+class Shifted:
+  """An embedding that adds something to what it looks up."""
+
+  def __init__(self, embed, shift):
+    self.embed, self.shift = embed, shift
+    self.embedding = embed.embedding
+
+  def __call__(self, inputs):
+    return self.embed(inputs) + self.shift
+
+
+def slopes(**changes):
+  """Gradient of all squared logits for what is embedded, [B, T, D]."""
+  spec, config = spec_of(20, 4), config_of(**changes)
+  params, inputs = examples.params_of(sleep, SMALL, spec), tokens(20)
+
+  def value(shift):
+    model = examples.merged(sleep, config, spec, params)
+    model.token_embedding = Shifted(model.token_embedding, shift)
+    return jnp.sum(model(inputs).logits ** 2)
+
+  run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
+  return np.abs(run(jnp.zeros((2, 20, SMALL.width)))).max(axis=(0, 2))
+
+
+def test_a_cut_is_where_it_says():
+  """Through what is not cut, windows that slept still have a gradient."""
+  full = slopes()
+  for cut in ("hidden", "fast_weights"):
+    some = slopes(gradient_passes=1, gradient_cut=cut)
+    assert (some > 1e-4).all()
+    assert np.abs(some[:16] - full[:16]).max() > 1e-3
+    np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
+  none = slopes(gradient_passes=1, gradient_cut="both")
+  assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
+
+
 def test_rematerialised_windows_have_the_same_gradients():
   full, again = gradients(), gradients(remat="full")
   jax.tree.map(
@@ -208,6 +246,27 @@ def test_rematerialised_windows_have_the_same_gradients():
     full,
     again,
   )
+
+
+def test_what_is_read_outside_of_any_scan_is_computed_again():
+  """An answer, with no window before it."""
+  spec, inputs = spec_of(8, 4), tokens(8)
+
+  def lowered(remat):
+    def loss(params):
+      options = LoopOptions("scan", remat)
+      model = examples.merged(sleep, SMALL, spec, params, options)
+      return jnp.sum(model(inputs).logits ** 2)
+
+    return jax.jit(jax.grad(loss)).lower(examples.params_of(sleep, SMALL, spec))
+
+  plain, again = lowered("none"), lowered("full")
+  assert "optimization_barrier" not in plain.as_text()
+  assert "optimization_barrier" in again.as_text()
+  flops = [
+    x.compile(examples.FAST).cost_analysis()["flops"] for x in (plain, again)
+  ]
+  assert flops[1] > 1.2 * flops[0]
 
 
 def test_passes_may_read_the_window_and_what_it_began_with_again():
@@ -240,7 +299,11 @@ def at(index, stacked):
 
 
 def by_hand(config, params, inputs, num_answer):
-  """Algorithm 1 with Python's loops, one block after another."""
+  """Algorithm 1 with Python's loops, one block after another.
+
+  With `gradient_passes` the hidden state is cut, before these and before all
+  others but the first.
+  """
   spec = spec_of(inputs.shape[1], num_answer)
   model = examples.merged(sleep, config, spec, params)
   each = config.num_layers // config.num_memory_layers
@@ -275,8 +338,10 @@ def by_hand(config, params, inputs, num_answer):
   groups = range(config.num_memory_layers)
   kept = [(state, *[attention.Past(none, none)] * each) for _ in groups]
   seen = jnp.zeros((len(inputs), num_past), bool)
-  windowed = inputs[:, : inputs.shape[1] - num_answer]
-  for part in jnp.split(windowed, windowed.shape[1] // config.window, axis=1):
+  num_windows = (inputs.shape[1] - 1) // config.window
+  edges = config.window * np.arange(1, num_windows + 1)
+  *windowed, last_chunk = jnp.split(inputs, edges, axis=1)
+  for part in windowed:
     tokens = model.embed(part)
     window = windows.view(seen, tokens.mask, config.window, config.window)
     hidden, behind = read(tokens.hidden, window, kept, groups[:first])
@@ -286,39 +351,63 @@ def by_hand(config, params, inputs, num_answer):
         old, *pasts = kept[group]
         state = old._replace(fast=(behind if n else kept)[group][0].fast)
         before[group] = (state, *pasts)
+      if config.gradient_passes and 0 < n <= (
+        config.num_passes - config.gradient_passes
+      ):
+        hidden = jax.lax.stop_gradient(hidden)
       hidden, behind = read(hidden, window, before, groups[first:last])
     _, kept = read(hidden, window, behind, groups[last:])
     seen = window.known[:, window.known.shape[1] - num_past :]
-  tokens = model.embed(inputs[:, inputs.shape[1] - num_answer :])
-  window = windows.view(seen, tokens.mask, num_answer, config.window)
-  return model.logits(read(tokens.hidden, window, kept, groups)[0])
+  tokens = model.embed(last_chunk)
+  window = windows.view(seen, tokens.mask, last_chunk.shape[1], config.window)
+  hidden, _ = read(tokens.hidden, window, kept, groups)
+  return model.logits(hidden[:, -num_answer:])
 
 
 @pytest.mark.parametrize(
-  "changes",
+  ("length", "changes"),
   [
-    {},
-    {"eviction": "sliding", "carry_convolutions": True},
-    {"num_layers": 3, "num_memory_layers": 3, "num_coda_layers": 1},
-    {
-      "num_layers": 4,
-      "eviction": "sliding",
-      "num_prelude_layers": 2,
-      "memory": "jet",
-      "carry_convolutions": True,
-    },
+    (28, {}),
+    (31, {"eviction": "sliding", "carry_convolutions": True}),
+    (32, {"num_layers": 3, "num_memory_layers": 3, "num_coda_layers": 1}),
+    (
+      28,
+      {
+        "num_layers": 4,
+        "eviction": "sliding",
+        "num_prelude_layers": 2,
+        "memory": "jet",
+        "carry_convolutions": True,
+      },
+    ),
   ],
   ids=["plain", "sliding", "coda", "prelude"],
 )
-def test_algorithm_1_by_hand(changes):
-  """Three windows, so that what the second leaves depends on the first's."""
-  inputs = tokens(28).at[0, :11].set(VOCABULARY - 1)  # A window of padding.
+def test_algorithm_1_by_hand(length, changes):
+  """Three windows, so that what the second leaves depends on the first's;
+  behind them 4 tokens of an answer, with none to 4 of the context."""
+  inputs = tokens(length).at[0, :11].set(VOCABULARY - 1)  # Padding.
   config = config_of(num_passes=2, **changes)
-  params = examples.params_of(sleep, config, spec_of(28, 4))
+  params = examples.params_of(sleep, config, spec_of(length, 4))
   run_by_hand = jax.jit(lambda *arrays: by_hand(config, *arrays, 4))
   expected = run_by_hand(params, inputs)
   got = run(inputs, num_passes=2, **changes).logits
   np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_cut_gradients_by_hand():
+  """Of three passes, the last one's; windows are reached by fast weights."""
+  inputs = tokens(20)
+  config = config_of(gradient_passes=1)
+  params = examples.params_of(sleep, SMALL, spec_of(20, 4))
+
+  def value(params):
+    return jnp.sum(by_hand(config, params, inputs, 4) ** 2)
+
+  run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
+  expected, got = run(params), gradients(gradient_passes=1)
+  for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y).max())
 
 
 def test_statistics_leave_padding_out():
@@ -501,6 +590,14 @@ def test_every_pass_costs_the_same_and_answers_one():
     2 * layers[0] * (n + codas) + answer
     for n, codas in ((1, 1), (2, 2), (3, 2))
   ]
+  # Two windows and six tokens; of the context alone, three windows.
+  layer = block.flops(shape, 6) + hybrid.memory_flops(shape, memory, 6)
+  head = 2 * 4 * 16 * VOCABULARY
+  merged = sleep.costs(SMALL, spec_of(22, 4), 1)["flops_per_example"]
+  assert merged == [2 * 2 * layers[0] + 2 * layer + head]
+  separate = config_of(answer_chunk="separate")
+  padded = sleep.costs(separate, spec_of(22, 4), 1)["flops_per_example"]
+  assert padded == [3 * 2 * layers[0] + 2 * layers[1] + head]
   kept = sleep.costs(SMALL, spec, 1)
   assert kept["fast_weight_bytes_per_example"] == 2 * 2 * 8 * 8 * 4
   assert kept["cache_bytes_per_token"] == 2 * 2 * 16 * 4
@@ -510,8 +607,12 @@ def test_every_pass_costs_the_same_and_answers_one():
   ("changes", "answer", "backward"),
   [
     ({}, 4, 3),
-    ({"gradient_passes": 1}, 4, 1),
-    ({"gradient_passes": 1}, 0, 2),  # The first pass predicts.
+    ({"gradient_passes": 1}, 4, 3),  # All have written.
+    ({"gradient_passes": 1, "gradient_cut": "fast_weights"}, 4, 3),
+    ({"gradient_passes": 1, "gradient_cut": "both"}, 4, 1),
+    # The first pass predicts.
+    ({"gradient_passes": 1, "gradient_cut": "both"}, 0, 2),
+    ({"gradient_passes": 1, "inject": True, "carry_state": False}, 4, 1),
     ({"gradient_passes": 3}, 0, 3),
     ({"inject": True, "carry_state": False, "implicit_terms": 4}, 4, 5),
   ],
@@ -550,8 +651,15 @@ def test_training_counts_the_passes_that_have_a_gradient(
       "implicit_terms=2 has no effect while model.num_passes=1",
     ),
     ({"gradient_passes": 9}, "gradient_passes=9"),
+    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is none"),
+    ({"gradient_cut": "both"}, "no effect while model.gradient_passes=0"),
+    (
+      {"gradient_cut": "both", "gradient_passes": 1, "carry_state": False},
+      "gradient_cut has no effect while model.carry_state=False",
+    ),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),
+    ({"answer_chunk": "none"}, "answer_chunk='none'"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):
@@ -560,11 +668,48 @@ def test_impossible_settings_are_named(changes, message):
   assert "\n" not in str(caught.value)
 
 
+def test_what_is_left_behind_whole_windows_is_read_once():
+  """With the answer at its end, as where every token is predicted."""
+  inputs = tokens(22)
+  every = run(inputs, answer=0).logits
+  np.testing.assert_allclose(every[:, -4:], run(inputs).logits, atol=1e-5)
+  apart = run(inputs, answer_chunk="separate").logits  # 18 tokens sleep.
+  assert np.abs(every[:, -4:] - apart).max() > 1e-3
+
+
+@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+def test_before_a_separate_answer_all_windows_are_whole(eviction):
+  options = {"answer_chunk": "separate", "eviction": eviction}
+  padding = jnp.full((2, 6), VOCABULARY - 1)
+  padded = jnp.concatenate([padding, tokens(22)], axis=1)
+  plain = run(padded, **options)  # 24 tokens, and the answer.
+  np.testing.assert_array_equal(
+    plain.logits, run(padded, eviction=eviction).logits
+  )
+  call = {"trace": ("hidden",)}
+  short = run(tokens(22), call=call, **options)
+  np.testing.assert_allclose(short.logits, plain.logits, atol=1e-6)
+  assert short.trace["hidden"].shape[2] == 24
+  for name, values in plain.loops.items():
+    np.testing.assert_allclose(values, short.loops[name], rtol=1e-5)
+
+
 def test_an_answer_longer_than_a_window_is_refused():
   with pytest.raises(UserError, match="window=8 is less than the 9 tokens"):
     examples.abstract(sleep, SMALL, spec_of(25, 9))
 
 
 def test_a_loss_in_two_windows_is_refused():
-  with pytest.raises(UserError, match="window=8 does not divide the 15 tokens"):
+  with pytest.raises(
+    UserError, match="window=8 leaves 3 of 19 tokens"
+  ) as caught:
     examples.abstract(sleep, SMALL, spec_of(19, 4))
+  assert "\n" not in str(caught.value)
+  examples.abstract(sleep, config_of(answer_chunk="separate"), spec_of(19, 4))
+
+
+def test_a_separate_answer_needs_an_answer():
+  with pytest.raises(
+    UserError, match="answer_chunk has no effect while no tok"
+  ):
+    examples.abstract(sleep, config_of(answer_chunk="separate"), spec_of(19, 0))

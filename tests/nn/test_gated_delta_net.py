@@ -1,19 +1,16 @@
-"""Gated DeltaNet: its parameters, and Qwen3-Next's layer in torch beside it."""
-
-import importlib.util
+"""Gated DeltaNet: its parameters, and Qwen3-Next's layer beside it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
+from tests_support import ROOT
 
 from loopjax.nn.gated_delta import GatedDeltaNet
 from loopjax.types import Precision
 
 FAST = {"xla_backend_optimization_level": 0}
 WIDTH, KEY_HEADS, HEADS, KEYS, VALUES = 12, 2, 4, 8, 6
-GROUP = HEADS // KEY_HEADS
 
 
 def build(*sizes, **options):
@@ -130,71 +127,33 @@ def test_the_layer_by_hand():
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 
-def fuse(*parts):
-  """Rows [H c, D] of several matrices -> those of each key head together."""
-  rows = [x.reshape(KEY_HEADS, -1, WIDTH) for x in parts]
-  return np.concatenate(rows, axis=1).reshape(-1, WIDTH)
-
-
-def split(fused, *sizes):
-  """Undoes `fuse`: rows per key head of each."""
-  edges = np.cumsum(sizes)[:-1]
-  parts = np.split(fused.reshape(KEY_HEADS, -1, WIDTH), edges, axis=1)
-  return [x.reshape(-1, WIDTH).T for x in parts]
-
-
-def qwen():
-  """Its layer, in torch and with the functions that need no kernels."""
-  torch = pytest.importorskip("torch")
-  package = "transformers.models.qwen3_next"
-  model = pytest.importorskip(f"{package}.modeling_qwen3_next")
-  config = pytest.importorskip(f"{package}.configuration_qwen3_next")
-  if importlib.util.find_spec("fla"):
-    pytest.skip("its kernels, which need a GPU, take the layer's place")
-  sizes = config.Qwen3NextConfig(
-    hidden_size=WIDTH,
-    num_hidden_layers=1,
-    linear_num_key_heads=KEY_HEADS,
-    linear_num_value_heads=HEADS,
-    linear_key_head_dim=KEYS,
-    linear_value_head_dim=VALUES,
-    rms_norm_eps=1e-5,
-  )
-  return torch, model.Qwen3NextGatedDeltaNet(sizes, 0)
+def nested(flat):
+  """{"a/b": x} -> {"a": {"b": x}}, as parameters are kept; 0, 1 are numbers."""
+  tree = {}
+  for path, value in flat.items():
+    *outer, last = (int(x) if x.isdigit() else x for x in path.split("/"))
+    place = tree
+    for name in outer:
+      place = place.setdefault(name, {})
+    place[last] = value
+  return tree
 
 
 def test_values_and_gradients_are_those_of_qwen3_next():
-  torch, theirs = qwen()
+  """Its layer in torch, by fixtures/make_oracles.py."""
+  stored = np.load(ROOT / "tests" / "fixtures" / "qwen3_next_layer.npz")
+  x, weights = stored["x"], stored["weights"]
+
+  def named(kind):
+    start = f"{kind}/"
+    names = [name for name in stored.files if name.startswith(start)]
+    return {name.removeprefix(start): stored[name] for name in names}
+
   make = build(WIDTH, HEADS, KEYS, VALUES, num_key_heads=KEY_HEADS)
   graphdef, state = nnx.split(jax.jit(make, compiler_options=FAST)())
-  random = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: np.asarray(x + 0.3 * random.normal(size=x.shape), np.float32),
-    nnx.to_pure_dict(state),
-  )
-  x, weights = random.normal(size=(2, 2, 70, WIDTH)).astype(np.float32)
-  fast_weights, taps = params["fast_weights"], params["convolutions"]
-  matrix = {
-    name: tree["kernel"].T
-    for name, tree in (params | fast_weights).items()
-    if "kernel" in tree
-  }
-  mixed = [taps[i]["taps"] for i in range(3)]
-  weight = {
-    "in_proj_qkvz.weight": fuse(
-      *(matrix[name] for name in ("query", "key", "value", "gate"))
-    ),
-    "in_proj_ba.weight": fuse(matrix["write"], matrix["decay"]),
-    "conv1d.weight": np.concatenate(mixed, axis=1).T[:, None],
-    "A_log": fast_weights["A_log"],
-    "dt_bias": fast_weights["dt_bias"],
-    "norm.weight": fast_weights["norm"]["scale"],
-    "out_proj.weight": matrix["output"],
-  }
-  theirs.load_state_dict({k: torch.tensor(v) for k, v in weight.items()})
-  given = torch.tensor(x, requires_grad=True)
-  wanted = theirs(given)
-  (torch.tensor(weights) * wanted).sum().backward()
+  params = nested(named("parameter"))
+  shapes = jax.tree.map(np.shape, nnx.to_pure_dict(state))
+  assert jax.tree.map(np.shape, params) == shapes
 
   def value(params, x):
     layer = nnx.merge(graphdef, params)
@@ -202,38 +161,13 @@ def test_values_and_gradients_are_those_of_qwen3_next():
     return jnp.sum(weights * y), y
 
   run = jax.jit(jax.grad(value, (0, 1), has_aux=True), compiler_options=FAST)
-  flat = jax.tree.leaves(params)
-  state = jax.tree.unflatten(jax.tree.structure(state), flat)
-  (grads, d_x), y = run(state, x)
-  grads = nnx.to_pure_dict(grads)
+  (grads, d_x), y = run(params, x)
+  wanted = named("gradient")
+  assert_close(y, stored["y"])
+  assert_close(d_x, wanted.pop("x"))
+  assert len(wanted) == len(jax.tree.leaves(grads)) == 13
+  jax.tree.map(assert_close, grads, nested(wanted))
 
-  def assert_close(got, want):
-    want = np.asarray(want)
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=5e-5 * np.abs(want).max()
-    )
 
-  slope = {k: v.grad.numpy() for k, v in theirs.named_parameters()}
-  assert_close(y, wanted.detach())
-  assert_close(d_x, given.grad)
-  fused = split(slope["in_proj_qkvz.weight"], KEYS, KEYS, *[GROUP * VALUES] * 2)
-  for tree, name, want in zip(
-    (grads, grads, grads, grads["fast_weights"]),
-    ("query", "key", "value", "gate"),
-    fused,
-    strict=True,
-  ):
-    assert_close(tree[name]["kernel"], want)
-  write, decay = split(slope["in_proj_ba.weight"], GROUP, GROUP)
-  assert_close(grads["fast_weights"]["write"]["kernel"], write)
-  assert_close(grads["fast_weights"]["decay"]["kernel"], decay)
-  assert_close(
-    np.concatenate([grads["convolutions"][i]["taps"] for i in range(3)], 1),
-    slope["conv1d.weight"][:, 0].T,
-  )
-  assert_close(
-    grads["fast_weights"]["output"]["kernel"], slope["out_proj.weight"].T
-  )
-  assert_close(grads["fast_weights"]["norm"]["scale"], slope["norm.weight"])
-  for name in ("A_log", "dt_bias"):
-    assert_close(grads["fast_weights"][name], slope[name])
+def assert_close(got, want):
+  np.testing.assert_allclose(got, want, rtol=0, atol=5e-5 * np.abs(want).max())

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests_support import ROOT
 
 from loopjax.optim import chain, muon, parameters
 
@@ -229,27 +230,26 @@ def test_both_halves_see_clipped_gradients():
 
 def test_pytorch_agrees():
   """Its products are in bfloat16, so only to about a hundredth."""
-  torch = pytest.importorskip("torch", minversion="2.9")
-  rates = {"lr": 0.05, "weight_decay": 0.5, "momentum": 0.9}
+  stored = np.load(ROOT / "tests" / "fixtures" / "torch_muon.npz")
+  rate, decay = float(stored["lr"]), float(stored["weight_decay"])
   config = chain.Config(
     name="muon",
-    muon_learning_rate=0.05,
-    muon_momentum=0.9,
-    weight_decay=0.5,
+    muon_learning_rate=rate,
+    muon_momentum=float(stored["momentum"]),
+    weight_decay=decay,
     clip_norm=0.0,
     schedule="constant",
     warmup_steps=0,
   )
-  start = normal(24, 40)
-  weight = torch.nn.Parameter(torch.tensor(start.T.copy()))
-  other = torch.optim.Muon([weight], **rates)
-  for at in range(3):
-    weight.grad = torch.tensor(normal(24, 40, seed=10 + at).T.copy())
-    other.step()
+  start, gradients = stored["start"], stored["gradients"]
+  tx = chain.make_optimizer(config, NUM_STEPS)
   params = {"query": {"kernel": start}}
-  got = run(chain.make_optimizer(config, NUM_STEPS), params, 3)
-  decayed = start * (1 - 0.05 * 0.5) ** 3
-  moved = got["query"]["kernel"] - decayed
-  expected = weight.detach().numpy().T - decayed
+  state, update = compiled(tx.init)(params), compiled(tx.update)
+  for gradient in gradients:
+    updates, state = update({"query": {"kernel": gradient}}, state, params)
+    params = optax.apply_updates(params, updates)
+  decayed = start * (1 - rate * decay) ** len(gradients)
+  moved = params["query"]["kernel"] - decayed
+  expected = stored["end"] - decayed
   error = np.linalg.norm(moved - expected) / np.linalg.norm(expected)
   assert error < 0.015

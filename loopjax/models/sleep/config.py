@@ -26,6 +26,10 @@ class Config:
     A_range, dt_range: how fast they forget at first, see `fast_weights.Gates`.
     negative_eigenvalues: a token may turn around what its key reads; see there.
     window: L, tokens that attention sees; an answer has no more.
+    answer_chunk: what is read once, with an answer at its end. "merged": all
+      that is left behind whole windows (algorithm 1, line 2). "separate": the
+      answer alone; what stands before it is padded in front to whole windows.
+      The same where the window divides what stands before the answer.
     num_passes: N, over every window that is dropped; 1 is the plain hybrid.
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
       of the last pass over the last L - 1 tokens.
@@ -36,10 +40,15 @@ class Config:
     carry_state: a pass goes on from the fast weights of the last (algorithm 1);
       else from those that the window began with, and the last pass's remain.
     carry_convolutions: from window to window; else they start with zeros.
-    gradient_passes: of the N passes, so many last ones get a gradient; 0 for
-      all. Through a cut no earlier window gets one either, but by what passes
-      read of it anew: its last tokens, convolutions, or, without carry_state,
-      its fast weights.
+    gradient_passes: back-propagation is truncated to so many last ones of the N
+      passes; 0 for all.
+    gradient_cut: what no gradient goes through before those, from pass to pass.
+      "hidden": the residual stream; what a pass wrote has the gradient of that
+      one pass, and slept windows are reached through their fast weights.
+      "fast_weights": these alone. "both": then earlier passes have no backward
+      pass, and no slept window gets a gradient but by what is read of it anew:
+      by `inject`, its last tokens, convolutions, or, without carry_state, its
+      fast weights.
     implicit_terms: passes are taken to have reached a fixed point, whose
       gradient is so many terms of a series; 0 for that of the passes.
     rope_base: longest wavelength over 2 pi, in tokens.
@@ -62,6 +71,7 @@ class Config:
   dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
   window: int = 24
+  answer_chunk: str = "merged"
   num_passes: int = 1
   eviction: str = "hard"
   num_prelude_layers: int = 0
@@ -71,6 +81,7 @@ class Config:
   carry_state: bool = True
   carry_convolutions: bool = False
   gradient_passes: int = 0
+  gradient_cut: str = "hidden"
   implicit_terms: int = 0
   rope_base: float = 10_000.0
   init_std: float = 0.02
@@ -79,7 +90,12 @@ class Config:
   def __post_init__(self) -> None:
     checks.plain_values("model", self)
     checks.one_of(
-      "model", self, eviction=("hard", "sliding"), precision=PRECISIONS
+      "model",
+      self,
+      answer_chunk=("merged", "separate"),
+      eviction=("hard", "sliding"),
+      gradient_cut=("hidden", "fast_weights", "both"),
+      precision=PRECISIONS,
     )
     # The short convolutions of the memory layers see four tokens.
     checks.at_least("model", self, window=4, num_passes=1)
@@ -92,6 +108,12 @@ class Config:
         f"model.gradient_passes={self.gradient_passes} is more than"
         f" model.num_passes={self.num_passes}"
       )
+    if not self.gradient_passes:
+      because = "model.gradient_passes=0"
+      checks.without_effect("model", self, because, "gradient_cut")
+    if not self.carry_state:
+      because = "model.carry_state=False: a pass reads none of the last's"
+      checks.without_effect("model", self, because, "gradient_cut")
     if self.implicit_terms and (self.carry_state or not self.inject):
       raise UserError(
         "model.implicit_terms needs model.inject=True and"
@@ -172,6 +194,29 @@ class Config:
     )
 
 
+def last_chunk(config: Config, spec: TaskSpec) -> int:
+  """Tokens of an example that do not sleep; raises UserError if none do."""
+  length, answer = config.window, spec.num_answer_tokens
+  rest = (spec.sequence_length - 1) % length + 1
+  if not answer:
+    because = "no token of the task is an answer"
+    checks.without_effect("model", config, because, "answer_chunk")
+    return rest
+  if answer > length:
+    raise UserError(
+      f"model.window={length} is less than the {answer} tokens of an answer"
+    )
+  if config.answer_chunk == "separate":
+    return answer
+  if rest < answer:
+    raise UserError(
+      f"model.window={length} leaves {rest} of {spec.sequence_length} tokens"
+      f" behind whole windows, fewer than the {answer} of an answer: its loss"
+      " would lie in two windows (model.answer_chunk='separate' pads them)"
+    )
+  return rest
+
+
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by number of passes, and what is kept.
 
@@ -180,8 +225,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """
   shape, length = config.block_shape(), config.window
   past = length - 1 if config.eviction == "sliding" else 0
-  num_last = spec.num_answer_tokens or (spec.sequence_length - 1) % length + 1
-  num_windows = (spec.sequence_length - num_last) // length
+  num_last = last_chunk(config, spec)
+  num_windows = -(-(spec.sequence_length - num_last) // length)
   outside = config.num_prelude_layers + config.num_coda_layers
   inside = config.num_layers - outside
   each = config.num_layers // config.num_memory_layers
@@ -194,7 +239,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   slept = num_windows * of_layer(length)
   last = (inside + outside) * of_layer(num_last)
   predicts = not spec.num_answer_tokens
-  predicted = spec.sequence_length if predicts else num_last
+  predicted = spec.num_answer_tokens or spec.sequence_length
 
   def once(passes: int) -> float:
     """What runs whatever the passes, but for the coda of what has not slept."""
@@ -225,5 +270,7 @@ def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
   first = int(predicts)  # It predicts, and has its gradient whatever is cut.
   if config.implicit_terms:
     return 1 + config.implicit_terms + first
-  kept = config.gradient_passes or num_passes
+  # A pass whose fast weights go on to the next is a part of their gradient.
+  ends = config.gradient_cut == "both" or not config.carry_state
+  kept = (ends and config.gradient_passes) or num_passes
   return min(kept + first, num_passes)

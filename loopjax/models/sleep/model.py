@@ -16,7 +16,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
-from loopjax.models.sleep.config import Config
+from loopjax.models.sleep.config import Config, last_chunk
 from loopjax.nn import attention, hybrid, linear, norm, remat, rope, stack
 from loopjax.protocols import Frozen
 from loopjax.types import (
@@ -45,17 +45,7 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    num_read = spec.sequence_length - spec.num_answer_tokens
-    if spec.num_answer_tokens and num_read % config.window:
-      raise UserError(
-        f"model.window={config.window} does not divide the {num_read} tokens"
-        " before the answer: its loss would lie in two windows"
-      )
-    if spec.num_answer_tokens > config.window:
-      raise UserError(
-        f"model.window={config.window} is less than the"
-        f" {spec.num_answer_tokens} tokens of an answer"
-      )
+    last_chunk(config, spec)  # Or the task does not fit the windows.
     shared: dict[str, Any] = {
       "precision": PRECISIONS[config.precision],
       "rngs": rngs,
@@ -83,9 +73,10 @@ class Model(nnx.Module):
   ) -> Output:
     """Reads windows, sleeps over each, and predicts (algorithm 1).
 
-    A task with answer tokens has them in a window of their own, which is read
-    in one pass; nothing else is predicted. Where every token is predicted, it
-    is in its first pass: in the second, it could read of later ones.
+    A task with answer tokens has them at the end of what `answer_chunk` says,
+    which is read in one pass; nothing else is predicted. Where every token is
+    predicted, it is in its first pass: in the second, it could read of later
+    ones.
 
     Args:
       inputs: token ids [B, T]; any T if every token is predicted. Padding may
@@ -93,7 +84,7 @@ class Model(nnx.Module):
       num_loops: N; any number from 1, whatever it was trained with.
       kind: how the passes run; the model's own options if None.
       trace: "hidden": the residual stream after every pass over the windows,
-        f32 [N, B, W L, D].
+        f32 [N, B, W L, D], padding of a separate answer included.
 
     Returns:
       logits of the answer or of all tokens [B, A or T, V]; loops, each [N]:
@@ -117,7 +108,9 @@ class Model(nnx.Module):
       unroll=kind == "unroll",
     )
     hidden, _ = self.awake(kept, last, 0)
-    if not self.spec.num_answer_tokens:
+    if self.spec.num_answer_tokens:
+      hidden = windows.last(hidden, self.spec.num_answer_tokens)
+    else:
       hidden = jnp.concatenate([windows.join(records.pop("awake")), hidden], 1)
     traces = {name: records.pop(name) for name in trace}
     num_tokens = jnp.maximum(jnp.sum(records.pop("num_tokens"), axis=0), 1)
@@ -192,9 +185,19 @@ class Model(nnx.Module):
       carry,
       num_passes,
       num_with_gradient=self.config.gradient_passes,
+      cut_fn=self._cut,
       want_first=predicts,
       kind=kind,
     )
+
+  def _cut(self, carry: "Carry") -> "Carry":
+    """The same without the gradient of what `gradient_cut` says."""
+    (hidden, memory), cut = carry, self.config.gradient_cut
+    if cut in ("hidden", "both"):
+      hidden = jax.lax.stop_gradient(hidden)
+    if cut in ("fast_weights", "both"):
+      memory = jax.lax.stop_gradient(memory)
+    return hidden, memory
 
   def _record(
     self,
@@ -281,13 +284,17 @@ class Model(nnx.Module):
 
   def _split(self, inputs: Array) -> tuple["Tokens", "Tokens"]:
     """The windows [W, B, L] to sleep over, and what follows them [B, S]."""
-    length, num_last = self.config.window, self.spec.num_answer_tokens
+    tokens, length = self.embed(inputs), self.config.window
+    num_last = 0  # What is left over.
+    if self.config.answer_chunk == "separate":
+      num_last = self.spec.num_answer_tokens
+      short = (num_last - inputs.shape[1]) % length
+      tokens = _padded(tokens, short) if short else tokens
     parts = [
-      windows.split(x, length, num_last)
-      for x in self.embed(inputs)
-      if x is not None
+      windows.split(x, length, num_last) for x in tokens if x is not None
     ]
     slept, last = zip(*parts, strict=True)
+    assert last[0].shape[1] >= self.spec.num_answer_tokens, inputs.shape
     return Tokens(*slept), Tokens(*last)
 
   def embed(self, inputs: Array) -> "Tokens":
@@ -338,6 +345,14 @@ class Tokens(NamedTuple):
 
   hidden: Array
   mask: Array | None = None
+
+
+def _padded(tokens: Tokens, size: int) -> Tokens:
+  """As many more tokens in front, which are not there."""
+  hidden, mask = tokens
+  mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask
+  front = ((0, 0), (size, 0))
+  return Tokens(jnp.pad(hidden, (*front, (0, 0))), jnp.pad(mask, front))
 
 
 class Kept(NamedTuple):

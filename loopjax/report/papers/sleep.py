@@ -132,6 +132,17 @@ _STATES = Sweep(
 )
 
 _ALL_LABELS = _curve("exact_match", "all labels, %")
+
+
+def _rates(*columns: Column) -> Sweep:
+  """The search for the rate that all passes share."""
+  return Sweep(
+    title="Learning rates, with one pass",
+    source="section 6: Muon's, on the model without a loop; 2e-3 was chosen",
+    columns=columns,
+  )
+
+
 AUTOMATON = Paper(
   name=_NAME,
   sweeps={
@@ -159,6 +170,7 @@ AUTOMATON = Paper(
       columns=(_MATCH, _CELLS, _FLOOR),
       panels=(_ALL_LABELS,),
     ),
+    "learning_rate": _rates(_MATCH, _CELLS, _LOSS),
     "gradients": _GRADIENTS,
     "states": _STATES,
   },
@@ -194,6 +206,7 @@ DEPO = Paper(
         for hops in _NUM_HOPS
       ),
     ),
+    "learning_rate": _rates(_ANSWERS, _LOSS),
     "memory": Sweep(
       title="Gated delta net and Jet block",
       source="ours; Jet in the paper's text, the other in Figure 3's caption",
