@@ -201,9 +201,9 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
   for number, item in enumerate(ran):
     make_run(tmp_path / item.slug, item.config, 0.5)
     rows = [
-      {"step": 10, "split": "test_id_2", "accuracy": number / 100},
-      {"step": 20, "split": "test_id_2", "accuracy": 0.5},
-      {"step": 20, "split": "test_ood_2", "accuracy": 0.25},
+      {"step": 10, "split": "validation_id_2", "accuracy": number / 100},
+      {"step": 20, "split": "validation_id_2", "accuracy": 0.5},
+      {"step": 20, "split": "validation_ood_2", "accuracy": 0.25},
     ]
     lines = "\n".join(map(json.dumps, rows))
     (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
