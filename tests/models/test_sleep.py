@@ -248,6 +248,27 @@ def test_rematerialised_windows_have_the_same_gradients():
   )
 
 
+def test_what_is_read_outside_of_any_scan_is_computed_again():
+  """An answer, with no window before it."""
+  spec, inputs = spec_of(8, 4), tokens(8)
+
+  def lowered(remat):
+    def loss(params):
+      options = LoopOptions("scan", remat)
+      model = examples.merged(sleep, SMALL, spec, params, options)
+      return jnp.sum(model(inputs).logits ** 2)
+
+    return jax.jit(jax.grad(loss)).lower(examples.params_of(sleep, SMALL, spec))
+
+  plain, again = lowered("none"), lowered("full")
+  assert "optimization_barrier" not in plain.as_text()
+  assert "optimization_barrier" in again.as_text()
+  flops = [
+    x.compile(examples.FAST).cost_analysis()["flops"] for x in (plain, again)
+  ]
+  assert flops[1] > 1.2 * flops[0]
+
+
 def test_passes_may_read_the_window_and_what_it_began_with_again():
   """By hand: a window of 8, then an answer of 4, with two passes."""
   options = {"num_passes": 2, "pass_norm": True, "inject": True}

@@ -1,6 +1,8 @@
-"""What is kept for the backward pass when nobody says."""
+"""What is kept for the backward pass, and what is computed again."""
 
 import jax
+import jax.numpy as jnp
+import pytest
 from tests_support import load_config
 
 from loopjax import config as config_lib
@@ -25,3 +27,16 @@ def test_programs_keep_what_suits_their_devices():
   assert made.settings.loop.remat == remat.AUTO["cpu"]
   graphdef, _ = program.abstract_model(made.settings)
   assert made.graphdef == graphdef
+
+
+@pytest.mark.parametrize("prevent_cse", [True, False])
+def test_a_barrier_keeps_compilers_from_undoing_it(prevent_cse):
+  """CPUs drop the barrier, and then what is not a loop is merged again; so
+  this looks at what compilers are given."""
+
+  def value(x):
+    again = remat.rematerialised(jnp.sin, "full", prevent_cse=prevent_cse)
+    return jnp.sum(again(again(x)))
+
+  text = jax.jit(jax.grad(value)).lower(jnp.ones(3)).as_text()
+  assert ("optimization_barrier" in text) == prevent_cse
