@@ -39,7 +39,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   formats = config_lib.axis("task.format", "direct", "reverse")
   models = config_lib.axis("model.name", "disco", "looped", "transformer")
   gates = config_lib.axis("model.gate", "learned", "fixed")
-  seeds = config_lib.axis("run.seed", 0, 1, 2)
+  # Every seed has a graph and chains of its own.
+  keys = ("run.seed", "task.graph_seed", "task.split_seed")
+  seeds = [dict.fromkeys(keys, seed) for seed in range(3)]
   return {
     "models": config_lib.product(formats, models, seeds),  # Figures 4 and 6.
     "gate": config_lib.product(formats, gates, seeds),

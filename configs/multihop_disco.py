@@ -35,7 +35,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item: the paper's tables, then our questions."""
   axis, product = config_lib.axis, config_lib.product
-  seeds = axis("run.seed", 0, 1, 2)
+  # Every seed has a graph and chains of its own.
+  keys = ("run.seed", "task.graph_seed", "task.split_seed")
+  seeds = [dict.fromkeys(keys, seed) for seed in range(3)]
   models = axis("model.name", "disco", "looped", "transformer", "ponderlm")
   disco, vanilla = models[:2]
   learned = {**disco, "model.gate": "learned"}
@@ -76,5 +78,6 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     steps = max(config.run.num_steps // 10 // call, 1) * call
     fresh = {**learned, "run.init_fresh": "channel.*"}
     brief = product([vanilla, disco, fresh], [{"run.num_steps": steps}])
-    result["retrofit"] = product(brief, seeds)
+    # The graph is that of the run it starts from.
+    result["retrofit"] = product(brief, axis("run.seed", 0, 1, 2))
   return result

@@ -10,7 +10,7 @@ from loopjax.errors import UserError
 from loopjax.report.paper import Column, Row
 from loopjax.run import workdir as workdir_lib
 
-SEED = "run.seed"
+SEEDS = ("run.seed", "task.graph_seed", "task.split_seed")
 
 
 class Run(NamedTuple):
@@ -125,10 +125,10 @@ def read_run(
 
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:
-  """Groups runs by their overrides apart from the seed, in their order."""
+  """Groups runs by their overrides apart from the seeds, in their order."""
   groups: list[Group] = []
   for run in runs:
-    key = {k: v for k, v in run.overrides.items() if k != SEED}
+    key = {k: v for k, v in run.overrides.items() if k not in SEEDS}
     for group in groups:
       if group.overrides == key:
         group.runs.append(run)

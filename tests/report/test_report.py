@@ -58,6 +58,21 @@ def items_of(name, preset="smoke", file="sudoku_utm"):
   return items_lib.make_items(config, sweeps, name, {})
 
 
+def test_seeds_of_multihop_runs_have_graphs_of_their_own():
+  """But not where a run starts from another one, which knows its graph."""
+  own, kept = (
+    [item.config for item in items_of(name, file="multihop_disco")]
+    for name in ("models", "retrofit")
+  )
+  seeds = [
+    (c["run"]["seed"], c["task"]["graph_seed"], c["task"]["split_seed"])
+    for c in own
+  ]
+  assert set(seeds) == {(0, 0, 0), (1, 1, 1), (2, 2, 2)}
+  assert {c["task"]["graph_seed"] for c in kept} == {0}
+  assert {c["run"]["seed"] for c in kept} == {0, 1, 2}
+
+
 @pytest.fixture
 def workdir(tmp_path):
   """A memory curve: T = 0 complete, one of T = 4, one unfinished, no more."""

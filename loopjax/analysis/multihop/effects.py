@@ -7,21 +7,9 @@ from typing import Any
 from loopjax.analysis import draw
 from loopjax.analysis.multihop import edits, figures, interventions, rows
 
-_COLORS = {
-  "train": draw.BLUE,
-  "validation_id": draw.GREY,
-  "validation_ood": draw.ORANGE,
-  "test_id": draw.GREEN,
-  "test_ood": draw.RED,
-}
+_COLORS = {"train": draw.BLUE, "test_id": draw.GREEN, "test_ood": draw.RED}
 _DASHES = ("-", "--", ":", "-.")
-_MARKERS = {
-  "train": "o",
-  "validation_id": "s",
-  "validation_ood": "^",
-  "test_id": "s",
-  "test_ood": "^",
-}
+_MARKERS = {"train": "o", "test_id": "s", "test_ood": "^"}
 _TARGETS = {
   "argmax": "most likely token",
   "bridge": "true bridge",

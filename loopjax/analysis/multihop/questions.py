@@ -67,14 +67,20 @@ def entity_name(hop: int, hops: int) -> str:
 
 
 def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
-  """The first questions of the evaluation split, which is shuffled.
+  """The first questions of the test and of what is trained on, shuffled.
 
   Args:
     config: of the task.
-    dataset: its evaluation split.
+    dataset: its test split; the validation chains in it are left out.
     num: how many; 0 for all.
   """
-  batch = view_lib.sample(dataset, num)
+  batch = view_lib.sample(dataset, 0)
+  reported = [
+    not name.startswith("validation_") for name in dataset.groups["split"]
+  ]
+  rows = np.flatnonzero(np.array(reported)[batch["group/split"]])
+  rows = rows[: num or None]
+  batch = {name: value[rows] for name, value in batch.items()}
   return from_batch(config, batch, dataset.groups)
 
 
