@@ -127,9 +127,8 @@ def train(
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
-        reason = divergence.find_nan(
-          work.program.step, before, batches, frozen.params
-        )
+        arguments = work.program.step, before, batches, frozen.params
+        reason = divergence.find_nan(*arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
       if last or at % options.log_every == 0:

@@ -67,7 +67,7 @@ def test_the_numbers_are_of_what_they_are_for():
   assert len({case["loss"] for case in golden().values()}) == len(CASES)
   halting = golden()["utm_halting"]
   assert any(0.05 < running < 0.95 for running in halting["running"])
-  assert "halting_steps_memory" in halting
+  assert "ponder_steps_memory" in halting
 
 
 def write():

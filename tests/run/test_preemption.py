@@ -53,7 +53,7 @@ def stop_at(monkeypatch, polls):
 
 # A run asks before every call of 5 steps and every batch of an evaluation.
 @pytest.mark.parametrize(
-  ("polls", "step"), [(1, 0), (2, 5), (3, 10), (5, 10), (30, 20)]
+  ("polls", "step"), [(1, 0), (2, 5), (3, 10), (5, 10), (26, 20)]
 )
 def test_stopped_anywhere_it_ends_as_if_not(
   never_stopped, monkeypatch, tmp_path, polls, step

@@ -1,0 +1,135 @@
+"""What can be set about UTM, and what it costs."""
+
+import dataclasses
+
+from loopjax import checks
+from loopjax.errors import UserError
+from loopjax.nn import block, norm, shape
+from loopjax.nn.shape import Shape
+from loopjax.types import PRECISIONS, TaskSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Hyper-parameters; the defaults are the paper's (section 4.1).
+
+  Attributes:
+    width: D. num_heads: H. mlp_ratio: F = floor(mlp_ratio D).
+    num_loops: K, steps trained with.
+    num_memory_tokens: T in the paper, learned tokens in front of the cells.
+    memory_init_std: of their initial values.
+    norm: derf_utm | derf | rmsnorm | layernorm.
+    positions: rotary positions. "overlap": memory 0..M-1 and cells 0..T-1 (the
+      paper); "offset": cells follow memory; "grid": the task's coordinates,
+      for a board (row, column, box); "none": no rotation.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    step_embedding: vector added before step k; past the trained depth it wraps
+      (the paper), clamps to the last one; or "none".
+    halting: "act" (the paper), "ponder" (PonderNet weights) or "fixed" (the
+      last step is the output; the ACT fields then have no effect and must keep
+      their defaults).
+    router_bias: start of the router's bias; -3 is the paper's deep start.
+    router_input: the router reads the state after the "block" (the paper) or
+      the "state" before it (as in T2T and Scenic).
+    epsilon: a token stops at 1 - epsilon.
+    forced_remainder: the last step takes all weight that is left.
+    freeze: a token that stops keeps the state from before its last step ("pre",
+      the paper), from after it ("post"), or goes on changing ("none").
+    ponder_weight: lambda. ponder_warmup_steps: it grows linearly over these.
+    ponder_over: the cost averages over "all" tokens (the paper) or "cells".
+    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+  """
+
+  width: int = 512
+  num_heads: int = 8
+  mlp_ratio: float = 8 / 3
+  num_loops: int = 18
+  num_memory_tokens: int = 16
+  memory_init_std: float = 0.02
+  norm: str = "derf_utm"
+  positions: str = "overlap"
+  rope_base: float = 10_000.0
+  step_embedding: str = "wrap"
+  halting: str = "act"
+  router_bias: float = -3.0
+  router_input: str = "block"
+  epsilon: float = 0.05
+  forced_remainder: bool = True
+  freeze: str = "pre"
+  ponder_weight: float = 0.0
+  ponder_warmup_steps: int = 0
+  ponder_over: str = "all"
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of(
+      "model",
+      self,
+      norm=norm.NORMS,
+      positions=("overlap", "offset", "grid", "none"),
+      step_embedding=("wrap", "clamp", "none"),
+      halting=("act", "ponder", "fixed"),
+      router_input=("block", "state"),
+      freeze=("pre", "post", "none"),
+      ponder_over=("all", "cells"),
+      precision=PRECISIONS,
+    )
+    checks.at_least(
+      "model",
+      self,
+      num_loops=1,
+      num_memory_tokens=0,
+      memory_init_std=0,
+      ponder_weight=0,
+      ponder_warmup_steps=0,
+      rope_base=1,
+    )
+    self.block_shape()
+    if not 0.0 < self.epsilon < 1.0:
+      raise UserError(f"model.epsilon={self.epsilon} must be in (0, 1)")
+    disabled: dict[str, tuple[str, ...]] = {}
+    act = ("epsilon", "forced_remainder", "freeze")
+    router = ("router_bias", "router_input", "ponder_weight", "ponder_over")
+    if self.halting == "ponder":
+      disabled["model.halting='ponder'"] = act
+    if self.halting == "fixed":
+      disabled["model.halting='fixed'"] = act + router
+    if not self.ponder_weight:
+      disabled["model.ponder_weight=0"] = ("ponder_warmup_steps", "ponder_over")
+    if self.positions == "none":
+      disabled["model.positions='none'"] = ("rope_base",)
+    if not self.num_memory_tokens:
+      disabled["model.num_memory_tokens=0"] = ("memory_init_std",)
+    for because, fields in disabled.items():
+      checks.without_effect("model", self, because, *fields)
+
+  def block_shape(self) -> Shape:
+    """What the block is made of (section 2.1); raises UserError."""
+    return Shape(
+      self.width,
+      self.num_heads,
+      num_key_value_heads=self.num_heads,
+      head_width=shape.head_width(self.width, self.num_heads),
+      mlp_width=shape.mlp_width(self.width, self.mlp_ratio),
+      norm=norm.NORMS[self.norm],
+      qk_norm=norm.rms_norm,
+    )
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """Forward FLOPs of one example by loop, and cache bytes per token.
+
+  A multiply-add counts as two; point-wise operations are left out. The model
+  reads a whole board at once and keeps no cache.
+  """
+  tokens = config.num_memory_tokens + spec.sequence_length
+  router = 0 if config.halting == "fixed" else 2 * tokens * config.width
+  per_loop = block.flops(config.block_shape(), tokens) + router
+  head = 2 * spec.sequence_length * config.width * spec.vocab_size
+  return {
+    "flops_per_example": [
+      head + per_loop * (loop + 1) for loop in range(num_loops)
+    ],
+    "cache_bytes_per_token": 0,
+  }
