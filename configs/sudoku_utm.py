@@ -4,9 +4,8 @@
 
 Source: arXiv 2604.21999, section 4.1. Presets:
 
-  tiny    6x6 boards, 4 minutes on 2 CPU cores. Exact match 0.967 on 3,941 test
-          puzzles: benchmarks/results/2026-11-21_cpu_2cores_sudoku_utm.md
-  nine    9x9 boards on 2 CPU cores. Not measured.
+  tiny    6x6 boards, 4 minutes on 2 CPU cores. Exact match 0.967: README.md.
+  nine    9x9 boards on 2 CPU cores; the search goes on (benchmarks/results).
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. Not measured.
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face
           Hub. Not run; the paper's exact match is 0.569 on 12,800 puzzles.
@@ -48,8 +47,9 @@ PRESETS = {
   },
   "tiny": _TINY,
   "nine": presets.merged(_TINY, {
-    "task": {"box_rows": 3}, "run": {"num_steps": 6000},
-    "model": {"width": 128, "num_loops": 16}}),
+    "task": {"box_rows": 3, "max_revealed": 1.0,
+             "num_revealed_examples": 24_000},
+    "model": {"num_loops": 16}, "run": {"num_steps": 10_000}}),
   "smoke": presets.beside(__file__, "common.py")["SUDOKU_SMOKE"],
 }  # fmt: skip
 
