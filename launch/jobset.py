@@ -70,12 +70,14 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
       raise UserError(f"{name} is missing; launch/jobset.py says what it is")
   # Names of pods are longer, and no longer than 63.
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", environment["NAME"]):
-    raise UserError(f"NAME={environment['NAME']} is no lower-case-name of 1-40")
+    name = environment["NAME"]
+    message = "is not a lower-case name of 1 to 40 characters"
+    raise UserError(f"NAME={name} {message}")
   values = {}
   for argument in arguments:
     flag, equals, value = argument.partition("=")
     if not flag.startswith("--"):
-      raise UserError(f"{argument} is no flag; flags begin with --")
+      raise UserError(f"{argument} is not a flag; flags begin with --")
     values[flag] = value if equals else ""
   for flag in ("--config", "--workdir"):
     if not values.get(flag):
@@ -109,7 +111,7 @@ def number(environment: Mapping[str, str], name: str, default: int) -> int:
   """A variable that is a whole number from 1."""
   text = environment.get(name, str(default))
   if not re.fullmatch(r"[1-9]\d*", text):
-    raise UserError(f"{name}={text} is no number from 1")
+    raise UserError(f"{name}={text} is not a whole number of at least 1")
   return int(text)
 
 

@@ -113,7 +113,7 @@ def parse(name: str) -> Topology:
   match = re.fullmatch(r"([a-z0-9-]+):([1-9]\d*(?:x[1-9]\d*)*)", name)
   kind = match[1] if match else ""
   if not match or kind not in (*TPUS, *GPUS, "cpu"):
-    raise UserError(f"--topology={name!r} is none of {_NAMES}")
+    raise UserError(f"--topology={name!r} is not one of {_NAMES}")
   sizes = tuple(int(size) for size in match[2].split("x"))
   num_axes = TPUS[kind].num_axes if kind in TPUS else 1
   if kind in GPUS and len(sizes) == 1:

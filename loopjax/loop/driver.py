@@ -58,7 +58,7 @@ def run_loop(
       rows.append(record)
     records = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
   else:
-    raise ValueError(f"loop kind {kind!r} is none of {KINDS}")
+    raise ValueError(f"loop kind {kind!r} is not one of {KINDS}")
   return carry, records, jnp.asarray(num_steps)
 
 
@@ -97,9 +97,9 @@ def run_truncated(
       carry: Carry, n: Array, start: int = start, end: int = end
     ) -> tuple[Carry, Any]:
       if end <= cut:
-        again = n + start > 0
+        not_first = n + start > 0
         carry = jax.tree.map(
-          lambda x, y: jnp.where(again, x, y), cut_fn(carry), carry
+          lambda x, y: jnp.where(not_first, x, y), cut_fn(carry), carry
         )
       return step_fn(carry, n + start)
 

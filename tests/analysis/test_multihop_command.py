@@ -75,7 +75,7 @@ def with_config(directory, change, family="looped"):
 @pytest.mark.parametrize(
   ("change", "flags", "message"),
   [
-    (None, (), "holds no run"),
+    (None, (), "contains no run"),
     (
       lambda c: c.update(
         config_lib.to_dict(load_config("sudoku_utm", "smoke"))
@@ -86,11 +86,11 @@ def with_config(directory, change, family="looped"):
     (
       lambda c: c["model"].update(name="gpt"),
       (),
-      "model.name='gpt' is none of",
+      "model.name='gpt' is not one of",
     ),
-    (lambda c: c.pop("model"), (), "is no config of a run"),
+    (lambda c: c.pop("model"), (), "does not describe a run"),
     (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
-    (lambda c: None, (), "holds no checkpoint"),
+    (lambda c: None, (), "contains no checkpoint"),
     (lambda c: None, ("--loop=2",), "--loop=2 must be 1 to 1"),
     (lambda c: None, ("--loop=0",), "--loop=0 must be 1 to 1"),
     (lambda c: None, ("--position=3",), "--position=3 must be 0 to 2"),

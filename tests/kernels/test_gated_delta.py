@@ -214,7 +214,7 @@ def test_very_short_sequences_go_by_token():
   assert is_chunked(api.LONGEST_BY_TOKEN + 1)
   assert not is_chunked(4, implementation="reference")
   assert is_chunked(1, implementation="chunked")
-  with pytest.raises(ValueError, match="'fast' is none of"):
+  with pytest.raises(ValueError, match="'fast' is not one of"):
     is_chunked(4, implementation="fast")
 
 

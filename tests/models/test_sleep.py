@@ -279,7 +279,7 @@ def test_passes_may_read_the_window_and_what_it_began_with_again():
   @jax.jit
   def by_hand(params, inputs):
     model = examples.merged(sleep, config, spec, params)
-    kept = model.nothing(2, num_past=0, carry_convolutions=False)
+    kept = model.empty_state(2, num_past=0, carry_convolutions=False)
     window, answer = (model.embed(x) for x in jnp.split(inputs, [8], axis=1))
     once, first = model.awake(kept, window, 0)
     again = model.final_norm(once) + window.hidden

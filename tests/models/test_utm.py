@@ -302,7 +302,7 @@ def test_bfloat16_keeps_sums_in_float32():
     ({"ponder_over": "cells"}, "ponder_over has no effect"),
     ({"positions": "none", "rope_base": 7.0}, "rope_base has no effect"),
     ({"num_memory_tokens": 0, "memory_init_std": 1.0}, "memory_init_std has"),
-    ({"width": None}, "width=None is no int"),
+    ({"width": None}, "width=None must be of type int"),
     ({"halting": "fixed", "router_bias": 0.0}, "router_bias has no effect"),
     ({"halting": "fixed", "ponder_weight": 0.1}, "ponder_weight has no effect"),
     ({"halting": "ponder", "epsilon": 0.1}, "epsilon has no effect"),

@@ -122,7 +122,7 @@ def from_batch(
 
 
 def _random_entities(entities: np.ndarray, num_entities: int) -> np.ndarray:
-  """An entity of the same graph that is none of the question's own, int [N].
+  """An entity of the same graph that is not one of the question's own, int [N].
 
   In a graph that has no other it is one of its own.
   """

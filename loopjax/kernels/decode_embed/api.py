@@ -59,5 +59,5 @@ def decode_embed(
   if implementation == "reference":
     return reference.decode_embed(hidden, table, head, **options)
   raise ValueError(
-    f"implementation {implementation!r} is none of {IMPLEMENTATIONS}"
+    f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
   )

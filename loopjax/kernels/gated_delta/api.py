@@ -84,7 +84,7 @@ def gated_delta(
   if implementation == "chunked":
     return chunked.gated_delta(*inputs, state, chunk_size=chunk_size)
   raise ValueError(
-    f"implementation {implementation!r} is none of {IMPLEMENTATIONS}"
+    f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
   )
 
 

@@ -243,8 +243,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
   def once(passes: int) -> float:
     """What runs whatever the passes, but for the coda of what has not slept."""
-    again = config.num_coda_layers if predicts and passes > 1 else 0
-    return head + last + slept * (outside + again)
+    second_coda = config.num_coda_layers if predicts and passes > 1 else 0
+    return head + last + slept * (outside + second_coda)
 
   head = 2 * predicted * config.width * spec.vocab_size
   fast = config.num_memory_heads * config.key_width * config.value_width

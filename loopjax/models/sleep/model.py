@@ -99,7 +99,7 @@ class Model(nnx.Module):
     slept, last = self._split(inputs)
     kept, records = remat.scan(
       lambda kept, window: self.sleep(kept, window, num_passes, kind, trace),
-      self.nothing(
+      self.empty_state(
         len(inputs),
         num_past=self.num_past,
         carry_convolutions=self.config.carry_convolutions,
@@ -146,7 +146,7 @@ class Model(nnx.Module):
       """h, S <- Blocks(h, S)."""
       hidden, memory = carry
       before = memory if self.config.carry_state else old[1]
-      memory = hybrid.again(before, old[1])
+      memory = hybrid.next_pass(before, old[1])
       hidden = self._between(hidden, entering, n)
       hidden, memory, stats = read(core, hidden, window, memory)
       record = self._record(hidden, memory, stats, tokens.mask)
@@ -165,9 +165,9 @@ class Model(nnx.Module):
 
   def _between(self, hidden: Array, entering: Array, n: Array) -> Array:
     """What pass n reads: the first the window itself, [B, L, D]."""
-    again = self.final_norm(hidden) if self.config.pass_norm else hidden
-    again = again + entering if self.config.inject else again
-    return jnp.where(n > 0, again, hidden)
+    next_input = self.final_norm(hidden) if self.config.pass_norm else hidden
+    next_input = next_input + entering if self.config.inject else next_input
+    return jnp.where(n > 0, next_input, hidden)
 
   def _run_passes(
     self, one_pass: Any, carry: "Carry", num_passes: int, kind: str
@@ -265,7 +265,7 @@ class Model(nnx.Module):
       for part in (slice(first), slice(first, last), slice(last, None))
     ]
 
-  def nothing(
+  def empty_state(
     self, batch: int, *, num_past: int, carry_convolutions: bool
   ) -> "Kept":
     """What is kept before the first window, with P places for tokens."""

@@ -33,7 +33,7 @@ class Reading(NamedTuple):
 def start(model: Model, batch: int) -> Reading:
   """Before the first token of `batch` sequences."""
   config = model.config
-  slept = model.nothing(
+  slept = model.empty_state(
     batch,
     num_past=model.num_past,
     carry_convolutions=config.carry_convolutions,
@@ -89,7 +89,7 @@ def _awake(model: Model, slept: Kept) -> Kept:
   Within a window convolutions carry on, and attention sees all of it, also
   where neither is kept over a sleep.
   """
-  empty = model.nothing(
+  empty = model.empty_state(
     len(slept.seen), num_past=model.config.window - 1, carry_convolutions=True
   )
   parts = []
