@@ -68,7 +68,7 @@ class Attention(nnx.Module):
       past: keys and values of P earlier tokens; P may be 0.
       tables: from `rope_tables`, for P + S positions.
       visible: bool [B, S, P + S], the keys that a query sees; `causal` is
-        ignored. The output of a query that sees no key is finite, not defined.
+        ignored. The output of a query that sees no key is finite but arbitrary.
 
     Returns:
       [B, S, D], and the keys and values of all P + S tokens.

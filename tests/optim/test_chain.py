@@ -252,7 +252,7 @@ def test_frozen_parameters_stay_and_do_not_count(name):
 
 @pytest.mark.parametrize(
   ("pattern", "message"),
-  [("none", "found in no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
+  [("none", "matches no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
 )
 def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
   params = {

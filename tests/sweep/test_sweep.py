@@ -239,7 +239,7 @@ def test_the_sweep_stops_with_an_item_that_was_stopped(
   runner, failed, got = start(monkeypatch, items, tmp_path, fail=stopping)
   assert (failed, got) == ({}, status)
   assert runner.names == [items[0].slug, items[1].slug]
-  assert "the same command goes on" in capsys.readouterr().out
+  assert "the same command resumes" in capsys.readouterr().out
   runner, failed, got = start(monkeypatch, items, tmp_path)
   assert (failed, got) == ({}, 0)
   assert runner.names == [item.slug for item in items[1:]]
