@@ -198,7 +198,7 @@ class Config:
 
 
 def last_chunk(config: Config, spec: TaskSpec) -> int:
-  """Tokens of an example that are read once; UserError if they cut an answer."""
+  """Tokens of an example that are read once; UserError if an answer is cut."""
   length, answer = config.window, spec.num_answer_tokens
   rest = (spec.sequence_length - 1) % length + 1
   if not answer:

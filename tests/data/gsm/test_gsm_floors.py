@@ -1,4 +1,4 @@
-"""What simple rules score that do not follow a text from its question."""
+"""Floors: scores of simple rules that do not solve the problem."""
 
 import collections
 import dataclasses
