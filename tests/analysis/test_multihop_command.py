@@ -23,7 +23,7 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   analyses = set(rows.values_of(found, "analysis"))
   assert analyses == {"stage", "role_exposure", "lens", "cosine"}
   printed = capsys.readouterr().out
-  assert f"intervention, patching: left out, {family} has no state" in printed
+  assert f"patching: left out, {family} has no editable state" in printed
   assert "stages.png: left out, metrics.jsonl" in printed
 
 
@@ -59,7 +59,7 @@ def test_one_loop_hands_nothing_on(tmp_path, capsys):
   status, _, pictures = multihop_runs.analyse(workdir, "--examples=30")
   assert status == 0
   assert pictures == {"lens", "cosines", "role_exposure"}
-  assert "one loop hands nothing on" in capsys.readouterr().out
+  assert "one loop passes nothing on" in capsys.readouterr().out
   for flag in ("--loop=1", "--position=1"):
     assert command.main([str(workdir), flag]) == 2
     assert f"{flag} has no effect" in capsys.readouterr().err
