@@ -228,14 +228,14 @@ def test_another_family_keeps_what_both_have():
     load_config("multihop_disco", "smoke,model.name=none")
 
 
-def test_another_family_on_the_command_line_goes_behind_the_colon():
+def test_another_family_on_the_command_line_goes_after_the_colon():
   config = load_config("multihop_disco", "smoke")
   config.model.name = "transformer"
   with pytest.raises(UserError, match="after the colon"):
     config_lib.resolve(config)
 
 
-def test_a_tuple_and_text_behind_the_colon():
+def test_a_tuple_and_text_after_the_colon():
   config = load_config(
     "multihop_disco",
     "smoke,task.num_train_chains=(30,),eval.checkpoint=10,run.seed=3",

@@ -477,7 +477,7 @@ def test_the_manifest_says_what_was_planned(items, tmp_path):
   ]
 
 
-def test_another_family_goes_behind_the_colon(monkeypatch, tmp_path):
+def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   """Its settings have to be there before they are overridden."""
   base = load_config("multihop_disco", "smoke")
   sweeps = lambda config: {"two": [{"model.name": "looped", "run.seed": 1}]}  # noqa: E731
