@@ -1,4 +1,4 @@
-"""What DiscoLoop's second channel costs, and which form of it is cheaper.
+"""The cost of DiscoLoop's second channel, and which form of it is cheaper.
 
   python benchmarks/bench_decode_embed.py --part=operator
   python benchmarks/bench_decode_embed.py --part=step
@@ -10,9 +10,9 @@ a training step (loss, gradient, plain gradient descent) of DiscoLoop against
 the vanilla loop of equal size, at the vocabulary of the two-hop task and at
 that of the language model (arXiv 2607.00341, section 5.1 and appendix B), with
 fewer tokens and a smaller model than the latter's. `paper` compiles the step
-of the language model itself, in bfloat16, and runs nothing. Forms take turns in
-one process, so that they see the same machine; ratios of one run are what
-counts. Columns:
+of the language model itself, in bfloat16, and runs nothing. Forms alternate in
+one process, so that they see the same conditions; only ratios within one run
+count. Columns:
 
   ms, time        median of a call, and as a multiple of the first row's
   temp            temporaries of the compiled program, in MiB
@@ -39,7 +39,7 @@ _PART = flags.DEFINE_enum(
   "part", "step", ["operator", "step", "paper"], "What."
 )
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed calls of every form.")
-_JSON = flags.DEFINE_string("json", None, "File that gets the rows as JSON.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to, as JSON.")
 
 _LARGE_VOCABULARY = 129_280
 # Tokens of a batch, sizes, and the forms of Phi by name: (top_k, form).
@@ -190,7 +190,7 @@ def _step(family_name, setting, options, top_k, implementation, materialize):
 def _flops_ratio(sizes, vocab, length, top_k, kept) -> float:
   """Products of a training step with Phi over those without.
 
-  A backward pass multiplies twice for each product of the forward pass. Phi
+  A backward pass has two products for each product of the forward pass. Phi
   over V tokens has 2 products with the table forward and 4 backward, and one
   more where it has not kept the logits; over k tokens only the logits meet
   the whole table, forward.
@@ -207,7 +207,7 @@ def _flops_ratio(sizes, vocab, length, top_k, kept) -> float:
 
 
 def _table(title: str, forms: dict, flops: dict) -> list[dict]:
-  """Times the forms in turns; prints and returns one row for each.
+  """Times the forms alternately; prints and returns one row for each.
 
   Args:
     title: what is measured.

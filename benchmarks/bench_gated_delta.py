@@ -1,4 +1,4 @@
-"""What the gated delta rule costs token by token, by chunks, and in torch.
+"""Cost of the gated delta rule token by token, by chunks, and in PyTorch.
 
   python benchmarks/bench_gated_delta.py
   python benchmarks/bench_gated_delta.py --part=short
@@ -10,11 +10,11 @@ and `transformers` are installed, Qwen3-Next's chunked form in torch with its
 autodiff, on all of torch's threads and on one. `short` compares the two JAX
 forms at few tokens, for the value alone and with gradients, which sets
 `api.LONGEST_BY_TOKEN`. `groups` varies how many chunks are computed at once,
-and their size. All are in float32. Forms take turns in one process, so that
-they see the same machine; ratios of one run are what counts. Columns:
+and their size. All are in float32. Forms alternate in one process, so that
+they see the same conditions; ratios within one run are what counts. Columns:
 
   ms       median of a call
-  faster   how many calls of it take as long as one of the first row's form
+  faster   speed, as a multiple of the first row's
   temp     temporaries of the compiled program, in MiB
 """
 
@@ -39,9 +39,9 @@ _HEADS = flags.DEFINE_integer("heads", 8, "Heads.")
 _KEY_WIDTH = flags.DEFINE_integer("key_width", 64, "d_k.")
 _VALUE_WIDTH = flags.DEFINE_integer("value_width", 64, "d_v.")
 _CHUNK_SIZE = flags.DEFINE_integer(
-  "chunk_size", None, "Tokens of a chunk; what suits the backend if not given."
+  "chunk_size", None, "Tokens of a chunk; the backend's default if not given."
 )
-_JSON = flags.DEFINE_string("json", None, "File that gets the rows as JSON.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to, as JSON.")
 
 
 def main(argv):
@@ -146,7 +146,7 @@ def _torch(operands: list[np.ndarray], threads: int):
   import torch
   from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-  # Kernels for GPUs may have taken its place.
+  # GPU kernels may have replaced it.
   rule = qwen.torch_chunk_gated_delta_rule
   rule = getattr(rule, "__wrapped__", rule)
   inputs = [torch.tensor(x, requires_grad=True) for x in operands[:6]]
@@ -173,11 +173,11 @@ def _torch(operands: list[np.ndarray], threads: int):
 
 
 def _table(title: str, forms: dict) -> list[dict]:
-  """Times the forms in turns; prints and returns one row for each."""
+  """Times the forms alternately; prints and returns one row for each."""
   seconds = {name: [] for name in forms}
   for turn in range(_CALLS.value + 1):  # The first one warms up.
     for name, (call, _) in forms.items():
-      call()  # Takes the memory that the form before has left to be freed.
+      call()  # Pays for freeing the memory of the previous form.
       start = time.perf_counter()
       call()
       if turn:

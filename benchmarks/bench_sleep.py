@@ -1,19 +1,19 @@
-"""What windows and passes cost a training step of a model that sleeps.
+"""Cost of windows and passes in a training step of a model that sleeps.
 
   python benchmarks/bench_sleep.py --figure=sleep.png
   python benchmarks/bench_sleep.py --tokens=12288 --precision=bfloat16
 
-Figure 6 of "Language Models Need Sleep" (arXiv 2605.26099): tokens of a second
+Figure 6 of "Language Models Need Sleep" (arXiv 2605.26099): tokens per second
 by window length L with one pass, and by passes N with windows of one length.
-Windows are read one after another, so that short ones leave a device idle; N
-passes should cost N times as much but for what is read once. A step is loss and
-gradient of every token on random tokens. Forms take turns in one process; their
-ratios are what counts. With L = T there is one window, that is the plain hybrid
-in parallel; its attention also has the most to compute. Columns:
+Windows are read one after another, so short ones leave a device idle; N passes
+should cost N times as much except for what is read once. A step is loss and
+gradient on random tokens, all predicted. Forms alternate in one process; their
+ratios are what counts. With L = T there is one window: the plain hybrid in
+parallel, whose attention also has the most to compute. Columns:
 
   ms       median of a step
-  tokens   of a second, thousands
-  ratio    of tokens of a second to the first row's
+  tokens   thousands per second
+  ratio    of tokens per second to the first row's
   temp     temporaries of the compiled program, in MiB
 """
 
@@ -44,8 +44,8 @@ _LAYERS = flags.DEFINE_integer("layers", 2, "Of attention, and of memory.")
 _MEMORY = flags.DEFINE_string("memory", "gated_delta", "Or jet.")
 _PRECISION = flags.DEFINE_string("precision", "float32", "Or bfloat16.")
 _REMAT = flags.DEFINE_string("remat", "full", "Of windows, where N varies.")
-_JSON = flags.DEFINE_string("json", None, "File that gets the rows as JSON.")
-_FIGURE = flags.DEFINE_string("figure", None, "File that gets a picture.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to, as JSON.")
+_FIGURE = flags.DEFINE_string("figure", None, "File to write the plot to.")
 _VOCABULARY = 256
 
 
@@ -68,7 +68,7 @@ def main(argv):
 
 
 def _table(title: str, forms: dict[str, tuple[int, int, str]]) -> list[dict]:
-  """Times the forms in turns; prints and returns one row for each."""
+  """Times the forms alternately; prints and returns one row for each."""
   steps = {name: _compiled(*form) for name, form in forms.items()}
   seconds: dict[str, list[float]] = {name: [] for name in forms}
   for turn in range(_CALLS.value + 1):  # The first one warms up.

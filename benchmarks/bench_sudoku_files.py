@@ -1,10 +1,10 @@
-"""Seconds and memory that a file of millions of puzzles takes.
+"""Time and memory needed for a file of millions of puzzles.
 
 python benchmarks/bench_sudoku_files.py --folder=DIR [--rows=3831994]
 
 Writes files of the size of Sudoku-Extreme (packaged 9x9 puzzles, turned and
 renamed; plain training file, gzip test file), and reads them as training does,
-in processes of their own: a first start, a second one, and one that goes on
+in separate processes: a first start, a second one, and one that continues
 through a tenth of an epoch (which touches all of the file).
 """
 
@@ -56,7 +56,7 @@ def make(path: pathlib.Path, num: int, split: str) -> None:
 
 
 def measure(train: pathlib.Path, test: pathlib.Path, part: str) -> None:
-  """Starts as training does; prints what it took as JSON."""
+  """Starts as training does; prints time and memory as JSON."""
   config = task.Config(
     train_csv=str(train), test_csv=str(test), on_overlap="error", augment=True
   )
@@ -83,7 +83,7 @@ def measure(train: pathlib.Path, test: pathlib.Path, part: str) -> None:
 
 
 def _peak() -> int:
-  """The most memory of this process up to now, MiB."""
+  """Peak memory of this process so far, MiB."""
   status = pathlib.Path("/proc/self/status").read_text()
   return int(status.split("VmHWM:")[1].split()[0]) // 1024
 

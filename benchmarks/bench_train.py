@@ -2,14 +2,14 @@
 
   python benchmarks/bench_train.py --config=configs/sudoku_utm.py:tiny
 
-Every number is of this process on this machine; compare two configs or two
-revisions in one session only. Fields:
+Every number is for this process on this machine; compare two configs or two
+revisions only within one session. Fields:
 
   start_seconds       trace, lower and compile the train call (cold), or load it
                       from the persistent cache (warm: run the command twice
                       with --cache=DIR)
-  compile_seconds     the compilation alone
-  device_step_ms      one step when the batch is on the device already
+  compile_seconds     only the compilation
+  device_step_ms      one step when the batch is already on the device
   loop_step_ms        one step of the training loop as `train` runs it: data,
                       transfer, dispatch, metrics
   matrix_gflops       rate of a 388 x 512 x 1365 float32 product, the best of
@@ -18,7 +18,7 @@ revisions in one session only. Fields:
                       over that rate
   host_share          1 - device_step_ms / loop_step_ms
   data_wait_fraction  share of the loop spent waiting for the next batch
-  data_alone_per_s    examples per second that the input pipeline makes alone
+  data_alone_per_s    examples per second of the input pipeline alone
   peak_bytes          arguments + outputs + temporaries of the compiled program
   eval_*              the evaluation step, scan against while, same parameters
 """
@@ -84,9 +84,9 @@ def main(argv):
 
 
 def _time_loop(program, compiled, state, batches, put):
-  """Calls on a batch that is there already, and calls as training makes them.
+  """Times calls on a batch already on the device, and calls as in training.
 
-  They and the product take turns, so that all see the same machine.
+  They alternate with the product, so that all see the same conditions.
   """
   run, product = program.settings.run, _make_product()
   state, values = compiled(state, batches, {})
@@ -120,7 +120,7 @@ def _time_loop(program, compiled, state, batches, put):
 
 
 def _make_product(repeats: int = 5):
-  """A function that gives the seconds of one product, the best of some."""
+  """A function that returns the seconds of one product, the best of several."""
   rows, inputs, outputs = _PRODUCT
   x, y = jnp.ones((rows, inputs)), jnp.ones((inputs, outputs))
   multiply = jax.jit(jnp.matmul)

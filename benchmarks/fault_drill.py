@@ -2,7 +2,7 @@
 
   python benchmarks/fault_drill.py [--output=FILE.md] [--only=PART_OF_A_NAME]
 
-Takes about a quarter of an hour on two CPU cores. Exit status 1 if a promise
+Takes about a quarter of an hour on two CPU cores. Exit status 1 if a guarantee
 did not hold.
 """
 

@@ -1,11 +1,11 @@
-"""Breaks the code on purpose, a line at a time: do the tests notice?
+"""Mutation testing: breaks the code one line at a time; do the tests fail?
 
   nice python benchmarks/mutations.py [--only=NAME,...] [--list] [--jobs=1]
 
 `mutations.toml` lists the changes, each with the tests that must fail. A change
 is made in a copy of the working tree, never in the checkout, and counts as
-caught if these tests pass without it and fail with it. One whose old text does
-not stand in its file exactly once, or whose tests are gone, is stale. The exit
+caught if these tests pass without it and fail with it. One whose old text is
+not in its file exactly once, or whose tests are gone, is stale. The exit
 status is 1 unless all are caught. All of them take about half an hour on one
 CPU core.
 """
@@ -33,20 +33,20 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parents[1]
 TABLE = pathlib.Path(__file__).with_name("mutations.toml")
 _PYTEST = ("-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider")
-# What pytest's exit status says; any other is an error of the table.
+# Meaning of pytest's exit status; any other is an error of the table.
 _RESULTS = {0: "passed", 1: "failed"}
 
 
 class Mutation(NamedTuple):
-  """A change, and who must notice.
+  """A change, and the tests that must fail.
 
   Attributes:
     name: AREA/WHAT.
-    file: that is changed.
-    before: text that stands there once.
+    file: the file to change.
+    before: text that occurs in it exactly once.
     after: what replaces it.
     tests: node ids, or files; one of them must fail.
-    why: what is wrong then.
+    why: what is wrong with the change.
   """
 
   name: str
@@ -77,7 +77,7 @@ def stale(mutation: Mutation, root: pathlib.Path = ROOT) -> str:
 
 
 def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
-  """Makes a change below `root`, runs its tests, and takes it back.
+  """Makes a change below `root`, runs its tests, and reverts it.
 
   Returns:
     "caught", "missed", or what went wrong.
@@ -95,9 +95,9 @@ def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
 def control(
   test_sets: Sequence[Sequence[str]], root: pathlib.Path, seconds: float
 ) -> dict[tuple[str, ...], str]:
-  """Tests that do not pass without a change, and what they do instead.
+  """Tests that do not pass without a change, and their results.
 
-  All are run in one process, and one by one only if that does not pass.
+  All run in one process, and one by one only if that does not pass.
   """
   distinct = list(dict.fromkeys(map(tuple, test_sets)))
   tests = list(dict.fromkeys(itertools.chain.from_iterable(distinct)))
@@ -112,7 +112,7 @@ def control(
 
 
 def run_tests(tests: Sequence[str], root: pathlib.Path, seconds: float) -> str:
-  """Runs tests below `root` in a process of its own: "passed", "failed", ..."""
+  """Runs tests below `root` in a separate process: "passed", "failed", ..."""
   # A compiled file could belong to a change of the same size and second.
   environment = {
     **os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"
@@ -132,7 +132,7 @@ def run_tests(tests: Sequence[str], root: pathlib.Path, seconds: float) -> str:
       return f"not done after {seconds:.0f} s"
     finally:
       with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # What it started ends as well.
+        os.killpg(process.pid, signal.SIGKILL)  # Kills its children as well.
   status = process.returncode
   last = (output.strip() or "no output").splitlines()[-1]
   return _RESULTS.get(status, f"pytest ended with {status}: {last}")
@@ -153,7 +153,7 @@ def copy_tree(target: pathlib.Path) -> pathlib.Path:
 def try_all(
   mutations: Sequence[Mutation], tmp: pathlib.Path, jobs: int, seconds: float
 ) -> collections.Counter[str]:
-  """Prints a line for every mutation; returns how many had which verdict."""
+  """Prints a line for every mutation; returns the count of each verdict."""
   trees: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
   for job in range(jobs):
     trees.put(copy_tree(tmp / str(job)))

@@ -1,4 +1,4 @@
-"""Sleep on Rule 110: what a state is some steps on; figure 2 of its paper.
+"""Sleep on Rule 110: a state after some steps; figure 2 of the paper.
 
   python -m loopjax.main --config=configs/automaton_sleep.py
 

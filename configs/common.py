@@ -1,4 +1,4 @@
-"""Blocks that several configs share, and what is smallest; no config itself."""
+"""Blocks that several configs share, and the smoke preset; not a config."""
 
 from loopjax import presets
 
@@ -23,8 +23,8 @@ SLEEP = {  # The paper of Sleep, arXiv 2605.26099.
 
 
 def learning_rates(config) -> list[dict]:
-  """A search around the preset's rate: of Muon, as the paper of Sleep does it
-  with AdamW's fixed, where there is Muon."""
+  """A search around the preset's rate: Muon's, with AdamW's fixed as in the
+  paper of Sleep, if the preset uses Muon."""
   name = (
     "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
   )

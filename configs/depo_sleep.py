@@ -1,4 +1,4 @@
-"""Sleep on Depo: k steps along a cycle that was read before; figure 3.
+"""Sleep on Depo: k steps along a cycle read earlier; figure 3.
 
   python -m loopjax.main --config=configs/depo_sleep.py
 

@@ -1,4 +1,4 @@
-"""Sleep on word problems among distractors; figures 4 and 5 of its paper.
+"""Sleep on word problems among distractors; figures 4 and 5 of the paper.
 
   python -m loopjax.main --config=configs/gsm_sleep.py
 
@@ -9,10 +9,10 @@ from scratch, or from a trained `looped` model: docs/insertion.md. Presets:
   tiny    short texts on two CPU cores. Not measured.
   gpu     texts of 320 to 512 tokens. Not measured.
   paper   texts of 2000 to 3300 tokens, as the paper's, and its windows of 2000:
-          one sleeps, what is left is read with the answer. Not run.
+          one sleeps, the rest is read with the answer. Not run.
   smoke   what the tests run.
 
-After one of them: `inserted` and `warm_up`, memory put into a trained model.
+After one of them: `inserted` and `warm_up`, memory added to a trained model.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""DiscoLoop on multi-hop facts in English: figures 4 and 6 of its paper.
+"""DiscoLoop on multi-hop facts in English: figures 4 and 6 of the paper.
 
   python -m loopjax.main --config=configs/language_disco.py
 

@@ -19,7 +19,7 @@ need() {
 
 # need_number VARIABLE: it must be a whole number from 1.
 need_number() {
-  [[ ${!1} =~ ^[1-9][0-9]*$ ]] || fail "$1=${!1} is no number from 1"
+  [[ ${!1} =~ ^[1-9][0-9]*$ ]] || fail "$1=${!1} is not a whole number of at least 1"
 }
 
 # need_flags FLAGS ARGUMENTS: the arguments are flags, and these among them.
@@ -27,7 +27,7 @@ need_flags() {
   local argument flag flags=$1
   shift
   for argument; do
-    [[ $argument == --* ]] || fail "$argument is no flag; flags begin with --"
+    [[ $argument == --* ]] || fail "$argument is not a flag; flags begin with --"
   done
   for flag in $flags; do
     [[ " $*" == *" $flag="* ]] || fail "$flag=... is missing"

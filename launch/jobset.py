@@ -5,12 +5,12 @@ r"""Trains on Kubernetes: a run on several hosts, or a sweep.
     launch/jobset.py --config=configs/sudoku_utm.py:paper --workdir=/shared/run1
 
 A run becomes a JobSet (https://jobset.sigs.k8s.io, 0.6 or newer): when a host
-is lost or told to leave, all start again and go on. With --sweep=NAME it is an
-indexed Job, one item per index (Kubernetes 1.31 or newer). Mistakes of the
-user's and runs that diverged are not tried again.
+is lost or preempted, all restart and resume. With --sweep=NAME it is an indexed
+Job, one item per index (Kubernetes 1.31 or newer). Mistakes by the user and
+runs that diverged are not retried.
 
   NAME, IMAGE     of the run; of the image, see launch/Dockerfile
-  CLAIM, MOUNT    a claim of a shared volume, and where it is (/shared);
+  CLAIM, MOUNT    claim of a shared volume, and its mount path (/shared);
                   --workdir must be in it
   HOSTS, GPUS     1; 8, per host
   TPU, TOPOLOGY   instead: accelerator and topology of a GKE slice, such as
@@ -43,11 +43,11 @@ POOL = "cloud.google.com/gke-nodepool"
 
 
 class UserError(ValueError):
-  """A mistake of the user's: one line and exit status 2."""
+  """A mistake by the user: one line and exit status 2."""
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-  """Creates what the arguments and the environment say, or prints it."""
+  """Creates what the arguments and the environment describe, or prints it."""
   sweep = any(argument.startswith("--sweep=") for argument in arguments)
   check(arguments, environment)
   if sweep:
@@ -68,14 +68,16 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
   for name in ("NAME", "IMAGE", "CLAIM"):
     if not environment.get(name):
       raise UserError(f"{name} is missing; launch/jobset.py says what it is")
-  # Names of pods are longer, and no longer than 63.
+  # Pod names are longer, and limited to 63 characters.
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", environment["NAME"]):
-    raise UserError(f"NAME={environment['NAME']} is no lower-case-name of 1-40")
+    name = environment["NAME"]
+    message = "is not a lower-case name of 1 to 40 characters"
+    raise UserError(f"NAME={name} {message}")
   values = {}
   for argument in arguments:
     flag, equals, value = argument.partition("=")
     if not flag.startswith("--"):
-      raise UserError(f"{argument} is no flag; flags begin with --")
+      raise UserError(f"{argument} is not a flag; flags begin with --")
     values[flag] = value if equals else ""
   for flag in ("--config", "--workdir"):
     if not values.get(flag):
@@ -92,7 +94,7 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def hosts(environment: Mapping[str, str]) -> int:
-  """How many hosts take part in a run."""
+  """Number of hosts of a run."""
   if "TPU" not in environment:
     return number(environment, "HOSTS", 1)
   topology = environment.get("TOPOLOGY", "")
@@ -106,15 +108,15 @@ def hosts(environment: Mapping[str, str]) -> int:
 
 
 def number(environment: Mapping[str, str], name: str, default: int) -> int:
-  """A variable that is a whole number from 1."""
+  """A variable that is a whole number of at least 1."""
   text = environment.get(name, str(default))
   if not re.fullmatch(r"[1-9]\d*", text):
-    raise UserError(f"{name}={text} is no number from 1")
+    raise UserError(f"{name}={text} is not a whole number of at least 1")
   return int(text)
 
 
 def number_of_items(arguments: Sequence[str]) -> int:
-  """How many items a sweep has; its own message goes to stderr."""
+  """Number of items of a sweep; its messages go to stderr."""
   command = [sys.executable, "-m", "loopjax.sweep", *arguments, "--count"]
   done = subprocess.run(
     command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
@@ -224,7 +226,7 @@ def pod(
     selector["cloud.google.com/gke-tpu-accelerator"] = environment["TPU"]
     selector["cloud.google.com/gke-tpu-topology"] = environment["TOPOLOGY"]
     devices = {"google.com/tpu": number(environment, "CHIPS", 4)}
-    # The chips belong to root, and their driver locks memory.
+    # The chips are owned by root, and their driver locks memory.
     security = {"privileged": True, "runAsUser": 0}
   else:
     devices = {"nvidia.com/gpu": number(environment, "GPUS", 8)}
@@ -245,7 +247,7 @@ def pod(
   }
   return {
     "spec": {
-      "restartPolicy": "Never",  # What starts again is the Job.
+      "restartPolicy": "Never",  # The Job restarts, not the pod.
       "terminationGracePeriodSeconds": GRACE_SECONDS,
       "securityContext": {"fsGroup": 1000},  # The image's user may write.
       **({"nodeSelector": selector} if selector else {}),

@@ -5,7 +5,7 @@
 #     launch/tpu_pod.sh --config=configs/sudoku_utm.py:paper --workdir=/mnt/shared/run
 #
 # Waits until the slice is there, then does what tpu_vm.sh does. A slice that
-# was preempted is asked for again, and the run goes on.
+# was preempted is requested again, and the run resumes.
 #
 #   TYPE          accelerator type, such as v4-32, v5litepod-64, v5p-32, v6e-64
 #   RUNTIME       the one for TYPE

@@ -7,7 +7,7 @@
 # Installs what is committed on all hosts, starts the same command on all of
 # them with --distributed, and follows it. Starts it again when it ends with 4
 # or 5 or when the connection is lost. The run outlives this script: the same
-# command again stops it, saved, and goes on. All hosts must see --workdir.
+# command again stops it, saved, and resumes. All hosts must see --workdir.
 #
 #   NAME ZONE     of the TPU VM
 #   PROJECT       gcloud's own if empty

@@ -1,12 +1,15 @@
 """loopjax: looped transformers with memory, in JAX and Flax.
 
-Array names in numeric code end in the letters of their dimensions, one legend
-for the whole package:
+Shapes in the docstrings of models and layers use these letters; in
+`models/utm.py` the names of arrays end in them (`g_BxSxD`):
 
-  B batch            T tokens            S tokens with memory in front
-  M memory slots     R loop steps        L layers
-  D model width      F MLP width         H query heads
-  K head width       V vocabulary        C chunk
+  B batch            T tokens            S tokens attended to
+  D model width      F MLP width         V vocabulary
+  H query heads      G key-value heads   d_h, d_k, d_v widths of one head
+  K loops            M memory tokens     C chunk
+
+Any other letter, and any letter in tasks and analyses, is defined where it is
+used.
 """
 
 __version__ = "0.1.0"

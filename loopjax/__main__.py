@@ -1,16 +1,16 @@
-"""The command `loopjax`: one word for each module that is a command.
+"""The command `loopjax`: one subcommand for each module with a command line.
 
   loopjax train --config=FILE[:preset]
 
-The words are train, eval, describe, sweep, report, fit and analysis; what comes
-after them are the flags of the modules, which `loopjax WORD --help` shows.
-`loopjax --list` says what there is to train. `python -m loopjax` is the same.
+The subcommands are train, eval, describe, sweep, report, fit and analysis; they
+take the flags of their modules, which `loopjax SUBCOMMAND --help` shows.
+`loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
 import runpy
 import sys
 
-# The module that does it, and the flags that the word stands for.
+# The module that is run, and the flags that the subcommand implies.
 _WORDS: dict[str, tuple[str, ...]] = {
   "train": ("loopjax.main",),
   "eval": ("loopjax.main", "--mode=eval"),
@@ -23,12 +23,12 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> None:
-  """Runs the module that the first word names, as `python -m` would."""
+  """Runs the module that the subcommand names, as `python -m` would."""
   word, *rest = sys.argv[1:] or ["--help"]
   if word in ("--help", "-h", "help"):
     print((__doc__ or "").strip())
     return
-  if word == "--list":  # What there is to train is asked for before a word.
+  if word == "--list":  # The one flag that needs no subcommand.
     word, rest = "train", ["--list"]
   if word not in _WORDS:
     there_are = ", ".join(_WORDS)

@@ -1,4 +1,4 @@
-"""Checks that the records of a config share."""
+"""Checks shared by the records of a config."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
   for field, values in allowed.items():
     if getattr(record, field) not in values:
       raise UserError(
-        f"{section}.{field}={getattr(record, field)!r} is none of"
+        f"{section}.{field}={getattr(record, field)!r} is not one of"
         f" {', '.join(values)}"
       )
 
@@ -21,7 +21,7 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
 def plain_values(section: str, record: Any) -> None:
   """Raises UserError unless every field has its default's type and is finite.
 
-  Integers stand for floats; nothing else stands for anything.
+  An integer is accepted as a float; no other conversion is made.
   """
   for field in dataclasses.fields(record):
     value = getattr(record, field.name)
@@ -29,14 +29,14 @@ def plain_values(section: str, record: Any) -> None:
     allowed = (float, int) if kind is float else (kind,)
     finite = not isinstance(value, float) or math.isfinite(value)
     if type(value) not in allowed or not finite:
-      finite_kind = "finite float" if kind is float else kind.__name__
-      raise UserError(f"{section}.{field.name}={value!r} is no {finite_kind}")
+      wanted = "a finite float" if kind is float else f"of type {kind.__name__}"
+      raise UserError(f"{section}.{field.name}={value!r} must be {wanted}")
 
 
 def without_effect(
   section: str, record: Any, because: str, *fields: str
 ) -> None:
-  """Raises UserError if a field was changed that another one disables."""
+  """Raises UserError if a field was changed that another setting disables."""
   for field in dataclasses.fields(record):
     changed = getattr(record, field.name) != field.default
     if changed and field.name in fields:

@@ -1,4 +1,4 @@
-"""What all commands share: two flags, and mistakes that become one line."""
+"""What all commands share: two flags, and one-line error messages."""
 
 import errno
 import os
@@ -15,22 +15,22 @@ from loopjax.errors import UserError
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, FILE[:preset][,section.key=value...]."
 )
-# What a full or protected disk raises.
+# Raised when the disk is full or write-protected.
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ENDING = threading.Lock()
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Where to write; runs/<config>[-<preset>][-<sweep>] if not."
+  "workdir", None, "Where to write [runs/<config>[-<preset>][-<sweep>]]."
 )
 
 
 def run(
   entry: Callable[[list[str]], int], guide: Callable[[], str] | None = None
 ) -> None:
-  """Runs a command; a UserError is one line and exit status 2.
+  """Runs a command; a UserError becomes one line and exit status 2.
 
   Args:
     entry: argv -> exit status.
-    guide: what --help says between what the command is and its flags.
+    guide: text that --help prints between the description and the flags.
   """
 
   def guarded(parse_or_entry, *args):
@@ -59,26 +59,26 @@ def run(
 
 
 def config_name() -> str:
-  """What --config was: FILE[:argument]."""
+  """The value of --config: FILE[:argument]."""
   return config_flags.get_config_filename(flags.FLAGS["config"])
 
 
 def overrides() -> dict[str, Any]:
-  """{"section.key": value} of the flags --config.section.key=value."""
+  """{"section.key": value} from the flags --config.section.key=value."""
   return config_flags.get_override_values(flags.FLAGS["config"])
 
 
 def _end_for_want_of_storage(error: OSError) -> None:
-  """Ends the process with one line; of all threads that fail the first does."""
-  _ENDING.acquire()  # And never released.
+  """Ends the process with one line, from the first thread that fails."""
+  _ENDING.acquire()  # Never released.
   flag = f"--workdir={WORKDIR.value}" if WORKDIR.value else "work directory"
   where = error.filename or flag
   print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
-  os._exit(2)  # Whatever still wants to write would fail at length.
+  os._exit(2)  # Other writers would each fail with a long traceback.
 
 
 def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
-  """Threads that write meet a full disk as the main one does."""
+  """Handles a full disk in other threads as in the main one."""
   error = failed.exc_value
   if isinstance(error, OSError) and error.errno in _STORAGE:
     _end_for_want_of_storage(error)
@@ -86,22 +86,22 @@ def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _without_closed_loops(unraisable) -> None:
-  """Reports what no code can catch, but for the echo of a save that failed.
+  """Reports unraisable exceptions, except one that follows a failed save.
 
-  When a save fails Orbax closes its event loop under writes that still answer.
+  When a save fails, Orbax closes its event loop while writes are pending.
   """
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Reads the flags; whatever is wrong with them is the user's mistake."""
+  """Parses the flags; any error in them is a UserError."""
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
-      raise UserError(f"{rest[1]!r} is no flag; flags begin with --")
+      raise UserError(f"{rest[1]!r} is not a flag; flags begin with --")
     if CONFIG.value is not None:
-      CONFIG.value.items()  # A file that is not there is noticed only now.
+      CONFIG.value.items()  # Raises if the file is missing.
     return rest
   except UserError:
     raise
@@ -116,7 +116,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _in_one_line(message: str) -> str:
-  """What a message says, less the traceback of a config file that it quotes."""
+  """A message without the traceback of a config file that it quotes."""
   _, traceback, quoted = message.partition("Traceback (most recent call")
   if not traceback:
     return " ".join(message.split())

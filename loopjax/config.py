@@ -1,8 +1,8 @@
 """From a config file to checked, typed settings.
 
 A config is an `ml_collections.ConfigDict` with the sections model, task, optim,
-loop, mesh, run and eval. Its defaults are the defaults of the dataclasses that
-the sections become, so that a name or a type is stated once.
+loop, mesh, run and eval. Its defaults are those of the dataclasses that the
+sections become, so each name and type is stated once.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ class Settings(NamedTuple):
   """A checked config.
 
   Attributes:
-    plain: the config as config.json holds it.
+    plain: the config as stored in config.json.
     family: the module that model.name names.
     task_module: the module that task.name names.
-    spec: what the model must know of the task.
+    spec: what the model must know about the task.
     model, task, optim, loop, mesh, run, eval: the sections.
   """
 
@@ -64,7 +64,7 @@ class Settings(NamedTuple):
 
   @property
   def training_flops(self) -> float:
-    """Of the whole run."""
+    """FLOPs of the whole run."""
     costs = self.family.costs(self.model, self.spec, self.model.num_loops)
     examples = self.run.num_steps * self.run.batch_size
     return examples * profiling.training_flops(costs)
@@ -77,7 +77,7 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
     model: a key of MODELS. task: a key of TASKS.
 
   Raises:
-    UserError: it is none.
+    UserError: there is no such model or task.
   """
   _check_name("model", model, MODELS)
   _check_name("task", task, TASKS)
@@ -98,11 +98,11 @@ def override(
 ) -> None:
   """Sets "section.key" values in place.
 
-  Another "model.name" brings that family's fields; those that both families
-  have keep their values.
+  A new "model.name" replaces the section with that family's fields; fields that
+  both families have keep their values.
 
   Raises:
-    UserError: an unknown key or a value of another type.
+    UserError: an unknown key or a value of the wrong type.
   """
   for key, value in values.items():
     if key == "model.name":
@@ -116,7 +116,7 @@ def override(
 
 
 def _check_key(key: str, known: Mapping[str, Any]) -> None:
-  """Raises UserError, with the likeliest names, for a setting there is not."""
+  """Raises UserError for an unknown setting, and suggests similar names."""
   if key in known:
     return
   section = f"{key.partition('.')[0]}."
@@ -129,7 +129,7 @@ def _check_key(key: str, known: Mapping[str, Any]) -> None:
 
 
 def _switch_model(config: ml_collections.ConfigDict, name: Any) -> None:
-  """Makes the section model that of another family."""
+  """Replaces the section model by that of another family."""
   if name == config.model.name:
     return
   _check_name("model", name, MODELS)
@@ -151,13 +151,13 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     _check_name(section, sections[section].pop("name"), names)
   family, task = MODELS[config.model.name], TASKS[config.task.name]
   options = LoopOptions(**sections["loop"])
-  # The third kind, "while", has no gradient.
+  # The third kind, "while", has no reverse-mode gradient.
   checks.one_of(
     "loop", options, kind=("scan", "unroll"), remat=("auto", *remat.POLICIES)
   )
   if sections["model"].keys() != _fields(family.Config()).keys():
     raise UserError(
-      f"model.name={config.model.name!r} brings other settings and goes after"
+      f"model.name={config.model.name!r} has other settings and goes after"
       f" the colon: --config=FILE:PRESET,model.name={config.model.name}"
     )
   task_config = task.Config(**sections["task"])
@@ -194,7 +194,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
 
 
 def _check_teacher(settings: Settings) -> None:
-  """Raises UserError if there is a teacher too many, or none."""
+  """Raises UserError for a teacher without effect, or a missing one."""
   family, teacher = settings.family, settings.run.teacher
   if isinstance(family, LearnsFromTeacher):
     if not teacher:
@@ -202,13 +202,12 @@ def _check_teacher(settings: Settings) -> None:
   elif teacher:
     name = settings.plain["model"]["name"]
     raise UserError(
-      f"run.teacher={teacher} has no effect: model.name={name!r} learns from no"
-      " teacher"
+      f"run.teacher={teacher} has no effect: model.name={name!r} has no teacher"
     )
 
 
 def _check_depths(settings: Settings) -> None:
-  """Raises UserError if evaluation asks for depths that there are not."""
+  """Raises UserError if evaluation asks for depths the model does not have."""
   spec, family = settings.spec, settings.family
   for name, times in (
     ("num_loops", 1),
@@ -224,12 +223,12 @@ def _check_depths(settings: Settings) -> None:
 def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
   if name not in names:
     raise UserError(
-      f"{section}.name={name!r} is none of {', '.join(sorted(names))}"
+      f"{section}.name={name!r} is not one of {', '.join(sorted(names))}"
     )
 
 
 def axis(key: str, *values: Any) -> list[dict[str, Any]]:
-  """Overrides of one setting by each of some values, for a sweep."""
+  """One override of a setting for each of the values, for a sweep."""
   return [{key: value} for value in values]
 
 
@@ -242,7 +241,7 @@ def product(*axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Plain nested dict, as it is after a round trip through JSON."""
+  """Plain nested dict, as after a round trip through JSON."""
   return json.loads(config.to_json())
 
 
@@ -251,14 +250,14 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
 
   Args:
     workdir: of the run.
-    label: what messages call it.
+    label: its name in messages.
 
   Raises:
-    UserError: there is no run, or one of another version.
+    UserError: there is no run, or it is from an incompatible version.
   """
   path = workdir / "config.json"
   if not path.exists():
-    raise UserError(f"{label} holds no run: there is no config.json")
+    raise UserError(f"{label} contains no run: config.json is missing")
   try:
     there = workdir_lib.read_json(path)
     config = make(there["model"]["name"], there["task"]["name"])
@@ -268,7 +267,7 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
   except UserError as error:
     raise UserError(f"{label}: {error}") from error
   except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{label}: config.json is no config of a run") from error
+    raise UserError(f"{label}: config.json does not describe a run") from error
 
 
 def _fields(record: Record) -> dict[str, Any]:

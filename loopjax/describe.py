@@ -16,8 +16,8 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
   Returns:
     "config"; "parameters" and "parameters_by_module"; "flops_per_example":
-    forward floating-point operations (a multiply-add is two) up to and with
-    each loop; "cache_bytes_per_token" of generation. With a teacher,
+    forward floating-point operations (a multiply-add counts as two) up to and
+    including each loop; "cache_bytes_per_token" of generation. With a teacher,
     "teacher": its "parameters" and "flops_per_example".
 
   Raises:
@@ -35,7 +35,7 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
-  """What is there beside the model; empty without a teacher."""
+  """The entry "teacher"; empty without a teacher."""
   teacher = teacher_lib.read(settings)
   if teacher is None:
     return {}

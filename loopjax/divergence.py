@@ -1,4 +1,4 @@
-"""What is said of a run whose numbers are no longer finite."""
+"""Diagnoses a run whose numbers are no longer finite."""
 
 import pathlib
 from collections.abc import Callable
@@ -17,11 +17,11 @@ def explain(bad: BadSteps, params: Any) -> str:
   """One line about the bad steps that stopped a run."""
   names = integrity.names(params)
   hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
-  where = integrity.some(hit) or "none, only the loss or what is carried"
+  where = integrity.abbreviate(hit) or "none, only the loss or carried state"
   return (
     f"{int(bad.streak)} steps in a row, the first at step {int(bad.first)}, had"
-    f" numbers that are not finite; gradients of {where}; the parameters are"
-    " those before it"
+    f" non-finite numbers; gradients of {where}; the parameters are"
+    " those from before that step"
   )
 
 
@@ -31,19 +31,19 @@ def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
 
   Args:
     function: not compiled.
-    *arguments: on which it came to a number that is not finite.
+    *arguments: on which it produced a non-finite number.
 
   Returns:
-    One line that names the operation and the line of code.
+    One line naming the operation and the line of code.
   """
-  # Infinities second: masks may hold them on purpose.
+  # Infinities second: masks may contain them on purpose.
   for watch in (jax.debug_nans, jax.debug_infs):
     try:
       with jax.disable_jit(), watch(True):
         function(*arguments)
     except FloatingPointError as error:
       return str(error).strip().splitlines()[0] + origin(error)
-  return "a number was not finite, but not when run operation by operation"
+  return "non-finite in the compiled step, but not operation by operation"
 
 
 def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:

@@ -1,10 +1,10 @@
-"""The one error that a user's mistake becomes."""
+"""The one error type for mistakes of the user."""
 
 
 class UserError(ValueError):
-  """A mistake of the user's: main prints one line and exits with status 2."""
+  """A mistake by the user: main prints one line and exits with status 2."""
 
 
 def one_line(error: BaseException, length: int = 200) -> str:
-  """What an error says, on one line of at most so many characters."""
+  """An error's message on one line of at most `length` characters."""
   return " ".join(str(error).split())[:length]

@@ -16,9 +16,9 @@ from loopjax.types import Dataset
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
 Evaluator = Callable[..., dict[str, dict[str, float]]]
-# What models show of themselves in every evaluation, if they can.
+# Traces that every evaluation requests, if the model has them.
 MODEL_TRACES = ("attention_mass",)
-# Groups of this name are splits of their own, not parts of the one asked for.
+# Groups of this grouping are reported as splits of their own.
 SPLIT = "split"
 
 
@@ -32,14 +32,14 @@ def make_evaluator(
   Args:
     program: of the run.
     datasets: by split.
-    between_batches: is called before every batch and may raise.
+    between_batches: called before every batch; may raise.
 
   Returns:
     (params, split, num_examples=0 for all) -> {split: scores}. If the dataset
     has a grouping "split", there are scores for each of its groups instead
-    (groups of these are named "SPLIT/GROUP"), since their sum says nothing.
-    Scores are the mean, standard error and count of all that the task and the
-    model give, over all and by group: "exact_match",
+    (groups within these are named "SPLIT/GROUP"); their total means nothing.
+    Scores are the mean, standard error and count of every score of the task and
+    statistic of the model, overall and by group: "exact_match",
     "exact_match/standard_error", "exact_match/rating=3-9", "count", ...
   """
   settings, mesh = program.settings, program.mesh
@@ -74,7 +74,7 @@ def make_evaluator(
       between_batches()
       placed = sharding.put_batch(mesh, batch, batch_size)
       sums = eval_fn(params, placed, group_sizes=sizes)
-      # One small read a batch keeps the device queue short.
+      # One small read per batch keeps the device queue short.
       sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
       total = sums if total is None else jax.tree.map(np.add, total, sums)
     return _means(total, dataset.groups, split)
@@ -86,7 +86,7 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
   """Means, standard errors and counts from sums and sums of squares.
 
   Args:
-    sums: of scores and their squares, by grouping and score; "" is all.
+    sums: of scores and their squares, by grouping and score; "" is overall.
     groups: names, by grouping.
     whole: the split that was scored.
   """
@@ -116,9 +116,9 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
 def _place(
   grouping: str, name: str, whole: str, splits: Sequence[str]
 ) -> tuple[str, str]:
-  """(split, group within it or "") that a group's numbers are reported under.
+  """(split, group within it or "") under which a group is reported.
 
-  A group "SPLIT/GROUP" of any grouping is one of that split.
+  A group "SPLIT/GROUP" of any grouping belongs to that split.
   """
   if grouping == SPLIT:
     return name, ""

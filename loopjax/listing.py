@@ -1,4 +1,4 @@
-"""What there is to train: configs, their presets, and what each takes here."""
+"""Lists configs and presets, with the time each takes on this machine."""
 
 import os
 import pathlib
@@ -10,20 +10,20 @@ from loopjax import config as config_lib
 from loopjax import presets
 from loopjax.run import machine
 
-# "  tiny    what it is," and its further lines.
+# "  tiny    description," and its continuation lines.
 _DESCRIBED = re.compile(r"^  (\w+)  +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
 _USAGE = """\
 python -m loopjax.main --config=FILE[:preset][,section.key=value...]
 
-trains and evaluates; the same command goes on with a run that was stopped.
---config.section.key=value changes a setting, --workdir=DIR where the run
-writes, --mode=describe prints all settings and what they cost.
+trains and evaluates; the same command resumes a run that was stopped.
+--config.section.key=value changes a setting, --workdir=DIR sets where the run
+writes, --mode=describe prints all settings and their cost.
 
-Without a preset it is :tiny. Times are rough: counted FLOPs over this machine's
-matrix products now."""
+The default preset is :tiny. Times are rough: counted FLOPs divided by this
+machine's current rate of matrix products."""
 _ELSEWHERE = """\
 The configs are in the folder configs/ of the loopjax repository, not in the
-installed package: run this in a checkout of it, or write a FILE of your own."""
+installed package: run this in a checkout, or write a FILE of your own."""
 
 
 def listing() -> str:
@@ -33,10 +33,10 @@ def listing() -> str:
 
 
 def _files() -> list[pathlib.Path]:
-  """Configs of the checkout that runs, or else of the current directory."""
+  """Configs of the running checkout, or else of the current directory."""
   checkout = pathlib.Path(loopjax.__file__).parents[1] / "configs"
   for folder in (checkout, pathlib.Path("configs").absolute()):
-    # Whatever else is there is not ours to run.
+    # Other files in that directory must not be executed.
     found = [
       path
       for path in sorted(folder.glob("*.py"))
@@ -49,7 +49,7 @@ def _files() -> list[pathlib.Path]:
 
 
 def _config(path: pathlib.Path) -> str:
-  """What it is, and a few lines on each of its presets."""
+  """Its description, and a few lines on each of its presets."""
   names = presets.read(path)
   summary, _, rest = names["__doc__"].partition("\n")
   lines = [_wrapped("", f"{os.path.relpath(path)}: {summary}", 2)]
@@ -65,7 +65,7 @@ def _config(path: pathlib.Path) -> str:
 
 
 def _wrapped(label: str, text: str, indent: int) -> str:
-  """Text of 80 columns, behind a label and indented from the second line on."""
+  """Text of 80 columns after a label, indented from the second line on."""
   return textwrap.fill(
     " ".join(text.split()),
     width=80,

@@ -1,8 +1,8 @@
 """Command line: `python -m loopjax.main --config=FILE[:preset]`.
 
-Exit status: 0 done, 2 a mistake of the user's, 3 training diverged, 4 the run
+Exit status: 0 done, 2 a mistake by the user, 3 training diverged, 4 the run
 was asked to stop and saved, 5 another process of the run was lost. After 4 and
-5 the same command goes on.
+5 the same command resumes the run.
 """
 
 import json
@@ -27,7 +27,7 @@ MODES = ("train", "eval", "train_and_eval", "describe")
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 flags.adopt_module_key_flags(processes)
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
-_LIST = flags.DEFINE_bool("list", False, "Say which configs there are.")
+_LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
 
 def _guide() -> str:
@@ -51,11 +51,11 @@ def main(argv: list[str]) -> int:
   if _LIST.value:
     return 0
   if config is None:
-    raise UserError("--config=FILE is missing; --list says which there are")
+    raise UserError("--config=FILE is missing; --list shows the choices")
   if _MODE.value == "describe":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
-  plain = config_lib.resolve(config).plain  # Mistakes come before all else.
+  plain = config_lib.resolve(config).plain  # Report mistakes first.
   config_name, overrides = command_line.config_name(), command_line.overrides()
   default = naming.workdir(config_name, overrides, plain)
   workdir = pathlib.Path(command_line.WORKDIR.value or default)
@@ -77,13 +77,13 @@ def main(argv: list[str]) -> int:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
   if summary["status"] == "preempted" and jax.process_index() == 0:
     where = f"stopped after step {summary['steps']} of {config.run.num_steps}"
-    print(f"{where}; this goes on:", file=sys.stderr)
+    print(f"{where}; to resume, run:", file=sys.stderr)
     print(shlex.join(sys.orig_argv), file=sys.stderr)
   return _STATUS[summary["status"]]
 
 
 def _end_alone(error: Exception) -> NoReturn:
-  """Ends at once: a usual end would wait for processes that may be gone."""
+  """Exits at once: a normal exit would wait for processes that may be gone."""
   reason = " ".join(str(error).split())[:300]
   from_jax = isinstance(error, jax.errors.JaxRuntimeError)
   out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason
@@ -99,7 +99,7 @@ def _end_alone(error: Exception) -> NoReturn:
 
 
 def _compilation_cache() -> str:
-  """Compiled programs are kept per user, so that second starts are quick."""
+  """Compiled programs are cached per user, so that later starts are quick."""
   default = str(user_cache.directory("compilation"))
   return os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
 

@@ -1,4 +1,4 @@
-"""Presets: the named sizes of one experiment, and what stands behind a colon.
+"""Presets: named sizes of an experiment, and the argument after the colon.
 
 --config=FILE:[preset][,change...][,section.key=value...]
 """
@@ -18,7 +18,7 @@ from loopjax.errors import UserError
 # {"section": {"key": value}}.
 Block = Mapping[str, Mapping[str, Any]]
 
-BASE = "paper"  # Its values are under all others.
+BASE = "paper"  # Applied first; other presets override its values.
 DEFAULT = "tiny"
 
 
@@ -32,14 +32,13 @@ def apply(
 
   Args:
     config: from `config.make`.
-    arg: what stood behind the colon of --config=FILE:arg.
-    presets: by name, "paper" and "tiny" among them; tiny is the one that an arg
-      without a preset means.
-    changes: by name, what may stand after a preset.
+    arg: the text after the colon of --config=FILE:arg.
+    presets: by name, including "paper" and "tiny"; tiny is the default.
+    changes: by name, named overrides that may follow a preset.
 
   Raises:
-    UserError: no such preset, change or key, two presets, or a value of another
-      type.
+    UserError: no such preset, change or key, two presets, or a value of the
+      wrong type.
   """
   changes = changes or {}
   config.lock()
@@ -59,7 +58,7 @@ def apply(
 
 
 def preset_of(arg: str, presets: Iterable[str]) -> str:
-  """Name of the preset that an arg means.
+  """Name of the preset that an arg selects.
 
   Raises:
     UserError: it names two.
@@ -71,7 +70,7 @@ def preset_of(arg: str, presets: Iterable[str]) -> str:
 
 
 def choice(config_name: str) -> str:
-  """Which preset a --config=FILE[:arg] means, and which others there are."""
+  """The preset that --config=FILE[:arg] selects, and the other choices."""
   path, _, arg = config_name.partition(":")
   names = list(read(path).get("PRESETS", ()))
   if not names:
@@ -82,7 +81,7 @@ def choice(config_name: str) -> str:
 
 
 def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
-  """Blocks on top of each other; the last that sets a key wins."""
+  """Merges blocks; the last one that sets a key wins."""
   result: dict[str, dict[str, Any]] = {}
   for block in blocks:
     for section, values in block.items():
@@ -91,18 +90,18 @@ def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
 
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:
-  """What a config file defines, by name."""
+  """The names that a config file defines."""
   return runpy.run_path(str(path))
 
 
 def beside(file: str, name: str) -> dict[str, Any]:
-  """What another file in the folder of a config defines.
+  """The names that another file in a config's folder defines.
 
-  Configs are loaded by path, from anywhere: they can import only packages.
+  Configs are loaded by path, so they can import installed packages only.
 
   Args:
     file: the config's `__file__`.
-    name: of the other, "common.py".
+    name: of the other file, such as "common.py".
   """
   return read(pathlib.Path(file).with_name(name))
 

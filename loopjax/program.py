@@ -25,7 +25,7 @@ class Program(NamedTuple):
     mesh: of devices.
     graphdef: the model without its parameters.
     schedule: step (from 0) -> learning rate.
-    costs: of the model with as many loops as it is trained with, see
+    costs: of the model at its trained number of loops, see
       `protocols.Family.costs`.
     init: key -> train state, created sharded.
     train: (state, stacked batches, the teacher's parameters) -> (state, metrics
@@ -53,15 +53,15 @@ def make_program(
   devices: Sequence[Any] | None = None,
   teacher: config_lib.Settings | None = None,
 ) -> Program:
-  """Traces the model and lays its state out over all devices, or some.
+  """Traces the model and lays out its state over the devices.
 
   Args:
     settings: of the run.
-    devices: to run on; all if None.
-    teacher: settings of the run that it learns from, if it trains with one.
+    devices: to run on; all devices if None.
+    teacher: settings of the teacher's run, if there is a teacher.
 
   Raises:
-    UserError: the mesh, the batches or the parameters do not go together.
+    UserError: the mesh does not fit the batches or the parameters.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   platform = mesh.devices.flat[0].platform
@@ -135,7 +135,7 @@ def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
 def _on_platform(
   settings: config_lib.Settings, platform: str
 ) -> config_lib.Settings:
-  """Settings whose loop keeps what suits the platform."""
+  """Settings with loop.remat="auto" resolved for the platform."""
   return settings._replace(loop=remat.chosen(settings.loop, platform))
 
 
@@ -147,7 +147,7 @@ def _fresh(settings: config_lib.Settings, key: Any) -> Model:
 
 
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, traced where `sharding.by_example` sees the mesh."""
+  """The function, traced with the mesh visible to `sharding.by_example`."""
 
   @functools.wraps(function)
   def traced(*args, **kwargs):
@@ -158,7 +158,7 @@ def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _init_carried(settings: config_lib.Settings) -> Carried:
-  """What the first step gets of the step before it."""
+  """The carried state that the first step receives."""
   if not isinstance(settings.family, CarriesState):
     return Carried()
   return settings.family.init_carried(
@@ -167,14 +167,14 @@ def _init_carried(settings: config_lib.Settings) -> Carried:
 
 
 def _param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
-  """Where parameters lie, by the parameter table."""
+  """Shardings of the parameters, from the parameter table."""
   return sharding.parameter_shardings(
     mesh, params, parameters.splits(params), min_split_size
   )
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
-  """Abstract arrays that know where they lie."""
+  """Abstract arrays with shardings."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
@@ -188,10 +188,10 @@ def _state_shardings(
   tx: optax.GradientTransformation,
   params: Any,
 ) -> step.TrainState:
-  """EMA and optimizer moments lie where their parameter lies."""
+  """EMA and optimizer moments are sharded like their parameter."""
 
   def is_masked(moment: Any) -> bool:
-    """Whether the parameter is another optimizer's."""
+    """Whether the parameter belongs to another optimizer."""
     return isinstance(moment, optax.MaskedNode)
 
   replicated = sharding.replicated(mesh)

@@ -1,11 +1,11 @@
-"""What a model family and a task are: every name of theirs that others use.
+"""The interface of a model family and of a task: every name that others use.
 
 Both are modules. `loopjax.models.MODELS` and `loopjax.data.TASKS` hold them by
 name, and there the type checker compares each module with its protocol. Where
 a function takes its module's own `Config` or `Model` the protocol says Any:
-what goes in is what the same module made. What only some families need is a
-protocol of its own, `LearnsFromTeacher` and `CarriesState`: a family has it by
-having the function.
+the argument was made by the same module. What only some families need is a
+separate protocol, `LearnsFromTeacher` or `CarriesState`: a family implements it
+by defining the function.
 """
 
 import dataclasses
@@ -35,20 +35,20 @@ class Record(Protocol):
 
 
 class ModelConfig(Record, Protocol):
-  """What shared code knows of any section model."""
+  """What shared code may assume about any section model."""
 
   @property
   def width(self) -> int:
-    """Of the hidden state."""
+    """Width of the hidden state."""
 
   @property
   def num_loops(self) -> int:
-    """Loops trained with."""
+    """Number of loops in training."""
 
 
 @runtime_checkable
 class Halting(Protocol):
-  """A section model whose tokens may stop by themselves."""
+  """A section model whose tokens may halt early."""
 
   @property
   def halting(self) -> str:
@@ -57,7 +57,7 @@ class Halting(Protocol):
 
 @runtime_checkable
 class MemoryTokens(Protocol):
-  """A section model that puts tokens of its own in front of the sequence."""
+  """A section model that prepends memory tokens to the sequence."""
 
   @property
   def num_memory_tokens(self) -> int:
@@ -79,14 +79,14 @@ class Model(Protocol):
 
     Args:
       inputs: token ids.
-      num_loops: as trained if None.
+      num_loops: the trained number if None.
       kind: how the loop runs, see `loopjax.loop.driver`; as built if None.
-      trace: what to show of every loop, names out of the family's TRACES.
+      trace: what to record in every loop, names from the family's TRACES.
     """
     ...
 
 
-# What a loss gets of a teacher: its model, or None without one.
+# The teacher as a loss receives it: its model, or None without one.
 Frozen = Model | None
 
 
@@ -118,54 +118,54 @@ class Family(Protocol):
 
   @property
   def TRACES(self) -> tuple[str, ...]:
-    """What a model can show of every loop."""
+    """Names of what a model can record in every loop."""
 
   @property
   def HEADLINE(self) -> tuple[str, ...]:
-    """Which of its own metrics a person wants to see, if there are any."""
+    """Those of its own metrics to show at the terminal, if any."""
 
   def loss(
     self, model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
   ) -> tuple[Array, Metrics]:
-    """What training lowers.
+    """The training objective.
 
     Args:
-      model: to be trained.
-      batch: the task's entries, and "mean_weight", f32 scalar, of the weights
-        of the whole batch of which this may be a part. Of a family that carries
-        state also "carried", from the step before.
-      key: of this step's random numbers.
+      model: the model to train.
+      batch: the task's entries, and "mean_weight", f32 scalar, the mean weight
+        of the whole batch, of which this may be a part. In a family that
+        carries state also "carried", from the previous step.
+      key: random key of this step.
       step: optimizer steps taken, i32 scalar.
       frozen: the teacher, which is never updated; None without one.
 
     Returns:
-      (f32 scalar, metrics: scalars and per-loop vectors by name, among them
-      "loss"). Of a family that carries state also "carried", for the next step.
+      (f32 scalar, metrics: scalars and per-loop vectors by name, including
+      "loss"). In a family that carries state also "carried", for the next step.
     """
     ...
 
   def costs(
     self, config: Any, spec: TaskSpec, num_loops: int
   ) -> dict[str, Any]:
-    """What a run of the model takes, counted by hand.
+    """FLOPs and cache of the model, counted analytically.
 
     Returns:
-      "flops_per_example": of the forward pass up to and with each loop, a
-      multiply-add is two; "cache_bytes_per_token" of generation;
+      "flops_per_example": of the forward pass up to and including each loop, a
+      multiply-add counts as two; "cache_bytes_per_token" of generation;
       "training_flops_per_example" where that is not three forward passes.
 
     Raises:
-      UserError: the model cannot run so many loops.
+      UserError: the model cannot run this many loops.
     """
     ...
 
 
 class Teacher(Protocol):
-  """What a family may ask of the run that it learns from."""
+  """What a family may read from the teacher's run."""
 
   @property
   def family(self) -> Family:
-    """Of its model."""
+    """Family of its model."""
 
   @property
   def model(self) -> ModelConfig:
@@ -173,7 +173,7 @@ class Teacher(Protocol):
 
   @property
   def spec(self) -> TaskSpec:
-    """Of its task, which has as many token ids."""
+    """Spec of its task, which has the same number of token ids."""
 
 
 @runtime_checkable
@@ -183,17 +183,17 @@ class LearnsFromTeacher(Protocol):
   def check_teacher(
     self, config: Any, spec: TaskSpec, teacher: Teacher | None
   ) -> None:
-    """Raises UserError if the model cannot learn from it, or without any."""
+    """Raises UserError for an unsuitable teacher, or a required one missing."""
 
 
 @runtime_checkable
 class CarriesState(Protocol):
-  """A family with state from step to step that no gradient makes."""
+  """A family with state between steps that is not updated by gradients."""
 
   def init_carried(
     self, config: Any, spec: TaskSpec, batch_size: int
   ) -> Carried:
-    """What the first step gets; `loss` gets it in the batch and returns it."""
+    """State before the first step; `loss` reads it and returns the next."""
     ...
 
 
@@ -206,14 +206,14 @@ class Task(Protocol):
 
   @property
   def TRACES(self) -> tuple[str, ...]:
-    """Records of every loop that `score` reads, if a model has them."""
+    """Per-loop traces that `score` reads, if a model has them."""
 
   @property
   def HEADLINE(self) -> tuple[str, ...]:
-    """Which scores a person wants to see; the first one says it best."""
+    """Scores to show at the terminal, the most informative first."""
 
   def spec(self, config: Any) -> TaskSpec:
-    """What a model must know to be built, without any data."""
+    """What is needed to build a model, without loading data."""
     ...
 
   def make_dataset(
@@ -229,10 +229,10 @@ class Task(Protocol):
 
     Args:
       config: of the task.
-      split: "train"; "validation", which choices are made by; or "test".
+      split: "train"; "validation", used for model selection; or "test".
       batch_size: over all processes.
-      seed: of the order of training.
-      rows: of every global batch that this process reads; all if None.
+      seed: of the training order.
+      rows: the rows of every global batch that this process reads; all if None.
 
     Raises:
       UserError: a missing or malformed file.

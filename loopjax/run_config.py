@@ -10,34 +10,34 @@ from loopjax.run import profiling
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """How long, how often, from where, and what to watch.
+  """Length of the run, checkpoints, starting point and monitoring.
 
   Attributes:
     seed: of the parameters, the data order and every other random number.
     num_steps: optimizer steps.
     batch_size: examples per step over all devices.
-    num_microbatches: parts of a batch that are computed one after another, to
+    num_microbatches: parts of a batch that are computed one after another to
       save memory; the gradient is that of the whole batch.
-    steps_per_call: steps that one dispatch runs on the device.
+    steps_per_call: optimizer steps per dispatch to the device.
     log_every, checkpoint_every: steps, multiples of steps_per_call.
-    keep_checkpoints: how many of the newest are kept.
-    keep_best: how many are kept beside them for their score.
-    best_metric: the score, a metric of the evaluations in training, by which
-      these and eval.checkpoint=best are chosen; with a minus in front, lower is
-      better.
+    keep_checkpoints: number of newest checkpoints to keep.
+    keep_best: number of checkpoints to keep in addition for their score.
+    best_metric: the score, a metric of the evaluations during training, by
+      which these and eval.checkpoint=best are chosen; a leading minus means
+      that lower is better.
     init_from: a work directory whose newest parameters (averaged, if it
       averages) the run starts from; "" for fresh ones.
     init_fresh: regular expression of parameters that may be missing there and
-      start fresh.
+      are then initialised.
     teacher: a work directory whose newest parameters (averaged, if it averages)
       the model learns from, in families that have a teacher; "" for none.
-    max_bad_steps: the run stops after as many steps in a row whose loss or
-      gradient is not finite. Such a step changes nothing.
-    debug_nans: find the operation that makes the first such number, at the
-      price of a wait after every call.
-    profile_steps: "FIRST:END", a trace of these steps is taken; "" for none.
-    wandb_project: of Weights & Biases, where the run is shown as well; "" for
-      nowhere.
+    max_bad_steps: the run stops after this many steps in a row whose loss or
+      gradient is not finite; such steps leave the parameters unchanged.
+    debug_nans: find the operation that produces the first such number, at the
+      cost of synchronising after every call.
+    profile_steps: "FIRST:END", steps to record a trace of; "" for none.
+    wandb_project: Weights & Biases project that the run is also logged to; ""
+      for none.
   """
 
   seed: int = 0
@@ -84,24 +84,24 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-  """What is scored, and with how many loops.
+  """What is evaluated, and with how many loops.
 
   Attributes:
-    every: steps between evaluations of the validation split in training; 0 for
-      none. The end of training scores all of it, and the test split.
+    every: steps between evaluations of the validation split during training; 0
+      for none. At the end, all of it and the test split are scored.
     batch_size: examples per device call over all devices.
-    num_examples: of an evaluation in training, rounded up to whole batches;
+    num_examples: in an evaluation during training, rounded up to whole batches;
       0 for all.
-    num_loops: 0 for as many as trained with.
+    num_loops: 0 for the trained number.
     loop_kind: "scan" or "while", which stops when every token has halted, in
       models that halt.
-    split: what --mode=eval scores: "test", or "validation" to choose by.
+    split: what --mode=eval scores: "test", or "validation" for model selection.
     checkpoint: which one --mode=eval reads: "newest", "best" by
       run.best_metric, or its step.
-    depth_factor: the accuracy-against-depth figure goes this many times past
-      the trained number of loops, in models that predict behind every loop; 0
+    depth_factor: the accuracy-against-depth figure extends to this multiple of
+      the trained number of loops, in models that predict after every loop; 0
       for no such figure.
-    depth_examples: examples behind that figure.
+    depth_examples: examples that the figure is computed from.
   """
 
   every: int = 0
@@ -135,6 +135,6 @@ class Eval:
       not self.checkpoint.isdecimal()
     ):
       raise UserError(
-        f"eval.checkpoint={self.checkpoint!r} is none of 'newest', 'best' and a"
+        f"eval.checkpoint={self.checkpoint!r} must be 'newest', 'best' or a"
         " step"
       )

@@ -1,10 +1,10 @@
-"""A config as sections of settings, before they mean anything."""
+"""A config as sections of uninterpreted settings."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not those within a tuple.
+_OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not within a tuple.
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,5 +17,5 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(argument: str) -> list[str]:
-  """The parts of what stands behind the colon of --config=FILE:argument."""
+  """The comma-separated parts of the argument of --config=FILE:argument."""
   return [part for part in _OUTER_COMMA.split(argument) if part]

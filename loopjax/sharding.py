@@ -1,4 +1,4 @@
-"""The device mesh, and which dimension of which array lives where."""
+"""The device mesh, and how arrays are sharded over it."""
 
 import dataclasses
 import math
@@ -20,14 +20,14 @@ _BATCH_AXES = ("data", "fsdp")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Devices along each axis; -1 at one of them takes all that are left.
+  """Devices along each axis; one axis may be -1, all remaining devices.
 
   Attributes:
     data: copies of the model. fsdp: parameters and optimizer state split over
       data-parallel devices. tensor: matrices split within an example.
-    min_split_size: elements. Smaller parameters lie whole on every device:
-      messages about them would cost more than the memory; larger ones must be
-      split where fsdp or tensor ask for it.
+    min_split_size: elements. Smaller parameters are replicated: communicating
+      them would cost more than the memory they take; larger ones must be split
+      if fsdp or tensor is more than 1.
   """
 
   data: int = -1
@@ -47,7 +47,7 @@ class Config:
 
 
 def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
-  """The mesh (data, fsdp, tensor) over devices, all processes' in general."""
+  """The mesh (data, fsdp, tensor) over devices, usually of all processes."""
   sizes = [getattr(config, axis) for axis in AXES]
   num_devices = len(devices)
   known = int(np.prod([size for size in sizes if size != -1]))
@@ -58,7 +58,7 @@ def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
       f"mesh data={config.data}, fsdp={config.fsdp}, tensor={config.tensor}"
       f" does not fit {num_devices} device(s)"
     )
-  # An axis may take a part of a torus dimension, which make_mesh refuses.
+  # An axis may take part of a torus dimension, which make_mesh refuses.
   grid = mesh_utils.create_device_mesh(
     sizes, devices, allow_split_physical_axes=True
   )
@@ -70,18 +70,18 @@ def parameter_shardings(
 ) -> Any:
   """NamedSharding for every parameter.
 
-  Where no dimension is a multiple of its axes, they split the dimensions in
-  reverse order.
+  Where no dimension is a multiple of the axes that split it, the axes are
+  applied in reverse order.
 
   Args:
     mesh: of devices.
     params: arrays or their abstract forms.
-    splits: the PartitionSpec of each one's last dimensions.
-    min_split_size: elements; smaller parameters lie whole on every device.
+    splits: PartitionSpec of each parameter's last dimensions.
+    min_split_size: elements; smaller parameters are replicated.
 
   Raises:
-    UserError: the mesh splits parameters, but a larger one would lie whole on
-      every device, because nothing splits it or no axis divides its dimensions.
+    UserError: the mesh splits parameters, but a larger one would be replicated,
+      because its row splits nothing or no axis divides its dimensions.
   """
   is_split = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
@@ -98,7 +98,7 @@ def parameter_shardings(
         break
     else:
       reason = (
-        "its dimensions are no multiples of the axes that split it"
+        "its dimensions are not multiples of the axes that split it"
         if len(split)
         else "its row of the parameter table splits no dimension"
       )
@@ -113,7 +113,7 @@ def parameter_shardings(
 
 
 def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
-  """Those mesh axes that split a dimension evenly, taken from the left."""
+  """The mesh axes that split a dimension evenly, taken from the left."""
   used: tuple[str, ...] = ()
   ways = 1
   for axis in (axes,) if isinstance(axes, str) else axes or ():
@@ -124,10 +124,10 @@ def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
 
 
 def by_example(x: jax.Array) -> jax.Array:
-  """Keeps activations [B, ...] split by example where a mesh is in use.
+  """Constrains activations [B, ...] to be split by example, under a mesh.
 
-  Without this the compiler may choose to split features as the parameters are
-  and to gather the batch on every device.
+  Without this the compiler may split features as the parameters are split, and
+  gather the batch on every device.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return x
@@ -139,7 +139,7 @@ def _sizes(mesh: Mesh) -> str:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The whole array on every device."""
+  """A full copy of the array on every device."""
   return NamedSharding(mesh, P())
 
 
@@ -153,37 +153,37 @@ def batch_sharding(mesh: Mesh, *, stacked: bool = False) -> NamedSharding:
 def check_batch_size(
   mesh: Mesh, batch_size: int, name: str, num_parts: int = 1
 ) -> None:
-  """Raises unless every device gets as many examples of every microbatch."""
+  """Raises unless all devices get equal shares of every microbatch."""
   ways = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
   if batch_size < 1 or batch_size % (ways * num_parts):
     parts = f" and {num_parts} microbatches" if num_parts > 1 else ""
     raise UserError(
       f"{name}={batch_size} is not a positive multiple of the {ways} devices"
-      f"{parts} that examples are split over"
+      f"{parts} that share the examples"
     )
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
   """Rows of a global batch that this process's devices hold, ascending.
 
-  Processes that share an example (a tensor axis across them) both have it.
+  Processes that share an example (a tensor axis spans them) both hold it.
   """
   held = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
   rows = [np.arange(batch_size)[index] for index in held.values()]
   return np.unique(np.concatenate(rows))
 
 
-@jax.transfer_guard("allow")  # The one upload of a step.
+@jax.transfer_guard("allow")  # The only upload of a step.
 def put_batch(
   mesh: Mesh, batch: Any, batch_size: int, *, stacked: bool = False
 ) -> Any:
-  """Global arrays from this process's rows, as `local_rows` names them.
+  """Global arrays from this process's rows, those of `local_rows`.
 
   Args:
     mesh: of devices.
     batch: arrays [rows, ...], or [steps, rows, ...] if `stacked`.
     batch_size: over all processes.
-    stacked: whether there is a step axis in front.
+    stacked: whether there is a leading step axis.
   """
   sharding = batch_sharding(mesh, stacked=stacked)
   rows = local_rows(mesh, batch_size)

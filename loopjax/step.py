@@ -1,4 +1,4 @@
-"""The train state, and the pure functions that change and score it."""
+"""The train state, and the pure functions that update and score it."""
 
 import functools
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from loopjax.types import Array, Batch, Carried, Metrics
 
 
 class BadSteps(NamedTuple):
-  """Steps with a number that was not finite, which so changed nothing.
+  """Steps with non-finite numbers, which left the parameters unchanged.
 
   Attributes:
-    streak: how many in a row up to now, i32; it stays once it is at the limit.
-    first: step of the first of them, i32.
-    hit: bool [parameters, in the order of jax.tree.leaves]: whose gradients
-      were not finite in one of them.
+    streak: bad steps in a row so far, i32; kept once it reaches the limit.
+    first: step of the first one in the streak, i32.
+    hit: bool [parameters, in the order of jax.tree.leaves]: whether the
+      gradient was non-finite in any of them.
   """
 
   streak: Any
@@ -27,15 +27,15 @@ class BadSteps(NamedTuple):
 
 
 class TrainState(NamedTuple):
-  """All that training changes.
+  """Everything that training updates.
 
   Attributes:
     step: optimizer steps taken, bad ones included, i32.
     params: parameters, nested dict.
     ema: their moving average; an empty dict if the run keeps none.
-    opt_state: of the optimizer.
-    key: base of every random number; folded with the step.
-    bad: the bad steps up to now.
+    opt_state: state of the optimizer.
+    key: base random key; folded with the step.
+    bad: the bad steps so far.
     carried: what the family carries from step to step.
   """
 
@@ -54,7 +54,7 @@ def scored_params(state: TrainState) -> Any:
 
 
 def learned(state: TrainState) -> dict[str, Any]:
-  """All that a digest of the state covers, by name."""
+  """Everything that a digest of the state covers, by name."""
   return {
     "params": state.params,
     "ema": state.ema,
@@ -92,26 +92,25 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step.
 
-  A step with a loss, gradient or carried state that is not finite changes
-  nothing but the count of steps, and neither does any after `max_bad_steps` of
-  them in a row.
+  A step with a non-finite loss, gradient or carried state changes only the
+  count of steps, and so does every step after `max_bad_steps` of them in a row.
 
   Args:
-    state: is consumed if the caller donates it.
+    state: consumed if the caller donates it.
     batch: one global batch.
     frozen: the teacher's parameters; {} without one.
     graphdef: the model without its parameters.
-    teacher: the teacher without them; None without one.
+    teacher: the teacher without its parameters; None without one.
     loss_fn: the family's `loss`.
     tx: the optimizer.
     ema_decay: 0 for no average.
-    num_microbatches: parts that gradients are accumulated over.
-    max_bad_steps: bad steps in a row after which nothing changes any more.
+    num_microbatches: parts over which gradients are accumulated.
+    max_bad_steps: bad steps in a row after which updates stop.
 
   Returns:
     (new state, metrics of this step: scalars and per-loop vectors). Gradient
-    norms are those before clipping, over all and by top-level module;
-    "accepted" is 0 for a step that changed nothing and 1 for all others.
+    norms are taken before clipping, overall and by top-level module;
+    "accepted" is 0 for a bad step and 1 for all others.
   """
   key = jax.random.fold_in(state.key, state.step)
 
@@ -156,11 +155,11 @@ def train_step(
 
 
 def _gradients(loss_of, params, batch, carried, key, num_microbatches):
-  """(metrics, what is carried on, gradients), in equal parts one by one.
+  """(metrics, next carried state, gradients), microbatch by microbatch.
 
-  Part i is every num_microbatches-th example, so that each device's examples
-  stay where they are. Losses weigh by the whole batch's mean weight, which
-  makes the parts' mean the loss of the whole.
+  Part i takes every num_microbatches-th example, so that examples stay on their
+  devices. Losses are normalised by the whole batch's mean weight, so the mean
+  over parts is the loss of the whole batch.
   """
   value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
   mean_weight = jnp.mean(batch["weights"].astype(jnp.float32))
@@ -205,7 +204,7 @@ def _gradients(loss_of, params, batch, carried, key, num_microbatches):
 
 
 def _all_finite(tree: Any) -> Array:
-  """Whether every number of a pytree is finite, bool scalar."""
+  """Whether every number in a pytree is finite, bool scalar."""
   finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
   return functools.reduce(jnp.logical_and, finite, jnp.bool_(True))
 
@@ -256,9 +255,9 @@ def eval_step(
     graphdef: the model without its parameters.
     score: the task's `score`.
     group_sizes: groupings, and the number of groups of each.
-    num_loops: loops to run.
+    num_loops: number of loops to run.
     kind: how the loop runs.
-    trace: records of every loop that the score reads.
+    trace: per-loop records that the score reads.
 
   Returns:
     {"": ..., "<grouping>": ...}: for each {"count": f32 [G], "<score>": f32
@@ -273,7 +272,7 @@ def eval_step(
     groups[grouping] = (batch[f"group/{grouping}"], size)
   sums = {}
   for grouping, (ids, size) in groups.items():
-    # Sums, not products of matrices: those may round to fewer bits.
+    # Sums, not matrix products, which may round to fewer bits.
     by_group = functools.partial(
       jax.ops.segment_sum, segment_ids=ids, num_segments=size
     )

@@ -1,8 +1,8 @@
-"""The run that another one learns from: its model stays as it is.
+"""The teacher: a run that another one learns from, with a frozen model.
 
-`run.teacher` names a work directory of any family. Its config.json says what
-model it is; its newest checkpoint holds the parameters, averaged ones if the
-run averages.
+`run.teacher` names a work directory of any family. Its config.json describes
+the model; its newest checkpoint holds the parameters, averaged ones if the run
+averages.
 """
 
 import pathlib
@@ -18,8 +18,8 @@ class Loaded(NamedTuple):
   """Parameters that training reads and never changes.
 
   Attributes:
-    params: of the teacher, nested dict; {} without one.
-    step: of the checkpoint that they come from; None without one.
+    params: the teacher's, nested dict; {} without one.
+    step: of the checkpoint that holds them; None without one.
   """
 
   params: Any
@@ -33,8 +33,8 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
     settings: of the run that learns.
 
   Raises:
-    UserError: run.teacher is no work directory, or of a model that this one
-      cannot learn from.
+    UserError: run.teacher is not a work directory, or its model is unsuitable
+      as a teacher of this one.
   """
   if not settings.run.teacher:
     return None
@@ -47,7 +47,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
       f" {ours.vocab_size}"
     )
   family = settings.family
-  assert isinstance(family, LearnsFromTeacher)  # `config.resolve` has seen it.
+  assert isinstance(family, LearnsFromTeacher)  # Checked by `config.resolve`.
   try:
     family.check_teacher(settings.model, ours, teacher)
   except UserError as error:
@@ -63,8 +63,8 @@ def load(
   Args:
     settings: of the run that learns.
     abstract_frozen: of its program; {} if it has no teacher.
-    step: of the checkpoint that the run has begun with; None if it begins now.
-      The teacher's run may have gone on since then.
+    step: of the checkpoint that the run began with; None for a new run. The
+      teacher's run may have continued since then.
 
   Raises:
     UserError: there is no such checkpoint.

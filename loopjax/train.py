@@ -1,7 +1,7 @@
-"""Training, as one protocol for every family.
+"""Training, the same procedure for every family.
 
 Read `run` from top to bottom: mesh, data, model, restore, loop, evaluation,
-summary. Families differ only in the module that `settings.family` names.
+summary. Families differ only in the module `settings.family`.
 """
 
 import pathlib
@@ -40,7 +40,7 @@ from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
 
-# Trained on; evaluated in training and chosen by; reported.
+# For training; for evaluation during training and model selection; to report.
 SPLITS = ("train", "validation", "test")
 
 
@@ -67,12 +67,12 @@ def make_datasets(
 def run(
   config: ml_collections.ConfigDict, workdir: pathlib.Path, mode: str
 ) -> dict[str, Any]:
-  """Trains, evaluates or both; returns the summary that it writes.
+  """Trains, evaluates or does both; returns the summary that it writes.
 
   Args:
     config: from a config file.
-    workdir: everything the run makes is written there; a run that is there
-      already goes on where it stopped.
+    workdir: where all output of the run is written; a run found there resumes
+      where it stopped.
     mode: "train", "eval" (any checkpoint, any number of loops) or
       "train_and_eval".
 
@@ -81,14 +81,14 @@ def run(
   """
   settings = config_lib.resolve(config)
   if done := processes.agreed(lambda: _admit(settings, workdir, mode)):
-    print(f"{workdir} is complete already")
+    print(f"{workdir} is already complete")
     return done
   if mode != "eval" and jax.process_index() == 0:
     will_take = machine.prediction(
       settings.training_flops, settings.model.width
     )
     print(f"time: {will_take}", flush=True)
-  # At the start: the checkout may change while the run goes on.
+  # Recorded now: the checkout may change during the run.
   environment = provenance.environment()
   notice = preemption.Notice()
   teacher = None if mode == "eval" else teacher_lib.read(settings)
@@ -96,7 +96,7 @@ def run(
   splits = (settings.eval.split,) if mode == "eval" else SPLITS
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
-    # Nobody came in between.
+    # Checked again under the lock: another run may have started meanwhile.
     processes.agreed(
       lambda: workdir_lib.check_config(workdir, settings.plain, mode)
     )
@@ -135,18 +135,18 @@ def run(
       directory.mkdir(exist_ok=True)
       workdir_lib.write_json(directory / "config.json", settings.plain)
       workdir_lib.write_json(directory / "summary.json", summary)
-    processes.wait_for_all()  # The first one draws; the others must not end.
+    processes.wait_for_all()  # Process 0 draws; the others must not exit yet.
   return summary
 
 
 def _admit(
   settings: config_lib.Settings, workdir: pathlib.Path, mode: str
 ) -> dict[str, Any] | None:
-  """Refuses what cannot work; the summary if there is nothing left to do."""
+  """Refuses invalid requests; returns the summary if the run is complete."""
   workdir_lib.check_config(workdir, settings.plain, mode)
   if mode == "eval":
     if not (workdir / "config.json").exists():
-      raise UserError(f"--workdir={workdir} holds no run to evaluate")
+      raise UserError(f"--workdir={workdir} contains no run to evaluate")
     return None
   for name in ("checkpoint", "split"):
     if getattr(settings.eval, name) != getattr(run_config.Eval(), name):
@@ -158,7 +158,7 @@ def _admit(
     checks.without_effect("run", settings.run, "run.keep_best=0", "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
-      "run.debug_nans works in one process; start again with one, from the"
+      "run.debug_nans needs a single process; restart with one from the"
       " checkpoint"
     )
   path = workdir / "summary.json"
@@ -173,7 +173,7 @@ def _train_and_evaluate(
   restored: tuple[step.TrainState, dict[str, Any]] | None,
   mode: str,
 ) -> dict[str, Any]:
-  """Trains from where the run stands, scores the result, draws figures."""
+  """Trains from the restored state, scores the result, draws figures."""
   settings, started = work.program.settings, time.monotonic()
   if restored:
     state, meta = restored
@@ -185,12 +185,12 @@ def _train_and_evaluate(
     settings, work.program.abstract_frozen, meta["teacher_step"]
   )
   if not restored and (settings.run.init_from or settings.run.teacher):
-    # The source may go on in the meantime.
+    # Saved now: the runs it starts from may continue meanwhile.
     work.checkpoints.save(0, state, {**meta, "teacher_step": frozen.step})
   at = int(state.step)
   if jax.process_index() == 0:
     workdir_lib.write_json(work.workdir / "config.json", settings.plain)
-    # Written last: none is there while the run goes on.
+    # Written last: an unfinished run has no summary.
     (work.workdir / "summary.json").unlink(missing_ok=True)
   scored_again = mode == "train_and_eval" and (
     at == settings.run.num_steps or train_loop.evaluation_is_due(settings, at)
@@ -214,7 +214,9 @@ def _train_and_evaluate(
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
         failed = _final_scores(work, state, writer)
-      except preemption.Preempted:  # The state is saved; scores come again.
+      except (
+        preemption.Preempted
+      ):  # The state is saved; a restart scores again.
         outcome = outcome._replace(status="preempted")
   finally:
     writer.close()
@@ -231,7 +233,7 @@ def _train_and_evaluate(
 
 
 def _fresh_state(work: train_loop.Work) -> step.TrainState:
-  """The state before the first step, with parameters of another run if asked.
+  """The state before the first step, with parameters of run.init_from if set.
 
   Raises:
     UserError: run.init_from holds no parameters that fit.
@@ -255,9 +257,9 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
 def _final_scores(
   work: train_loop.Work, state: step.TrainState, writer: metrics.Writer
 ) -> list[str]:
-  """Scores and figures of the end; names of the figures that failed."""
+  """Final scores and figures; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
-  # Both may score what is trained on, with the same result.
+  # Both may score the same training examples, with the same result.
   found = work.evaluator(params, "validation") | work.evaluator(params, "test")
   for split, scores in found.items():
     writer.write(at, split, scores)
@@ -269,7 +271,7 @@ def _final_scores(
 
 
 def _evaluate(work: train_loop.Work) -> dict[str, Any]:
-  """Scores a checkpoint and draws it; the run itself stays as it is."""
+  """Scores a checkpoint and draws figures; the run itself is unchanged."""
   started, workdir = time.monotonic(), work.workdir
   split = work.program.settings.eval.split
   wanted, at = work.program.settings.eval.checkpoint, None
@@ -320,7 +322,7 @@ def _figures(
 def _summary(
   work: train_loop.Work, params: Any, at: int, started: float
 ) -> dict[str, Any]:
-  """What is the same in training and evaluation."""
+  """The entries that training and evaluation share."""
   facts = [dataset.facts for dataset in work.datasets.values()]
   return {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),

@@ -22,14 +22,14 @@ from loopjax.types import Dataset
 
 
 class Work(NamedTuple):
-  """What a start works with.
+  """Everything that one start, or restart, of a run needs.
 
   Attributes:
     program: settings, compiled functions and the layout of the state.
     datasets: by split.
     checkpoints: of the run.
     evaluator: (params, split, num_examples) -> scores.
-    notice: whether the run was asked to stop.
+    notice: says whether the run was asked to stop.
     workdir: of the run.
   """
 
@@ -46,9 +46,9 @@ class Outcome(NamedTuple):
 
   Attributes:
     status: "completed", "preempted" or "diverged".
-    reason: one line, if it diverged.
+    reason: one line if it diverged, else "".
     costs: "compile_seconds" and "memory_bytes" of this start's training call;
-      empty if it made no step.
+      empty if no step was taken.
   """
 
   status: str
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
   costs: dict[str, Any]
 
 
-@jax.transfer_guard("disallow")  # Each step would wait for a stray transfer.
+@jax.transfer_guard("disallow")  # A stray transfer would stall every step.
 def train(
   work: Work,
   state: step.TrainState,
@@ -69,12 +69,12 @@ def train(
   """Trains until the last step, or until something stops it.
 
   Args:
-    work: what the start works with.
-    state: is consumed.
+    work: what this start of the run needs.
+    state: consumed.
     frozen: the teacher's parameters.
-    pending: metrics of steps since the last row, from a checkpoint.
-    writer: of the rows.
-    started: when the run would have started without interruptions, seconds.
+    pending: metrics of steps not yet logged, from a checkpoint.
+    writer: writes the rows.
+    started: start time had there been no interruptions, `time.monotonic`.
     mode: "train" or "train_and_eval".
   """
   settings, options = work.program.settings, work.program.settings.run
@@ -92,7 +92,7 @@ def train(
   @jax.transfer_guard("allow")
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
-      return  # The steps since then were none; the next row says so.
+      return  # Nothing has changed since; the next row reports it.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
     meta = progress(at, seconds, unlogged, frozen.step)
@@ -100,7 +100,7 @@ def train(
 
   try:
     while True:
-      # A run that goes on from a checkpoint of this step does it again.
+      # A run resumed from a checkpoint of this step evaluates again.
       if mode == "train_and_eval" and evaluation_is_due(settings, at):
         _evaluate(work, state, at, writer)
         clock.reset()
@@ -155,13 +155,13 @@ def progress(
   pending: list[Any],
   teacher_step: int | None,
 ) -> dict[str, Any]:
-  """What a checkpoint holds beside the state.
+  """What a checkpoint holds in addition to the state.
 
   Args:
-    batches: consumed.
-    wall_seconds: of the run up to here.
-    pending: metrics of steps since the last row.
-    teacher_step: of the checkpoint that the teacher's parameters come from.
+    batches: number of batches consumed.
+    wall_seconds: of the run so far.
+    pending: metrics of steps not yet logged.
+    teacher_step: step of the teacher's checkpoint.
   """
   return {
     "batches": batches,
@@ -176,7 +176,7 @@ def _is_list(x: Any) -> bool:
 
 
 def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
-  """Whether to evaluate in training; the final evaluation comes after it."""
+  """Whether to evaluate after this step; the final evaluation is separate."""
   every = settings.eval.every
   return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
 
@@ -188,7 +188,7 @@ def _evaluate(
   at: int,
   writer: metrics.Writer,
 ) -> None:
-  """A validation in training, and what it says of the checkpoint."""
+  """Evaluates during training and notes the score of the checkpoint."""
   settings = work.program.settings
   options = settings.run
   scores = work.evaluator(
@@ -203,7 +203,7 @@ def _evaluate(
   ]
   if options.keep_best and options.best_metric.removeprefix("-") not in names:
     raise UserError(
-      f"run.best_metric={options.best_metric!r} is no score of the evaluation;"
+      f"run.best_metric={options.best_metric!r} is not an evaluation score;"
       f" those are {', '.join(n for n in names if 'standard_error' not in n)}"
     )
 
@@ -212,7 +212,7 @@ def _evaluate(
 def _compile(
   work: Work, arguments: tuple[Any, ...], writer: metrics.Writer
 ) -> tuple[Any, dict[str, Any]]:
-  """The training call, and what it costs."""
+  """The compiled training call, and its costs."""
   start = time.perf_counter()
   compiled = work.program.train.lower(*arguments).compile()
   costs: dict[str, Any] = {
@@ -257,7 +257,7 @@ def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
   """Means over steps that were accepted, and "skipped_steps", the others.
 
   Args:
-    pending: metrics of every step, [steps, ...] by name, a call an entry.
+    pending: one entry per call: metrics of every step, [steps, ...] by name.
   """
   rows = {
     name: np.concatenate([part[name] for part in pending])

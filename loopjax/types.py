@@ -1,4 +1,4 @@
-"""Records that several parts share. Plain data, no behaviour."""
+"""Records shared across the package. Plain data, no behaviour."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Metrics = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-  """Which dtype each kind of number has.
+  """The dtype of each kind of number.
 
   Attributes:
     params: parameters, EMA and optimizer state.
@@ -36,19 +36,20 @@ PRECISIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-  """What a model must know of a task to be built.
+  """What is needed of a task to build a model.
 
   Attributes:
-    vocab_size: number of token ids, padding included.
+    vocab_size: number of token ids, including padding.
     sequence_length: tokens of one example.
-    coordinates: for every position its integer coordinates (row, column, box
-      on a board; the index alone in text), as nested tuples so that the record
-      stays hashable.
-    num_padding_tokens: ids at the end of the vocabulary that are no real
+    coordinates: integer coordinates of every position (row, column, box on a
+      board; the index alone in text), as nested tuples so that the record is
+      hashable.
+    num_padding_tokens: ids at the end of the vocabulary that are not real
       tokens; models that read a distribution over tokens leave them out.
     num_answer_tokens: tokens at the end of every sequence that are predicted in
-      one pass, after all before them was read; 0 where no such line is drawn.
-    coordinate_names: what people call each coordinate.
+      one pass, after everything before them was read; 0 if every token is
+      predicted.
+    coordinate_names: a name for each coordinate.
   """
 
   vocab_size: int
@@ -71,11 +72,11 @@ class Carried(NamedTuple):
   """What a family carries from one optimizer step to the next.
 
   Attributes:
-    by_example: pytree of arrays [B, ...] over the global batch; row b meets row
-      b of the next batch.
+    by_example: pytree of arrays [B, ...] over the global batch; row b is passed
+      to row b of the next batch.
     shared: pytree of floating-point arrays that belong to no example. Where a
-      batch is computed in parts, every part starts from the same ones and the
-      mean of what they make of them goes on.
+      batch is computed in parts, every part starts from the same arrays, and
+      the mean of their results is passed on.
   """
 
   by_example: Any = ()
@@ -83,16 +84,16 @@ class Carried(NamedTuple):
 
 
 class Output(NamedTuple):
-  """What every model returns.
+  """The output of every model.
 
   Attributes:
-    logits: f32 [B, T, V], or of the last tokens alone if nothing before them
+    logits: f32 [B, T, V], or of the last tokens only if nothing before them
       is predicted.
-    losses: auxiliary losses, f32 scalars by name, before their weights.
+    losses: unweighted auxiliary losses, f32 scalars by name.
     stats: per-example statistics, f32 [B] by name (steps taken, ...).
-    loops: per-loop statistics, f32 [R] by name, averaged over the batch.
-    trace: what the caller asked to see of every loop, arrays [R, B, ...] by
-      name; empty unless asked.
+    loops: per-loop statistics, f32 [K] by name, averaged over the batch.
+    trace: the per-loop records that were requested, arrays [K, B, ...] by
+      name; empty unless requested.
   """
 
   logits: Any
@@ -104,14 +105,14 @@ class Output(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A stream of batches, and what is to be known of it.
+  """A stream of batches, with its groups and facts.
 
   Attributes:
     batches: Grain graph; element i is this process's part of global batch i, a
-      dict of arrays [local batch, ...]. Training graphs have no end.
-    groups: names of the groups that scores are also reported for: for each
-      grouping the group names; the batch holds the ids as "group/<grouping>".
-    facts: what is to be known of the data in the summary: counts, hashes.
+      dict of arrays [local batch, ...]. Training graphs are endless.
+    groups: names of the groups that scores are also reported for, by grouping;
+      the batch holds their ids as "group/<grouping>".
+    facts: what the summary records about the data: counts, hashes.
   """
 
   batches: grain.MapDataset

@@ -1,4 +1,4 @@
-"""What is worked out once and kept for every later run of the user."""
+"""Results that are computed once and cached for all runs of the user."""
 
 import fcntl
 import json
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from loopjax.errors import UserError
 
 _CHECKSUMS = "checksums.json"
-_BLOCK = 1 << 20  # Bytes that are read at a time.
+_BLOCK = 1 << 20  # Bytes read at a time.
 
 
 def directory(name: str) -> pathlib.Path:
-  """Where things of one kind are kept: `$XDG_CACHE_HOME/loopjax/NAME`.
+  """Where entries of one kind are kept: `$XDG_CACHE_HOME/loopjax/NAME`.
 
-  As everywhere, `$XDG_CACHE_HOME` is `~/.cache` unless it is set.
+  `$XDG_CACHE_HOME` defaults to `~/.cache`.
   """
   home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   return pathlib.Path(home) / "loopjax" / name
@@ -28,17 +28,17 @@ def entry(
 ) -> pathlib.Path:
   """A directory of files that is written once, whole or not at all.
 
-  Of several processes that want the same one, one writes and the others wait.
-  What a killed one left is written anew, and so are files whose checksums are
-  not those that were written.
+  If several processes need the same entry, one writes and the others wait. An
+  incomplete entry of a killed process is written again, and so is one whose
+  files no longer match their checksums.
 
   Args:
     name: of the kind, see `directory`.
     key: of the entry; the same key always stands for the same content.
-    write: puts the files into an empty directory that it is given.
+    write: writes the files into the empty directory that it is given.
 
   Raises:
-    UserError: the files cannot be written; nothing is left of them.
+    UserError: the files cannot be written; none are left behind.
   """
   path = directory(name) / key
   if _is_whole(path):
@@ -47,7 +47,7 @@ def entry(
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{key}.lock"), "a") as lock:
       fcntl.flock(lock, fcntl.LOCK_EX)
-      if not _is_whole(path):  # It may be by now.
+      if not _is_whole(path):  # Another process may have written it.
         _write(path, path.with_name(f".{key}.partial"), write)
   except OSError as error:
     raise UserError(
@@ -60,7 +60,7 @@ def entry(
 def _write(path, partial, write):
   for old in (path, partial):
     if old.exists():
-      print(f"{old}: is not whole and is made anew", flush=True)
+      print(f"{old}: incomplete or damaged; rebuilding it", flush=True)
       shutil.rmtree(old)
   partial.mkdir()
   try:

@@ -201,12 +201,12 @@ def test_wrong_arguments_are_named(arg, message):
     ({"eval.loop_kind": "unroll"}, "eval.loop_kind='unroll'"),
     ({"eval.num_examples": 64}, "eval.num_examples has no effect"),
     ({"mesh.data": 0}, "needs positive sizes"),
-    ({"model.router_bias": float("nan")}, "is no finite float"),
+    ({"model.router_bias": float("nan")}, "must be a finite float"),
     ({"model.rope_base": 0.0}, "model.rope_base=0.0"),
     ({"model.mlp_ratio": 0.0}, "model.mlp_ratio=0.0"),
-    ({"optim.eps": float("inf")}, "is no finite float"),
+    ({"optim.eps": float("inf")}, "must be a finite float"),
     ({"optim.eps": 0.0}, "optim.eps=0.0"),
-    ({"run.seed": None}, "run.seed=None is no int"),
+    ({"run.seed": None}, "run.seed=None must be of type int"),
     ({"eval.num_loops": -1}, "eval.num_loops=-1"),
     ({"optim.warmup_steps": 20}, "optim.warmup_steps=20"),
   ],
@@ -224,18 +224,18 @@ def test_another_family_keeps_what_both_have():
   assert config.model.width == 16
   assert "gate" not in config.model
   assert config_lib.resolve(config).family.__name__.endswith("transformer")
-  with pytest.raises(UserError, match="model.name='none' is none of"):
+  with pytest.raises(UserError, match="model.name='none' is not one of"):
     load_config("multihop_disco", "smoke,model.name=none")
 
 
-def test_another_family_on_the_command_line_goes_behind_the_colon():
+def test_another_family_on_the_command_line_goes_after_the_colon():
   config = load_config("multihop_disco", "smoke")
   config.model.name = "transformer"
   with pytest.raises(UserError, match="after the colon"):
     config_lib.resolve(config)
 
 
-def test_a_tuple_and_text_behind_the_colon():
+def test_a_tuple_and_text_after_the_colon():
   config = load_config(
     "multihop_disco",
     "smoke,task.num_train_chains=(30,),eval.checkpoint=10,run.seed=3",

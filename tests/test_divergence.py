@@ -31,4 +31,4 @@ def test_the_first_bad_operation_is_found():
   said = divergence.find_nan(function, jnp.float32(-1), jnp.float32(1))
   assert "encountered in log" in said
   fine = divergence.find_nan(function, jnp.float32(1), jnp.float32(1))
-  assert fine.startswith("a number was not finite, but not when")
+  assert fine.startswith("non-finite in the compiled step, but not")

@@ -89,7 +89,7 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   said = capsys.readouterr().out
-  assert said.endswith("runs/sudoku_utm-smoke is complete already\n")
+  assert said.endswith("runs/sudoku_utm-smoke is already complete\n")
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
@@ -107,7 +107,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   said = capsys.readouterr()
   assert said.out.splitlines()[1].startswith("preset: tiny; others: ")
   assert said.err == (
-    "stopped after step 600 of 2600; this goes on:\n"
+    "stopped after step 600 of 2600; to resume, run:\n"
     "python -m loopjax.main '--config=my configs/a.py'\n"
   )
 
@@ -121,7 +121,7 @@ def test_without_a_config_it_says_which_there_are(
   said = capsys.readouterr()
   assert said.out.startswith("python -m loopjax.main --config=FILE")
   assert "\nconfigs/sudoku_utm.py: " in said.out
-  missing = "error: --config=FILE is missing; --list says which there are\n"
+  missing = "error: --config=FILE is missing; --list shows the choices\n"
   assert said.err == ("" if arguments else missing)
 
 

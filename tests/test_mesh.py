@@ -152,7 +152,7 @@ def test_small_parameters_lie_whole():
   ("params", "message"),
   [
     (abstract(router__kernel=(64, 64)), "router/kernel .* no dimension"),
-    (abstract(query__kernel=(9, 9)), "query/kernel .* no multiples"),
+    (abstract(query__kernel=(9, 9)), "query/kernel .* not multiples"),
   ],
 )
 def test_a_large_parameter_that_cannot_be_split_is_named(params, message):

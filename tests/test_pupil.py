@@ -232,7 +232,7 @@ def test_a_step_whose_carried_state_is_not_finite_changes_nothing():
 @pytest.mark.parametrize(
   ("overrides", "message"),
   [
-    ({"run__teacher": "nowhere"}, "run.teacher=nowhere holds no run"),
+    ({"run__teacher": "nowhere"}, "run.teacher=nowhere contains no run"),
     ({"run__teacher": ""}, "model.name='pupil' learns from a teacher"),
     ({"task__box_cols": 3}, r"reads 6 token ids, the task has 8"),
   ],
@@ -247,7 +247,7 @@ def test_a_teacher_that_cannot_be_is_one_line(
 
 
 def test_only_families_that_learn_have_a_teacher(teacher, tmp_path):
-  message = "has no effect: model.name='utm' learns from no teacher"
+  message = "has no effect: model.name='utm' has no teacher"
   with pytest.raises(UserError, match=message):
     train.run(smoke(run__teacher=str(teacher)), tmp_path / "run", "train")
   train.run(config_of(teacher), tmp_path / "pupil", "train")
@@ -259,7 +259,7 @@ def test_a_folder_of_another_kind_is_one_line(tmp_path, teacher):
   hub = tmp_path / "hub"
   hub.mkdir()
   (hub / "config.json").write_text(json.dumps({"architectures": ["Ouro"]}))
-  with pytest.raises(UserError, match="hub: config.json is no config of a run"):
+  with pytest.raises(UserError, match="hub: config.json does not describe"):
     describe.describe(config_of(hub))
   shutil.copy(teacher / "config.json", hub / "config.json")
   with pytest.raises(UserError, match="hub holds no checkpoints"):

@@ -140,7 +140,7 @@ def test_the_digest_sees_the_seed(finished, tmp_path):
 def test_a_finished_run_is_not_run_again(finished, capsys):
   before = (finished / "metrics.jsonl").read_bytes()
   train.run(smoke(), finished, "train_and_eval")
-  assert "complete already" in capsys.readouterr().out
+  assert "already complete" in capsys.readouterr().out
   assert (finished / "metrics.jsonl").read_bytes() == before
 
 
@@ -195,7 +195,7 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
 def test_a_missing_checkpoint_is_named(finished, tmp_path):
   with pytest.raises(UserError, match="no checkpoint of step 13"):
     train.run(smoke(eval__checkpoint="13"), finished, "eval")
-  with pytest.raises(UserError, match="holds no run"):
+  with pytest.raises(UserError, match="contains no run"):
     train.run(smoke(), tmp_path / "nothing", "eval")
   assert not (tmp_path / "nothing").exists()
 
@@ -252,14 +252,14 @@ def test_a_score_that_is_none_is_named(tmp_path):
   config = smoke(
     eval__every=10, run__keep_best=1, run__best_metric="validation/exactmatch"
   )
-  with pytest.raises(UserError, match="is no score of the evaluation; those"):
+  with pytest.raises(UserError, match="is not an evaluation score"):
     train.run(config, tmp_path, "train_and_eval")
   with pytest.raises(UserError, match="keep_best has no effect"):
     train.run(smoke(eval__every=10, run__keep_best=1), tmp_path / "b", "train")
 
 
 def test_a_source_can_be_corrected(tmp_path, finished):
-  with pytest.raises(UserError, match="holds no checkpoints"):
+  with pytest.raises(UserError, match="contains no checkpoints"):
     train.run(smoke(run__init_from="nowhere"), tmp_path, "train")
   done = train.run(smoke(run__init_from=str(finished)), tmp_path, "train")
   assert done["status"] == "completed"

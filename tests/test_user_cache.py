@@ -71,7 +71,7 @@ def test_what_is_damaged_is_made_anew(damage, kind, capsys):
   assert user_cache.entry("kind", "a", write) == entry
   assert (entry / "words").read_text() == "one two"
   said = capsys.readouterr().out
-  assert f"{entry}: is not whole and is made anew\n" in said
+  assert f"{entry}: incomplete or damaged; rebuilding it\n" in said
   assert sorted(file.name for file in kind.iterdir()) == [".a.lock", "a"]
   user_cache.entry("kind", "a", fail)
 

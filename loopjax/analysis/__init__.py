@@ -1,5 +1,5 @@
 """Looking at a trained model: depth, halting, attention, and their pictures.
 
 Numbers come from pure functions on arrays (`depth`, `halting`, `attention`),
-what they are computed from is gathered once (`view`), and `figures` draws.
+their inputs are gathered once (`view`), and `figures` draws them.
 """

@@ -1,12 +1,12 @@
 """Where the attention of each head goes: memory, sequence, row, column, box.
 
 Maps are attention weights [..., S, S], queries by keys, memory tokens first,
-every row summing to one. All results are linear in the maps or ratios of such,
-so that maps averaged over examples give the pooled numbers.
+every row summing to one. All results are linear in the maps, or ratios of
+linear results, so maps averaged over examples give the pooled numbers.
 
-The paper also names what each head is for: "reader", "writer", "constraint".
-The masses of its H1, a writer, and of H5, which is none, are equal to within
-0.02. So there are masses here, and no names.
+The paper also gives each head a role: "reader", "writer", "constraint". The
+masses of its H1, a writer, and of H5, which is not a writer, agree to within
+0.02. So masses are reported here, and no roles.
 
 "s" is the sequence, "m" the memory; "sm" reads: queries of the sequence, mass
 on memory.
@@ -27,7 +27,7 @@ def quadrants(maps: np.ndarray, num_memory: int) -> dict[str, np.ndarray]:
     num_memory: M.
 
   Returns:
-    "sm", "ss", "mm", "ms": mean over queries of the mass on such keys, [...].
+    "sm", "ss", "mm", "ms": mean over queries of the mass on these keys, [...].
     sm + ss = 1 and mm + ms = 1; without memory ss = 1 and the others are 0.
   """
   to_memory = maps[..., :num_memory].sum(axis=-1)
@@ -45,9 +45,9 @@ def quadrants(maps: np.ndarray, num_memory: int) -> dict[str, np.ndarray]:
 
 
 def uniform_quadrants(num_tokens: int, num_memory: int) -> dict[str, float]:
-  """`quadrants` of a head that looks at all S tokens alike.
+  """`quadrants` of a head that attends uniformly to all S tokens.
 
-  With few memory tokens nearly all mass is on the sequence by chance alone.
+  With few memory tokens nearly all mass is on the sequence by chance.
   """
   maps = np.full((num_tokens, num_tokens), 1 / num_tokens)
   return {k: float(v) for k, v in quadrants(maps, num_memory).items()}
@@ -58,8 +58,8 @@ def coordinate_shares(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Share of the sequence's attention to itself that shares a coordinate.
 
-  On a board the coordinates are row, column and box, so that a head which
-  propagates a rule stands out. A token shares all coordinates with itself.
+  On a board the coordinates are row, column and box, so a head that propagates
+  a rule stands out. A token shares all coordinates with itself.
 
   Args:
     maps: f32 [..., S, S].
@@ -75,6 +75,6 @@ def coordinate_shares(
   same = points[:, None, :] == points[None, :, :]
   mass = np.einsum("...qk,qka->...a", inside, same.astype(inside.dtype))
   total = inside.sum(axis=(-2, -1))[..., None]
-  # A head that looks at memory alone has no mass to share out.
+  # A head that attends only to memory has no mass to distribute.
   share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
   return share, same.mean(axis=(0, 1))

@@ -1,4 +1,4 @@
-"""Pictures of numbers over training steps and over loops."""
+"""Plots of numbers over training steps and over loops."""
 
 import itertools
 import pathlib
@@ -66,8 +66,8 @@ def draw_training(
   """curves.png: loss, scores, halting and gradients over training.
 
   Args:
-    rows: of metrics.jsonl; a panel without any is left out.
-    headline: the task's scores, its first by every split.
+    rows: of metrics.jsonl; a panel without data is left out.
+    headline: the task's scores; the first is also drawn by split.
     num_loops: K, drawn as the ceiling of the ponder steps.
     directory: where to write.
   """
@@ -116,7 +116,7 @@ def _words(name: str) -> str:
 
 
 def _by_split(rows: series.Rows, score: str):
-  """A panel with a score on every evaluation split that has its own."""
+  """A panel with a score, one line for every evaluation split that has it."""
   found = {row["split"]: None for row in rows if score in row}  # In order.
   splits = [
     split for split in found if split not in ("train", "validation", "test")
@@ -166,7 +166,7 @@ def _draw_line(
 
 
 def _edges(centers: np.ndarray) -> np.ndarray:
-  """Edges between centers, also where there is one center only."""
+  """Edges between centers; works for a single center, too."""
   centers = np.asarray(centers, float)
   gap = centers[1] - centers[0] if len(centers) > 1 else 1.0
   middles = (centers[1:] + centers[:-1]) / 2
@@ -177,7 +177,7 @@ def _edges(centers: np.ndarray) -> np.ndarray:
 def draw_router(
   rows: series.Rows, directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """router.png: the router's probability per loop, over training and last."""
+  """router.png: halting probability per loop, over training and at the end."""
   steps, probability = series.by_loop(rows, "train", "router_probability")
   if not len(steps):
     return []
@@ -231,9 +231,9 @@ def draw_depth(
 
   Args:
     scores: from `depth.scores_by_loop`.
-    headline: the task's scores, which have their colours of curves.png.
+    headline: the task's scores, in their colours of curves.png.
     num_loops: K, the trained depth.
-    num_examples: behind the scores.
+    num_examples: examples that the scores are computed from.
     directory: where to write.
   """
   figure = draw.new(8.5, 4.4)

@@ -13,12 +13,12 @@ from loopjax.types import Array, Batch, Output
 def accuracy_by_depth(view: view_lib.View) -> dict[str, np.ndarray]:
   """Scores of head(g_k) for every k (UTM, section 5.2 and figure 7).
 
-  One run of `eval.depth_factor` times the trained number of loops over
-  `eval.depth_examples` examples; a forced stop, if the model has one, comes at
-  the new last loop.
+  Runs `eval.depth_factor` times the trained number of loops once, over
+  `eval.depth_examples` examples; a forced stop, if the model has one, happens
+  at the new last loop.
 
   Returns:
-    See `scores_by_loop`; R = depth_factor * model.num_loops. If the task has
+    See `scores_by_loop`; K = depth_factor * model.num_loops. If the task has
     several evaluation splits, "<split>/<score>" for each that has examples.
   """
   settings = view.settings
@@ -49,16 +49,16 @@ def scores_by_loop(
   batch: Batch,
   vocab_size: int,
 ) -> dict[str, np.ndarray]:
-  """A task's scores of the tokens that each loop would answer with.
+  """A task's scores if each loop's predictions were the answer.
 
   Args:
-    score: the task's; it sees the predictions as one-hot logits.
-    prediction: token ids, int [R, B, T].
+    score: the task's; it receives the predictions as one-hot logits.
+    prediction: token ids, int [K, B, T].
     batch: the B examples.
     vocab_size: V.
 
   Returns:
-    "<score>" and "<score>/standard_error", f64 [R], entry k after k + 1 loops.
+    "<score>" and "<score>/standard_error", f64 [K], entry k after k + 1 loops.
     "loss" is left out: a one-hot prediction has none.
   """
 

@@ -1,4 +1,4 @@
-"""What all pictures have in common. Nothing global is touched: no pyplot."""
+"""What all figures share. Changes no global state: does not use pyplot."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
 
 
 def new(width: float, height: float) -> figure_lib.Figure:
-  """An empty figure of this size in inches that lays itself out."""
+  """An empty figure of this size in inches, with automatic layout."""
   figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
   figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
   return figure
@@ -24,7 +24,7 @@ def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:
 
 
 def tidy(axes: axes_lib.Axes, title: str, x: str, y: str) -> None:
-  """Title and labels, a light grid, and no frame above and to the right."""
+  """Sets title and labels, a light grid, and no frame at the top and right."""
   axes.set_title(title, fontsize=11, loc="left")
   axes.set_xlabel(x)
   axes.set_ylabel(y)

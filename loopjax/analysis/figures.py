@@ -1,4 +1,4 @@
-"""All pictures of a run, in one call."""
+"""All figures of a run, in one call."""
 
 import concurrent.futures
 import pathlib
@@ -21,12 +21,12 @@ from loopjax.types import Dataset
 
 
 class Figure(NamedTuple):
-  """A picture of a run.
+  """A figure of a run.
 
   Attributes:
-    name: of its file, without the ending.
-    traces: what the model must show of its loops.
-    draw: writes it and returns the files; none where there is nothing to draw.
+    name: of its file, without the extension.
+    traces: per-loop traces that it needs from the model.
+    draw: writes the files and returns them; none if there is nothing to draw.
   """
 
   name: str
@@ -35,10 +35,10 @@ class Figure(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """What came of drawing.
+  """The result of drawing.
 
   Attributes:
-    files: that were written.
+    files: the files written.
     depth: vectors over loops by name, for the row of split "depth"; empty if
       eval.depth_factor is 0.
     failed: names of the figures that could not be drawn.
@@ -92,7 +92,7 @@ FIGURES = (
   Figure("attention", ("attention",), _attention),
   Figure("attention_heads", ("attention",), _attention_heads),
 )
-# What is drawn for one task alone, by the type of its settings.
+# Figures of a single task, by the type of its settings.
 TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
   sudoku_task.Config: (
     Figure("puzzle", ("prediction", "confidence"), sudoku.draw_solved),
@@ -112,8 +112,8 @@ def make_figures(
 ) -> Drawn:
   """Draws everything that applies to this model and task.
 
-  All processes call it; the first one draws. A figure that cannot be drawn is
-  a line on stderr, and the others are drawn all the same.
+  All processes call it; process 0 draws. A figure that cannot be drawn is
+  reported on stderr, and the others are still drawn.
 
   Args:
     settings: of the run.
@@ -121,9 +121,9 @@ def make_figures(
     params: parameters or their average.
     dataset: the evaluation split.
     rows: of the run's metrics.jsonl.
-    directory: where the pictures go; it is made.
+    directory: output directory, created if missing.
   """
-  if jax.process_count() > 1:  # Each holds a part of the arrays.
+  if jax.process_count() > 1:  # Each holds only part of the arrays.
     params = multihost_utils.process_allgather(params, tiled=True)
   failed: list[str] = []
   if jax.process_index():
@@ -132,7 +132,7 @@ def make_figures(
   def attempt(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
       return function(*arguments)
-    except Exception as error:  # Whatever it is, the run has its numbers.
+    except Exception as error:  # No figure may fail a finished run.
       frame = traceback.extract_tb(error.__traceback__)[-1]
       where = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
       print(
@@ -150,10 +150,10 @@ def make_figures(
     return Drawn([], {}, failed)
   files: list[pathlib.Path] = []
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    # The longest computation goes on while the pictures are drawn.
+    # The longest computation runs while the other figures are drawn.
     computed = thread.submit(_depth_scores, view)
     for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
-      # One of an earlier model would be taken for this one's.
+      # A file of an earlier model would be mistaken for this one's.
       (directory / f"{figure.name}.png").unlink(missing_ok=True)
       if set(figure.traces) <= view.output.trace.keys():
         files += attempt(figure.name, figure.draw, view) or []
@@ -178,7 +178,7 @@ def _depth(
 
 
 def _depth_scores(view: view_lib.View) -> dict[str, np.ndarray]:
-  """Accuracy by depth; empty if it is not asked for or cannot be had."""
+  """Accuracy by depth; empty if it is disabled or unavailable."""
   if not view.settings.eval.depth_factor:
     return {}
   if "prediction" not in view.output.trace:

@@ -1,4 +1,4 @@
-"""How many steps every token took before it stopped."""
+"""How many steps each token took before it stopped."""
 
 import numpy as np
 
@@ -21,10 +21,10 @@ def steps_taken(weight: np.ndarray) -> np.ndarray:
   """Steps until a token stopped (ACT): its last step that counts.
 
   Args:
-    weight: w_k, what each step's output counted for, f32 [R, ...].
+    weight: w_k, the weight of each step's output, f32 [K, ...].
 
   Returns:
-    int [...], 1 to R; 0 where no step counted.
+    int [...], 1 to K; 0 where no step counted.
   """
   steps = np.arange(1, len(weight) + 1)
   steps = steps.reshape(-1, *[1] * (weight.ndim - 1))
@@ -32,10 +32,10 @@ def steps_taken(weight: np.ndarray) -> np.ndarray:
 
 
 def expected_steps(weight: np.ndarray) -> np.ndarray:
-  """sum_k k w_k, in steps from 1: where no token ever stops (PonderNet).
+  """sum_k k w_k, in steps from 1: for rules that never stop (PonderNet).
 
   Args:
-    weight: w_k, f32 [R, ...].
+    weight: w_k, f32 [K, ...].
 
   Returns:
     f32 [...].
@@ -47,15 +47,15 @@ def expected_steps(weight: np.ndarray) -> np.ndarray:
 def histogram(
   steps: np.ndarray, num_loops: int, num_memory: int
 ) -> dict[str, np.ndarray]:
-  """Share of tokens that took 1, 2, ... R steps.
+  """Share of tokens that took 1, 2, ..., K steps.
 
   Args:
     steps: [B, S], memory tokens first; rounded to whole steps.
-    num_loops: R.
+    num_loops: K.
     num_memory: M.
 
   Returns:
-    "cells" and, if there are memory tokens, "memory": f64 [R], each sums to 1.
+    "cells" and, if there are memory tokens, "memory": f64 [K], each sums to 1.
   """
   parts = {"cells": steps[:, num_memory:]}
   if num_memory:

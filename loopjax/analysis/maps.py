@@ -1,4 +1,4 @@
-"""Pictures of attention maps, and the numbers beside them."""
+"""Figures of attention maps, and the corresponding numbers."""
 
 import math
 import pathlib
@@ -19,7 +19,7 @@ def draw_attention(
   """attention.png: head-averaged maps at three loops (UTM, figure 5).
 
   Args:
-    maps: f32 [R, H, S, S], averaged over examples.
+    maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
     directory: where to write.
   """
@@ -48,9 +48,9 @@ def draw_heads(
   """attention_heads.png and .json: each head at the last loop (figure 6).
 
   Args:
-    maps: f32 [R, H, S, S], averaged over examples.
+    maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
-    spec: for the coordinates.
+    spec: provides the coordinates.
     directory: where to write.
   """
   numbers = head_numbers(maps, num_memory, spec)
@@ -85,11 +85,11 @@ def draw_heads(
 def head_numbers(
   maps: np.ndarray, num_memory: int, spec: TaskSpec
 ) -> dict[str, Any]:
-  """Quadrants and shares of each head, as JSON can hold them.
+  """Quadrants and shares of each head, as JSON-ready data.
 
-  Arguments are those of `draw_heads`. Of each head "last" and "same" are at the
-  last loop, "mean" is over all loops; "uniform" is what a head has that looks
-  at everything alike; "quadrants_by_loop" has [R][H] by name.
+  Arguments are those of `draw_heads`. For each head, "last" and "same" are at
+  the last loop, "mean" is over all loops; "uniform" is for a head that attends
+  uniformly; "quadrants_by_loop" is [K][H] by name.
   """
   mass = attention.quadrants(maps, num_memory)
   shares, uniform = attention.coordinate_shares(
@@ -132,13 +132,13 @@ def head_numbers(
 
 
 def _norm(maps: np.ndarray) -> colors_lib.Normalize:
-  """Square-root colours up to a high percentile: weak structure shows."""
+  """Square-root colours up to a high percentile, to show weak structure."""
   top = float(np.percentile(maps, 99.5))
   return colors_lib.PowerNorm(0.5, vmin=0.0, vmax=max(top, 1e-6))
 
 
 def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
-  """One map, its memory quadrants set off by lines."""
+  """Draws one map, with lines around its memory quadrants."""
   image = axes.imshow(panel, cmap="magma", norm=norm, interpolation="nearest")
   size = len(panel)
   middles, labels = [(num_memory + size - 1) / 2], ["sequence"]
@@ -154,7 +154,7 @@ def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
 
 
 def _head_title(numbers: dict[str, Any], head: int) -> str:
-  """The mass on memory, and the coordinate that stands out against chance."""
+  """The mass on memory, and the coordinate farthest above chance."""
   same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
   name = max(same, key=lambda name: same[name] / uniform[name])
   title = f"head {head}"
@@ -166,7 +166,7 @@ def _head_title(numbers: dict[str, Any], head: int) -> str:
 
 
 def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
-  """Quadrants, how far each head goes by row, column and box, and chance."""
+  """Table of quadrants and shares by row, column and box, with chance."""
   header = ["head", "s→m", "s→s", "m→m", "m→s"]
   header += [f"s→s in same {name}" for name in names]
   uniform = {"head": "uniform", **numbers["uniform"]}

@@ -1,4 +1,4 @@
-"""Pictures of what passes over windows do to fast weights."""
+"""Figures of how passes over windows change fast weights."""
 
 import pathlib
 import re
@@ -14,7 +14,7 @@ _LAYER = re.compile(r"retention/memory=(\d+)/loop=0")
 def draw_passes(
   rows: series.Rows, directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """passes.png: norms behind every pass, and what a pass leaves of the past.
+  """passes.png: norms after every pass, and the share of the past it retains.
 
   Nothing is drawn for models without fast weights.
 
@@ -55,6 +55,6 @@ def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
     label = f"memory layer {layer + 1}"
     axes.plot(steps, values.mean(axis=1), color=color, label=label)
   axes.set_ylim(-0.02, 1.02)
-  title = "Left of fast weights by one pass"
+  title = "Fast weights retained by one pass"
   draw.tidy(axes, title, "optimizer steps", "share, mean of heads")
   axes.legend(frameon=False, fontsize=9)

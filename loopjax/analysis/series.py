@@ -1,4 +1,4 @@
-"""Numbers over training steps, out of the rows of metrics.jsonl."""
+"""Series over training steps, from the rows of metrics.jsonl."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def of(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_loop(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Steps [N] and values [N, R] of a metric that has one value a loop."""
+  """Steps [N] and values [N, K] of a metric with one value per loop."""
   prefix = f"{name}/loop="
   keys = {key for row in rows for key in row if key.startswith(prefix)}
   ordered = [f"{prefix}{loop}" for loop in range(len(keys))]

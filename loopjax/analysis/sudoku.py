@@ -1,4 +1,4 @@
-"""Sudoku boards, drawn: how a puzzle gets solved, and where it takes long."""
+"""Figures of Sudoku boards: how a puzzle is solved, and where it takes long."""
 
 import pathlib
 from typing import NamedTuple
@@ -18,7 +18,7 @@ _NUM_MOMENTS = 4
 
 
 class Moment(NamedTuple):
-  """What stands on the board at some time.
+  """The state of the board at some time.
 
   Attributes:
     title: of the panel.
@@ -32,12 +32,12 @@ class Moment(NamedTuple):
 
 
 def draw_solved(view: view_lib.View) -> list[pathlib.Path]:
-  """puzzle.png: a hard puzzle that gets solved (UTM, figure 8)."""
+  """puzzle.png: a hard puzzle that is solved (UTM, figure 8)."""
   return [_draw_puzzle(view, choose(view)[0], "puzzle.png")]
 
 
 def draw_failed(view: view_lib.View) -> list[pathlib.Path]:
-  """puzzle_failed.png: a hard one that does not, if there is one (figure 9)."""
+  """puzzle_failed.png: a hard one that is not solved, if any (figure 9)."""
   row = choose(view)[1]
   return [] if row is None else [_draw_puzzle(view, row, "puzzle_failed.png")]
 
@@ -57,14 +57,14 @@ def _board(view: view_lib.View) -> board_lib.Board:
 
 
 def choose(view: view_lib.View) -> tuple[int, int | None]:
-  """A hard puzzle that gets solved, and a hard one that does not.
+  """Chooses a hard puzzle that is solved, and a hard one that is not.
 
   Hard: the highest rating group, then solved after the most loops, then the
   most blanks.
 
   Returns:
-    (the row of the first; if none is solved, of the one with the most right
-    cells, row of the second or None).
+    (row of the first or, if none is solved, of the one with the most correct
+    cells; row of the second or None).
   """
   answer = np.argmax(view.output.logits, axis=-1)
   count = len(answer)
@@ -73,7 +73,7 @@ def choose(view: view_lib.View) -> tuple[int, int | None]:
   rating = view.batch["group/rating"][:count]
   right = np.sum(answer == targets, axis=1)
   solved = right == targets.shape[1]
-  after = view.output.trace["prediction"] == targets  # [R, B, T]
+  after = view.output.trace["prediction"] == targets  # [K, B, T]
   loops_wrong = np.sum(~np.all(after, axis=2), axis=0)
   by_hardness = np.lexsort((blanks, loops_wrong, rating))[::-1]
   failing = by_hardness[~solved[by_hardness]]
@@ -142,7 +142,7 @@ def _moments(view: view_lib.View, row: int) -> list[Moment]:
 
 
 def _draw_moment(axes, board, given, answer, moment: Moment) -> None:
-  """Right cells green, wrong ones red, as strong as the model is certain."""
+  """Correct cells green, wrong ones red, stronger with higher confidence."""
   right = moment.digits == answer
   chance = 1 / board.size
   strength = np.clip((moment.confidence - chance) / (1 - chance), 0, 1)
@@ -191,7 +191,7 @@ def _draw_halting_map(
 def _draw_steps(figure, axes, board, steps, title: str, top: int) -> None:
   """A heat map of steps with its own colours and the numbers in it."""
   low, high = float(steps.min()), float(steps.max())
-  if high - low < 0.5:  # Do not blow up noise.
+  if high - low < 0.5:  # Do not exaggerate noise.
     low, high = max(low - 0.5, 0.0), min(high + 0.5, float(top))
   image = axes.imshow(
     steps.reshape(board.size, board.size),
@@ -226,7 +226,7 @@ def _write(axes: axes_lib.Axes, board, cell: int, text: str, **style) -> None:
   """Text in the middle of a cell."""
   where = (board.column[cell] + 0.5, board.row[cell] + 0.52)
   written = axes.text(*where, text, ha="center", va="center", **style)
-  written.set_in_layout(False)  # It is inside; asking costs seconds.
+  written.set_in_layout(False)  # It is inside; layout would take seconds.
 
 
 def _draw_lines(axes: axes_lib.Axes, board: board_lib.Board) -> None:

@@ -1,4 +1,4 @@
-"""What the figures of a run are drawn from, gathered once."""
+"""The inputs of a run's figures, gathered once."""
 
 import functools
 import pathlib
@@ -20,20 +20,20 @@ _CHUNK = 32  # Examples per device call when whole attention maps are traced.
 
 
 class View(NamedTuple):
-  """A trained model and what it did on some evaluation examples.
+  """A trained model and its outputs on some evaluation examples.
 
   Attributes:
     settings: of the run.
-    spec: what the model knows of the task.
-    num_memory: M, memory tokens in front of the sequence; 0 for none.
+    spec: what the model knows about the task.
+    num_memory: M, memory tokens before the sequence; 0 for none.
     batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
       sample.
     output: the model's output at the trained depth on the first
       `NUM_LOOKED_AT` of them, with every trace that the family has; "attention"
-      is averaged over examples, [R, H, S, S].
+      is averaged over examples, [K, H, S, S].
     forward: runs the model on the first examples, see `make_forward`.
     rows: of metrics.jsonl.
-    directory: where pictures go; it exists.
+    directory: output directory; it exists.
     splits: names of the evaluation splits, by the number in "group/split" of
       the batch; none if the task has only one.
   """
@@ -65,7 +65,7 @@ def make_view(
     params: its parameters; this process must hold every array as a whole.
     dataset: the evaluation split.
     rows: of the run's metrics.jsonl.
-    directory: where the pictures go; it is made.
+    directory: output directory, created if missing.
   """
   directory.mkdir(parents=True, exist_ok=True)
   model = settings.model
@@ -91,7 +91,7 @@ def make_view(
 
 
 def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
-  """The first examples of a split, all of them valid; 0 for the whole of it.
+  """The first examples of a split, all of them valid; 0 for all examples.
 
   Tasks shuffle the evaluation split, so that they are a fair sample.
 
@@ -116,13 +116,13 @@ def make_forward(
   params: Any,
   inputs: np.ndarray,
 ) -> Callable[..., Output]:
-  """Compiles a forward pass that shows what happens inside.
+  """Compiles a forward pass that records traces.
 
   Returns:
     forward(trace=(), *, averaged=(), num_loops=None, num_examples=None): an
     `Output` of numpy arrays for the first examples (all if None) at that many
     loops (as trained if None). Traces named in `averaged` are averaged over the
-    examples on the device, [R, ...] instead of [R, B, ...]. `losses` and
+    examples on the device, [K, ...] instead of [K, B, ...]. `losses` and
     `loops` are empty: they are means over chunks, not over examples.
   """
   device = jax.local_devices()[0]
@@ -147,7 +147,7 @@ def make_forward(
     chunks = []
     for start in range(0, len(rows), size):
       chunk = rows[start : start + size]
-      missing = size - len(chunk)  # Filled up, so that one program serves all.
+      missing = size - len(chunk)  # Padded, so that one program serves all.
       counted = (np.arange(size) < len(chunk)) / len(rows)
       chunk = np.concatenate([chunk, rows[:missing]])
       args = jax.device_put((chunk, counted.astype(np.float32)), device)
@@ -159,7 +159,7 @@ def make_forward(
 
 
 def _join(chunks, num_examples: int, averaged: tuple[str, ...]) -> Output:
-  """One output from those of the chunks, without what filled up the last."""
+  """Joins the outputs of the chunks, without the padding of the last."""
   logits, stats, traces = zip(*chunks, strict=True)
 
   def join(parts, axis=0):

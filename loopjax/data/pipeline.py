@@ -1,9 +1,9 @@
-"""Grain graphs whose order depends on the seed alone.
+"""Grain graphs whose order depends only on the seed.
 
 The order of the examples and the randomness of each do not depend on how many
 processes read, nor on where a run was interrupted: position i of the stream is
-the same example with the same noise for ever, so that one integer, the number
-of batches consumed, is the whole state of the iterator. Nothing here grows with
+always the same example with the same noise, so that one integer, the number of
+batches consumed, is the whole state of the iterator. Memory does not grow with
 the number of examples.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from loopjax.data import hashing
 
 Rows = np.ndarray
-_ROUNDS = 4  # Of the cipher that shuffles; those of Grain's own shuffle.
+_ROUNDS = 4  # Rounds of the shuffling cipher, as in Grain's own shuffle.
 
 
 def stream(
@@ -23,10 +23,10 @@ def stream(
   batch_size: int,
   rows: Rows | None = None,
 ) -> grain.MapDataset:
-  """Endless batches of examples that are made, and not chosen.
+  """Endless batches of generated examples.
 
   Args:
-    make_batch: positions [b] in the stream -> batch of the examples there; all
+    make_batch: positions [b] in the stream -> batch of those examples; all
       its randomness must come from the positions.
     batch_size: over all processes.
     rows: of every global batch that this process reads, ascending; all if
@@ -49,12 +49,12 @@ def training_batches(
   seed: int,
   rows: Rows | None = None,
 ) -> grain.MapDataset:
-  """Endless batches of examples that are there, reshuffled every epoch.
+  """Endless batches from a fixed set of examples, reshuffled every epoch.
 
   Args:
-    make_batch: (examples [b] of the data, positions [b] in the stream) ->
-      batch of these; all its randomness must come from the positions.
-    num_examples: of the data.
+    make_batch: (indices of examples [b], positions [b] in the stream) ->
+      their batch; all its randomness must come from the positions.
+    num_examples: in the data set.
     batch_size: over all processes.
     seed: of the order.
     rows: of every global batch that this process reads, ascending; all if
@@ -81,7 +81,7 @@ def evaluation_batches(
   batch_size: int,
   rows: Rows | None = None,
 ) -> grain.MapDataset:
-  """Every example once and in order; the last batch is filled up with row 0.
+  """Every example once, in order; the last batch is padded with row 0.
 
   "valid" [b] bool marks the examples that count; `rows` as in training.
   """
@@ -96,14 +96,14 @@ def evaluation_batches(
 
 
 def shuffled(places: Rows, num_examples: int, *seed: int) -> Rows:
-  """Which examples stand at some places of a random order of all.
+  """The examples at some places of a random order of all.
 
-  Grain's index shuffle: one place at a time, without a list of the others.
+  Uses Grain's index shuffle: one place at a time, without storing the order.
 
   Args:
-    places: int [b], from 0 to below `num_examples`.
-    num_examples: how many are shuffled, 2^32 at most.
-    *seed: whole numbers; others give another order.
+    places: int [b], at least 0 and below `num_examples`.
+    num_examples: how many are shuffled, at most 2^32.
+    *seed: integers that determine the order.
 
   Returns:
     int64 [b].
@@ -122,7 +122,7 @@ def _positions(index: int, batch_size: int, rows: Rows | None) -> np.ndarray:
 def iterate(
   batches: grain.MapDataset, start: int = 0, num_threads: int = 2
 ) -> Iterator[Mapping[str, np.ndarray]]:
-  """Iterates from batch `start` on, a few batches ahead in threads."""
+  """Iterates from batch `start` on, reading a few batches ahead in threads."""
   options = grain.ReadOptions(
     num_threads=num_threads, prefetch_buffer_size=8 if num_threads else 0
   )
@@ -130,7 +130,7 @@ def iterate(
 
 
 def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
-  """Random numbers in [0, 1) that belong to positions of the stream.
+  """Random numbers in [0, 1), determined by positions of the stream.
 
   A counter-based generator: the same (seed, position, column) gives the same
   number on any process.
@@ -151,7 +151,7 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
 
 
 def stream_seed(*parts: int) -> int:
-  """A seed for `uniforms` that belongs to these numbers and to no others."""
+  """A seed for `uniforms`, distinct for distinct sequences of numbers."""
   sequence = np.random.SeedSequence(parts)
   return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -164,14 +164,14 @@ def in_a_row(
   *,
   front: bool = False,
 ) -> np.ndarray:
-  """The present tokens of each example one behind the other, and padding.
+  """The present tokens of each example, concatenated and padded.
 
   Args:
     tokens: [B, ...].
     present: bool, the same shape.
     length: of the result.
-    padding: what fills it up.
-    front: whether that stands in front, rather than behind.
+    padding: id of the padding token.
+    front: whether to pad on the left instead of the right.
 
   Returns:
     [B, length], of the tokens' dtype.

@@ -1,4 +1,4 @@
-"""Does this config fit that machine? Compiled for it, without it at hand.
+"""Whether a config fits a machine, by compiling for it without access to it.
 
 python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
 """

@@ -1,8 +1,8 @@
-"""Command line: does a config fit a machine that is not here?
+"""Command line: does a config fit a machine that is not at hand?
 
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
 
-Exit status: 0 it fits, 1 it does not, 2 a mistake of the user's.
+Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 """
 
 import os
@@ -12,8 +12,8 @@ from absl import flags
 from loopjax import command_line
 from loopjax.errors import UserError
 
-# To be set before JAX is imported: no accelerator is looked for, neither here
-# nor in the cloud, and compilers for machines that are not here stay calm.
+# Must be set before JAX is imported: no search for accelerators, here or in the
+# cloud, and no warnings from compilers for absent machines.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
   "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
@@ -26,7 +26,7 @@ _TOPOLOGY = flags.DEFINE_string(
   "topology", None, "Machine: v5e:16x16, v4:2x2x1, h200:8, h200:2x8, cpu:8, ..."
 )
 _MEMORY = flags.DEFINE_float(
-  "memory_gib", 0.0, "Memory of a chip; 0 for what is known of it.", 0.0
+  "memory_gib", 0.0, "Memory of a chip; 0 for the known value.", 0.0
 )
 
 
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
   print("tried:")
   change = suggest.suggest(settings, measured.mesh, attempt)
   if change is None:
-    print("nothing that was tried fits")
+    print("none of the changes tried fits")
   else:
     print(f"add {report.flags(change.overrides)} ({change.effect})")
   return 1

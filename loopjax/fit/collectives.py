@@ -1,4 +1,4 @@
-"""How often a program communicates in a call, and how many bytes it moves."""
+"""How often a program communicates per call, and how many bytes it moves."""
 
 import re
 from collections import Counter
@@ -22,9 +22,9 @@ class Traffic(NamedTuple):
 
   Attributes:
     executions: by kind.
-    num_bytes: by kind, of the results on one chip, padding left out.
-    unknown: names of the loops whose length the text does not tell; what is in
-      them counts once.
+    num_bytes: by kind, of the results on one chip, without padding.
+    unknown: names of loops whose length the text does not state; their contents
+      count once.
   """
 
   executions: dict[str, int]
@@ -33,11 +33,11 @@ class Traffic(NamedTuple):
 
 
 def collectives(module: hlo.Module) -> Traffic:
-  """Counts collectives, each as often as the loops around it run it.
+  """Counts collectives, multiplied by the iterations of enclosing loops.
 
-  An asynchronous one counts where it is done, since the result of its start
-  holds the operands too. Libtpu spreads one over a chain of fusions, and writes
-  a reduce-scatter as a fusion that begins with an all-reduce.
+  An asynchronous one counts at its "done", since the result of its "start"
+  contains the operands too. Libtpu spreads one over a chain of fusions, and
+  writes a reduce-scatter as a fusion that begins with an all-reduce.
   """
   times, unknown = _times(module)
   found: dict[str, tuple[int, str, int]] = {}
@@ -62,7 +62,7 @@ def collectives(module: hlo.Module) -> Traffic:
 
 
 def _times(module: hlo.Module) -> tuple[Counter[str], tuple[str, ...]]:
-  """Executions of every computation in a call; loops of unknown length."""
+  """Executions of every computation per call; loops of unknown length."""
   times: Counter[str] = Counter({module.entry: 1})
   unknown = []
   for name in reversed(module.computations):  # Callers first.
@@ -71,7 +71,7 @@ def _times(module: hlo.Module) -> tuple[Counter[str], tuple[str, ...]]:
         "async-update",
         "async-done",
       ):
-        continue  # What is asynchronous counts where it starts.
+        continue  # Asynchronous computations count at their start.
       trips = 1
       if instruction.opcode == "while":
         known = hlo.trip_count(module, name, instruction)

@@ -1,10 +1,10 @@
-"""Reads the text of a compiled program (optimised HLO) as far as we need it.
+"""Parses the text of a compiled program (optimised HLO), as far as needed.
 
 The text holds computations, each a list of instructions
 
   %name = f32[8,128]{1,0} opcode(%operand, ...), attribute=..., metadata={...}
 
-and computations that instructions call stand before their callers.
+and called computations come before their callers.
 """
 
 import re
@@ -27,7 +27,7 @@ class Array(NamedTuple):
   Attributes:
     dtype: as HLO writes it: f32, bf16, s32, pred, ...
     dims: of the array on one device.
-    layout: what stands in braces: order of the dimensions, tiles, memory space.
+    layout: text in braces: order of the dimensions, tiles, memory space.
   """
 
   dtype: str
@@ -44,7 +44,7 @@ class Array(NamedTuple):
 
   @property
   def padded_bytes(self) -> int:
-    """Bytes in memory: tiles, as T(8,128) on a TPU, are filled up."""
+    """Bytes in memory, padded to whole tiles, such as T(8,128) on a TPU."""
     order, _, rest = self.layout.partition(":")
     tile = re.match(r"T\(([\d,]+)\)", rest)
     if not tile:
@@ -59,7 +59,7 @@ class Array(NamedTuple):
 
   @property
   def in_main_memory(self) -> bool:
-    """Whether it lies in the chip's main memory: no S(n) names another."""
+    """Whether it is in the chip's main memory: no S(n) names another."""
     return not re.search(r"S\([1-9]", self.layout)
 
 
@@ -69,11 +69,11 @@ class Instruction(NamedTuple):
   Attributes:
     name: unique in its computation.
     shape: text of the result's shape.
-    opcode: what it does.
+    opcode: the operation.
     arguments: text between the parentheses.
     operands: names of the instructions that it reads.
     called: (role, name) of the computations that it calls.
-    attributes: text behind the parentheses.
+    attributes: text after the parentheses.
   """
 
   name: str
@@ -91,13 +91,13 @@ class Instruction(NamedTuple):
 
   @property
   def op_name(self) -> str:
-    """Where it comes from in JAX's words, or ""."""
+    """Name of the JAX operation that it comes from, or ""."""
     match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
     return match[1].replace("\\'", "'") if match else ""
 
   @property
   def element(self) -> int:
-    """Of a get-tuple-element."""
+    """Index of a get-tuple-element."""
     match = re.search(r"\bindex=(\d+)", self.attributes)
     assert match, self.name
     return int(match[1])
@@ -153,11 +153,11 @@ def arrays(shape: str) -> Iterator[Array]:
 
 
 def trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
-  """How often a while loop's body runs; None if the text does not tell.
+  """Number of iterations of a while loop; None if the text does not tell.
 
-  XLA notes it for CPUs and GPUs. For TPUs it does not, and the loop is
-  recognised by its form: a counter that goes from a constant by a constant to
-  below a constant, which is what `jax.lax.scan` makes.
+  XLA annotates it for CPUs and GPUs. For TPUs it does not, and the loop is
+  recognised by its form: a counter from a constant, in steps of a constant, to
+  below a constant, as `jax.lax.scan` produces.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
   if known:
@@ -194,7 +194,7 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
 def _original(
   instructions: Mapping[str, Instruction], name: str
 ) -> Instruction:
-  """The instruction itself, or what it is a copy of."""
+  """The instruction itself, or the one that it copies."""
   instruction = instructions[name]
   while instruction.opcode == "copy":
     instruction = instructions[instruction.operands[0]]
@@ -233,7 +233,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """Position behind the parenthesis that closes the one at `start`."""
+  """Position after the parenthesis that closes the one at `start`."""
   depth = 0
   for match in re.compile(r"[()]").finditer(text, start):
     depth += 1 if match[0] == "(" else -1
@@ -254,7 +254,7 @@ def _num_bytes(dtype: str, dims: tuple[int, ...]) -> int:
 
 
 def _sources(text: str) -> dict[int, tuple[tuple[str, int], ...]]:
-  """Stack frames from the four tables in front of the computations."""
+  """Stack frames from the four tables before the computations."""
   files = {row: line.strip('"') for row, line in _table(text, "FileNames")}
   places = {
     row: (files[fields["file_name_id"]], fields["line"])
@@ -262,7 +262,7 @@ def _sources(text: str) -> dict[int, tuple[tuple[str, int], ...]]:
     if (fields := _fields(line))
   }
   frames = {row: _fields(line) for row, line in _table(text, "StackFrames")}
-  # The first frame has no parent, whatever number stands for none.
+  # The first frame has no parent, so its entry is the number for none.
   none = frames[1]["parent_frame_id"] if frames else 0
   stacks: dict[int, tuple[tuple[str, int], ...]] = {0: ()}
   for row, fields in sorted(frames.items()):

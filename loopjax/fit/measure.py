@@ -25,12 +25,12 @@ class Measured(NamedTuple):
   Attributes:
     fits: whether the machine has the memory.
     needed: memory of one chip while the program runs.
-    arguments: parameters, EMA, optimizer, batch and, if there is one, teacher;
-      padding left out.
-    memory: what `needed` is the sum of: arguments, temporaries, outputs that
-      take no argument's place, program. Empty if the compiler gave up.
-    refusal: why the compiler gave up; "" if it did not.
-    traffic: collectives of a call; None if the compiler gave up.
+    arguments: parameters, EMA, optimizer, batch and teacher, if any; without
+      padding.
+    memory: the terms of `needed`: arguments, temporaries, outputs not written
+      into arguments, program. Empty if compilation failed.
+    refusal: why compilation failed; "" if it did not.
+    traffic: collectives of a call; None if compilation failed.
     largest: the largest values.
     mesh: devices along its axes.
     seconds: of compiling.
@@ -52,10 +52,10 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
 
   Args:
     config: as the command line gives it.
-    machine: whose devices are compiled for.
+    machine: the machine to compile for.
 
   Raises:
-    UserError: the config is wrong, or impossible on so many devices.
+    UserError: the config is invalid, or impossible on this many devices.
   """
   settings = config_lib.resolve(config)
   program = program_lib.make_program(
@@ -110,11 +110,11 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
 
 
 def needed_bytes(message: str, argument_bytes: int) -> int | None:
-  """Memory that a TPU's compiler wanted; None if it failed otherwise.
+  """Memory that a TPU's compiler asked for; None if it failed otherwise.
 
   Args:
     message: of its error.
-    argument_bytes: to add where the message counts temporaries alone.
+    argument_bytes: added if the message counts only temporaries.
   """
   if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
     return None
@@ -129,7 +129,7 @@ def needed_bytes(message: str, argument_bytes: int) -> int | None:
 def _abstract_batches(
   settings: config_lib.Settings, mesh: jax.sharding.Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes of what one call takes: [steps, B, ...]."""
+  """Shapes of the batches of one call: [steps, B, ...]."""
   one = settings.task_module.abstract_batch(
     settings.task, settings.run.batch_size
   )

@@ -1,4 +1,4 @@
-"""Keeps the compilers' messages from drowning the report."""
+"""Hides the compilers' messages, which would swamp the report."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from loopjax.errors import UserError
 
 @contextlib.contextmanager
 def stderr() -> Iterator[None]:
-  """What is written to file descriptor 2 shows only if something fails."""
+  """Shows what is written to file descriptor 2 only if something fails."""
   sys.stderr.flush()
   saved = os.dup(2)
   with tempfile.TemporaryFile() as log:

@@ -1,4 +1,4 @@
-"""What was measured, as text."""
+"""The measurements, as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +45,7 @@ def verdict(machine: Machine, measured: Measured) -> str:
 
 
 def flags(overrides: Mapping[str, Any]) -> str:
-  """Overrides as the command line takes them."""
+  """Overrides as command-line flags."""
   return " ".join(f"--config.{key}={value}" for key, value in overrides.items())
 
 

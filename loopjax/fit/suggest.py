@@ -1,4 +1,4 @@
-"""The smallest change that makes a config fit; each is really compiled."""
+"""The smallest change that makes a config fit; every change is compiled."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 from loopjax import config as config_lib
 from loopjax.fit.measure import Measured
 
-# Policies of `loopjax.loop.driver`, from the one that keeps most.
+# Policies of `loopjax.loop.driver`, from the one that keeps the most.
 REMAT_ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")
 
 
 class Change(NamedTuple):
-  """What to change, and what that costs.
+  """A change of the config, and its effect.
 
   Attributes:
     overrides: by "section.key".
-    effect: for people.
+    effect: in words.
   """
 
   overrides: dict[str, Any]
@@ -29,14 +29,14 @@ Attempt = Callable[[Change], Measured | None]
 def suggest(
   settings: config_lib.Settings, mesh: Mapping[str, int], attempt: Attempt
 ) -> Change | None:
-  """The first change that fits; None if none does.
+  """The first change that makes the config fit; None if none does.
 
-  First each kind of change alone, in this order: recompute more, split the
+  Tries each kind of change alone, in this order: recompute more, split the
   state over more devices, compute the batch in more parts, halve the batch.
-  Then parts and halves together with as much of the first two as there is.
+  Then parts and halves, combined with the maximum of the first two.
 
   Args:
-    settings: that do not fit.
+    settings: the settings that do not fit.
     mesh: devices along its axes.
     attempt: compiles the config with a change.
   """
@@ -61,10 +61,10 @@ def suggest(
 
 
 def _mildest(changes: list[Change], attempt: Attempt) -> Change | None:
-  """The first change that fits, of changes that save more and more.
+  """The first change that fits, of changes that save increasingly more.
 
-  The last one decides whether the others are worth their time. Impossible ones
-  are taken off the end of the list.
+  The last one is tried first, to see whether the others are worth trying.
+  Impossible ones are removed from the end of the list.
   """
   last = None
   while changes and (last := attempt(changes[-1])) is None:
@@ -126,7 +126,7 @@ def _batch(
 def _doublings(
   settings: config_lib.Settings, mesh: Mapping[str, int], num: int
 ) -> list[int]:
-  """num 2, num 4, ... parts of a batch that give every device as much."""
+  """2 num, 4 num, ... parts of a batch that are equal on all devices."""
   ways = mesh["data"] * mesh["fsdp"]
   parts = []
   while settings.run.batch_size % (ways * num * 2) == 0:

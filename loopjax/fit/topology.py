@@ -18,8 +18,8 @@ class Tpu(NamedTuple):
 
   Attributes:
     num_axes: of its torus.
-    memory_gib: of one chip that a program may use: the limit that libtpu's
-      compiler names when a program is too large (0.0.42.1). Its data sheets
+    memory_gib: of one chip, usable by a program: the limit that libtpu's
+      compiler reports for a program that is too large (0.0.42.1). Data sheets
       (cloud.google.com/tpu/docs) say 32, 16, 95 and 32.
     options: for libtpu, so that one device is one chip, as in a real run.
   """
@@ -34,7 +34,7 @@ class Gpu(NamedTuple):
 
   Attributes:
     memory_gb: 10^9 bytes, as sold; the driver reports a little more.
-    capability: compute capability; with "a", its own instructions too.
+    capability: compute capability; "a" enables its specific instructions.
     num_cores: multiprocessors.
     fpus_per_core: float32 lanes of each.
     shared_kib: shared memory of a multiprocessor; a block gets 1 KiB less.
@@ -66,7 +66,7 @@ GPUS = {
   "h200": Gpu(141, "9.0a", 132, 128, 228, 50, 4800, 1.98),
   "b200": Gpu(180, "10.0a", 148, 128, 228, 126, 8000, 1.965),
 }
-# What JAX takes of a GPU's memory (docs.jax.dev, "GPU memory allocation").
+# Share of GPU memory that JAX takes (docs.jax.dev, "GPU memory allocation").
 _GPU_SHARE = 0.75
 _NAMES = "v4:AxBxC, v5e:AxB, v5p:AxBxC, v6e:AxB, " + ", ".join(
   f"{name}:N" for name in (*GPUS, "cpu")
@@ -74,7 +74,7 @@ _NAMES = "v4:AxBxC, v5e:AxB, v5p:AxBxC, v6e:AxB, " + ", ".join(
 
 
 class Topology(NamedTuple):
-  """What a name says.
+  """A parsed machine name.
 
   Attributes:
     name: as given. kind: a key of TPUS or GPUS, or "cpu".
@@ -91,10 +91,10 @@ class Machine(NamedTuple):
 
   Attributes:
     name: of the topology.
-    devices: one a chip.
-    memory: bytes of one chip that a program may use.
-    memory_note: where that number is from, for people.
-    compiler_options: that compiling without the chip needs.
+    devices: one per chip.
+    memory: bytes of one chip usable by a program.
+    memory_note: source of that number, in words.
+    compiler_options: needed to compile without the chip.
   """
 
   name: str
@@ -113,7 +113,7 @@ def parse(name: str) -> Topology:
   match = re.fullmatch(r"([a-z0-9-]+):([1-9]\d*(?:x[1-9]\d*)*)", name)
   kind = match[1] if match else ""
   if not match or kind not in (*TPUS, *GPUS, "cpu"):
-    raise UserError(f"--topology={name!r} is none of {_NAMES}")
+    raise UserError(f"--topology={name!r} is not one of {_NAMES}")
   sizes = tuple(int(size) for size in match[2].split("x"))
   num_axes = TPUS[kind].num_axes if kind in TPUS else 1
   if kind in GPUS and len(sizes) == 1:
@@ -127,15 +127,15 @@ def parse(name: str) -> Topology:
 
 
 def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
-  """The chips of a topology, without having them.
+  """The chips of a topology, without access to them.
 
   Args:
     topology: from `parse`.
-    memory_gib: of one chip that a program may use; 0 for what is known of it.
+    memory_gib: of one chip, usable by a program; 0 for the known value.
 
   Raises:
-    UserError: a package is not installed, or the compiler knows no machine of
-      this size, or nothing says how much memory it has.
+    UserError: a package is not installed, the compiler knows no machine of this
+      size, or the amount of memory is unknown.
   """
   options: dict[str, Any] = {}
   if topology.kind in TPUS:
@@ -147,7 +147,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
     devices = _gpu_devices(topology, gpu)
     memory = int(gpu.memory_gb * 1e9 * _GPU_SHARE)
     note = f"{_GPU_SHARE:.0%} of {gpu.memory_gb} GB, what JAX takes by default"
-    # Libraries' matrix products: Triton's are tuned by running them.
+    # Use library matrix products: Triton's are tuned by running them.
     options = {"xla_gpu_enable_triton_gemm": False}
   else:
     if not memory_gib:
@@ -160,7 +160,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
 
 def _tpu_devices(topology: Topology, tpu: Tpu) -> Sequence[Any]:
   _require("libtpu", topology)
-  # Hosts have 2x2 chips, but for machines that are smaller.
+  # Hosts have 2x2 chips, except on smaller machines.
   host = [min(2, size) for size in topology.sizes[:2]] + [1]
   try:
     return topologies.get_topology_desc(
@@ -194,7 +194,7 @@ def _cpu_devices(topology: Topology) -> Sequence[Any]:
 
 
 def _target_config(kind: str, gpu: Gpu) -> str:
-  """What XLA must know of a GPU that it cannot ask, as a text proto."""
+  """What XLA must know about an absent GPU, as a text proto."""
   major, _, minor = gpu.capability.rstrip("a").partition(".")
   own = gpu.capability.endswith("a")
   feature = "feature_extension: ACCELERATED_FEATURES" if own else ""

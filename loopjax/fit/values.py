@@ -1,8 +1,8 @@
-"""The largest values of a program, and which line of Python they come from.
+"""The largest values of a program, and the line of Python they come from.
 
-The compiler's assignment of buffers is not to be had without the chip. A value
-here is the result of an instruction; two of them may share memory at different
-times, so that their sum is not the program's memory.
+The compiler's buffer assignment is not available without the chip. A value here
+is the result of an instruction; two of them may share memory at different
+times, so their sum is not the program's memory.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from loopjax.fit import hlo
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
-# Results that are another value's memory, or none.
+# Results that alias another value, or take no memory.
 _NO_VALUE = (
   "bitcast",
   "call",
@@ -25,7 +25,7 @@ _NO_VALUE = (
   "tuple",
   "while",
 )
-# Names of operations that say how a value moves, not what it is.
+# Operations that only move a value; their names say nothing about it.
 _MOVES = ("broadcast_in_dim", "closed_call", "dynamic_update_slice", "while")
 _FORWARDS = (
   "bitcast",
@@ -39,14 +39,14 @@ _FORWARDS = (
 
 
 class Value(NamedTuple):
-  """Values that look alike.
+  """Values of one kind.
 
   Attributes:
     number: how many.
     num_bytes: of one of them on one chip, padding included.
     array: dtype and dimensions on one chip.
     origin: name of the argument, or file:line and operation.
-    stacked: a loop writes one row of it in every step.
+    stacked: whether a loop writes one row of it in every step.
   """
 
   number: int
@@ -57,12 +57,12 @@ class Value(NamedTuple):
 
 
 class _Path(NamedTuple):
-  """From a value back to what made its content.
+  """The path from a value back to the origin of its content.
 
   Attributes:
-    instructions: on the way, the fusions that they are in last.
-    stacked: a row is written into a larger array on the way.
-    filled: the content is a constant, or nothing yet.
+    instructions: on the path; the fusions that contain them come last.
+    stacked: whether a row is written into a larger array on the path.
+    filled: whether the content is a constant, or uninitialised.
   """
 
   instructions: list[hlo.Instruction]
@@ -71,7 +71,7 @@ class _Path(NamedTuple):
 
 
 def largest(module: hlo.Module, num: int) -> list[Value]:
-  """The `num` kinds of values that are largest in sum."""
+  """The `num` kinds of values with the largest total size."""
   found: Counter[tuple[int, str, str, bool]] = Counter()
   fills: Counter[tuple[int, str, str, bool]] = Counter()
   for name in _executed(module):
@@ -81,7 +81,7 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
         text = _origin(module, path)
         row = (array.padded_bytes, str(array), text, path.stacked)
         (fills if path.filled else found)[row] += 1
-  # A stack begins as zeros; it is counted where its rows are written.
+  # A stack is initialised to zeros; it counts where its rows are written.
   stacks = {array for _, array, _, stacked in found if stacked}
   found.update({row: n for row, n in fills.items() if row[1] not in stacks})
   values = [Value(number, *row) for row, number in found.items()]
@@ -92,7 +92,7 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
 def _executed(module: hlo.Module) -> list[str]:
   """Computations whose instructions have results in memory."""
   names = [module.entry]
-  for name in names:  # Grows.
+  for name in names:  # The list grows during iteration.
     for instruction in module.computations[name].instructions.values():
       if instruction.opcode in ("call", "conditional", "while"):
         names += [c for _, c in instruction.called if c not in names]
@@ -102,12 +102,12 @@ def _executed(module: hlo.Module) -> list[str]:
 def _results(
   module: hlo.Module, name: str, instruction: hlo.Instruction
 ) -> Iterator[tuple[int, hlo.Array]]:
-  """What an instruction writes into the chip's main memory."""
+  """The results that an instruction writes to the chip's main memory."""
   argument = instruction.opcode == "parameter" and name == module.entry
   if instruction.opcode in _NO_VALUE and not argument:
     return
   if instruction.opcode.endswith("-start"):
-    return  # Its end has the result.
+    return  # Its "done" has the result.
   for element, array in enumerate(instruction.arrays):
     if array.in_main_memory:
       yield element, array
@@ -118,7 +118,7 @@ def _path(
 ) -> _Path:
   """Follows element `element` of an instruction of computation `name`."""
   path, fusions, stacked = [], [], False
-  inside: list[tuple[str, hlo.Instruction]] = []  # Fusions that we are in.
+  inside: list[tuple[str, hlo.Instruction]] = []  # Enclosing fusions.
   while True:
     if instruction.opcode == "fusion":
       fusions.append(instruction)
@@ -151,7 +151,7 @@ def _path(
 
 
 def _origin(module: hlo.Module, way: _Path) -> str:
-  """The first instruction with a telling name, for people."""
+  """The first instruction on the path with an informative name."""
   named = [i for i in way.instructions if i.op_name]
   telling = [i for i in named if i.op_name.split("/")[-1] not in _MOVES]
   if not named:

@@ -1,1 +1,1 @@
-"""Operators with a reference in plain JAX and faster forms of the same."""
+"""Operators, each with a reference in plain JAX and a faster implementation."""

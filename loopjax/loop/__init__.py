@@ -1,1 +1,1 @@
-"""The loop, and what is carried and decided between its steps."""
+"""The loop: what its steps pass on, and when it stops."""

@@ -1,13 +1,13 @@
-"""What a loop hands to the next one.
+"""Channels: what a loop passes to the next one.
 
 A channel is a callable between two loops:
 
   channel(hidden, read, table) -> (state, gate)
 
-`hidden` [B, T, D] is what the loop made, `read` [B, T, D] what the read-out
-would read of it (the same, if every loop ends in a norm), `table` [V, D] the
-embedding table. `state` [B, T, D] is what the next loop starts from, `gate`
-f32 [B, T] how far it is open. Behind the last loop there is none.
+`hidden` [B, T, D] is the output of the loop, `read` [B, T, D] what the read-out
+would read of it (the same if every loop ends in a norm), `table` [V, D] the
+embedding table. `state` [B, T, D] is the input of the next loop, `gate` f32
+[B, T] how far the channel is open. There is no channel after the last loop.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class SoftDecoder:
   Attributes:
     temperature: tau.
     top_k: keep the k most likely tokens, renormalised; 0 for all.
-    gradient: "full" differentiates Phi, "stop" takes it as a constant,
+    gradient: "full" differentiates Phi, "stop" treats it as a constant,
       "straight_through" has the value E[argmax p] and Phi's gradient.
     num_padding_tokens: ids at the end of the vocabulary without probability.
     precision: of the products; softmax and sums are in float32.
@@ -91,8 +91,8 @@ class FixedGate:
 class LearnedGate(nnx.Module):
   """alpha = sigmoid(<w, Phi> + b) (DiscoLoop, eq. 6).
 
-  d + 1 parameters for all loops and positions. They start at 0, and alpha at
-  one half.
+  D + 1 parameters shared by all loops and positions. They start at 0, so that
+  alpha starts at one half.
   """
 
   def __init__(self, width: int, *, precision: Precision):
@@ -110,7 +110,7 @@ class LearnedGate(nnx.Module):
 class MixedChannel(nnx.Module):
   """H + alpha RMSNorm(Phi(H)): both channels of DiscoLoop (eq. 4).
 
-  The norm has no gain, so that a gate's d + 1 parameters are all that it adds.
+  The norm has no gain, so that a gate's D + 1 parameters are all that is added.
   """
 
   def __init__(
@@ -124,7 +124,7 @@ class MixedChannel(nnx.Module):
   def __call__(
     self, hidden: Array, read: Array, table: Array
   ) -> tuple[Array, Array]:
-    """See the module's text; arrays [B, T, D], [B, T, D] and [V, D]."""
+    """See the module docstring; arrays [B, T, D], [B, T, D] and [V, D]."""
     decoded = self.decode(read, table)  # Phi(H), eq. 5
     gate = self.gate(decoded)  # alpha, eq. 6
     injected = norm.rms_normalise(decoded, self.epsilon)

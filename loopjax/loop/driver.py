@@ -28,20 +28,20 @@ def run_loop(
   Args:
     step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
       its structure, shapes and dtypes.
-    carry: what goes from step to step.
-    num_steps: R >= 1, static.
+    carry: passed from step to step.
+    num_steps: K >= 1, static.
     kind: "scan" compiles one step and is differentiable in reverse mode;
-      "unroll" compiles R copies, differentiable, for debugging; "while" leaves
-      as soon as `done_fn` holds and has no reverse mode (JAX raises if asked).
+      "unroll" compiles K copies, differentiable, for debugging; "while" exits
+      as soon as `done_fn` holds and has no reverse mode (JAX raises an error).
     remat: what a step keeps for the backward pass: "none" keeps everything,
       "full" recomputes the step, "dots" keeps the matrix products,
-      "dots_no_batch" those with parameters, so no attention weights, and
-      "outputs" what attention and MLP give to the residual stream.
-    done_fn: carry -> bool scalar, true when further steps change nothing that
-      matters. Only "while" asks it, so the kinds agree exactly if it is right.
+      "dots_no_batch" only those with parameters (no attention weights), and
+      "outputs" what attention and MLP add to the residual stream.
+    done_fn: carry -> bool scalar, true when further steps cannot change the
+      result. Only "while" calls it; if it is right, all kinds agree exactly.
 
   Returns:
-    (carry, records stacked along a leading axis [R, ...], i32 number of steps
+    (carry, records stacked along a leading axis [K, ...], i32 number of steps
     run). Records of steps that "while" did not run are zeros.
   """
   step_fn = remat_lib.rematerialised(
@@ -58,7 +58,7 @@ def run_loop(
       rows.append(record)
     records = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
   else:
-    raise ValueError(f"loop kind {kind!r} is none of {KINDS}")
+    raise ValueError(f"loop kind {kind!r} is not one of {KINDS}")
   return carry, records, jnp.asarray(num_steps)
 
 
@@ -72,18 +72,18 @@ def run_truncated(
   want_first: bool = True,
   kind: str = "scan",
 ) -> tuple[Carry | None, Carry, Any]:
-  """`run_loop` through whose last steps alone gradients go back.
+  """`run_loop` with back-propagation through the last steps only.
 
   Args:
     step_fn, carry, num_steps, kind: as in `run_loop`.
-    num_with_gradient: so many last steps; 0 for all.
-    cut_fn: carry -> the carry with a stopped gradient, or some of it. What it
-      stops is stopped before the first of the last steps and between all steps
-      before; not what the loop began with.
-    want_first: the first step is compiled apart, for its carry.
+    num_with_gradient: number of last steps with a gradient; 0 for all.
+    cut_fn: carry -> the carry with gradients stopped in all or part of it. It
+      is applied before the first of the last steps and between all earlier
+      steps, but not to the initial carry.
+    want_first: whether to compile the first step separately, for its carry.
 
   Returns:
-    (carry behind the first step or None, carry behind the last, records [R,
+    (carry after the first step or None, carry after the last, records [K,
     ...]). The first carry always has its gradient.
   """
   cut = max(num_steps - num_with_gradient, 0) if num_with_gradient else 0
@@ -97,9 +97,9 @@ def run_truncated(
       carry: Carry, n: Array, start: int = start, end: int = end
     ) -> tuple[Carry, Any]:
       if end <= cut:
-        again = n + start > 0
+        not_first = n + start > 0
         carry = jax.tree.map(
-          lambda x, y: jnp.where(again, x, y), cut_fn(carry), carry
+          lambda x, y: jnp.where(not_first, x, y), cut_fn(carry), carry
         )
       return step_fn(carry, n + start)
 
@@ -119,18 +119,18 @@ def run_implicit(
 ) -> tuple[Carry, Carry, Any]:
   """`run_loop` with the gradient of a fixed point z = f(z) in its place.
 
-  With J the derivative of f at what the last step starts from, that gradient
-  is the last step's own times (I - J)^-1 = I + J + J^2 + ... It needs the
-  memory of one step, and is right as far as the steps have settled.
+  With J the Jacobian of f at the input of the last step, that gradient is the
+  last step's own times (I - J)^-1 = I + J + J^2 + ... It needs the memory of
+  one step, and is exact once the steps have converged.
 
   Args:
     step_fn: as in `run_loop`; every step but the first is the same f.
     carry, num_steps, kind: as in `run_loop`.
-    num_terms: of the series behind I, at least 1.
+    num_terms: number of terms of the series after I, at least 1.
 
   Returns:
-    As from `run_truncated`. What the loop began with gets a gradient by way of
-    the first carry alone.
+    As from `run_truncated`. The initial carry gets a gradient only through the
+    first step's carry.
   """
   first, record = step_fn(carry, jnp.asarray(0))
   records = [jax.tree.map(lambda x: x[None], record)]
@@ -150,7 +150,7 @@ def run_implicit(
     return jax.tree.map(jnp.subtract, step_fn(z, of_last)[0], z)
 
   def solve(apply: Callable[[Carry], Carry], y: Carry) -> Carry:
-    """x with (J - I) x = y, by x <- J x - y."""
+    """Solves (J - I) x = y by iterating x <- J x - y."""
 
     def term(x: Carry, _: None) -> tuple[Carry, None]:
       return jax.tree.map(lambda j, x, y: j + x - y, apply(x), x, y), None
@@ -167,7 +167,7 @@ def run_implicit(
 
 
 def _while_loop(step_fn, carry, num_steps, done_fn):
-  """The early-exit form: records go into buffers of R rows."""
+  """The early-exit form: records are written into buffers of K rows."""
   record = jax.eval_shape(step_fn, carry, jnp.asarray(0))[1]
   buffers = jax.tree.map(
     lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), record

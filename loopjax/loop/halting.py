@@ -1,4 +1,4 @@
-"""Rules that say how much each loop step counts, and when a token stops.
+"""Halting rules: the weight of each loop step, and when a token stops.
 
 A rule is a frozen record with two functions over states shaped like the halting
 probabilities, one entry per token (or cell, or sequence: any shape):
@@ -6,8 +6,8 @@ probabilities, one entry per token (or cell, or sequence: any shape):
   init(shape) -> state
   update(state, probability, is_last) -> (weight, state)
 
-`weight` is what the step's output counts for; over all steps it sums to one.
-`state.halted` says which entries are finished: their later weights are zero.
+`weight` is the weight of the step's output; over all steps it sums to one.
+`state.halted` marks the entries that have stopped: their later weights are 0.
 `state.cost` is the differentiable ponder cost (steps). All in float32.
 """
 
@@ -20,10 +20,10 @@ from loopjax.types import Array
 
 
 class HaltingState(NamedTuple):
-  """What a rule remembers of the past steps; every field has the same shape.
+  """What a rule keeps of past steps; every field has the same shape.
 
   Attributes:
-    spent: probability given out so far, f32 in [0, 1].
+    spent: probability assigned so far, f32 in [0, 1].
     steps: steps taken so far (expected steps for `PonderNet`), f32.
     remainder: weight of the stopping step (`ACT`), f32.
     halted: bool.
@@ -50,12 +50,12 @@ class ACT:
   """Adaptive computation time (Graves 2016, section 2.1; UTM, section 2.2).
 
   An entry stops at the first step at which its probabilities reach
-  1 - epsilon; that step counts for the remainder, one minus what the earlier
-  steps were given. The number of steps has no gradient, the remainder has.
+  1 - epsilon in sum; that step gets the remainder, one minus the weights of the
+  earlier steps. The number of steps has no gradient; the remainder has one.
 
   Attributes:
     epsilon: in (0, 1).
-    forced: the last step takes the remainder of whatever has not stopped, so
+    forced: the last step gets the remainder of entries still running, so
       that the weights always sum to one.
   """
 
@@ -87,9 +87,9 @@ class ACT:
 class PonderNet:
   """Probabilistic halting (arXiv 2107.05407, equations 6-7), truncated.
 
-  Step n counts for lambda_n prod_{m<n} (1 - lambda_m), the last step for all
-  that is left. Nothing ever stops before the last step; the cost is the
-  expected number of steps, with an exact gradient.
+  Step n has weight lambda_n prod_{m<n} (1 - lambda_m), the last step all that
+  is left. No entry stops before the last step; the cost is the expected number
+  of steps, with an exact gradient.
   """
 
   def init(self, shape: tuple[int, ...]) -> HaltingState:

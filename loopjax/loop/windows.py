@@ -1,7 +1,7 @@
 """Windows of a sequence, read one after another.
 
-Attention sees the window that is read and P tokens before it. What a window
-knows of others beside that, it knows from states that are carried along.
+Attention sees the current window and P tokens before it. Anything else about
+earlier windows must come from recurrent state.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from loopjax.types import Array
 
 
 class Window(NamedTuple):
-  """How a window of S tokens behind P others is read.
+  """How a window of S tokens is read, after P earlier tokens.
 
   Attributes:
-    positions: of all P + S tokens, counted from the first, [P + S, 1].
-    visible: bool [B, S, P + S], the tokens that a token sees.
-    mask: bool [B, S], False for padding; None if there can be none.
-    known: bool [B, P + S], which tokens are there at all.
+    positions: of all P + S tokens, counted from the first of them, [P + S, 1].
+    visible: bool [B, S, P + S], the tokens that each token sees.
+    mask: bool [B, S], False for padding; None if there is no padding.
+    known: bool [B, P + S], False for padding.
   """
 
   positions: Array
@@ -29,13 +29,13 @@ class Window(NamedTuple):
 
 
 def split(inputs: Array, length: int, num_last: int) -> tuple[Array, Array]:
-  """Cuts sequences into whole windows and what is behind them.
+  """Cuts sequences into whole windows and the tokens after them.
 
   Args:
     inputs: [B, T, ...].
     length: L, of a window.
-    num_last: S, tokens behind the windows; 0 for what is left over, at least
-      one token and at most L.
+    num_last: S, number of tokens after the windows; 0 for the remainder, of 1
+      to L tokens.
 
   Returns:
     Windows [W, B, L, ...], and [B, S, ...].
@@ -58,13 +58,13 @@ def join(windows: Array) -> Array:
 def view(
   seen: Array, mask: Array | None, num_tokens: int, reach: int
 ) -> Window:
-  """What the tokens of a window see: themselves and those before them.
+  """What the tokens of a window see: themselves and the tokens before them.
 
   Args:
-    seen: bool [B, P], which of the tokens before are there.
+    seen: bool [B, P], which of the earlier tokens are not padding.
     mask: bool [B, S], False for padding; None for none.
     num_tokens: S.
-    reach: a token sees as many, itself included.
+    reach: number of tokens that a token sees, including itself.
   """
   num_past = seen.shape[1]
   shape = (len(seen), num_tokens)

@@ -29,9 +29,9 @@ def weighted_mean(
   Args:
     values: any shape.
     weights: the same shape, any dtype.
-    mean_weight: scalar, mean of the weights of the whole batch of which these
-      are a part; the parts' results then average to the whole batch's. Of
-      `weights` themselves if None.
+    mean_weight: scalar, mean weight of the whole batch that these are part of;
+      the results of the parts then average to that of the whole batch. The mean
+      of `weights` if None.
   """
   weights = weights.astype(jnp.float32)
   if mean_weight is None:
@@ -40,7 +40,7 @@ def weighted_mean(
 
 
 def linear_warmup(step: Array, num_steps: int) -> Array:
-  """min(1, step / num_steps): how much of a penalty applies; 1 if no warm-up.
+  """min(1, step / num_steps): the factor of a penalty; 1 without warm-up.
 
   UTM, section 5.1 (lambda warm-up).
   """
@@ -53,9 +53,9 @@ def next_token(logits: Array, batch: Batch) -> Array:
   """Cross-entropy weighted by token, f32 scalar, in nats.
 
   Args:
-    logits: of all T tokens or the last ones alone, [B, T or fewer, V]; those
-      without logits count as predicted without fail, so they want no weight.
-    batch: "targets" and "weights" [B, T], and perhaps "mean_weight".
+    logits: of all T tokens or only the last ones, [B, T or fewer, V]; tokens
+      without logits have a loss of zero, so their weights should be zero.
+    batch: "targets" and "weights" [B, T], and optionally "mean_weight".
   """
   without = batch["targets"].shape[1] - logits.shape[1]
   cross_entropy = token_cross_entropy(logits, batch["targets"][:, without:])

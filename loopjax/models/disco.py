@@ -1,8 +1,8 @@
-"""DiscoLoop: a loop that carries its hidden state and what it decodes to.
+"""DiscoLoop: a loop that passes on its hidden state and its decoded embedding.
 
 Source: arXiv 2607.00341, section 4. Between two loops of the vanilla looped
-transformer (`loopjax.models.looped`) the mean embedding of the tokens that the
-hidden state stands for is added to it.
+transformer (`loopjax.models.looped`) the hidden state is decoded to a
+distribution over tokens, whose mean embedding is added to it.
 """
 
 import dataclasses
@@ -37,17 +37,17 @@ HEADLINE: tuple[str, ...] = ()
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; the paper names K, alpha and tau, the rest are GPT-2's.
+  """Hyper-parameters; K, alpha and tau are the paper's, the rest GPT-2's.
 
   Attributes:
     width: D. num_layers: L of the stack. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    num_loops: K, loops trained with.
-    loop_norm: f_theta ends in an RMS norm at every loop ("per_loop", as Ouro,
-      arXiv 2510.25741), or the norm is a part of the read-out ("final_only"),
-      and Phi decodes what the read-out would.
+    num_loops: K, number of loops in training.
+    loop_norm: f_theta ends in an RMS norm in every loop ("per_loop", as in
+      Ouro, arXiv 2510.25741), or the norm is part of the read-out
+      ("final_only"), and Phi decodes the normed state.
     gate: "fixed" alpha, or "learned" from Phi (equation 6).
-    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the fields
+    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the Phi fields
       below then have no effect and must keep their defaults.
     temperature: tau of Phi; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised (appendix B:
@@ -56,13 +56,13 @@ class Config:
       "straight_through": the most likely token's embedding with Phi's gradient.
     epsilon: added to the mean square of Phi in its RMS norm. The paper states
       none; 1e-6 is that of Ouro, its language model, and of the other norms
-      here. A fresh table of V rows gives Phi a mean square of about
-      init_std^2 / V, so that 1e-6 damps the channel at first: what is added
+      here. An untrained table of V rows gives Phi a mean square of about
+      init_std^2 / V, so that 1e-6 damps the channel initially: what is added
       has an RMS of 0.53 for the V = 1,051 of the symbolic task and would have
-      0.056 for 129,280, in place of 1. As soon as Phi is near to one token,
-      with a mean square of about init_std^2, this is gone.
-    dropout: in training, share of embeddings and of what attention and MLP add
-      that is dropped.
+      0.056 for 129,280, instead of 1. Once Phi is close to a single token, with
+      a mean square of about init_std^2, the damping is gone.
+    dropout: rate on embeddings and on the outputs of attention and MLP, in
+      training.
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: of every matrix, the embedding table included.
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
@@ -109,7 +109,7 @@ class Config:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """What the stack is made of; raises UserError if there is no such block."""
+    """Structure of the stack's blocks; raises UserError if it is invalid."""
     return stack.block_shape(
       width=self.width,
       num_heads=self.num_heads,
@@ -156,17 +156,17 @@ class Model(nnx.Module):
     """Predicts every next token (equation 4).
 
     Args:
-      inputs: token ids [B, T]; any T. What pads them belongs at the end.
-      num_loops: K; any number from 1, whatever it was trained with.
+      inputs: token ids [B, T]; any T. Padding must be at the end.
+      num_loops: K >= 1; it may differ from the trained number.
       kind: how the loop runs; the model's own options if None.
-      trace: names out of TRACES: "hidden" H^1 .. H^K and "mixed" H~^1 .. H~^K
+      trace: names from TRACES: "hidden" H^1 .. H^K and "mixed" H~^1 .. H~^K
         f32 [K, B, T, D] (the last two are equal), "gate" alpha^0 .. alpha^{K-1}
         f32 [K, B, T] (the last is zero), "prediction" of every loop, argmax of
         its read-out, i32 [K, B, T], and "confidence", its probability, f32
         [K, B, T].
       key: of dropout; None, as in evaluation, for none.
-      edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 hands on
-        in its place (equation 3). Traces show H~^{k+1} as it was.
+      edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
+        instead (equation 3). Traces show H~^{k+1} before the edit.
     """
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
@@ -187,7 +187,7 @@ class Model(nnx.Module):
       step,
       dropout(self.token_embedding(inputs), config.dropout, fold(key, 0)),
       num_loops - 1,
-      kind=kind if num_loops > 1 else "scan",  # No rows to unroll.
+      kind=kind if num_loops > 1 else "scan",  # Nothing to unroll.
     )
     last_key = fold(key, num_loops)
     hidden = self._transform(mixed, tables, kind, last_key)  # H^K
@@ -206,10 +206,10 @@ class Model(nnx.Module):
   def _transform(
     self, x: Array, tables: tuple[Array, Array], kind: str, key: Array | None
   ) -> Array:
-    """f_theta: the stack and, if every loop has one, the norm; [B, T, D].
+    """f_theta: the stack and, if "per_loop", the norm; [B, T, D].
 
-    Rematerialisation is by layer: K L inputs of layers are less than all that
-    the L layers of one loop compute.
+    Rematerialisation is per layer: the inputs of all K L layers take less
+    memory than everything that the L layers of one loop compute.
     """
     unroll, remat = kind == "unroll", self.options.remat
     x = stack.run_layers(
@@ -241,7 +241,7 @@ class Model(nnx.Module):
     return channel.MixedChannel(decoder, fixed, config.epsilon)
 
   def _read(self, hidden: Array) -> Array:
-    """What the read-out decodes: the normed state, f32 [B, T, D]."""
+    """The input of the read-out: the normed state, f32 [B, T, D]."""
     last = self.config.loop_norm == "final_only"
     return self.final_norm(hidden) if last else hidden
 
@@ -255,7 +255,7 @@ class Model(nnx.Module):
   def _record(
     self, hidden: Array, mixed: Array, gate: Array, names: tuple[str, ...]
   ) -> dict[str, Array]:
-    """Statistics of a loop, and what the caller asked to see of it."""
+    """Statistics of a loop, and its requested traces."""
     norms = jnp.linalg.norm(hidden, axis=-1)
     record = {"hidden_norm": jnp.mean(norms), "gate_mean": jnp.mean(gate)}
     shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
@@ -283,7 +283,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by loop, and cache bytes per token.
 
   A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are left out. Every loop has keys and values of its own.
+  k most likely tokens are left out. Every loop has its own keys and values.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()

@@ -35,16 +35,17 @@ HEADLINE: tuple[str, ...] = ()
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; the paper names none but K, the rest are GPT-2's.
+  """Hyper-parameters; the paper states only K, the rest are GPT-2's.
 
   Attributes:
     width: D. num_layers: L of the stack. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    num_loops: K, loops trained with.
-    loop_norm: f_theta ends in an RMS norm at every loop ("per_loop", as Ouro,
-      arXiv 2510.25741), or the norm is a part of the read-out ("final_only").
-    dropout: in training, share of embeddings and of what attention and MLP add
-      that is dropped.
+    num_loops: K, number of loops in training.
+    loop_norm: f_theta ends in an RMS norm in every loop ("per_loop", as in
+      Ouro, arXiv 2510.25741), or the norm is part of the read-out
+      ("final_only").
+    dropout: rate on embeddings and on the outputs of attention and MLP, in
+      training.
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: of every matrix, the embedding table included.
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
@@ -75,7 +76,7 @@ class Config:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """What the stack is made of; raises UserError if there is no such block."""
+    """Structure of the stack's blocks; raises UserError if it is invalid."""
     return stack.block_shape(
       width=self.width,
       num_heads=self.num_heads,
@@ -125,15 +126,15 @@ class Model(nnx.Module):
     """Predicts every next token (equation 2).
 
     Args:
-      inputs: token ids [B, T]; any T. What pads them belongs at the end.
-      num_loops: K; any number from 1, whatever it was trained with.
+      inputs: token ids [B, T]; any T. Padding must be at the end.
+      num_loops: K >= 1; it may differ from the trained number.
       kind: how the loop runs; the model's own options if None.
-      trace: names out of TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D],
+      trace: names from TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D],
         "prediction" of every loop, argmax of its read-out, i32 [K, B, T], and
         "confidence", its probability, f32 [K, B, T].
       key: of dropout; None, as in evaluation, for none.
-      edit: (H^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 hands on
-        in its place (DiscoLoop, equation 3). Traces show H^{k+1} as it was.
+      edit: (H^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
+        instead (DiscoLoop, equation 3). Traces show H^{k+1} before the edit.
     """
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
@@ -145,7 +146,7 @@ class Model(nnx.Module):
     def step(hidden: Array, k: Array) -> tuple[Array, dict[str, Array]]:
       hidden = self._transform(hidden, tables, kind, fold(key, k + 1))
       record = self._record(hidden, trace)
-      if edit is not None:  # The read-out reads H^K as it is.
+      if edit is not None:  # H^K is read out without an edit.
         hidden = jnp.where(k < num_loops - 1, edit(hidden, k), hidden)
       return hidden, record
 
@@ -168,10 +169,10 @@ class Model(nnx.Module):
   def _transform(
     self, x: Array, tables: tuple[Array, Array], kind: str, key: Array | None
   ) -> Array:
-    """f_theta: the stack and, if every loop has one, the norm; [B, T, D].
+    """f_theta: the stack and, if "per_loop", the norm; [B, T, D].
 
-    Rematerialisation is by layer: K L inputs of layers are less than all that
-    the L layers of one loop compute.
+    Rematerialisation is per layer: the inputs of all K L layers take less
+    memory than everything that the L layers of one loop compute.
     """
     unroll, remat = kind == "unroll", self.options.remat
     x = stack.run_layers(
@@ -187,7 +188,7 @@ class Model(nnx.Module):
     return linear.token_logits(hidden, table, self.spec.num_padding_tokens)
 
   def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
-    """Statistics of a loop, and what the caller asked to see of it."""
+    """Statistics of a loop, and its requested traces."""
     norms = jnp.linalg.norm(hidden, axis=-1)
     record = {"hidden_norm": jnp.mean(norms)}
     if "hidden" in names:
@@ -215,7 +216,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by loop, and cache bytes per token.
 
   A multiply-add counts as two; point-wise operations are left out. Every loop
-  has keys and values of its own.
+  has its own keys and values.
   """
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, spec.sequence_length)

@@ -1,4 +1,4 @@
-"""PonderLM: a loop that carries nothing but what it decodes to.
+"""PonderLM: a loop that passes on only its decoded embedding.
 
 Source: arXiv 2505.20674; K loops are its K - 1 pondering steps and the last
 pass. e^0 = E[x], e^{s+1} = e^0 + Phi(LM(e^s)) with Phi(h) = sum_v p_v E[v] and
@@ -37,23 +37,23 @@ HEADLINE: tuple[str, ...] = ()
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; those of `loopjax.models.disco` for its comparison.
+  """Hyper-parameters; defaults as in `loopjax.models.disco`, for comparison.
 
   Attributes:
     width: D. num_layers: L of the stack. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    num_loops: K, loops trained with; the authors ponder 3 steps, K = 4.
+    num_loops: K, loops in training; the authors use 3 pondering steps, K = 4.
     residual: Phi is added to the "initial" embedding e^0, or to the "running"
-      e^s, which sums up all of them (the authors' first code).
-    tied: one table encodes and decodes, or U is a matrix of its own (Pythia).
+      e^s, which accumulates all of them (the authors' first code).
+    tied: one table encodes and decodes, or U is a separate matrix (Pythia).
     embedding_scale: E is the table ("none"), or the table times sqrt(D)
       ("sqrt_width"), in e^0 and in Phi.
-    input_scale: e^0 counts as much; the authors' larger models take K - 1.
+    input_scale: factor of e^0; the authors' larger models use K - 1.
     temperature: tau; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised; 0 for the
       whole vocabulary.
-    dropout: in training, share of embeddings and of what attention and MLP add
-      that is dropped.
+    dropout: rate on embeddings and on the outputs of attention and MLP, in
+      training.
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: of every matrix, the embedding table included.
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
@@ -93,7 +93,7 @@ class Config:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """What the stack is made of; raises UserError if there is no such block."""
+    """Structure of the stack's blocks; raises UserError if it is invalid."""
     return stack.block_shape(
       width=self.width,
       num_heads=self.num_heads,
@@ -105,7 +105,7 @@ class Config:
 
 
 class Model(nnx.Module):
-  """The looped transformer with the embedding channel alone."""
+  """The looped transformer with only the embedding channel."""
 
   def __init__(
     self,
@@ -156,11 +156,11 @@ class Model(nnx.Module):
     """Predicts every next token.
 
     Args:
-      inputs: token ids [B, T]; any T. What pads them belongs at the end.
-      num_loops: K passes; any number from 1, whatever it was trained with.
+      inputs: token ids [B, T]; any T. Padding must be at the end.
+      num_loops: K >= 1 passes; it may differ from the trained number.
       kind: how the loop runs; the model's own options if None.
-      trace: names out of TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) and "mixed",
-        what the next pass reads, f32 [K, B, T, D] (the last pass leaves its own
+      trace: names from TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) and "mixed",
+        the input of the next pass, f32 [K, B, T, D] (of the last pass, its own
         input), "prediction" of every loop, argmax of its read-out, i32
         [K, B, T], and "confidence", its probability, f32 [K, B, T].
       key: of dropout; None, as in evaluation, for none.
@@ -185,12 +185,12 @@ class Model(nnx.Module):
       embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
       return embedding, self._record(hidden, embedding, trace)
 
-    # The last pass is read out and decodes to nothing.
+    # The last pass is read out instead of decoded.
     embedding, records, steps_run = driver.run_loop(
       step,
       initial,
       num_loops - 1,
-      kind=kind if num_loops > 1 else "scan",  # No rows to unroll.
+      kind=kind if num_loops > 1 else "scan",  # Nothing to unroll.
     )
     last_key = fold(key, num_loops)
     hidden = self._transform(embedding, tables, kind, last_key)  # LM(e^{K-1})
@@ -230,7 +230,7 @@ class Model(nnx.Module):
   def _record(
     self, hidden: Array, embedding: Array, names: tuple[str, ...]
   ) -> dict[str, Array]:
-    """Statistics of a pass, and what the caller asked to see of it."""
+    """Statistics of a pass, and its requested traces."""
     norms = jnp.linalg.norm(embedding, axis=-1)
     record = {"embedding_norm": jnp.mean(norms)}
     shown = {"hidden": hidden, "mixed": embedding}
@@ -258,7 +258,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by loop, and cache bytes per token.
 
   A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are left out. Every loop has keys and values of its own.
+  k most likely tokens are left out. Every loop has its own keys and values.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()

@@ -1,7 +1,7 @@
 """Transformer without loops: K untied copies of a stack of blocks.
 
 The baseline of the looped families: it computes what `loopjax.models.looped`
-computes with K loops, and has K copies of all that a loop has, its norm too
+computes with K loops, with K copies of all parameters of a loop, norm included
 (DiscoLoop, arXiv 2607.00341, section 5.1). With K = 1 it is the plain
 transformer.
 """
@@ -43,11 +43,10 @@ class Config:
     width: D. num_layers: L of the stack. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, copies of the stack.
-    loop_norm: as of the loops that they are compared with: every copy ends in
-      an RMS norm of its own ("per_loop"), or one norm is a part of the read-out
-      ("final_only").
-    dropout: in training, share of embeddings and of what attention and MLP add
-      that is dropped.
+    loop_norm: as in the loops it is compared with: every copy ends in its own
+      RMS norm ("per_loop"), or one norm is part of the read-out ("final_only").
+    dropout: rate on embeddings and on the outputs of attention and MLP, in
+      training.
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: of every matrix, the embedding table included.
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
@@ -78,7 +77,7 @@ class Config:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """What the stack is made of; raises UserError if there is no such block."""
+    """Structure of the stack's blocks; raises UserError if it is invalid."""
     return stack.block_shape(
       width=self.width,
       num_heads=self.num_heads,
@@ -90,7 +89,7 @@ class Config:
 
 
 class Model(nnx.Module):
-  """K stacks of blocks in a row, each with its norm or all with one."""
+  """K stacks of blocks in sequence, each with its own norm or all with one."""
 
   def __init__(
     self,
@@ -133,17 +132,17 @@ class Model(nnx.Module):
     """Predicts every next token.
 
     Args:
-      inputs: token ids [B, T]; any T. What pads them belongs at the end.
-      num_loops: read out after the first copies, 1 .. K; after all if None.
-      kind: "unroll" compiles every block by itself, else one is compiled; the
+      inputs: token ids [B, T]; any T. Padding must be at the end.
+      num_loops: number of copies to run before the read-out; K if None.
+      kind: "unroll" compiles every block separately, else one is compiled; the
         model's own options if None.
-      trace: names out of TRACES: "hidden" after every copy, f32
+      trace: names from TRACES: "hidden" after every copy, f32
         [K, B, T, D], "prediction", argmax of its read-out, i32 [K, B, T], and
         "confidence", its probability, f32 [K, B, T].
       key: of dropout; None, as in evaluation, for none.
 
     Raises:
-      UserError: fewer than one copy, or more than there are.
+      UserError: fewer than one copy, or more than K.
     """
     config = self.config
     num_copies = config.num_loops if num_loops is None else num_loops
@@ -193,7 +192,7 @@ class Model(nnx.Module):
     return linear.token_logits(hidden, table, self.spec.num_padding_tokens)
 
   def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
-    """Statistics of a copy, and what the caller asked to see of it."""
+    """Statistics of a copy, and its requested traces."""
     norms = jnp.linalg.norm(hidden, axis=-1)
     record = {"hidden_norm": jnp.mean(norms)}
     if "hidden" in names:
@@ -206,7 +205,7 @@ class Model(nnx.Module):
 def _norms(
   config: Config, *, precision: Precision, rngs: nnx.Rngs
 ) -> nnx.RMSNorm:
-  """K norms side by side: one whose gain is [K, D], not to be called itself."""
+  """K stacked norms: one whose gain is [K, D], which must not be called."""
 
   def make_norm(key: Array) -> nnx.RMSNorm:
     rngs = nnx.Rngs(params=key)

@@ -15,8 +15,8 @@ class Past(NamedTuple):
   """Keys and values of P tokens before a sequence, the oldest first.
 
   Attributes:
-    key, value: [B, P, G, K] of G heads; keys are not rotated, since their
-      positions are counted from where the next sequence begins.
+    key, value: [B, P, G, d_h] of G heads; keys are not rotated, since positions
+      are counted from the oldest token that the next window sees.
   """
 
   key: Array
@@ -24,13 +24,13 @@ class Past(NamedTuple):
 
 
 class Attention(nnx.Module):
-  """H heads of queries that share G heads of keys and values.
+  """H query heads that share G heads of keys and values.
 
-  Neighbouring heads of queries read the same keys and values (grouped queries,
+  Neighbouring query heads read the same keys and values (grouped queries,
   arXiv 2305.13245); with G = H each has its own. Queries and keys are rotated;
-  before that, `Shape.qk_norm` norms them per head (UTM, section 2.1: RMS norms
-  with a learned gain). If `Shape.causal`, a token sees itself and those before
-  it; else it sees all.
+  before that, `Shape.qk_norm` normalises them per head (UTM, section 2.1: RMS
+  norms with a learned gain). If `Shape.causal`, a token sees itself and those
+  before it; else it sees all.
   """
 
   def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
@@ -65,10 +65,10 @@ class Attention(nnx.Module):
 
     Args:
       x: [B, S, D].
-      past: of P tokens before it; P may be 0.
-      tables: from `rope_tables`, of P + S positions.
-      visible: bool [B, S, P + S], the keys that a query sees; `causal` is not
-        asked. A query that sees none gets some finite numbers.
+      past: keys and values of P earlier tokens; P may be 0.
+      tables: from `rope_tables`, for P + S positions.
+      visible: bool [B, S, P + S], the keys that a query sees; `causal` is
+        ignored. The output of a query that sees no key is finite but arbitrary.
 
     Returns:
       [B, S, D], and the keys and values of all P + S tokens.
@@ -99,17 +99,17 @@ class Attention(nnx.Module):
     return jax.nn.softmax(logits / query.shape[-1] ** 0.5, axis=-1)
 
   def _heads(self, x: Array) -> Array:
-    """[B, S, heads, K]."""
+    """[B, S, heads, d_h]."""
     return x.reshape(*x.shape[:-1], -1, self.head_width)
 
   def _merged(self, x: Array) -> Array:
-    """What all heads [B, S, H, K] read, as one: [B, S, D]."""
+    """Combines the outputs of all heads [B, S, H, d_h]: [B, S, D]."""
     return self.output(x.reshape(*x.shape[:-2], -1))
 
   def _rotated(
     self, x: Array, tables: tuple[Array, Array]
   ) -> tuple[Array, Array, Array]:
-    """Queries [B, S, H, K], keys and values [B, S, G, K], as they are mixed."""
+    """Rotated queries [B, S, H, d_h] and keys, and values [B, S, G, d_h]."""
     compute, own = self.precision.compute, self._keys(x)
     return (
       rope.rotate(self._queries(x), tables).astype(compute),

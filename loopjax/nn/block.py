@@ -1,4 +1,4 @@
-"""Residual block of attention and MLP, and what it costs."""
+"""Residual block of attention and MLP, and its costs."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Block(nnx.Module):
 
   The residual stream stays in the accumulate dtype. The outputs of attention
   and MLP are named "attention" and "mlp" for rematerialisation policies; in
-  training a share of what they add is dropped.
+  training, dropout applies to them.
   """
 
   def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
@@ -48,14 +48,14 @@ class Block(nnx.Module):
     tables: tuple[Array, Array],
     visible: Array,
   ) -> tuple[Array, attention.Past]:
-    """The same after earlier tokens, see `Attention.attend_with_past`."""
+    """The same with earlier tokens, see `Attention.attend_with_past`."""
     x = sharding.by_example(x)
     normed = self.attention_norm(x)
     mixed, past = self.attention.attend_with_past(normed, past, tables, visible)
     return self._add(x, mixed), past
 
   def _add(self, x: Array, mixed: Array, key: Array | None = None) -> Array:
-    """The residual stream with attention's output, and what the MLP adds."""
+    """The residual stream after adding attention's output, then the MLP's."""
     mixed = self.attention_post_norm(checkpoint_name(mixed, "attention"))
     x = x + self._branch(mixed, dropout_lib.fold(key, 0))
     added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
@@ -64,12 +64,12 @@ class Block(nnx.Module):
     return sharding.by_example(x)
 
   def _branch(self, x: Array, key: Array | None) -> Array:
-    """What a branch adds, as the stream has it."""
+    """What a branch adds, in the dtype of the stream."""
     x = dropout_lib.dropout(x, self.dropout, key)
     return x.astype(self.precision.accumulate)
 
   def attention_weights(self, x: Array, tables: tuple[Array, Array]) -> Array:
-    """f32 [B, H, S, S]: where the block looks when given x."""
+    """The block's attention weights on input x, f32 [B, H, S, S]."""
     return self.attention.weights(self.attention_norm(x), tables)
 
 
@@ -88,14 +88,14 @@ def make_mlp(shape: Shape, *, precision: Precision, rngs: nnx.Rngs) -> Any:
 def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
   """Forward FLOPs of a block on one sequence.
 
-  A multiply-add counts as two; point-wise operations, biases among them, are
-  left out. Attention counts every pair of tokens, `num_past` earlier ones
-  included: what the causal mask hides is computed too.
+  A multiply-add counts as two; point-wise operations, including biases, are
+  left out. Attention counts every pair of tokens, including `num_past` earlier
+  ones: pairs that the causal mask hides are computed too.
   """
   queries = shape.num_heads * shape.head_width
   keys = shape.num_key_value_heads * shape.head_width
   projections = 2 * shape.width * (queries + keys)
-  mixing = 2 * (num_past + num_tokens) * queries  # Logits, the weighted sum.
+  mixing = 2 * (num_past + num_tokens) * queries  # Logits and weighted sum.
   hidden = mlp.flops(shape.mlp, shape.width, shape.mlp_width)
   return num_tokens * (2 * (projections + mixing) + hidden)
 

@@ -1,4 +1,4 @@
-"""Short causal convolutions along a sequence, each channel by itself."""
+"""Short causal depthwise convolutions along a sequence."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from loopjax.errors import UserError
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
-_REDUCTION = 8  # Channels per hidden feature of a generator of taps.
+_REDUCTION = 8  # Channels per hidden feature of the tap generator.
 
 
 class ShortConvolution(nnx.Module):
-  """silu of a convolution without bias; taps start uniform, as in torch."""
+  """silu of a convolution without bias; taps start uniform, as in PyTorch."""
 
   def __init__(
     self,
@@ -33,21 +33,21 @@ class ShortConvolution(nnx.Module):
     self.precision = precision
 
   def __call__(self, x: Array, tail: Array | None) -> Array:
-    """x: [B, T, C], tail: [B, W - 1, C] before it; [B, T, C]."""
+    """x: [B, T, C], tail: the inputs before it [B, W - 1, C]; [B, T, C]."""
     wide = self.precision.accumulate
     y = convolve(x.astype(wide), self.taps[...][None, None].astype(wide), tail)
     return jax.nn.silu(y).astype(self.precision.compute)
 
 
 class DynamicConvolution(nnx.Module):
-  """silu of a convolution with taps of its own for every token.
+  """silu of a convolution with separate taps for every token.
 
     K[t] = W_2 silu(W_1 x_t) + b
     y[t, c] = sum_w K[t, w, c] v[t - W + 1 + w, c]
 
-  (Jet-Nemotron, arXiv 2508.15884, section 3.) W_2 starts at zero and b at the
-  current token's tap alone: at first nothing is mixed. W_1 must not start at
-  zero too, for then neither would ever get a gradient.
+  (Jet-Nemotron, arXiv 2508.15884, section 3.) W_2 starts at zero and b selects
+  the current token: initially nothing is mixed. W_1 must not start at zero as
+  well, since then neither would ever get a gradient.
   """
 
   def __init__(
@@ -62,8 +62,8 @@ class DynamicConvolution(nnx.Module):
   ):
     if channels < _REDUCTION:
       raise UserError(
-        f"{channels} features of all heads' values leave no generator of taps,"
-        f" which has one hidden feature for {_REDUCTION} of them"
+        f"{channels} value features over all heads are too few: the tap"
+        f" generator has one hidden feature for {_REDUCTION} of them"
       )
     hidden = channels // _REDUCTION
     self.hidden = linear.linear(
@@ -97,7 +97,7 @@ class DynamicConvolution(nnx.Module):
       y = convolve(value.astype(wide), taps, tail)
       return jax.nn.silu(y).astype(self.precision.compute)
 
-    # The taps are W times as large as the values; made again, not kept.
+    # The taps are W times as large as the values; recomputed, not stored.
     return jax.checkpoint(run)(x, value, tail)
 
 
@@ -106,9 +106,9 @@ def convolve(x: Array, taps: Array, tail: Array | None) -> Array:
 
   Args:
     x: [B, T, C].
-    taps: [B, T, W, C], or 1 in the place of B and T; the last is the current
+    taps: [B, T, W, C], where B and T may be 1; the last tap is the current
       token's.
-    tail: [B, W - 1, C], what stands before x; zeros if None.
+    tail: [B, W - 1, C], the inputs before x; zeros if None.
 
   Returns:
     [B, T, C].
@@ -127,7 +127,7 @@ def convolve(x: Array, taps: Array, tail: Array | None) -> Array:
 def empty_tail(
   batch: int, width: int, channels: tuple[int, ...], precision: Precision
 ) -> tuple[Array, ...]:
-  """Zeros [batch, width - 1, C] for convolutions of so many channels each."""
+  """Zeros [batch, width - 1, C] for each convolution, of C channels."""
   shapes = [(batch, width - 1, c) for c in channels]
   return tuple(jnp.zeros(shape, precision.compute) for shape in shapes)
 
@@ -137,11 +137,11 @@ def next_tail(
   tail: tuple[Array, ...] | None,
   seen: Array | None,
 ) -> tuple[Array, ...] | None:
-  """The last W - 1 inputs of each convolution that were seen, tail included.
+  """The last W - 1 inputs that each convolution saw, including its tail.
 
   Args:
-    inputs: of each convolution in this window [B, T, C].
-    tail: those before it [B, W - 1, C]; if None, so is the result.
+    inputs: of each convolution in this window, [B, T, C].
+    tail: inputs before the window, [B, W - 1, C]; if None, so is the result.
     seen: bool [B, T], True for the first tokens only, as from
       `fast_weights.pack`; None: all are.
   """

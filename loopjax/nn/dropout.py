@@ -7,7 +7,7 @@ from loopjax.types import Array
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
-  """Zeroes each element with probability `rate`, scales the others up.
+  """Zeroes each element with probability `rate` and scales up the others.
 
   Args:
     x: any shape.
@@ -15,7 +15,7 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     key: random key; None, as in evaluation, leaves x as it is.
 
   Returns:
-    x's shape and dtype, with x as its mean over keys.
+    Same shape and dtype; its mean over keys is x.
   """
   if key is None or not rate:
     return x
@@ -24,5 +24,5 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
 
 
 def fold(key: Array | None, index: Array | int) -> Array | None:
-  """A key of its own for every index; None stays None."""
+  """A separate key for every index; None stays None."""
   return None if key is None else jax.random.fold_in(key, index)

@@ -1,8 +1,8 @@
 """Fast weights: a matrix per head that tokens are written to and read from.
 
-The memory of "Language Models Need Sleep" (arXiv 2605.26099, section 3). Here
-is what its layers share, `gated_delta.GatedDeltaNet` and `jet.JetBlock`: they
-differ in what makes queries, keys and values.
+The memory of "Language Models Need Sleep" (arXiv 2605.26099, section 3). This
+is what its layers, `gated_delta.GatedDeltaNet` and `jet.JetBlock`, share; they
+differ in how queries, keys and values are computed.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ NORMAL = nnx.initializers.normal(0.02)
 
 
 class State(NamedTuple):
-  """What a layer keeps of the tokens before.
+  """What a layer keeps of earlier tokens.
 
   Attributes:
     fast: fast weights S, f32 [B, H, d_k, d_v].
     tail: the last inputs of each convolution [B, W - 1, C], or None: then
-      convolutions start anew, with zeros before the first token.
+      every window's convolutions start with zeros before the first token.
   """
 
   fast: Array
@@ -36,15 +36,15 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-  """How the gates of fast weights start, and how far they go.
+  """Initial values and range of the gates of fast weights.
 
   Attributes:
-    A_range: exp(A_log) starts uniform in it.
-    dt_range: softplus(dt_bias) starts log-uniform in it. Both are those of
+    A_range: exp(A_log) starts uniform in this range.
+    dt_range: softplus(dt_bias) starts log-uniform in this range. Both follow
       Mamba2 (arXiv 2405.21060); a head with a product of 0.01 forgets half of
       its state in 69 tokens.
-    negative_eigenvalues: write gates up to 2 and not 1, so that a token can
-      turn around what its key read (arXiv 2411.12537).
+    negative_eigenvalues: write gates up to 2 instead of 1, so that a token can
+      flip the sign of what its key reads (arXiv 2411.12537).
   """
 
   A_range: tuple[float, float] = (0.0, 16.0)
@@ -57,14 +57,14 @@ class Gates:
       numbers = [x for x in ends if isinstance(x, float | int)]
       if len(numbers) != 2 or len(ends) != 2 or not 0 <= ends[0] < ends[1]:
         raise UserError(f"model.{name}={ends} must be 0 <= low < high")
-    if not self.dt_range[0]:  # Its logarithm is drawn.
+    if not self.dt_range[0]:  # It is drawn on a log scale.
       raise UserError(f"model.dt_range={self.dt_range} must be 0 < low < high")
 
 
 class FastWeights(nnx.Module):
-  """Gates, the gated delta rule, and the gated read-out (arXiv 2412.06464).
+  """Gates, gated delta rule and gated read-out (arXiv 2412.06464).
 
-  With x the layer's input and o what a head's rule reads,
+  With x the layer's input and o the output of a head's delta rule,
 
     log_decay = -exp(A_log) softplus(W_a x + dt_bias)
     write = sigmoid(W_b x), or twice that
@@ -116,7 +116,7 @@ class FastWeights(nnx.Module):
     self.gate = matrix(width, num_heads * value_width)
     self.norm = nnx.RMSNorm(value_width, epsilon=1e-5, **shared)
     self.output = matrix(num_heads * value_width, width)
-    rates = jnp.maximum(uniform(*gates.A_range), 1e-4)  # 0 may be drawn.
+    rates = jnp.maximum(uniform(*gates.A_range), 1e-4)  # 0 has no logarithm.
     self.A_log = nnx.Param(jnp.log(rates))
     steps = jnp.exp(uniform(*np.log(gates.dt_range)))
     self.dt_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))
@@ -125,7 +125,7 @@ class FastWeights(nnx.Module):
     self.precision = precision
 
   def initial(self, batch: int) -> Array:
-    """Fast weights that hold nothing, f32 [batch, H, d_k, d_v]."""
+    """Empty fast weights, f32 [batch, H, d_k, d_v]."""
     wide = jnp.promote_types(jnp.float32, self.precision.accumulate)
     return jnp.zeros((batch, *self.shape), wide)
 
@@ -145,12 +145,12 @@ class FastWeights(nnx.Module):
       query, key: [B, T, H_k d_k].
       value: [B, T, H d_v].
       fast: [B, H, d_k, d_v] before the window.
-      seen: bool [B, T], False for tokens that are not there; None: all are.
+      seen: bool [B, T], False for padding; None for no padding.
 
     Returns:
       y [B, T, D] in the compute dtype, the fast weights after the window, and
       statistics: "retention" f32 [B, H], the product of the window's decay
-      gates, that is the part of `fast` that was not forgotten.
+      gates, that is, the fraction of `fast` that was not forgotten.
     """
     num_heads, key_width, value_width = self.shape
     query, key = (q.reshape(*q.shape[:2], -1, key_width) for q in (query, key))
@@ -169,17 +169,17 @@ class FastWeights(nnx.Module):
 
 
 def pack(x: Array, mask: Array | None) -> tuple[Array, Array | None]:
-  """Moves the tokens that a mask keeps to the front, in their order.
+  """Moves the tokens that a mask keeps to the front, in order.
 
-  Masked tokens then stand behind all others, where nothing depends on them,
-  convolutions included.
+  Masked tokens then come after all others, where nothing depends on them, not
+  even convolutions.
 
   Args:
     x: [B, T, D].
-    mask: bool [B, T], or None, and then nothing happens.
+    mask: bool [B, T], or None, which leaves x as it is.
 
   Returns:
-    x with zeros at its end, and where it has tokens, bool [B, T].
+    x with zeros at the end, and a mask of its tokens, bool [B, T].
   """
   if mask is None:
     return x, None
@@ -190,7 +190,7 @@ def pack(x: Array, mask: Array | None) -> tuple[Array, Array | None]:
 
 
 def unpack(y: Array, mask: Array | None) -> Array:
-  """Moves what was computed of packed tokens back; zeros where masked."""
+  """Moves the outputs of packed tokens back into place; zeros where masked."""
   if mask is None:
     return y
   place = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)

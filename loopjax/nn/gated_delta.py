@@ -1,4 +1,4 @@
-"""Gated DeltaNet: fast weights behind three short convolutions.
+"""Gated DeltaNet: fast weights fed by three short convolutions.
 
 Gated delta networks (arXiv 2412.06464), with the choices of the public
 flash-linear-attention layer. The state is an argument and a result, so that a
@@ -38,16 +38,17 @@ class GatedDeltaNet(nnx.Module):
     precision: Precision,
     rngs: nnx.Rngs,
   ):
-    """Parameters and options.
+    """Creates the parameters.
 
     Args:
       width: D.
       num_heads: H.
       key_width: d_k, of a head.
       value_width: d_v, of a head.
-      num_key_heads: H_k queries and keys, each for H / H_k heads; H if None.
+      num_key_heads: H_k, heads of queries and keys, each shared by H / H_k
+        value heads; H if None.
       convolution_width: W, tokens that a convolution sees.
-      gates: how the decay and the write gate start.
+      gates: initial values of the decay and write gates.
       init: of every matrix.
       precision: of parameters, products and sums.
       rngs: for the initial values.
@@ -84,8 +85,8 @@ class GatedDeltaNet(nnx.Module):
 
     Args:
       batch: B.
-      carry_convolutions: from window to window, so that any split of a
-        sequence gives what the whole gives; else every window starts anew.
+      carry_convolutions: from window to window, so that any split of a sequence
+        gives the same result; else every window starts with zeros.
     """
     tail = convolution.empty_tail(
       batch, self.convolution_width, self.channels, self.precision
@@ -99,10 +100,10 @@ class GatedDeltaNet(nnx.Module):
     """Reads a window of tokens.
 
     Args:
-      x: [B, T, D], normed.
+      x: [B, T, D], normalised.
       state: from `initial_state`, or from the window before.
-      mask: bool [B, T]; a False token is not there for the others, changes no
-        bit of the state, and its output is zero. None for all True.
+      mask: bool [B, T]; a False token is invisible to the others, leaves the
+        state bit-identical, and its output is zero. None for all True.
 
     Returns:
       y [B, T, D] in the compute dtype, the state after the window, and

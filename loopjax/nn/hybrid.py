@@ -1,8 +1,8 @@
-"""Attention and fast weights in turn: the stack of models that sleep.
+"""Alternating attention and fast weights: the stack of models that sleep.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group is
-so many attention blocks and the memory block after them; every parameter has
-a leading axis of groups, so that one is compiled whatever their number.
+a number of attention blocks followed by a memory block; every parameter has a
+leading axis of groups, so that one group is compiled whatever their number.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ MEMORIES: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class MemoryShape:
-  """What a memory block is made of beside its `Shape`.
+  """What a memory block consists of besides its `Shape`.
 
   Attributes:
     kind: a key of MEMORIES.
-    num_heads: H. key_width: d_k. value_width: d_v, each of one head.
-    gates: how they start.
-    has_mlp: whether the block has an MLP; without one it starts as zero.
+    num_heads: H. key_width: d_k of a head. value_width: d_v of a head.
+    gates: their initial values.
+    has_mlp: whether the block has an MLP; without one its output starts at 0.
   """
 
   kind: str
@@ -45,11 +45,11 @@ class MemoryShape:
 
 
 class Memory(NamedTuple):
-  """What groups hold of earlier tokens; a leading axis of groups.
+  """What the groups keep of earlier tokens; a leading axis of groups.
 
   Attributes:
     state: of the memory layers.
-    past: keys and values [groups, layers, B, P, G, K] of attention, P tokens.
+    past: keys and values of P tokens, [groups, layers, B, P, G, d_h].
   """
 
   state: fast_weights.State
@@ -64,7 +64,7 @@ class Groups(NamedTuple):
 
 
 class MemoryBlock(nnx.Module):
-  """x + post_norm(memory(norm(x))), then, with an MLP, the same with it."""
+  """x + post_norm(memory(norm(x))), then the same with the MLP, if any."""
 
   def __init__(
     self,
@@ -90,7 +90,7 @@ class MemoryBlock(nnx.Module):
       self.mlp_norm = shape.norm(shape.width, **shared)
       self.mlp = block.make_mlp(shape, **shared)
       self.mlp_post_norm = shape.post_norm(shape.width, **shared)
-    else:  # Inserted into a trained stack, to which it adds nothing at first.
+    else:  # Inserted into a trained stack; contributes zero at first.
       output = self.memory.fast_weights.output.kernel
       output[...] = jnp.zeros_like(output[...])
     self.has_mlp, self.precision = memory.has_mlp, precision
@@ -98,7 +98,7 @@ class MemoryBlock(nnx.Module):
   def __call__(
     self, x: Array, state: fast_weights.State, mask: Array | None
   ) -> tuple[Array, fast_weights.State, dict[str, Array]]:
-    """x: [B, S, D]; the rest as in the memory layer."""
+    """x: [B, S, D]; other arguments as in the memory layer."""
     stream = self.precision.accumulate
     mixed, state, stats = self.memory(self.memory_norm(x), state, mask=mask)
     mixed = self.memory_post_norm(checkpoint_name(mixed, "attention"))
@@ -117,7 +117,7 @@ def make_memories(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> MemoryBlock:
-  """So many memory blocks in one: parameters [M, ...]; for `grouped`."""
+  """Memory blocks with stacked parameters, [groups, ...]; for `grouped`."""
 
   def make(key: Array) -> MemoryBlock:
     rngs = nnx.Rngs(params=key)
@@ -127,7 +127,7 @@ def make_memories(
 
 
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
-  """As many of the layers, from `stack.make_layers`, before each memory."""
+  """Distributes the layers of `stack.make_layers` evenly over the memories."""
   num_groups = len(jax.tree.leaves(memories)[0])
   blocks = jax.tree.map(
     lambda x: x.reshape(num_groups, -1, *x.shape[1:]), layers
@@ -138,7 +138,7 @@ def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
 def empty_memory(
   groups: Groups, batch: int, num_past: int, *, carry_convolutions: bool
 ) -> Memory:
-  """What the groups hold before the first token: zeros."""
+  """The groups' memory before the first token: zeros."""
   layer, precision = groups.attention.attention, groups.attention.precision
   *outer, _, features = layer.key.kernel.shape
   heads = (features // layer.head_width, layer.head_width)
@@ -153,12 +153,12 @@ def empty_memory(
   return Memory(stacked, attention.Past(none, none))
 
 
-def again(after: Memory, before: Memory) -> Memory:
-  """For another pass over a window: its fast weights, all else from before.
+def next_pass(after: Memory, before: Memory) -> Memory:
+  """Memory for the next pass: the last pass's fast weights, else from before.
 
   Args:
     after: what the last pass left.
-    before: what the window began with.
+    before: the memory at the start of the window.
   """
   state = before.state._replace(fast=after.state.fast)
   return before._replace(state=state)
@@ -179,15 +179,15 @@ def run_groups(
   Args:
     groups: from `grouped`.
     x: residual stream [B, S, D].
-    memory: before the window, with P tokens in the past.
-    tables: rotary tables of P + S positions.
+    memory: before the window, with P past tokens.
+    tables: rotary tables for P + S positions.
     visible: bool [B, S, P + S], see `Attention.attend_with_past`.
-    mask: bool [B, S], False for tokens that are not there; None: all are.
-    unroll: compiles each block by itself.
+    mask: bool [B, S], False for padding; None for no padding.
+    unroll: whether to compile each block separately.
 
   Returns:
     The residual stream [B, S, D]; the memory after the window, with P + S
-    tokens in the past; statistics of every memory layer, [groups, ...] by name.
+    past tokens; statistics of every memory layer, [groups, ...] by name.
   """
 
   def attend(x: Array, of_layer: tuple[block.Block, attention.Past]):
@@ -209,13 +209,13 @@ def run_groups(
 def memory_flops(shape: Shape, memory: MemoryShape, num_tokens: int) -> int:
   """Forward FLOPs of one memory block on a window of one sequence.
 
-  A multiply-add counts as two; point-wise operations are left out, and so is
+  A multiply-add counts as two; point-wise operations are left out, as is
   the inverse within a chunk.
   """
   width, heads = shape.width, memory.num_heads
   keys, values = heads * memory.key_width, heads * memory.value_width
   layer = width * (2 * keys + 3 * values + 2 * heads)
-  if memory.kind == "jet":  # The generator of the convolution, four taps.
+  if memory.kind == "jet":  # The tap generator of the convolution, four taps.
     layer += values // 8 * (width + 4 * values)
   rule = 3 * memory.key_width * memory.value_width
   chunk = chunked.even_size(num_tokens, chunked.CHUNK_SIZE)

@@ -1,4 +1,4 @@
-"""Jet block: fast weights whose values pass a convolution made from the input.
+"""Jet block: fast weights whose values pass an input-dependent convolution.
 
 Jet-Nemotron (arXiv 2508.15884, section 3), the layer of the larger models in
 "Language Models Need Sleep" (arXiv 2605.26099, section 6).
@@ -22,7 +22,7 @@ from loopjax.types import Array, Precision
 
 
 class JetBlock(nnx.Module):
-  """Fast weights; values pass a dynamic convolution, all three pass silu."""
+  """Fast weights; values pass a dynamic convolution; q, k and v pass silu."""
 
   def __init__(
     self,
@@ -37,7 +37,7 @@ class JetBlock(nnx.Module):
     precision: Precision,
     rngs: nnx.Rngs,
   ):
-    """Parameters and options.
+    """Creates the parameters.
 
     Args:
       width: D.
@@ -45,8 +45,8 @@ class JetBlock(nnx.Module):
       key_width: d_k, of a head.
       value_width: d_v, of a head.
       convolution_width: W, tokens that the convolution sees.
-      gates: how the decay and the write gate start.
-      init: of every matrix but the one that starts at zero.
+      gates: initial values of the decay and write gates.
+      init: of every matrix except the one that starts at zero.
       precision: of parameters, products and sums.
       rngs: for the initial values.
     """

@@ -14,7 +14,7 @@ LECUN_NORMAL = nnx.initializers.lecun_normal()
 UNIT_ROWS = nnx.initializers.variance_scaling(
   1.0, "fan_in", "normal", out_axis=0
 )
-# Finite, so that a weight of zero still removes the loss of a masked token.
+# Finite, so that a weight of zero still cancels the loss of a masked token.
 MASKED_LOGIT = -1e9
 
 
@@ -27,7 +27,7 @@ def linear(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Linear:
-  """x W, or x W + b with b = 0 at first, in the compute dtype."""
+  """x W, or x W + b with b initially 0, in the compute dtype."""
   return nnx.Linear(
     inputs,
     outputs,
@@ -48,7 +48,7 @@ def readout(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Linear:
-  """x W + b in the accumulate dtype: for logits, and for gates' logits.
+  """x W + b in the accumulate dtype: for logits of tokens and gates.
 
   b starts at `bias`.
   """
@@ -67,9 +67,9 @@ def readout(
 def by_rows(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
   """`jax.lax.dot_general` of x [..., inputs] and a kernel [inputs, outputs].
 
-  x's leading dimensions are one for the product: the kernel's gradient is then
-  a product of two matrices as they lie in memory. With several, XLA's CPU
-  backend first writes one of them transposed, an eighth of a training step.
+  x's leading dimensions are merged for the product: the kernel's gradient is
+  then a product of two matrices in their memory layout. With several, XLA's CPU
+  backend first transposes one of them, an eighth of a training step.
   """
   assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
   rows = x.reshape(-1, x.shape[-1])
@@ -85,7 +85,7 @@ def embedding(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Embed:
-  """Table of vectors; normal with standard deviation 1 / sqrt(width)."""
+  """Embedding table; normal with standard deviation 1 / sqrt(width)."""
   return nnx.Embed(
     num_embeddings,
     width,
@@ -99,13 +99,13 @@ def embedding(
 def token_logits(
   hidden: Array, table: Array, num_padding_tokens: int = 0
 ) -> Array:
-  """Logits h W^T with one row of W a token, in float32 like `readout`.
+  """Logits h W^T, W having one row per token; in float32 like `readout`.
 
   Args:
     hidden: [..., D].
-    table: W [V, D], the embedding table where both are tied.
-    num_padding_tokens: the last ids are no real tokens; their logits are
-      MASKED_LOGIT, so that they are never predicted and get no probability.
+    table: W [V, D]; the embedding table if they are tied.
+    num_padding_tokens: the last ids are not real tokens; their logits are
+      MASKED_LOGIT, so they are never predicted and get no probability.
 
   Returns:
     f32 [..., V].

@@ -71,7 +71,7 @@ class Plain(nnx.Module):
 
 
 def gelu(x: Array) -> Array:
-  """gelu by its tanh formula, as in GPT-2 and Gemma."""
+  """gelu in its tanh approximation, as in GPT-2 and Gemma."""
   return jax.nn.gelu(x, approximate=True)
 
 

@@ -11,7 +11,7 @@ from loopjax.types import Array, Precision
 
 
 class Maker(Protocol):
-  """Makes a norm of so many features: x [..., width] to the same shape."""
+  """Makes a norm of `width` features: x [..., width] to the same shape."""
 
   def __call__(
     self, width: int, /, *, precision: Precision, rngs: nnx.Rngs
@@ -21,8 +21,8 @@ class Maker(Protocol):
 class DerfUTM(nnx.Module):
   """erf(alpha * x + shift), alpha and shift per feature (UTM, section 2.1).
 
-  The form that the UTM authors train: alpha starts at 1 + 0.02 N(0, 1), shift
-  at 0, no gain and no bias after it. x: [..., D]; computed in float32.
+  The form that UTM's authors train: alpha starts at 1 + 0.02 N(0, 1), shift
+  at 0, with no gain and no bias. x: [..., D]; computed in float32.
   """
 
   def __init__(self, width: int, *, precision: Precision, rngs: nnx.Rngs):
@@ -45,7 +45,7 @@ class Derf(nnx.Module):
   """
 
   def __init__(self, width: int, *, precision: Precision, rngs: nnx.Rngs):
-    del rngs  # Nothing random in its initial values.
+    del rngs  # The initial values are constants.
     self.alpha = nnx.Param(jnp.full((), 0.5, precision.params))
     self.shift = nnx.Param(jnp.zeros((), precision.params))
     self.gain = nnx.Param(jnp.ones((width,), precision.params))
@@ -60,7 +60,7 @@ class Derf(nnx.Module):
 
 
 def _per_feature(x: Array, *vectors: Array) -> list[Array]:
-  """Vectors [D] with as many dimensions as x [..., D]."""
+  """Vectors [D], broadcastable to x [..., D]."""
   return [jnp.expand_dims(v, range(x.ndim - 1)) for v in vectors]
 
 
@@ -101,7 +101,7 @@ def layer_norm(
 def none(
   width: int, *, precision: Precision, rngs: nnx.Rngs
 ) -> Callable[[Array], Array]:
-  """No norm: x as it is."""
+  """No norm: returns x unchanged."""
   del width, precision, rngs
   return _unchanged
 

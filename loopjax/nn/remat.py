@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, and what is computed again."""
+"""What is kept for the backward pass, and what is recomputed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,8 +16,8 @@ POLICIES: dict[str, Any] = {
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
 }
-# By platform, what is fastest and not only smallest (benchmarks/results/); all
-# others keep everything. A CPU waits for memory more than it computes.
+# By platform, the policy that is fastest, not only smallest (see
+# benchmarks/results/); others keep everything. CPUs are memory-bound.
 AUTO = {"cpu": "dots_no_batch"}
 
 
@@ -31,13 +31,13 @@ def chosen(options: LoopOptions, platform: str) -> LoopOptions:
 def rematerialised(
   fn: Callable[..., Any], remat: str, *, prevent_cse: bool
 ) -> Callable[..., Any]:
-  """fn that keeps for the backward pass what a policy of `run_loop` says.
+  """fn, keeping for the backward pass what a policy of `run_loop` names.
 
   Args:
     fn: any function of arrays.
-    remat: "none" for fn itself; so is an "auto" that nothing has resolved, of a
-      model that was made without a program.
-    prevent_cse: needed outside of a scan, where XLA could undo it.
+    remat: "none" returns fn itself, as does an unresolved "auto", in a model
+      that was made without a program.
+    prevent_cse: needed outside of a scan, where XLA could undo recomputation.
   """
   if remat in ("none", "auto"):
     return fn
@@ -57,9 +57,9 @@ def scan(
 
   Args:
     step_fn: (carry, item) -> (carry, record).
-    carry: what goes from item to item.
+    carry: passed from item to item.
     items: arrays with a leading axis of items.
-    unroll: compiles every step by itself.
+    unroll: whether to compile every step separately.
     remat: what a step keeps for the backward pass; the carry always is.
 
   Returns:

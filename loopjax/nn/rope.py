@@ -10,17 +10,17 @@ def rope_tables(
 ) -> tuple[Array, Array]:
   """Cosines and sines of the rotation angles.
 
-  With A coordinates per token, frequency pair i turns with coordinate i mod A,
-  at the i // A-th of that coordinate's frequencies: with A = 1 this is the
+  With A coordinates per token, frequency pair i rotates with coordinate i mod
+  A, at the (i // A)-th frequency of that coordinate: with A = 1 this is the
   usual rotary embedding (arXiv 2104.09864).
 
   Args:
     positions: [S, A] coordinates (tokens).
-    head_width: K, even.
-    base: the longest wavelength is about 2 pi base tokens.
+    head_width: d_h, even.
+    base: the longest wavelength is about 2 pi * base tokens.
 
   Returns:
-    (cos, sin), each f32 [S, K / 2].
+    (cos, sin), each f32 [S, d_h / 2].
   """
   num_coordinates = positions.shape[1]
   num_pairs = head_width // 2
@@ -33,7 +33,7 @@ def rope_tables(
 
 
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
-  """Rotates x [B, S, H, K] in the half-split layout; f32 result."""
+  """Rotates x [B, S, H, d_h] in the half-split layout; f32 result."""
   cos, sin = (table[None, :, None, :] for table in tables)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate(

@@ -1,4 +1,4 @@
-"""What a transformer block is made of, as one record."""
+"""The structure of a transformer block, as one record."""
 
 import dataclasses
 
@@ -11,30 +11,30 @@ from loopjax.nn import norm as norm_lib
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """What a block is made of, in any family.
+  """The structure of a block, in any family.
 
   The block of Ouro (arXiv 2510.25741) has `norm.rms_norm` as its `norm` and its
   `post_norm`; that of GPT-2 has layer norms, "gelu" and all biases.
 
   Attributes:
     width: D.
-    num_heads: H, of queries.
-    num_key_value_heads: of keys and values, each read by as many neighbouring
-      heads of queries (arXiv 2305.13245); H of them are multi-head attention.
-    head_width: K, even, since features are rotated in pairs.
+    num_heads: H, query heads.
+    num_key_value_heads: G, each read by H / G neighbouring query heads (arXiv
+      2305.13245); with G = H this is multi-head attention.
+    head_width: d_h, even, since features are rotated in pairs.
     mlp_width: F, hidden features of the MLP.
     mlp: its kind, a key of `mlp.MLPS`.
-    norm: of what a branch reads.
-    post_norm: of what a branch adds; with `norm`, a sandwich.
+    norm: of the input of a branch.
+    post_norm: of the output of a branch; with `norm`, a sandwich.
     qk_norm: of each head's queries and keys, before they are rotated.
     attention_bias: of the linear maps to queries, keys, values and output.
     mlp_bias: of the MLP's linear maps.
-    causal: a token sees itself and those before it, else all.
-    dropout: share of what attention and MLP add that is dropped in training.
+    causal: a token sees itself and those before it; else it sees all.
+    dropout: rate on the outputs of attention and MLP, in training.
     init: of every matrix; biases start at zero.
 
   Raises:
-    UserError: there is no such block.
+    UserError: no such block exists.
   """
 
   width: int
@@ -69,7 +69,7 @@ class Shape:
 
 
 def head_width(width: int, num_heads: int) -> int:
-  """K = D / H; raises UserError unless it is a whole number of pairs."""
+  """d_h = D / H; raises UserError unless it is an even whole number."""
   if num_heads < 1 or width < 1 or width % (2 * num_heads):
     raise UserError(
       f"model.width={width} must be a multiple of twice"
@@ -79,8 +79,8 @@ def head_width(width: int, num_heads: int) -> int:
 
 
 def mlp_width(width: int, ratio: float) -> int:
-  """F = floor(ratio D); raises UserError if that is none."""
+  """F = floor(ratio D); raises UserError if that is zero."""
   features = int(width * ratio)
   if features < 1:
-    raise UserError(f"model.mlp_ratio={ratio} leaves no MLP")
+    raise UserError(f"model.mlp_ratio={ratio} gives an MLP of width 0")
   return features

@@ -1,7 +1,7 @@
-"""The stack f_theta: equal causal blocks with their parameters side by side.
+"""The stack f_theta: identical causal blocks with stacked parameters.
 
-Every parameter has a leading axis of layers. One block is compiled, whatever
-their number, and the pattern of a parameter's path covers all layers.
+Every parameter has a leading axis of layers. One block is compiled whatever
+their number, and one pattern of a parameter's path covers all layers.
 """
 
 from typing import Any
@@ -33,11 +33,11 @@ def block_shape(
     num_heads: H.
     mlp: a key of `mlp.MLPS`.
     mlp_ratio: F = floor(mlp_ratio D).
-    dropout: share of what attention and MLP add that is dropped in training.
+    dropout: rate on the outputs of attention and MLP, in training.
     init_std: of every matrix.
 
   Raises:
-    UserError: there is no such block.
+    UserError: no such block exists.
   """
   return Shape(
     width,
@@ -55,11 +55,11 @@ def block_shape(
 def make_layers(
   shape: Shape, num_layers: int, *, precision: Precision, rngs: nnx.Rngs
 ) -> block.Block:
-  """So many blocks, each drawn by itself.
+  """Stacked blocks, each initialised independently.
 
   Returns:
     One block that holds all: its parameters are [num_layers, ...], so it is
-    for `run_layers` and not to be called itself.
+    for `run_layers` and must not be called itself.
   """
 
   def make_layer(key: Array) -> block.Block:
@@ -72,7 +72,7 @@ def make_layers(
 def rope_tables(
   layers: block.Block, num_tokens: int, base: float
 ) -> tuple[Array, Array]:
-  """Rotary tables of positions 0 .. num_tokens - 1 for the blocks."""
+  """Rotary tables for positions 0 .. num_tokens - 1."""
   positions = jnp.arange(num_tokens)[:, None]
   return rope.rope_tables(positions, layers.attention.head_width, base)
 
@@ -93,7 +93,7 @@ def run_layers(
     x: residual stream [B, T, D].
     tables: from `rope_tables`.
     key: of dropout; None for none.
-    unroll: compiles each block by itself.
+    unroll: whether to compile each block separately.
     remat: what a block keeps for the backward pass, as in
       `loop.driver.run_loop`.
 

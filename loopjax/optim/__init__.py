@@ -1,1 +1,1 @@
-"""Optimizers, schedules, and which parameter gets which."""
+"""Optimizers, schedules, and which parameters they apply to."""

@@ -14,31 +14,31 @@ from loopjax.optim import muon, parameters
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """AdamW, or Muon beside it.
+  """AdamW, or Muon together with AdamW.
 
   AdamW's defaults are UTM's (section 4.1 and the authors' code). Muon's rate is
   that of "Language Models Need Sleep" (arXiv 2605.26099) for automata and Depo,
-  with `learning_rate` 5e-5; `b2` is 0.95 in the recipe that it cites.
+  with `learning_rate` 5e-5; `b2` is 0.95 in the recipe cited there.
 
   Attributes:
-    name: "adamw" for all parameters, or "muon" for the body's matrices and
-      AdamW for the others, as `loopjax.optim.parameters` says.
+    name: "adamw" for all parameters, or "muon" for the hidden matrices and
+      AdamW for the others, see `loopjax.optim.parameters`.
     learning_rate: AdamW's peak. final_learning_rate: AdamW's at the last step.
-    muon_learning_rate: Muon's peak; it goes in proportion to AdamW's rate.
+    muon_learning_rate: Muon's peak; its schedule is proportional to AdamW's.
     muon_momentum: of Muon.
-    schedule: after the warm-up "cosine" to the final rate, "constant", or
-      "wsd", constant and then linear to the final rate (warm-up, stable, decay,
+    schedule: after the warm-up, "cosine" to the final rate, "constant", or
+      "wsd", constant, then linear to the final rate (warm-up, stable, decay,
       arXiv 2404.06395).
-    warmup_steps: linear from 0, counted inside the run's steps.
-    cooldown_fraction: of the run's steps, at their end, in which "wsd" falls.
+    warmup_steps: linear from 0; part of the run's steps.
+    cooldown_fraction: final fraction of the run's steps in which "wsd" decays.
     b1, b2, eps: of Adam.
-    weight_decay: decoupled: times each parameter's own learning rate.
-    decay: what decays: "all" parameters, biases and embeddings included (UTM);
-      "matrices" alone, the kernels of linear maps and taps of convolutions; or
-      "tables" as well, that is matrices and embeddings (GPT-2 in common code).
+    weight_decay: decoupled; multiplied by each parameter's learning rate.
+    decay: what decays: "all" parameters, including biases and embeddings (UTM);
+      "matrices", only kernels of linear maps and taps of convolutions; or
+      "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
-    ema_decay: of the averaged parameters that evaluation uses; 0 for none.
-    frozen: regular expression of parameters that stay as they are; "" for none.
+    ema_decay: of the parameter average that evaluation uses; 0 for none.
+    frozen: regular expression of parameters that are not trained; "" for none.
   """
 
   name: str = "adamw"
@@ -106,7 +106,7 @@ class Config:
 
 
 def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
-  """Step (from 0) -> AdamW's learning rate; Muon's is in proportion to it.
+  """Step (from 0) -> AdamW's learning rate; Muon's is proportional to it.
 
   Raises:
     UserError: the schedule does not fit the run's steps.
@@ -140,17 +140,17 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
 
 
 def frozen_mask(params: Any, pattern: str) -> Any:
-  """bool per parameter: whether the pattern is found in its path.
+  """bool for every parameter: whether its path matches the pattern.
 
   Raises:
-    UserError: it is found in none, or in all of them.
+    UserError: it matches none of them, or all.
   """
   mask = jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, _name(path))), params
   )
   found = jax.tree.leaves(mask)
   if not any(found):
-    raise UserError(f"optim.frozen={pattern!r} is found in no parameter")
+    raise UserError(f"optim.frozen={pattern!r} matches no parameter")
   if all(found):
     raise UserError(f"optim.frozen={pattern!r} leaves no parameter to train")
   return mask
@@ -163,7 +163,7 @@ def _name(path: Any) -> str:
 def make_optimizer(
   config: Config, num_steps: int
 ) -> optax.GradientTransformation:
-  """Clips by global norm, then AdamW, or each of Muon and AdamW its part."""
+  """Clips by global norm, then AdamW, or Muon and AdamW by parameter."""
   schedule = make_schedule(config, num_steps)
 
   def mask(params: Any) -> Any:
@@ -193,7 +193,7 @@ def make_optimizer(
   tx = optax.chain(clip, tx, parameters.scale_by_rate())
   if not config.frozen:
     return tx
-  # In front, their gradients would count in the norm; behind, they would decay.
+  # Earlier, their gradients would count in the norm; later, they would decay.
   freeze = optax.masked(
     optax.set_to_zero(), lambda params: frozen_mask(params, config.frozen)
   )

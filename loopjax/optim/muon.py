@@ -1,14 +1,14 @@
-"""Muon: steps of matrices whose singular values are all near one.
+"""Muon: updates of matrices with all singular values near one.
 
 Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural
 networks" (kellerjordan.github.io/posts/muon, 2024), and its reference code.
-Muon is for the matrices of the body. All other parameters are AdamW's; the
-table of `loopjax.optim.parameters` says which are which.
+Muon is for hidden matrices. All other parameters are trained by AdamW; the
+table of `loopjax.optim.parameters` says which.
 
-`optax.contrib.muon` is not used: its other half is NAdamW, it corrects the
-bias of momentum and gradient differently, so that Nesterov's look-ahead is
-another one in the first steps, it holds all Newton-Schulz steps in memory at
-once, and by default it decides by rank what a matrix is.
+`optax.contrib.muon` is not used: it combines Muon with NAdamW; its bias
+correction of momentum and gradient differs, so that Nesterov's look-ahead is
+different in the first steps; it holds all Newton-Schulz steps in memory at
+once; and by default it decides by rank what a matrix is.
 """
 
 import math
@@ -21,40 +21,40 @@ import optax
 from loopjax.types import Array
 
 # a x + b x^3 + c x^5 is so steep at 0 that five steps bring singular values of
-# 0.002 near 1, and for that they bring none to 1 itself.
+# 0.002 near 1; in exchange none converges to 1 exactly.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_STEPS = 5
-_EPSILON = 1e-7  # Of the norm that is divided by.
+_EPSILON = 1e-7  # Added to the norm in the denominator.
 
 
 class State(NamedTuple):
-  """What Muon remembers.
+  """Muon's state.
 
   Attributes:
-    momentum: running mean of the gradients, like the parameters.
+    momentum: running mean of the gradients, a tree like the parameters.
   """
 
   momentum: Any
 
 
 def orthogonalise(x: Array) -> Array:
-  """About U V^T of every matrix U S V^T, by Newton-Schulz steps.
+  """Approximates U V^T of every matrix U S V^T by Newton-Schulz steps.
 
   Each step is X <- a X + (b X X^T + c (X X^T)^2) X: it keeps U and V, and maps
-  every singular value by the polynomial of COEFFICIENTS. Where a mesh splits
-  the matrices, every step exchanges parts of them.
+  every singular value by the polynomial of COEFFICIENTS. If a mesh splits the
+  matrices, every step communicates.
 
   Args:
-    x: [..., M, N]; each of the last two dimensions' matrices by itself.
+    x: [..., rows, columns], a batch of matrices.
 
   Returns:
-    The same shape and dtype, in which it is computed (the reference code rounds
-    to bfloat16), with the device's own precision of products. Singular values
-    become 0.68 to 1.21 where they are at least 0.002 of the Frobenius norm,
-    and stay smaller where they are less; a zero matrix stays one.
+    The same shape and dtype, which is also that of the computation (the
+    reference code rounds to bfloat16), at the device's default precision of
+    products. Singular values become 0.68 to 1.21 if they are at least 0.002 of
+    the Frobenius norm, and smaller otherwise; zero matrices stay zero.
   """
   tall = x.shape[-2] > x.shape[-1]
-  x = x.mT if tall else x  # X X^T is the smaller square.
+  x = x.mT if tall else x  # So that X X^T is the smaller product.
   square = jnp.sum(x * x, axis=(-2, -1), keepdims=True)
   x = x / (jnp.sqrt(square) + _EPSILON)
   a, b, c = COEFFICIENTS
@@ -68,9 +68,9 @@ def orthogonalise(x: Array) -> Array:
 
 
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
-  """Gradients to Muon's directions, of parameters [..., inputs, outputs].
+  """Turns gradients into Muon's updates, for parameters [..., inputs, outputs].
 
-  M <- m M + (1 - m) G, and the direction is sqrt(max(1, outputs / inputs))
+  M <- m M + (1 - m) G, and the update is sqrt(max(1, outputs / inputs))
   times `orthogonalise` of Nesterov's m M + (1 - m) G.
 
   Args:
@@ -88,7 +88,7 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     return State(jax.tree.map(jnp.zeros_like, params))
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, State]:
-    del params  # The direction depends on gradients alone.
+    del params  # The update depends on gradients alone.
     means = jax.tree.map(mean, state.momentum, updates)
     ahead = jax.tree.map(mean, means, updates)
     return jax.tree.map(direction, ahead), State(means)

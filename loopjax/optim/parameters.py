@@ -1,8 +1,8 @@
-"""The parameter table: how every parameter is split, stepped and decayed.
+"""The parameter table: sharding, optimizer and decay of every parameter.
 
-A new kind of parameter needs a row here; one without is an error at the start
-of a run. Patterns are of the last parts of a path: a stack of layers has the
-same names as one layer, and one more dimension in front of theirs.
+A new kind of parameter needs a row here; a parameter without one is an error
+at the start of a run. Patterns match the end of a path: the parameters of a
+stack of layers have the names of one layer's, and one more leading dimension.
 """
 
 import dataclasses
@@ -15,24 +15,24 @@ from jax.sharding import PartitionSpec as P
 
 from loopjax.errors import UserError
 
-# From the narrowest to the widest: what `optim.decay` may be.
+# Values of `optim.decay`, from the narrowest to the widest.
 DECAYS = ("matrices", "tables", "all")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What holds for the parameters that a pattern names.
+  """Properties of the parameters that match a pattern.
 
   Attributes:
     pattern: regular expression of the last parts of a path.
-    split: mesh axes of the parameter's last dimensions; those in front stay
-      whole. P() for parameters that are small in every model.
-    optimizer: "muon" or "adamw", if the run has both. Muon's are kernels of
-      x W, [..., inputs, outputs], one W each: what is fused would have to be
-      split before.
-    decay: the narrowest `optim.decay` by which weight decay applies: one of
+    split: mesh axes of the parameter's last dimensions; leading ones are not
+      split. P() for parameters that are small in every model.
+    optimizer: "muon" or "adamw", if the run has both. Muon is for kernels of
+      x W, [..., inputs, outputs], of one W each: fused kernels would have to be
+      separated first.
+    decay: the narrowest `optim.decay` under which weight decay applies: one of
       DECAYS.
-    rate: the learning rate is this many times that of the optimizer.
+    rate: factor of the optimizer's learning rate.
   """
 
   pattern: str
@@ -42,20 +42,20 @@ class Row:
   rate: float = 1.0
 
 
-# The first row whose pattern matches holds.
+# The first row whose pattern matches applies.
 TABLE = (
   Row("(query|key|value|gate)/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("output/kernel", P("tensor", "fsdp"), "muon", "matrices"),
   Row("(query|key|value|mlp/gate)/bias", P(("tensor", "fsdp")), "adamw", "all"),
   Row("output/bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
-  # Convolutions by channel: orthogonal taps would make channels compete.
+  # Depthwise convolutions: orthogonal taps would make channels compete.
   Row("convolution/taps/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
   Row("convolution/taps/bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row(
     r"convolutions/\d+/taps", P(None, ("fsdp", "tensor")), "adamw", "matrices"
   ),
-  # Gates and decays with one logit, or one a head.
+  # Gates and decays with one logit, or one per head.
   Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
   Row("A_log|dt_bias", P(), "adamw", "all"),
   Row("gate/(weight|bias)", P(), "adamw", "all"),
@@ -77,13 +77,13 @@ TABLE = (
 
 
 def rows(params: Any) -> Any:
-  """The Row of every parameter, in a tree like theirs.
+  """The Row of every parameter, in a tree of the same structure.
 
   Args:
     params: arrays or their abstract forms.
 
   Raises:
-    UserError: no row names a parameter, or it has fewer dimensions than its
+    UserError: no row matches a parameter, or it has fewer dimensions than its
       row splits.
   """
 
@@ -97,7 +97,7 @@ def rows(params: Any) -> Any:
             f" {__name__}.TABLE is for {len(row.split)} dimensions"
           )
         return row
-    raise UserError(f"parameter {name}: no row of {__name__}.TABLE names it")
+    raise UserError(f"parameter {name}: no row of {__name__}.TABLE matches it")
 
   return jax.tree_util.tree_map_with_path(row, params)
 
@@ -113,13 +113,13 @@ def optimizers(params: Any) -> Any:
 
 
 def decay_mask(params: Any, decay: str) -> Any:
-  """bool per parameter: whether weight decay applies, by `optim.decay`."""
+  """bool for every parameter: whether weight decay applies to it."""
   applied = DECAYS[: DECAYS.index(decay) + 1]
   return jax.tree.map(lambda row: row.decay in applied, rows(params))
 
 
 def scale_by_rate() -> optax.GradientTransformation:
-  """Updates times their rows' factors; those with a factor of 1 untouched."""
+  """Multiplies updates by their rows' rates; a rate of 1 leaves them as is."""
 
   def scale(updates: Any, params: Any) -> Any:
     del params

@@ -9,7 +9,7 @@ from loopjax.report import page
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Writes the report and prints where; returns the exit status."""
+  """Writes the report and prints its paths; returns the exit status."""
   parser = argparse.ArgumentParser(
     prog="python -m loopjax.report",
     description="Writes WORKDIR/report.html and WORKDIR/report.md.",

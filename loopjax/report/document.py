@@ -28,13 +28,13 @@ class Bullets(NamedTuple):
 
 
 class Code(NamedTuple):
-  """Something to copy."""
+  """Preformatted text to copy."""
 
   text: str
 
 
 class Cell(NamedTuple):
-  """One cell: small print below; kind is "ours", "paper" or ""."""
+  """One cell, with small print below; kind is "ours", "paper" or ""."""
 
   text: str
   small: str = ""
@@ -49,7 +49,7 @@ class Table(NamedTuple):
 
 
 class Image(NamedTuple):
-  """A PNG: its bytes, where it lies beside the document, what it shows."""
+  """A PNG: its bytes, its path relative to the document, and a caption."""
 
   data: bytes
   path: str
@@ -57,7 +57,7 @@ class Image(NamedTuple):
 
 
 class Fold(NamedTuple):
-  """Blocks that are shown on demand."""
+  """Blocks that can be expanded."""
 
   title: str
   blocks: Sequence["Block"]
@@ -107,7 +107,7 @@ figcaption { color: var(--soft); font-size: .85rem; }
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
-  """One page that loads nothing: styles and pictures are inside."""
+  """One self-contained page, with styles and pictures embedded."""
   body = "\n".join(_html(block) for block in blocks)
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -161,7 +161,7 @@ def _html(block: Block) -> str:
 
 
 def _html_cell(tag: str, cell: Cell, marked: bool) -> str:
-  """A cell; in the header, whose numbers stand below."""
+  """A cell; one in the header marks whose numbers are below."""
   kind = f' class="{cell.kind}"' if cell.kind else ""
   mark = f'<span class="mark">{cell.kind}</span>' if marked and kind else ""
   small = html.escape(cell.small)
@@ -207,6 +207,6 @@ def _markdown_cell(cell: Cell, marked: bool) -> str:
 
 
 def _plain(text: str) -> str:
-  """Text that Markdown and the HTML in it leave as it is."""
+  """Text escaped for Markdown and HTML."""
   text = html.escape(re.sub(r"[ \t\r\n]+", " ", text), quote=False)
   return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text)

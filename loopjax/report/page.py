@@ -25,7 +25,7 @@ def write(workdir: pathlib.Path) -> list[pathlib.Path]:
     The paths of the HTML page and of the Markdown text.
 
   Raises:
-    UserError: there is nothing to report, or it cannot be written.
+    UserError: there is nothing to report, or the report cannot be written.
   """
   plans, others = tables.collect(workdir)
   plans.sort(key=_place)
@@ -77,7 +77,7 @@ def _body(
 
 
 def _place(plan: tables.Plan) -> tuple[str, int, str]:
-  """The paper's order; sweeps that it does not know come last."""
+  """Sort key: the paper's order; other sweeps come last."""
   known = list(PAPERS[plan.task].sweeps) if plan.task in PAPERS else []
   place = known.index(plan.name) if plan.name in known else len(known)
   return plan.task, place, plan.name
@@ -86,7 +86,7 @@ def _place(plan: tables.Plan) -> tuple[str, int, str]:
 def _representatives(
   plans: Sequence[tables.Plan], others: Sequence[tables.Run]
 ) -> list[tables.Run]:
-  """One run a setting, taken from the sweeps in turn, each run once."""
+  """One run per setting, taken from the sweeps in turn, without repetition."""
   by_sweep = [
     [
       next((run for run in group.runs if run.done), None)

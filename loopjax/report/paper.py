@@ -1,9 +1,9 @@
-"""The records in which a paper's numbers are written down."""
+"""Records for the numbers of a paper."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-HEADLINE = 4  # So many of the first facts about the scale are always shown.
+HEADLINE = 4  # Number of facts about the scale that are always shown.
 
 
 class Number(NamedTuple):
@@ -13,7 +13,7 @@ class Number(NamedTuple):
     mean: over seeds, or of the only run; None where the paper prints none.
     std: sample standard deviation over seeds.
     seeds: the numbers of single runs, by seed.
-    text: what the paper says beside or instead, such as a range.
+    text: what the paper says in addition or instead, such as a range.
   """
 
   mean: float | None = None
@@ -26,10 +26,10 @@ class Column(NamedTuple):
   """One quantity of a table.
 
   Attributes:
-    key: by which rows name it.
+    key: by which rows refer to it.
     label: with its unit.
     value: (config, summary) of our run -> the same quantity; None if unknown.
-    digits: behind the point.
+    digits: after the decimal point.
   """
 
   key: str
@@ -44,8 +44,8 @@ class Row(NamedTuple):
   Attributes:
     label: as the paper calls it.
     settings: that identify it among the items of the sweep, without the seed;
-      an item belongs to the row with the most settings that it has, whether it
-      or the config of the sweep makes them.
+      an item belongs to the row that shares the most settings with it, whether
+      set by the item or by the config of the sweep.
     values: by column.
   """
 
@@ -55,15 +55,15 @@ class Row(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """One picture with the curves of all items on top of each other.
+  """One plot with the curves of all items overlaid.
 
   Attributes:
     title: with the unit.
-    names: "split/metric" of one or two curves an item, the second dashed.
-    over: "examples", those seen in training, out of metrics.jsonl; or "loops",
-      out of summary.json.
-    settings: of the items that are drawn.
-    factor: by which values are multiplied.
+    names: "split/metric" of one or two curves per item, the second dashed.
+    over: "examples" seen in training, from metrics.jsonl; or "loops", from
+      summary.json.
+    settings: of the items to draw.
+    factor: multiplies the values.
   """
 
   title: str
@@ -81,8 +81,8 @@ class Sweep(NamedTuple):
     source: table or figure; "ours" if the paper has no such comparison.
     columns: in their order.
     rows: the paper's; none if it has no numbers.
-    caveats: what one must know to compare, a sentence each.
-    panels: the paper's figures that lay several runs on top of each other.
+    caveats: what to know when comparing, one sentence each.
+    panels: the paper's figures that overlay several runs.
   """
 
   title: str
@@ -97,9 +97,9 @@ class Scale(NamedTuple):
   """One fact about the size of an experiment.
 
   Attributes:
-    label: what it is.
+    label: name of the quantity.
     value: (config, summary) of our run -> ours.
-    paper: the paper's.
+    paper: the paper's value.
   """
 
   label: str
@@ -114,7 +114,7 @@ class Paper(NamedTuple):
     name: author and source.
     sweeps: by name, as in the config file's `sweeps`.
     columns: of a sweep that is not in `sweeps`.
-    scale: sizes, ours and the paper's, the most telling first.
+    scale: sizes, ours and the paper's, the most informative first.
     caveats: for every comparison with the paper.
   """
 
@@ -137,7 +137,7 @@ def metric(name: str, factor: float = 1.0):
 
 
 def at_depth(name: str, factor: float, multiple: float):
-  """A metric at so many times the trained number of loops."""
+  """A metric at `multiple` times the trained number of loops."""
 
   def value(config, summary):
     loop = int(multiple * config["model"]["num_loops"]) - 1

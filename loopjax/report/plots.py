@@ -1,4 +1,4 @@
-"""Pictures of ours beside the paper's."""
+"""Plots of our numbers next to the paper's."""
 
 import io
 import math
@@ -18,7 +18,7 @@ _MAX_PANELS = 2
 
 
 def numeric_key(groups: Sequence[tables.Group]) -> str | None:
-  """The key that a sweep varies, if there is one only and it is a number."""
+  """The key that a sweep varies, if it is the only one and numeric."""
   keys = tables.varying(groups)
   if len(keys) != 1:
     return None
@@ -30,7 +30,7 @@ def numeric_key(groups: Sequence[tables.Group]) -> str | None:
 def draw_curve(
   groups: Sequence[tables.Group], sweep: paper_lib.Sweep, key: str
 ) -> bytes | None:
-  """Draws the first quantities against the key; None if nothing was run.
+  """Draws the first quantities against the key; None if there are no runs.
 
   Args:
     groups: of the sweep.
@@ -67,11 +67,11 @@ def draw_curve(
 def draw_panels(
   groups: Sequence[tables.Group], panels: Sequence[paper_lib.Panel]
 ) -> bytes | None:
-  """Draws the curves of all items on top of each other.
+  """Draws the curves of all items, overlaid.
 
   Args:
-    groups: of the sweep; a group has one colour, each of its runs a line.
-    panels: of the sweep; one without a curve is left out.
+    groups: of the sweep; a group has one colour, each of its runs one line.
+    panels: of the sweep; those without a curve are left out.
 
   Returns:
     A PNG; None if there is no curve.
@@ -163,7 +163,7 @@ def _points(
     "ours": (draw.BLUE, "o", "-", -0.06),
     "paper": (draw.ORANGE, "s", "--", 0.06),
   }[label]
-  # A mean that is not there interrupts the line.
+  # A missing mean interrupts the line.
   means = [n.mean if n and n.mean is not None else math.nan for n in numbers]
   stds = [n.std or 0.0 if n else 0.0 for n in numbers]
   known = not all(map(math.isnan, means))

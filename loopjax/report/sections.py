@@ -1,4 +1,4 @@
-"""What the report says about one sweep and about one run."""
+"""The report's sections on one sweep and on one run."""
 
 import collections
 import pathlib
@@ -10,17 +10,17 @@ from loopjax.report import paper as paper_lib
 from loopjax.report.document import Cell
 from loopjax.report.papers import PAPERS
 
-_MAX_VALUES = 6  # Of one fact about the scale.
+_MAX_VALUES = 6  # Values shown of one fact about the scale.
 
 
 def sweep_blocks(
   plan: tables.Plan, pictures: pathlib.Path
 ) -> list[document.Block]:
-  """A sweep: ours beside the paper's, the scale, the picture, the commands.
+  """A sweep: our numbers next to the paper's, scale, plot and commands.
 
   Args:
     plan: the sweep and its runs.
-    pictures: directory beside the document that takes the picture.
+    pictures: directory beside the document for the plot.
   """
   paper = PAPERS.get(plan.task)
   sweep = _sweep_of(plan, paper)
@@ -50,7 +50,7 @@ def sweep_blocks(
 
 
 def run_blocks(run: tables.Run) -> list[document.Block]:
-  """One run by itself: its state, scale, scores and command."""
+  """A single run: its state, scale, scores and command."""
   paper = PAPERS.get(run.config.get("task", {}).get("name"))
   blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
   scores = {
@@ -75,7 +75,7 @@ def run_blocks(run: tables.Run) -> list[document.Block]:
 
 
 def runs_block(runs: Sequence[tables.Run]) -> document.Table:
-  """Runs that belong to no sweep, a row each."""
+  """Runs that belong to no sweep, one row each."""
   rows = []
   for run in runs:
     paper = PAPERS.get(run.config.get("task", {}).get("name"))
@@ -95,7 +95,7 @@ def runs_block(runs: Sequence[tables.Run]) -> document.Table:
 def scale_blocks(
   runs: Sequence[tables.Run], paper: paper_lib.Paper | None
 ) -> list[document.Block]:
-  """How large our experiment was, beside the paper's."""
+  """The size of our experiment, next to the paper's."""
   there = [run for run in runs if run.config]
   if not there:
     return [document.Paragraph("None of these runs is there yet.")]
@@ -140,7 +140,7 @@ def number(value: float, digits: int) -> str:
 
 
 def duration(seconds: float) -> str:
-  """In the unit that a person would take."""
+  """A duration in a convenient unit."""
   if seconds < 120:
     return f"{seconds:.0f}\u00a0s"
   if seconds < 7200:

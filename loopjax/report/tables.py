@@ -14,15 +14,15 @@ SEEDS = ("run.seed", "task.graph_seed", "task.split_seed")
 
 
 class Run(NamedTuple):
-  """One run, planned or there.
+  """One run, planned or existing.
 
   Attributes:
     directory: where it is or would be.
-    overrides: that its sweep asked for; none outside of a sweep.
-    settings: all that its sweep planned, by "section.key"; none outside.
+    overrides: set by its sweep; none outside of a sweep.
+    settings: all those planned by its sweep, by "section.key"; none outside.
     state: "completed", "not run", "incomplete, step 10 of 20", ...
     config: its config.json; empty if there is none.
-    summary: its summary.json if it is completed, else empty.
+    summary: its summary.json if it is complete, else empty.
   """
 
   directory: pathlib.Path
@@ -39,11 +39,11 @@ class Run(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """A sweep as it was started: what its sweep-NAME.json says.
+  """A sweep as planned in its sweep-NAME.json.
 
   Attributes:
     name: of the sweep.
-    command: that runs it.
+    command: to run it.
     task: task.name of its config.
     runs: in its order.
   """
@@ -55,14 +55,14 @@ class Plan(NamedTuple):
 
 
 class Group(NamedTuple):
-  """The runs that differ in their seed alone."""
+  """Runs that differ only in their seed."""
 
   overrides: Mapping[str, Any]
   runs: list[Run]
 
   @property
   def settings(self) -> Mapping[str, Any]:
-    """What its runs have in common, and one seed."""
+    """The settings of its runs, with the seed of one."""
     return self.runs[0].settings
 
 
@@ -71,7 +71,7 @@ class Spread(NamedTuple):
 
   Attributes:
     mean: of them.
-    std: sample standard deviation (n - 1); None of a single number.
+    std: sample standard deviation (n - 1); None for a single number.
     seeds: by seed.
   """
 
@@ -84,8 +84,8 @@ def collect(workdir: pathlib.Path) -> tuple[list[Plan], list[Run]]:
   """The sweeps under a directory, and the runs that belong to none.
 
   Raises:
-    UserError: the directory is missing or holds no run, or a file in it is
-      malformed.
+    UserError: the directory is missing or contains no run, or a file in it
+      is malformed.
   """
   if not workdir.is_dir():
     raise UserError(f"{workdir}: there is no such directory")
@@ -97,7 +97,7 @@ def collect(workdir: pathlib.Path) -> tuple[list[Plan], list[Run]]:
     if (path / "config.json").is_file() and path.resolve() not in known
   ]
   if not plans and not others:
-    raise UserError(f"{workdir}: holds no run and no sweep")
+    raise UserError(f"{workdir}: contains no run and no sweep")
   return plans, others
 
 
@@ -125,7 +125,7 @@ def read_run(
 
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:
-  """Groups runs by their overrides apart from the seeds, in their order."""
+  """Groups runs by their overrides except the seeds, in order."""
   groups: list[Group] = []
   for run in runs:
     key = {k: v for k, v in run.overrides.items() if k not in SEEDS}
@@ -139,7 +139,7 @@ def group_by_seed(runs: Iterable[Run]) -> list[Group]:
 
 
 def spread(values: Mapping[int, float]) -> Spread | None:
-  """Mean and sample standard deviation; None of nothing."""
+  """Mean and sample standard deviation; None without values."""
   if not values:
     return None
   numbers = list(values.values())
@@ -159,7 +159,7 @@ def ours(group: Group, column: Column) -> Spread | None:
 
 
 def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
-  """The paper's row with the most settings that all are an item's."""
+  """The row of the paper that fits an item, with the most settings."""
   fitting = [row for row in rows if fits(row.settings, settings)]
   return max(fitting, key=lambda row: len(row.settings), default=None)
 
@@ -172,7 +172,7 @@ def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
-  """Keys that are not the same in all groups, in their order."""
+  """Keys whose values differ between groups, in order."""
   keys = dict.fromkeys(key for group in groups for key in group.overrides)
   return [
     key
@@ -186,7 +186,7 @@ def varying(groups: Sequence[Group]) -> list[str]:
 
 
 def as_text(overrides: Mapping[str, Any]) -> str:
-  """Overrides as a person reads them."""
+  """Overrides as readable text."""
   return ", ".join(
     f"{key.partition('.')[2]}\u00a0=\u00a0{value}"
     for key, value in overrides.items()
@@ -205,7 +205,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
       f"--workdir={path.parent}",
     ]
     return Plan(
-      # The file's name is safe as the name of a picture.
+      # The file name is safe as the name of a plot.
       name=path.stem.removeprefix("sweep-"),
       command=" ".join(["python -m loopjax.sweep", *arguments]),
       task=manifest.get("task", ""),

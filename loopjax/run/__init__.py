@@ -1,1 +1,1 @@
-"""What keeps a run alive and honest: files, checkpoints, signals, processes."""
+"""What makes a run robust: files, checkpoints, signals, processes."""

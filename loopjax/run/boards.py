@@ -1,4 +1,4 @@
-"""Where people look at a run: TensorBoard, and if asked Weights & Biases."""
+"""Dashboards of a run: TensorBoard and, if configured, Weights & Biases."""
 
 import importlib.util
 import pathlib
@@ -23,11 +23,11 @@ class Board(Protocol):
     """Adds an image, [height, width, 3], f32 from 0 to 1."""
 
   def close(self) -> None:
-    """Writes what is still to be written."""
+    """Flushes and closes."""
 
 
 class TensorBoard:
-  """Event files under tb/; those of steps that come again are dropped."""
+  """Event files under tb/; those of steps to be repeated are dropped."""
 
   def __init__(self, workdir: pathlib.Path, start_step: int):
     purged = start_step + 1 if start_step else None
@@ -47,9 +47,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-  """A run there, which every start in the same directory goes on with.
+  """A run on Weights & Biases, resumed by every start in the same directory.
 
-  Steps that come again after a restore are those that it has already.
+  Steps repeated after a restore are already recorded there.
   """
 
   def __init__(
@@ -70,7 +70,7 @@ class WeightsAndBiases:
         config=dict(config),
         resume="allow",
       )
-    except Exception as error:  # Any of the network's or of the library's.
+    except Exception as error:  # Whatever the network or the library raises.
       raise UserError(
         f"run.wandb_project={project!r}: {one_line(error)};"
         " WANDB_MODE=offline needs no network and no account"
@@ -87,7 +87,7 @@ class WeightsAndBiases:
 
 
 def check(wandb_project: str) -> None:
-  """Raises UserError if Weights & Biases is asked for and not installed."""
+  """Raises UserError if Weights & Biases is requested but not installed."""
   if wandb_project and importlib.util.find_spec("wandb") is None:
     raise UserError(
       f"run.wandb_project={wandb_project!r} needs the package wandb:"
@@ -101,13 +101,13 @@ def open_all(
   wandb_project: str,
   config: Mapping[str, Any],
 ) -> list[Board]:
-  """The boards of a run; none but in process 0.
+  """The boards of a run; only process 0 has any.
 
   Args:
     workdir: of the run.
-    start_step: where it goes on.
-    wandb_project: of Weights & Biases; "" for none.
-    config: shown there.
+    start_step: step from which it resumes.
+    wandb_project: Weights & Biases project; "" for none.
+    config: recorded there.
 
   Raises:
     UserError: Weights & Biases does not answer.

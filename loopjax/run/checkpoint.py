@@ -1,7 +1,7 @@
-"""Saves checkpoints of the whole train state, and says which of them stay.
+"""Saves checkpoints of the whole train state, and decides which to keep.
 
 Orbax writes asynchronously and atomically. Beside the arrays there is a record
-of them with checksums of our own, by which `loopjax.run.restore` goes.
+of them with our own checksums, which `loopjax.run.restore` verifies.
 """
 
 import errno
@@ -21,12 +21,12 @@ from loopjax.run import integrity, processes, quiet, restore, retention
 class Checkpoints:
   """The checkpoints of one run.
 
-  Each holds the train state and "meta", a JSON object: what the caller gives,
-  beside shape, dtype and checksum of every array, all under a sha256.
+  Each holds the train state and "meta", a JSON object: what the caller passes,
+  and shape, dtype and checksum of every array, all protected by a sha256.
 
   Attributes:
-    directory: where they lie.
-    scores: of steps, higher is better; what `keep_best` goes by.
+    directory: where they are stored.
+    scores: by step, higher is better; `keep_best` uses them.
   """
 
   def __init__(
@@ -37,19 +37,19 @@ class Checkpoints:
     keep_best: int = 0,
     scores: Mapping[int, float] | None = None,
   ):
-    """Opens workdir/checkpoints, after damaged ones were set aside.
+    """Opens workdir/checkpoints, once damaged ones have been set aside.
 
     Args:
-      workdir: of the run; the caller holds it.
-      keep: how many of the newest stay.
-      keep_best: how many of those with the highest scores stay beside them.
-      scores: what is known of them already.
+      workdir: of the run; the caller holds its lock.
+      keep: number of newest checkpoints to keep.
+      keep_best: number to keep in addition, those with the highest scores.
+      scores: known so far.
     """
     quiet.orbax()
     self.directory = workdir / restore.DIRECTORY
     self.scores: dict[int, float] = dict(scores or {})
     if jax.process_index() == 0:
-      # What a save that was killed left.
+      # Left by a save that was killed.
       for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path)
     processes.wait_for_all()
@@ -59,7 +59,7 @@ class Checkpoints:
       item_names=(restore.STATE, restore.META),
       options=ocp.CheckpointManagerOptions(preservation_policy=kept),
     )
-    # JAX counts the questions after preemption, and `preemption` asks them.
+    # JAX counts calls that ask about preemption; `preemption` makes them.
     self._manager.reached_preemption = lambda step: False
 
   def steps(self) -> list[int]:
@@ -67,12 +67,12 @@ class Checkpoints:
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-    """Starts saving in the background; a step that is there already stays.
+    """Starts saving in the background; an existing step is kept as it is.
 
     Raises:
-      OSError: there is no room for it.
-      UserError: this save or the one before cannot be written.
-      processes.Lost: the same, with several processes.
+      OSError: there is not enough disk space.
+      UserError: this save or the previous one cannot be written.
+      processes.Lost: the same, in a run of several processes.
     """
     if step in self.steps():
       return
@@ -92,22 +92,22 @@ class Checkpoints:
     assert saved, f"step {step} is older than {self.steps()}"
 
   def wait(self) -> None:
-    """Waits for saves under way; raises UserError if one failed."""
+    """Waits for pending saves; raises UserError if one failed."""
     self._writing(self._manager.wait_until_finished)
 
   def close(self) -> None:
-    """Waits, and lets go of the directory."""
+    """Waits for pending saves and closes the directory."""
     self.wait()
     self._manager.close()
 
   def _check_room(self, state: Any) -> None:
-    """Beforehand: what Orbax says of a full disk is hundreds of lines long."""
+    """Checks disk space first: Orbax's own error is hundreds of lines long."""
     needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     free = shutil.disk_usage(self.directory).free
     if free < needed:
       reason = (
         f"{os.strerror(errno.ENOSPC)}: a checkpoint takes {needed >> 10} KiB,"
-        f" {free >> 10} KiB are free; those that are complete stay"
+        f" {free >> 10} KiB are free; complete checkpoints are kept"
       )
       raise OSError(errno.ENOSPC, reason, str(self.directory))
 
@@ -117,7 +117,7 @@ class Checkpoints:
     except (OSError, ValueError, RuntimeError) as error:
       line = (
         f"{self.directory}: a checkpoint cannot be written: {one_line(error)};"
-        " those that are complete stay"
+        " complete checkpoints are kept"
       )
       # Saving is where processes wait for each other.
       if jax.process_count() > 1 and not isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""What arrays are there: names, shapes, and checksums free of any mesh."""
+"""Names, shapes and checksums of arrays, independent of the mesh."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def names(tree: Any) -> list[str]:
 
 
 def describe(tree: Any) -> dict[str, list[Any]]:
-  """{path: [shape, dtype]} of the arrays, or their abstract forms."""
+  """{path: [shape, dtype]} of arrays or their abstract forms."""
   leaves = jax.tree.leaves(tree)
   return {
     name: [list(leaf.shape), str(leaf.dtype)]
@@ -34,14 +34,14 @@ def describe(tree: Any) -> dict[str, list[Any]]:
 
 
 def checksums(tree: Any) -> dict[str, str]:
-  """64 bits of every array, by path, computed where the arrays lie.
+  """64-bit checksum of every array, by path, computed on its devices.
 
-  Every element's bits are mixed with its place, and the results are added up.
-  Integer addition has no order, so that every mesh gives the same sum; mixing
-  is a bijection, so that a change of one element always shows, and of several
-  but for one case in 2^64.
+  Every element's bits are mixed with its index, and the results are summed.
+  Integer addition is order-independent, so every mesh gives the same sum;
+  mixing is a bijection, so a change of one element is always detected, and of
+  several except for one case in 2^64.
   """
-  # One small program a shape: most arrays share theirs with an average and
+  # One small program per shape: most arrays share theirs with an average and
   # two moments.
   sums = [_sum(leaf) for leaf in jax.tree.leaves(tree)]
   return {
@@ -57,7 +57,7 @@ def record(tree: Any) -> dict[str, list[Any]]:
 
 
 def digest(content: Any) -> str:
-  """sha256 of what JSON can hold."""
+  """sha256 of JSON-serialisable data."""
   text = json.dumps(content, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 
@@ -96,15 +96,15 @@ def compare(
   there: Mapping[str, Sequence[Any]],
   where: pathlib.Path,
 ) -> None:
-  """Checks that arrays fit those that are there.
+  """Checks that the arrays wanted are those available.
 
   Args:
     wanted: from `describe`.
-    there: the same, with anything behind shape and dtype.
+    there: those available; entries after shape and dtype are ignored.
     where: named in the message.
 
   Raises:
-    UserError: names those that are missing, extra, or of another shape or type.
+    UserError: lists those missing, extra, or of another shape or dtype.
   """
   missing = [name for name in wanted if name not in there]
   extra = [name for name in there if name not in wanted]
@@ -114,7 +114,7 @@ def compare(
     if name in there and list(there[name][:2]) != list(kind)
   ]
   problems = [
-    f"{label} {some(names)}"
+    f"{label} {abbreviate(names)}"
     for label, names in (
       ("missing", missing), ("not in the model", extra), ("other shape", other)
     )
@@ -125,7 +125,7 @@ def compare(
 
 
 def without(tree: Any, dropped: set[str], prefix: str = "") -> Any:
-  """A nested dict without some leaves; empty branches go as well."""
+  """A nested dict without some leaves; empty branches are removed too."""
   if not isinstance(tree, dict):
     return tree
   kept = {}
@@ -139,7 +139,7 @@ def without(tree: Any, dropped: set[str], prefix: str = "") -> Any:
 
 
 def merged(tree: Any, changes: Any) -> Any:
-  """A nested dict with the leaves that another one has replaced."""
+  """A nested dict with some leaves replaced by those of another."""
   if not isinstance(tree, dict):
     return changes
   return {
@@ -148,7 +148,7 @@ def merged(tree: Any, changes: Any) -> Any:
   }
 
 
-def some(names: Sequence[str]) -> str:
-  """Names for a message: the first few, and how many more there are."""
+def abbreviate(names: Sequence[str]) -> str:
+  """Names for a message: the first few, and the number of the others."""
   more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
   return ", ".join(names[:_SHOWN]) + more

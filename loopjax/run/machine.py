@@ -1,4 +1,4 @@
-"""How fast this machine is, and what a run will take on it."""
+"""How fast this machine is, and how long a run will take on it."""
 
 import functools
 import time
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from loopjax.run import profiling
 
-# Rows of the matrices that are multiplied; an accelerator needs larger ones.
+# Rows of the matrices multiplied; an accelerator needs larger ones.
 _CPU_ROWS, _ROWS = 512, 4096
 _PROBE_SECONDS = 0.2
-# Training reaches this share of the matrix rate for each channel of width, at
-# most that. Measured on CPUs: 0.08 at 32, 0.16 at 64, 0.25 at 128, 0.6 at 512.
+# Training reaches this share of the matrix rate per channel of width, up to a
+# maximum. Measured on CPUs: 0.08 at 32, 0.16 at 64, 0.25 at 128, 0.6 at 512.
 _SHARE_OF_WIDTH, _MOST = 1 / 400, 0.6
 _MEASURED_SECONDS = 1.0
 _FEW_SECONDS = 10
@@ -25,15 +25,15 @@ _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 def matrix_rate() -> float:
   """FLOP/s of matrix products over all devices of the run.
 
-  The data sheet's where the device is known; else that of float32 products,
-  tried for a fifth of a second.
+  From the data sheet where the device is known; else the rate of float32
+  products, measured for a fifth of a second.
   """
   device = jax.devices()[0]
   if peak := profiling.peak_flops(device.device_kind):
     return peak * jax.device_count()
   on_cpu = device.platform == "cpu"
   rows = _CPU_ROWS if on_cpu else _ROWS
-  # Devices that are one CPU's share its cores.
+  # Virtual devices of one CPU share its cores.
   count = jax.process_count() if on_cpu else jax.device_count()
   matrix, product = jnp.ones((rows, rows), jnp.float32), jax.jit(jnp.matmul)
   jax.block_until_ready(product(matrix, matrix))  # Compiles.
@@ -46,7 +46,7 @@ def matrix_rate() -> float:
 
 
 def training_seconds(flops: float, width: int) -> float:
-  """About what a run takes here; right within a factor of two or three.
+  """Rough duration of a run here, within a factor of two or three.
 
   Args:
     flops: of the whole run.
@@ -57,16 +57,16 @@ def training_seconds(flops: float, width: int) -> float:
 
 
 def prediction(flops: float, width: int) -> str:
-  """One line on what a run will take here; see `training_seconds`."""
+  """One line on how long a run will take here; see `training_seconds`."""
   return (
     f"about {duration(training_seconds(flops, width))} of training, by FLOPs"
     f" and this machine's matrix products ({matrix_rate() / 1e9:,.0f} GFLOP/s);"
-    " the first calls will tell"
+    " an estimate from the first calls follows"
   )
 
 
 def duration(seconds: float) -> str:
-  """As people say it: "seconds", "40 s", "3 minutes", "2 hours", "71 days"."""
+  """In words: "seconds", "40 s", "3 minutes", "2 hours", "71 days"."""
   for unit, name in _UNITS:
     if seconds >= 2 * unit:
       return f"{seconds / unit:,.0f} {name}"
@@ -74,9 +74,9 @@ def duration(seconds: float) -> str:
 
 
 class FirstCalls:
-  """Times the first calls of a start, and says what the rest will take.
+  """Times the first calls of a start, and estimates the remaining time.
 
-  It waits for each of these calls, for about a second; later ones run ahead.
+  It waits for each call during about a second; later calls run ahead.
   """
 
   def __init__(self, num_steps: int, say: Callable[[str], None]):
@@ -85,10 +85,10 @@ class FirstCalls:
     self._done = False
 
   def after(self, at: int, outputs: Any) -> None:
-    """Notes a call.
+    """Records a call.
 
     Args:
-      at: steps that were taken, this call's included.
+      at: steps taken, including this call's.
       outputs: of the call.
     """
     if self._done:

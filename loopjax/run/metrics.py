@@ -1,4 +1,4 @@
-"""Where numbers go: metrics.jsonl, boards, and the terminal."""
+"""Where numbers are written: metrics.jsonl, boards, and the terminal."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from loopjax.run import workdir as workdir_lib
 class Writer:
   """Writes the rows of one run; process 0 writes, the others are silent.
 
-  After a restore the rows that will come again are dropped: those past the
-  restored step, and if this step is evaluated again those that come after a
-  checkpoint, which are all but the row of training.
+  After a restore, rows that will be written again are dropped: those past the
+  restored step and, if this step is evaluated again, those written after its
+  checkpoint, which are all but the training row.
   """
 
   def __init__(
@@ -39,11 +39,11 @@ class Writer:
     Args:
       workdir: of the run.
       num_steps: of the run.
-      start_step: where it goes on.
+      start_step: step from which it resumes.
       scored_again: whether the run will evaluate at this step.
-      shown: names of the numbers that a person follows, in this order; those
-        of them that a row has are printed.
-      boards: show what is written; closed with the writer.
+      shown: names of the numbers to print, in this order; a row prints those
+        that it has.
+      boards: receive what is written; closed with the writer.
     """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Writer:
       total=num_steps, initial=start_step, unit="step", disable=None
     )
     if start_step:
-      self.say(f"goes on after step {start_step} of {num_steps}")
+      self.say(f"resuming after step {start_step} of {num_steps}")
 
   def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
     """Appends one row.
@@ -77,7 +77,7 @@ class Writer:
     Args:
       step: optimizer steps taken.
       split: "train", "eval", ...
-      values: numbers, or vectors over loops that become name/loop=k.
+      values: numbers, or vectors over loops, which become name/loop=k.
     """
     if not self.active:
       return
@@ -86,7 +86,7 @@ class Writer:
     try:
       self._file.write(json.dumps(row, allow_nan=False) + "\n")
       self._file.flush()
-    except OSError as error:  # Of a full disk, which names no file.
+    except OSError as error:  # A full disk; the error names no file.
       raise OSError(error.errno, error.strerror, self._file.name) from error
     self._remember(row)
     for board in self._boards:
@@ -94,7 +94,7 @@ class Writer:
     self._show(step, split, scalars)
 
   def say(self, line: str) -> None:
-    """Shows a line to the person at the terminal."""
+    """Prints a line to the terminal."""
     if not self.active:
       return
     if self._bar.disable:
@@ -103,7 +103,7 @@ class Writer:
       self._bar.write(line, file=sys.stdout)
 
   def images(self, step: int, files: Iterable[pathlib.Path]) -> None:
-    """Adds PNG files to the boards, named after the files."""
+    """Adds PNG files to the boards under their file names."""
     for file in files if self.active else ():
       if file.suffix == ".png":
         pixels = matplotlib.image.imread(file)[..., :3]
@@ -120,14 +120,14 @@ class Writer:
   def _remember(self, row: Mapping[str, Any]) -> None:
     prefix = f"{row['split']}/"
     stale = [name for name in self.last if name.startswith(prefix)]
-    for name in stale:  # A number that is not finite now has no old value.
+    for name in stale:  # No old value may stand in for a non-finite one.
       del self.last[name]
     for name, value in row.items():
       if name not in ("step", "split"):
         self.last[prefix + name] = value
 
   def _show(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-    """The few numbers that a person follows."""
+    """Prints the few numbers in `shown`."""
     shown = "  ".join(
       f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars
     )
@@ -139,7 +139,7 @@ class Writer:
 
 
 def named(split: str, values: Mapping[str, Any]) -> dict[str, float]:
-  """{"split/name": number} of all that are finite."""
+  """{"split/name": number} of the finite values."""
   scalars = workdir_lib.finite(flat(values))
   return {f"{split}/{name}": value for name, value in scalars.items()}
 
@@ -147,11 +147,11 @@ def named(split: str, values: Mapping[str, Any]) -> dict[str, float]:
 def scores(
   rows: Iterable[Mapping[str, Any]], best_metric: str
 ) -> dict[int, float]:
-  """By step, what `run.best_metric` says in the rows; higher is better.
+  """The score `run.best_metric` by step; higher is better.
 
   Args:
     rows: of metrics.jsonl.
-    best_metric: "split/name", with a minus in front if lower is better.
+    best_metric: "split/name", with a leading minus if lower is better.
   """
   split, _, name = best_metric.removeprefix("-").partition("/")
   sign = -1 if best_metric.startswith("-") else 1

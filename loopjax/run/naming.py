@@ -1,4 +1,4 @@
-"""Names of directories: the same for the same experiment."""
+"""Names of directories; the same experiment always has the same name."""
 
 import hashlib
 import pathlib
@@ -9,17 +9,17 @@ from typing import Any
 from loopjax import sections
 from loopjax.run import workdir as workdir_lib
 
-_MAX = 120  # File systems take 255 bytes; a log's name is longer by 4.
+_MAX = 120  # File systems allow 255 bytes; a log's name is longer by 4.
 
 
 def settings(keys: Iterable[str], values: Mapping[str, Any]) -> str:
-  """A file name that says what settings are: `num_memory_tokens=8,seed=42`.
+  """A file name that describes settings: `num_memory_tokens=8,seed=42`.
 
   Different settings have different names; the seed comes last.
 
   Args:
-    keys: "section.key" of those that count.
-    values: of all that there are, by "section.key".
+    keys: "section.key" of the settings to include.
+    values: of all settings, by "section.key".
   """
   names = [key.partition(".")[2] for key in values]
   parts = []
@@ -39,8 +39,8 @@ def workdir(
 ) -> pathlib.Path:
   """`runs/<config>[-<preset and overrides>]`, where a run writes by default.
 
-  Settings that may differ between the starts of a run are left out, so that the
-  same command with other ones goes on with the run, or evaluates it.
+  Settings that may differ between the starts of a run are left out, so that a
+  command that changes only these resumes the run, or evaluates it.
 
   Args:
     config_name: --config, FILE[:argument].
@@ -68,7 +68,7 @@ def workdir(
 
 
 def _quoted(value: Any) -> str:
-  """As a part of a file name; a tuple (1, 2) is 1+2."""
+  """A value as part of a file name; a tuple (1, 2) is 1+2."""
   parts = value if isinstance(value, list) else [value]
   quoted = (urllib.parse.quote(str(part), safe="") for part in parts)
   return "+".join(quoted)

@@ -1,4 +1,4 @@
-"""Noticing that the machine, or the person, wants the run to stop."""
+"""Requests to stop the run, from the machine or the user."""
 
 import contextlib
 import os
@@ -12,16 +12,16 @@ from jax.experimental import multihost_utils
 
 
 class Preempted(Exception):
-  """Raised out of long work that is not a training step."""
+  """Unwinds long work, such as an evaluation, to the trainer, which saves."""
 
 
 class Notice:
   """Whether the run was asked to stop.
 
-  In one process by SIGTERM or Ctrl-C, of which the second kills; SIGTERM may
-  come several times, as some schedulers send it again at the limit. In a run
-  of several JAX's own service listens for SIGTERM, so that one process's notice
-  stops all of them at the same step: nothing here may take the signal.
+  A single process is stopped by SIGTERM or Ctrl-C; a second Ctrl-C kills it.
+  SIGTERM may come several times, since some schedulers repeat it at the limit.
+  With several processes JAX's own service handles SIGTERM, so that a signal to
+  one stops all at the same step: no handler may be installed here.
   """
 
   def __init__(self):
@@ -30,7 +30,7 @@ class Notice:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Takes the signals while the block runs."""
+    """Handles the signals while the block runs."""
     on_main = threading.current_thread() is threading.main_thread()
     if jax.distributed.is_initialized() or not on_main:
       yield
@@ -56,11 +56,11 @@ class Notice:
         signal.signal(which, handler)
 
   def reached(self) -> bool:
-    """Whether to stop now; all processes must ask equally often."""
+    """Whether to stop now; all processes must call this equally often."""
     if jax.distributed.is_initialized():
       self._polls += 1
       point = multihost_utils.reached_preemption_sync_point(self._polls)
-      self._asked = self._asked or point  # It is a point: true only once.
+      self._asked = self._asked or point  # A sync point is true only once.
     return self._asked
 
   def check(self) -> None:

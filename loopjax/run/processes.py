@@ -14,18 +14,18 @@ from jax.experimental import multihost_utils
 
 from loopjax.errors import UserError
 
-# A process that is silent for so long is taken for dead, and all others stop.
+# A process silent for this long is considered dead, and all others stop.
 _HEARTBEAT_SECONDS = 30
-# A process that ends waits so long for the others to end as well.
+# How long a process that exits waits for the others to exit too.
 _SHUTDOWN_SECONDS = 15
 
-_BARRIERS = itertools.count()  # All processes count alike.
+_BARRIERS = itertools.count()  # Counted identically by all processes.
 
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,
-  "Take part in a run of several processes and ask the machine (a TPU pod,"
-  " SLURM) which. Not needed where SLURM started several tasks.",
+  "Join a run of several processes, detected from the machine (a TPU pod,"
+  " SLURM). Not needed where SLURM started several tasks.",
 )
 _ADDRESS = flags.DEFINE_string(
   "coordinator_address",
@@ -33,32 +33,32 @@ _ADDRESS = flags.DEFINE_string(
   "HOST:PORT of process 0; or JAX_COORDINATOR_ADDRESS.",
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", None, "How many take part; or JAX_NUM_PROCESSES.", 1
+  "num_processes", None, "Number of processes; or JAX_NUM_PROCESSES.", 1
 )
 _PROCESS_ID = flags.DEFINE_integer(
   "process_id",
   None,
-  "Which this one is, from 0; or JAX_PROCESS_ID or JOB_COMPLETION_INDEX.",
+  "Index of this one, from 0; or JAX_PROCESS_ID or JOB_COMPLETION_INDEX.",
   0,
 )
 
 
 class Lost(Exception):
-  """Another process of the run is not there; starting again may help."""
+  """Another process of the run is gone; restarting may help."""
 
 
 class AgreedError(UserError):
-  """A user's mistake that every process knows of."""
+  """A mistake by the user that every process has been told of."""
 
 
 def start() -> None:
-  """Joins the other processes that flags or the environment speak of, if any.
+  """Joins the processes described by flags or environment, if any.
 
   Must run before JAX touches a device.
 
   Raises:
-    UserError: the flags contradict each other, or nothing can be detected.
-    Lost: nobody answers.
+    UserError: the flags contradict each other, or detection fails.
+    Lost: no other process answers.
   """
   address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
   count = _number(_NUM_PROCESSES, "JAX_NUM_PROCESSES")
@@ -96,23 +96,23 @@ def start() -> None:
 
 
 def _number(flag: Any, *variables: str) -> int | None:
-  """A flag's value, or else that of the first variable that is set."""
+  """The value of a flag, or else of the first variable that is set."""
   if flag.value is not None:
     return flag.value
   for variable in variables:
     text = os.environ.get(variable)
     if text is not None:
       if not text.isdecimal():
-        raise UserError(f"{variable}={text!r} is no number")
+        raise UserError(f"{variable}={text!r} is not a number")
       return int(text)
   return None
 
 
 def agreed(function: Callable[[], Any]) -> Any:
-  """What `function` gives on process 0, on every process.
+  """What `function` returns on process 0, on every process.
 
   Args:
-    function: returns what JSON can hold; runs on process 0 only.
+    function: returns JSON-serialisable data; runs on process 0 only.
 
   Raises:
     AgreedError: on every process, if it raises UserError on process 0.
@@ -139,10 +139,10 @@ def agreed(function: Callable[[], Any]) -> Any:
 
 
 def wait_for_all(seconds: int = 3600) -> None:
-  """Returns when every process of the run has come here.
+  """Returns when every process of the run has called it.
 
-  A barrier of the hosts, not of the devices: those give up much sooner. Who
-  waits for a process that dies is ended by JAX's service.
+  A barrier of hosts, not of devices, whose timeouts are much shorter. If a
+  process dies, JAX's service terminates those that wait for it.
   """
   count = jax.process_count()
   if count > 1:
@@ -154,7 +154,7 @@ def wait_for_all(seconds: int = 3600) -> None:
 
 
 def everywhere(message: str) -> str:
-  """All processes' messages that are not empty, joined; "" if none has one."""
+  """The non-empty messages of all processes, joined; "" if there are none."""
   if jax.process_count() == 1:
     return message
   size = 400
@@ -169,7 +169,7 @@ def everywhere(message: str) -> str:
 
 
 def whole(x: Any) -> np.ndarray:
-  """An array that may lie on devices of all processes, as a whole on each."""
+  """The full array, on every process, of one sharded over all of them."""
   if isinstance(x, jax.Array) and not x.is_fully_addressable:
     if x.is_fully_replicated:
       return np.asarray(x.addressable_data(0))

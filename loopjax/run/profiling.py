@@ -8,8 +8,8 @@ import jax
 
 from loopjax.errors import UserError
 
-# Dense bfloat16 FLOP/s of one device, from the makers' data sheets, by a part
-# of `device_kind`; the first that fits counts.
+# Dense bfloat16 FLOP/s of one device, from the vendors' data sheets, by a part
+# of `device_kind`; the first match counts.
 _PEAK_FLOPS = (
   ("TPU v4", 275e12),
   ("TPU v5 lite", 197e12),
@@ -24,7 +24,7 @@ _PEAK_FLOPS = (
   ("H200", 989e12),
   ("B200", 2250e12),
 )
-# A training step is a forward and a backward pass, which is twice as much.
+# Forward pass, plus a backward pass that costs twice as much.
 _TRAIN_OVER_FORWARD = 3
 
 
@@ -32,7 +32,7 @@ def step_range(text: str, num_steps: int) -> range:
   """`run.profile_steps` as steps; empty for "".
 
   Raises:
-    UserError: it is not FIRST:END within the run.
+    UserError: it is not a valid FIRST:END within the run.
   """
   if not text:
     return range(0)
@@ -50,7 +50,7 @@ def step_range(text: str, num_steps: int) -> range:
 class Tracer:
   """Traces some steps of a run into a directory, for TensorBoard or Perfetto.
 
-  Whole calls are traced: those that hold one of the steps.
+  Whole calls are traced: those that contain one of the steps.
   """
 
   def __init__(self, steps: range, directory: pathlib.Path):
@@ -58,22 +58,22 @@ class Tracer:
     self._running = False
 
   def before(self, call: range) -> None:
-    """Begins at the first call that holds one of the steps."""
+    """Begins at the first call that contains one of the steps."""
     first = max(call.start, self._steps.start)
-    if jax.process_index():  # One trace shows what all do.
+    if jax.process_index():  # The trace of process 0 stands for all.
       return
     if not self._running and first < min(call.stop, self._steps.stop):
       jax.profiler.start_trace(str(self._directory))
       self._running = True
 
   def after(self, call: range, outputs: Any) -> None:
-    """Ends after the last such call, once its outputs are there."""
+    """Ends after the last such call, once its outputs are ready."""
     if self._running and call.stop >= self._steps.stop:
       jax.block_until_ready(outputs)
       self.close()
 
   def close(self) -> None:
-    """Writes the trace that is under way, if there is one."""
+    """Writes the trace in progress, if there is one."""
     if self._running:
       jax.profiler.stop_trace()
       self._running = False
@@ -82,8 +82,8 @@ class Tracer:
 def memory(compiled: Any) -> dict[str, int]:
   """Bytes on each device that a compiled step needs, by kind.
 
-  "arguments" are the state and the batch, "outputs" what does not take their
-  place, "temporaries" the activations and gradients.
+  "arguments" are the state and the batch, "outputs" those not written into the
+  arguments' memory, "temporaries" activations and gradients.
   """
   sizes = compiled.memory_analysis()
   return {
@@ -94,30 +94,29 @@ def memory(compiled: Any) -> dict[str, int]:
 
 
 def training_flops(costs: Mapping[str, Any]) -> float:
-  """FLOPs of a training step per example, counted by hand.
+  """FLOPs of a training step per example, counted analytically.
 
-  What rematerialisation computes again does not count; parameters that stay as
-  they are do.
+  Recomputation by rematerialisation does not count; frozen parameters count
+  like others.
 
   Args:
-    costs: of the family, by its function of that name.
-      "training_flops_per_example" if not every loop has a backward pass; else
-      that is three times the forward pass.
+    costs: from the family's `costs`. If "training_flops_per_example" is absent,
+      training costs three times the forward pass.
   """
   forward = costs["flops_per_example"][-1]
   return costs.get("training_flops_per_example", _TRAIN_OVER_FORWARD * forward)
 
 
 def rates(flops: float, examples_per_second: float) -> dict[str, float]:
-  """Model FLOP/s of training over all devices, and the share of their peak.
+  """Model FLOP/s of training over all devices, and the fraction of their peak.
 
   Args:
     flops: from `training_flops`.
     examples_per_second: over all devices.
 
   Returns:
-    "model_flops_per_second", and "model_flops_utilization" where the peak of
-    the device is known, which it is not for a CPU.
+    "model_flops_per_second", and "model_flops_utilization" where the device's
+    peak is known, which excludes CPUs.
   """
   flops *= examples_per_second
   peak = peak_flops(jax.devices()[0].device_kind)
@@ -128,7 +127,7 @@ def rates(flops: float, examples_per_second: float) -> dict[str, float]:
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """Dense bfloat16 FLOP/s of a device, or None if it is not known here."""
+  """Dense bfloat16 FLOP/s of a device, or None if unknown."""
   for part, flops in _PEAK_FLOPS:
     if part.lower() in device_kind.lower():
       return flops
@@ -136,7 +135,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> dict[str, float]:
-  """Most bytes that were in use on the first local device, where it says so."""
+  """Peak bytes in use on the first local device, if it reports them."""
   stats = jax.local_devices()[0].memory_stats() or {}
   if "peak_bytes_in_use" not in stats:
     return {}

@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str:
-  """Commit of the checkout that runs, or "" outside of one."""
+  """Commit of the running checkout, or "" outside of one."""
   package = pathlib.Path(__file__).parent
 
   def git(*arguments: str) -> str:
@@ -41,7 +41,7 @@ def _revision() -> str:
     ).stdout.strip()
 
   try:
-    # A package that is installed inside somebody's checkout is not of it.
+    # A package installed inside another project's checkout is not part of it.
     if pathlib.Path(git("rev-parse", "--show-toplevel")) != package.parent:
       return ""
     return git("describe", "--always", "--dirty", "--abbrev=12")

@@ -1,13 +1,13 @@
-"""Keeps Orbax's log apart from what a run says."""
+"""Keeps Orbax's log out of a run's output."""
 
 import logging
 
 
 def orbax() -> None:
-  """Drops Orbax's messages, and those of the event loops that it starts.
+  """Drops the messages of Orbax and of the event loops that it starts.
 
-  It reports every step of a save, and again whatever it raises. Messages of
-  others are let through.
+  It logs every step of a save, and repeats whatever it raises. Other messages
+  pass.
   """
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_of_others)

@@ -1,11 +1,11 @@
 """Reads checkpoints: verifies them, falls back, and sets damaged ones aside.
 
-Orbax restores onto any mesh, but it does not notice a changed byte and takes an
-empty directory for a checkpoint. So what does not match the record that
-`loopjax.run.checkpoint` wrote beside the arrays is never used.
+Orbax restores onto any mesh, but it does not detect a changed byte and accepts
+an empty directory as a checkpoint. So anything that does not match the record
+that `loopjax.run.checkpoint` wrote beside the arrays is rejected.
 
-Every function takes the work directory of a run, which may still go on, and is
-called by all processes alike.
+Every function takes the work directory of a run, which may be in progress, and
+is called by all processes.
 """
 
 import itertools
@@ -22,12 +22,12 @@ from etils import epath
 from loopjax.errors import UserError, one_line
 from loopjax.run import integrity, processes, quiet
 
-DIRECTORY = "checkpoints"  # In a work directory; below it the steps.
-STATE, META = "state", "meta"  # What there is of each step.
+DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
+STATE, META = "state", "meta"  # The items of each step.
 
 
 class Damaged(Exception):
-  """A checkpoint that is not what was written; the message is one line."""
+  """A checkpoint differs from what was written; the message is one line."""
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
@@ -36,7 +36,7 @@ def steps(workdir: pathlib.Path) -> list[int]:
     lambda: sorted(
       int(path.name)
       for path in (workdir / DIRECTORY).glob("*")
-      if path.name.isdecimal()  # Orbax marks what is not complete.
+      if path.name.isdecimal()  # Orbax marks incomplete ones by a suffix.
     )
   )
 
@@ -44,15 +44,15 @@ def steps(workdir: pathlib.Path) -> list[int]:
 def newest(
   workdir: pathlib.Path, read: Callable[[int], Any], *, set_aside: bool
 ) -> Any | None:
-  """`read(step)` of the newest step that is intact; None if there are none.
+  """`read(step)` of the newest intact checkpoint; None if there are none.
 
-  Prints a line for every damaged one.
+  Prints a line for every damaged checkpoint.
 
   Args:
     workdir: of the run.
-    read: raises Damaged if it cannot.
-    set_aside: move damaged ones to workdir/damaged, so that the run can save
-      these steps again.
+    read: raises Damaged if the checkpoint is damaged.
+    set_aside: move damaged checkpoints to workdir/damaged, so that the run can
+      save these steps again.
 
   Raises:
     UserError: there are checkpoints, and all of them are damaged.
@@ -65,19 +65,19 @@ def newest(
       print(f"checkpoint {step} is not used: {error}", flush=True)
       damaged.append(step)
       continue
-    if set_aside:  # Only now: with none intact all must stay.
+    if set_aside:  # Only now: if none is intact, all must stay in place.
       _set_aside(workdir, damaged)
     return value
   if there_are:
     raise UserError(
       f"{workdir / DIRECTORY}: none of the checkpoints {there_are} is intact;"
-      " nothing to go on from"
+      " nothing to resume from"
     )
   return None
 
 
 def best(workdir: pathlib.Path, scores: Mapping[int, float]) -> int:
-  """The step with the highest score among those with a checkpoint.
+  """The checkpointed step with the highest score.
 
   Raises:
     UserError: no checkpoint has a score.
@@ -95,7 +95,7 @@ def state(
 
   Raises:
     UserError: its arrays have other names, shapes or dtypes.
-    Damaged: it is not what was written.
+    Damaged: it differs from what was written.
   """
   record = meta(workdir, step)
   where = workdir / DIRECTORY / str(step)
@@ -106,11 +106,11 @@ def state(
 def params(
   workdir: pathlib.Path, step: int, abstract_params: Any, fresh: str = ""
 ) -> dict[str, Any]:
-  """Reads parameters alone: the averaged ones, if the run averaged.
+  """Reads only parameters: the averaged ones if the run averaged.
 
   Args:
     workdir: of the run.
-    step: which.
+    step: of the checkpoint.
     abstract_params: nested dict with target shardings.
     fresh: regular expression of parameters that may be missing.
 
@@ -119,7 +119,7 @@ def params(
 
   Raises:
     UserError: missing, extra or mis-shaped parameters.
-    Damaged: it is not what was written.
+    Damaged: it differs from what was written.
   """
   arrays = meta(workdir, step)["arrays"]
   averaged = any(name.startswith("ema/") for name in arrays)
@@ -149,16 +149,16 @@ def chosen_params(
   label: str,
   fresh: str = "",
 ) -> tuple[int, dict[str, Any]]:
-  """The step and the `params` of a checkpoint that somebody asked for.
+  """The step and the `params` of a requested checkpoint.
 
   Args:
     workdir: of the run.
-    step: which; the newest that is intact if None.
-    abstract_params: as in `params`, like `fresh`.
-    label: what messages call the run.
+    step: of the checkpoint; the newest intact one if None.
+    abstract_params, fresh: as in `params`.
+    label: the run's name in messages.
 
   Raises:
-    UserError: there is none, or it is damaged or does not fit.
+    UserError: there is none, or it is damaged or does not fit the model.
   """
 
   def read(at: int) -> tuple[int, Any]:
@@ -171,12 +171,12 @@ def chosen_params(
   except Damaged as error:
     raise UserError(f"{label}: checkpoint {step}: {error}") from error
   if found is None:
-    raise UserError(f"{label} holds no checkpoints")
+    raise UserError(f"{label} contains no checkpoints")
   return found
 
 
 def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-  """What was saved beside the arrays; raises Damaged or UserError."""
+  """The "meta" saved beside the arrays; raises Damaged or UserError."""
   if step not in steps(workdir):
     raise UserError(
       f"{workdir / DIRECTORY}: no checkpoint of step {step}; there are"
@@ -187,17 +187,17 @@ def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   envelope = _intact(lambda: json.loads(path.read_text()))
   content = envelope.get("content") if isinstance(envelope, dict) else None
   if content is None or integrity.digest(content) != envelope.get("sha256"):
-    raise Damaged("its record of itself was changed")
+    raise Damaged("its metadata record was changed")
   return content
 
 
 def _read(
   where: pathlib.Path, abstract: Any, arrays: Mapping[str, Sequence[Any]]
 ) -> Any:
-  """Those arrays of the state that `abstract` names, verified.
+  """The arrays of the state that `abstract` names, verified.
 
-  By the handler alone: a manager would wait for the other processes, and one
-  that cannot read would not come.
+  Uses the handler alone: a manager would wait for the other processes, and one
+  that fails to read would never arrive.
   """
   quiet.orbax()
   arguments = ocp.args.PyTreeRestore(
@@ -214,7 +214,7 @@ def _read(
     if arrays[name][2] != checksum
   ]
   if changed:
-    raise Damaged(f"bytes were changed in {integrity.some(changed)}")
+    raise Damaged(f"bytes were changed in {integrity.abbreviate(changed)}")
   return tree
 
 
@@ -230,10 +230,10 @@ def _set_aside(workdir: pathlib.Path, damaged: Sequence[int]) -> None:
 
 
 def _intact(read: Callable[[], Any]) -> Any:
-  """What `read` gives; Damaged on every process if it fails on one.
+  """What `read` returns; Damaged on every process if it fails on one.
 
-  A broken file can make Orbax raise anything, but not what a lack of memory,
-  of permissions or of a device raises.
+  A broken file can make Orbax raise almost anything, except the errors of
+  missing memory, permissions or devices.
   """
   value, problem = None, ""
   try:

@@ -1,13 +1,13 @@
-"""Which checkpoints stay."""
+"""Which checkpoints to keep."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class NewestAndBest:
-  """Keeps the newest, and beside them those with the highest scores.
+  """Keeps the newest checkpoints, and in addition those with the best scores.
 
-  Orbax calls `should_preserve`. Its own policies could drop the newest.
+  Orbax calls `should_preserve`. Its own policies could delete the newest.
   """
 
   def __init__(self, newest: int, best: int, scores: Mapping[int, float]):
@@ -16,7 +16,7 @@ class NewestAndBest:
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: Any
   ) -> list[bool]:
-    """bool per checkpoint, which come oldest first."""
+    """bool for every checkpoint, oldest first."""
     del context
     steps = [checkpoint.step for checkpoint in checkpoints]
     scored = [step for step in steps if step in self._scores]

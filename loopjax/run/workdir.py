@@ -1,4 +1,4 @@
-"""The work directory: what a run writes, and who may write there."""
+"""The work directory: what a run writes there, and the lock on it."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.run import processes
 
-# Sections that may differ between starts: they do not change what is learned.
+# Sections that may differ between starts: they do not affect what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
 _FREE_KEYS = (
   "run.num_microbatches",
@@ -27,16 +27,16 @@ _FREE_KEYS = (
   "run.profile_steps",
   "run.wandb_project",
 )
-# What a checkpoint of the run fits; puzzles of another file may be scored.
+# What a checkpoint depends on; puzzles of another file may be scored.
 _EVAL_SECTIONS = ("model", "optim")
 
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds a work directory for one run, by its process 0.
+  """Locks a work directory for one run; process 0 holds the lock.
 
   Raises:
-    UserError: it cannot be made or written, or another run holds it.
+    UserError: it cannot be created or written, or another run holds the lock.
   """
   with contextlib.ExitStack() as stack:
     processes.agreed(lambda: stack.enter_context(_held(workdir)))
@@ -67,8 +67,8 @@ def check_config(
 ) -> None:
   """Raises UserError if the directory holds a run of another configuration.
 
-  To go on, all that changes what is learned must be the same; to evaluate, the
-  model and what else is in its checkpoints.
+  To resume, everything that affects what is learned must be the same; to
+  evaluate, whatever the checkpoints depend on.
   """
   path = workdir / "config.json"
   if not path.exists():
@@ -82,7 +82,7 @@ def check_config(
   ]
   if differing:
     raise UserError(
-      f"--workdir={workdir} holds a run of another configuration:"
+      f"--workdir={workdir} contains a run of another configuration:"
       f" {'; '.join(differing)}"
     )
 
@@ -99,21 +99,21 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Reads a JSON object.
 
   Raises:
-    UserError: missing, unreadable, malformed or no object.
+    UserError: the file is missing, unreadable, malformed or not an object.
   """
   try:
     value = json.loads(path.read_text())
   except (OSError, ValueError) as error:
     raise UserError(f"{path}: cannot be read: {error}") from error
   if not isinstance(value, dict):
-    raise UserError(f"{path}: is no JSON object")
+    raise UserError(f"{path}: is not a JSON object")
   return value
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes JSON atomically, also when several processes do.
+  """Writes JSON atomically, even if several processes write at once.
 
-  Whoever reads sees the old file or a new one, never a part.
+  A reader sees the old file or a new one, never a partial one.
   """
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
   temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
@@ -127,11 +127,11 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return []
   rows = []
   for line in path.read_text().splitlines():
-    with contextlib.suppress(ValueError):  # A line cut off by a kill.
+    with contextlib.suppress(ValueError):  # A line truncated by a kill.
       rows.append(json.loads(line))
   return rows
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-  """Metrics as JSON can hold them: NaN and infinity are left out."""
+  """Metrics that JSON can represent: NaN and infinity are left out."""
   return {k: float(v) for k, v in metrics.items() if math.isfinite(v)}

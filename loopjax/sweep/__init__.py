@@ -1,1 +1,1 @@
-"""A config's named sweeps: one run for each item, restartable."""
+"""Named sweeps of a config: one run per item, restartable."""

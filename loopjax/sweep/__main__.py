@@ -2,12 +2,12 @@
 
   python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME
 
-Its runs lie in runs/<config>[-<preset>]-<sweep>, or in --workdir=DIR. What is
-complete is skipped and what was cut off goes on, so that the same command can
-be given again. Jobs that run at the same time share a --workdir, each with one
---item. Exit status: 0 done, 1 an item failed, 2 a mistake of the
-user's, 4 asked to stop, 5 an item lost a process of its own. After 4 and 5 the
-same command goes on.
+Its runs are written to runs/<config>[-<preset>]-<sweep>, or to --workdir=DIR.
+Complete runs are skipped and interrupted ones resumed, so that the same command
+can be repeated. Concurrent jobs share a --workdir, each with one --item. Exit
+status: 0 done, 1 an item failed, 2 a mistake by the user, 4 asked to stop, 5 an
+item lost one of its processes. After 4 and 5 the same command resumes the
+sweep.
 """
 
 import pathlib
@@ -24,12 +24,12 @@ from loopjax.sweep import runner
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 _SWEEP = flags.DEFINE_string("sweep", None, "Name of a sweep of the config.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print only what would be done.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print what would be done.")
 _LIMIT = flags.DEFINE_integer(
-  "limit", 0, "Run at most this many items that are not complete; 0 for all.", 0
+  "limit", 0, "Run at most this many incomplete items; 0 for all.", 0
 )
 _ITEM = flags.DEFINE_integer("item", None, "Run only this item, from 0.", 0)
-_COUNT = flags.DEFINE_bool("count", False, "Print only how many items it has.")
+_COUNT = flags.DEFINE_bool("count", False, "Only print the number of items.")
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Processes of a sweep: started with a log, told when to stop."""
+"""Child processes of a sweep: started with a log, and stopped by signals."""
 
 import contextlib
 import os
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 
 class Stop:
-  """Notices that the sweep is to stop, and tells the run that is under way.
+  """Records a request to stop the sweep, and passes it to the current run.
 
-  A run has a process group of its own: what stops it comes from here alone and
-  so comes once. It saves at the first signal and would die of a second.
+  A run has its own process group, so that it receives signals from here only,
+  and only once: it saves at the first signal and would die at a second.
 
   Attributes:
     asked: whether a signal came.
@@ -24,7 +24,7 @@ class Stop:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Takes SIGTERM, Ctrl-C and a closed terminal while the block runs."""
+    """Handles SIGTERM, SIGINT and SIGHUP while the block runs."""
     before = {
       which: signal.signal(which, self._note)
       for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -37,9 +37,9 @@ class Stop:
         signal.signal(which, handler)
 
   def wait(self, process: subprocess.Popen) -> int:
-    """The exit status of a process, which gets the signals until it ends."""
+    """The exit status of a process, which gets signals until it ends."""
     self._process = process
-    if self.asked:  # Before there was a process to tell.
+    if self.asked:  # The signal came before the process was started.
       process.terminate()
     status = process.wait()
     self._process = None
@@ -56,7 +56,7 @@ class Stop:
 def run_command(
   command: Sequence[str], log: pathlib.Path, stop: Stop
 ) -> tuple[int, str]:
-  """Runs a command and appends what it says to a log.
+  """Runs a command and appends its output to a log.
 
   Args:
     command: program and arguments.
@@ -64,7 +64,7 @@ def run_command(
     stop: passes signals on to the command.
 
   Returns:
-    Its exit status, negative if a signal ended it, and the last line it said.
+    Its exit status, negative if a signal ended it, and its last line of output.
   """
   with log.open("a+", errors="replace") as file:
     before = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The items of a named sweep: what each changes, and its directory."""
+"""The items of a named sweep: their overrides and directories."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class Item(NamedTuple):
   """One run of a sweep.
 
   Attributes:
-    overrides: {"section.key": value} on top of the config.
+    overrides: {"section.key": value} applied to the config.
     config: resolved, as plain data.
     slug: name of its directory; the same for the same experiment.
   """
@@ -36,20 +36,20 @@ def make_items(
   """The items of a sweep, all checked before any of them runs.
 
   Args:
-    config: with the overrides of the command line.
+    config: with the command line's overrides.
     sweeps: the config file's function.
     name: of the sweep.
-    common: the overrides of the command line.
+    common: the command line's overrides.
 
   Raises:
-    UserError: no such sweep, or an item that is impossible with this config.
+    UserError: no such sweep, or an item that is invalid with this config.
   """
   try:
     there_are = sweeps(config)
-  except AttributeError as error:  # The file's own family has the setting.
+  except AttributeError as error:  # Only the file's own family has the setting.
     lacks = " ".join(str(error).split()).strip("\"'")
     raise UserError(
-      f"--sweep={name}: the sweeps of this config are of another family than"
+      f"--sweep={name}: the sweeps of this config are for another family than"
       f" model.name={config.model.name!r}, which lacks {lacks}"
     ) from error
   if name not in there_are:
@@ -79,16 +79,16 @@ def make_items(
 def slug(
   base: Mapping[str, Any], changed: Mapping[str, Any], keys: Sequence[str]
 ) -> str:
-  """A directory name for what an item changes: `num_memory_tokens=8,seed=42`.
+  """A directory name for an item's changes: `num_memory_tokens=8,seed=42`.
 
-  What an item sets to the value that is there anyway is left out, so that the
-  same experiment of two sweeps is run once; the seed always shows. Different
-  changes of one base have different names.
+  Settings that an item leaves at the base's value are omitted, so that an
+  experiment that two sweeps share is run once; the seed is always included.
+  Different changes of one base have different names.
 
   Args:
     base: config without the item's overrides, as plain data.
-    changed: with them.
-    keys: that the item sets, "section.key".
+    changed: config with them.
+    keys: "section.key" of the settings that the item sets.
   """
   before, after = sections.flatten(base), sections.flatten(changed)
   kept = [k for k in keys if before[k] != after[k] or k == "run.seed"]
@@ -102,7 +102,7 @@ def write_manifest(
   common: Mapping[str, Any],
   items: Sequence[Item],
 ) -> None:
-  """Writes sweep-NAME.json, from which the report knows what was planned."""
+  """Writes sweep-NAME.json, which tells the report what was planned."""
   manifest = {
     "sweep": name,
     "config": config_name,
@@ -127,9 +127,9 @@ def write_manifest(
 
 
 def load_sweeps(config_name: str) -> Any:
-  """The function `sweeps` of a config file."""
+  """The `sweeps` function of a config file."""
   path = config_name.partition(":")[0]
   sweeps = presets.read(path).get("sweeps")
   if sweeps is None:
-    raise UserError(f"--config={path} names no sweeps")
+    raise UserError(f"--config={path} defines no sweeps")
   return sweeps

@@ -24,15 +24,15 @@ def run_items(
   limit: int = 0,
   only: int | None = None,
 ) -> tuple[dict[str, str], int]:
-  """Runs what is not complete and prints one line an item.
+  """Runs incomplete items and prints one line per item.
 
   Args:
     items: from `make_items`.
-    workdir: of the sweep; each item has a directory and a log in it.
-    arguments: of loopjax.main for all items.
-    dry_run: say what would be done.
+    workdir: of the sweep; contains a directory and a log for each item.
+    arguments: arguments of loopjax.main common to all items.
+    dry_run: only print what would be done.
     limit: start at most this many; 0 for all.
-    only: index of the one item that this is about; None for all.
+    only: index of the only item to run; None for all.
 
   Returns:
     {slug: one-line message} of the items that failed, and the exit status.
@@ -91,7 +91,7 @@ def _state(
     summary = workdir_lib.read_json(directory / "summary.json")
   except UserError as error:
     return "failed", str(error)
-  if summary.get("status") == "diverged":  # It would do so again.
+  if summary.get("status") == "diverged":  # A rerun would diverge again.
     reason = summary.get("reason") or "training diverged"
     again = f"remove {directory / 'summary.json'} to run it again"
     return "failed", f"{reason}; {again}"
@@ -105,7 +105,7 @@ def _run(
   """Runs an item.
 
   Returns:
-    The exit status with which the sweep has to stop, or 0; the item's state;
+    The exit status if the sweep must stop, else 0; the item's state;
     if it failed, a one-line message.
   """
   directory, log = workdir / item.slug, workdir / f"{item.slug}.log"
@@ -119,22 +119,22 @@ def _run(
   start = time.monotonic()
   status, last_line = child.run_command(command, log, stop)
   if status == _PREEMPTED or (stop.asked and status < 0):
-    return _PREEMPTED, "preempted; the same command goes on", ""
+    return _PREEMPTED, "preempted; the same command resumes it", ""
   if status == _LOST:
-    return _LOST, "lost a process; the same command goes on", ""
+    return _LOST, "lost a process; the same command resumes it", ""
   stopped = _PREEMPTED if stop.asked else 0
   state, message = _state(directory, item.config)
   if status == 0 and state == "complete":
     return stopped, f"done in {time.monotonic() - start:.0f} s", ""
   if status == _DIVERGED and state == "failed":
     return stopped, state, message
-  if last_line.startswith("error: "):  # A mistake that says it all.
+  if last_line.startswith("error: "):  # A self-explanatory message.
     return stopped, "failed", last_line.removeprefix("error: ")
   return stopped, "failed", f"exit status {status}: {last_line}; see {log}"
 
 
 def _result(directory: pathlib.Path, config: Mapping[str, Any]) -> list[str]:
-  """The task's first score on every split, if it is known."""
+  """The task's first score on every split, if known."""
   if not (directory / "summary.json").exists():
     return []
   summary = workdir_lib.read_json(directory / "summary.json")
@@ -144,4 +144,4 @@ def _result(directory: pathlib.Path, config: Mapping[str, Any]) -> list[str]:
     for name, value in summary.get("metrics", {}).items()
     if name.partition("/")[2] == score and not name.startswith("train/")
   ]
-  return [*words, f"{summary.get('wall_seconds', 0):.0f} s in all"]
+  return [*words, f"{summary.get('wall_seconds', 0):.0f} s in total"]

@@ -20,7 +20,7 @@ def _score(output, batch):
 
 def test_scores_of_known_predictions():
   batch = {"targets": np.array([[1, 2], [0, 2]])}
-  prediction = np.array([[[0, 0], [0, 1]], [[1, 2], [0, 1]]])  # [R, B, T].
+  prediction = np.array([[[0, 0], [0, 1]], [[1, 2], [0, 1]]])  # [K, B, T].
   scores = depth.scores_by_loop(_score, prediction, batch, 3)
   assert scores.keys() == {"right", "right/standard_error"}
   np.testing.assert_allclose(scores["right"], [0.25, 0.75])

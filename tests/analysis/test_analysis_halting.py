@@ -7,7 +7,7 @@ import pytest
 from loopjax.analysis import halting
 from loopjax.loop import halting as rules
 
-# [R = 3, B = 1, S = 3]: stops after 2, 3 and 1 steps.
+# [K = 3, B = 1, S = 3]: stops after 2, 3 and 1 steps.
 _WEIGHT = np.array([[[0.4, 0.1, 1.0]], [[0.6, 0.0, 0.0]], [[0.0, 0.9, 0.0]]])
 
 

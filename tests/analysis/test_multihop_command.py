@@ -23,7 +23,7 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   analyses = set(rows.values_of(found, "analysis"))
   assert analyses == {"stage", "role_exposure", "lens", "cosine"}
   printed = capsys.readouterr().out
-  assert f"intervention, patching: left out, {family} has no state" in printed
+  assert f"patching: left out, {family} has no editable state" in printed
   assert "stages.png: left out, metrics.jsonl" in printed
 
 
@@ -59,7 +59,7 @@ def test_one_loop_hands_nothing_on(tmp_path, capsys):
   status, _, pictures = multihop_runs.analyse(workdir, "--examples=30")
   assert status == 0
   assert pictures == {"lens", "cosines", "role_exposure"}
-  assert "one loop hands nothing on" in capsys.readouterr().out
+  assert "one loop passes nothing on" in capsys.readouterr().out
   for flag in ("--loop=1", "--position=1"):
     assert command.main([str(workdir), flag]) == 2
     assert f"{flag} has no effect" in capsys.readouterr().err
@@ -75,7 +75,7 @@ def with_config(directory, change, family="looped"):
 @pytest.mark.parametrize(
   ("change", "flags", "message"),
   [
-    (None, (), "holds no run"),
+    (None, (), "contains no run"),
     (
       lambda c: c.update(
         config_lib.to_dict(load_config("sudoku_utm", "smoke"))
@@ -86,11 +86,11 @@ def with_config(directory, change, family="looped"):
     (
       lambda c: c["model"].update(name="gpt"),
       (),
-      "model.name='gpt' is none of",
+      "model.name='gpt' is not one of",
     ),
-    (lambda c: c.pop("model"), (), "is no config of a run"),
+    (lambda c: c.pop("model"), (), "does not describe a run"),
     (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
-    (lambda c: None, (), "holds no checkpoint"),
+    (lambda c: None, (), "contains no checkpoint"),
     (lambda c: None, ("--loop=2",), "--loop=2 must be 1 to 1"),
     (lambda c: None, ("--loop=0",), "--loop=0 must be 1 to 1"),
     (lambda c: None, ("--position=3",), "--position=3 must be 0 to 2"),

@@ -260,7 +260,7 @@ def test_rating_buckets():
     ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
     ({"on_overlap": "error"}, "on_overlap has no effect"),
     ({"on_overlap": "ignore"}, "on_overlap='ignore'"),
-    ({"augment": 1}, "augment=1 is no bool"),
+    ({"augment": 1}, "augment=1 must be of type bool"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):

@@ -26,11 +26,11 @@ def test_names(name, kind, sizes):
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("", "is none of v4:AxBxC, v5e:AxB"),
-    ("v9:2x2", "is none of"),
-    ("h200", "is none of"),
-    ("h200:0", "is none of"),
-    ("cpu:8x", "is none of"),
+    ("", "is not one of v4:AxBxC, v5e:AxB"),
+    ("v9:2x2", "is not one of"),
+    ("h200", "is not one of"),
+    ("h200:0", "is not one of"),
+    ("cpu:8x", "is not one of"),
     ("v5e:2x2x2", r"v5e takes 2 size\(s\)$"),
     ("v4:2x2", r"v4 takes 3 size\(s\)$"),
     ("cpu:2x4", r"cpu takes 1 size\(s\)$"),

@@ -5,7 +5,7 @@ import numpy as np
 
 FAST = {"xla_backend_optimization_level": 0}
 KEY_HEADS, NUM_HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 4, 8, 6
-SHAPES = (  # Of query, key, value, log_decay and write, behind [B, T].
+SHAPES = (  # Of query, key, value, log_decay and write, after [B, T].
   (KEY_HEADS, KEY_WIDTH),
   (KEY_HEADS, KEY_WIDTH),
   (NUM_HEADS, VALUE_WIDTH),

@@ -264,5 +264,5 @@ def test_chunks_are_the_default():
   assert is_chunked()
   assert is_chunked(implementation="chunked")
   assert not is_chunked(implementation="reference")
-  with pytest.raises(ValueError, match="'fast' is none of"):
+  with pytest.raises(ValueError, match="'fast' is not one of"):
     is_chunked(implementation="fast")

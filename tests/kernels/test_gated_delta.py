@@ -122,7 +122,7 @@ def test_inverse_where_powers_would_overflow(size):
 
 
 def masks(num_tokens):
-  """Padding in front, behind, all of it, and in between."""
+  """Padding before, after, everywhere, and in between."""
   token = np.arange(num_tokens)
   return np.stack(
     [token >= 5, token < num_tokens - 7, token < 0, token % 3 > 0, token == 9]
@@ -155,7 +155,7 @@ def test_masked_tokens_are_not_there(form):
       assert_close(got, (want, last), 1e-5)
 
 
-def test_padding_behind_changes_no_bit():
+def test_padding_after_the_tokens_changes_no_bit():
   *inputs, state = arrays(64, np.float32)
   whole = compiled(gated_delta, *inputs, state)
   longer = [
@@ -214,7 +214,7 @@ def test_very_short_sequences_go_by_token():
   assert is_chunked(api.LONGEST_BY_TOKEN + 1)
   assert not is_chunked(4, implementation="reference")
   assert is_chunked(1, implementation="chunked")
-  with pytest.raises(ValueError, match="'fast' is none of"):
+  with pytest.raises(ValueError, match="'fast' is not one of"):
     is_chunked(4, implementation="fast")
 
 

@@ -11,7 +11,7 @@ EPSILON = 0.05
 
 
 def run(rule, probabilities):
-  """probabilities [R, N] -> weights [R, N], last state."""
+  """probabilities [K, N] -> weights [K, N], last state."""
   state = rule.init(probabilities.shape[1:])
   weights = []
   for k, p in enumerate(probabilities):

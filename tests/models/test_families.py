@@ -39,7 +39,7 @@ SMALL = {
 FAMILIES = sorted(MODELS)
 CAUSAL = sorted(set(MODELS) - {"utm"})
 LOOPED = sorted(set(MODELS) - {"transformer"})
-# Those that read out behind every loop, and keep keys and values of each.
+# Those that read out after every loop, and keep keys and values of each.
 READ_OUT = sorted(set(CAUSAL) - {"sleep"})
 # What a family calls its number of loops.
 NUM_LOOPS = {"sleep": "num_passes"}

@@ -126,7 +126,7 @@ def test_costs_by_hand():
     ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"temperature": -1.0}, "temperature=-1.0 must be > 0"),
     ({"top_k": -1}, "top_k=-1"),
-    ({"tied": 1}, "tied=1 is no bool"),
+    ({"tied": 1}, "tied=1 must be of type bool"),
   ],
 )
 def test_impossible_configs_are_named(changes, message):

@@ -282,7 +282,7 @@ def test_passes_may_read_the_window_and_what_it_began_with_again():
   @jax.jit
   def by_hand(params, inputs):
     model = examples.merged(sleep, config, spec, params)
-    kept = model.nothing(2, num_past=0, carry_convolutions=False)
+    kept = model.empty_state(2, num_past=0, carry_convolutions=False)
     window, answer = (model.embed(x) for x in jnp.split(inputs, [8], axis=1))
     once, first = model.awake(kept, window, 0)
     again = model.final_norm(once) + window.hidden
@@ -347,19 +347,19 @@ def by_hand(config, params, inputs, num_answer):
   for part in windowed:
     tokens = model.embed(part)
     window = windows.view(seen, tokens.mask, config.window, config.window)
-    hidden, behind = read(tokens.hidden, window, kept, groups[:first])
+    hidden, after = read(tokens.hidden, window, kept, groups[:first])
     for n in range(config.num_passes):
-      before = list(behind)
+      before = list(after)
       for group in groups[first:last]:  # Only fast weights go on.
         old, *pasts = kept[group]
-        state = old._replace(fast=(behind if n else kept)[group][0].fast)
+        state = old._replace(fast=(after if n else kept)[group][0].fast)
         before[group] = (state, *pasts)
       if config.gradient_passes and 0 < n <= (
         config.num_passes - config.gradient_passes
       ):
         hidden = jax.lax.stop_gradient(hidden)
-      hidden, behind = read(hidden, window, before, groups[first:last])
-    _, kept = read(hidden, window, behind, groups[last:])
+      hidden, after = read(hidden, window, before, groups[first:last])
+    _, kept = read(hidden, window, after, groups[last:])
     seen = window.known[:, window.known.shape[1] - num_past :]
   tokens = model.embed(last_chunk)
   window = windows.view(seen, tokens.mask, last_chunk.shape[1], config.window)
@@ -388,7 +388,7 @@ def by_hand(config, params, inputs, num_answer):
 )
 def test_algorithm_1_by_hand(length, changes):
   """Three windows, so that what the second leaves depends on the first's;
-  behind them 4 tokens of an answer, with none to 4 of the context."""
+  after them 4 tokens of an answer, with none to 4 of the context."""
   inputs = tokens(length).at[0, :11].set(VOCABULARY - 1)  # Padding.
   config = config_of(num_passes=2, **changes)
   params = examples.params_of(sleep, config, spec_of(length, 4))
@@ -421,7 +421,7 @@ def test_statistics_leave_padding_out():
     np.testing.assert_allclose(values, padded.loops[name], rtol=1e-5)
 
 
-def test_gradients_are_finite_behind_a_window_of_padding():
+def test_gradients_are_finite_after_a_window_of_padding():
   """Fast weights are zero there, where norms have no gradient."""
   inputs = tokens(20).at[:, :9].set(VOCABULARY - 1)
   full = gradients(inputs)
@@ -670,7 +670,7 @@ def test_impossible_settings_are_named(changes, message):
   assert "\n" not in str(caught.value)
 
 
-def test_what_is_left_behind_whole_windows_is_read_once():
+def test_what_is_left_after_whole_windows_is_read_once():
   """With the answer at its end, as where every token is predicted."""
   inputs = tokens(22)
   every = run(inputs, answer=0).logits

@@ -81,7 +81,7 @@ def test_every_copy_has_parameters_of_its_own(loop_norm, norms):
   assert count == 3 * 4 * block + 23 * 768 + norms * 768
 
 
-def test_the_read_out_behind_the_first_copies():
+def test_the_read_out_after_the_first_copies():
   trace = run(transformer, 3, trace=("hidden", "prediction")).trace
   for copies in (1, 2, 3):
     early = run(transformer, 3, num_loops=copies)

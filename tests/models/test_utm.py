@@ -238,7 +238,7 @@ def test_positions(positions):
   assert table.shape[0] == 19
   first_cell = {"overlap": [0], "offset": [3], "none": [0], "grid": [0, 0, 0]}
   assert table[3].tolist() == first_cell[positions]
-  # Memory stands in a row in front, along every coordinate.
+  # Memory comes first, in a row along every coordinate.
   places = np.arange(3) * (positions != "none")
   assert (table[:3] == places[:, None]).all()
   if positions == "grid":
@@ -266,7 +266,7 @@ def test_attention_on_memory_is_that_of_the_maps(kind):
   steps = int(output.stats["loops_run"][0])
   assert (steps < 4) == (kind == "while")
   maps = np.asarray(output.trace["attention"])[:steps]
-  mass = quadrants(maps, 3)  # [R, B, H] of each kind.
+  mass = quadrants(maps, 3)  # [K, B, H] of each kind.
   for name, query in (("sequence", "sm"), ("memory", "mm")):
     actual = output.stats[f"attention_{name}_to_memory"]
     np.testing.assert_allclose(actual, mass[query].mean((0, 2)), rtol=1e-5)
@@ -302,7 +302,7 @@ def test_bfloat16_keeps_sums_in_float32():
     ({"ponder_over": "cells"}, "ponder_over has no effect"),
     ({"positions": "none", "rope_base": 7.0}, "rope_base has no effect"),
     ({"num_memory_tokens": 0, "memory_init_std": 1.0}, "memory_init_std has"),
-    ({"width": None}, "width=None is no int"),
+    ({"width": None}, "width=None must be of type int"),
     ({"halting": "fixed", "router_bias": 0.0}, "router_bias has no effect"),
     ({"halting": "fixed", "ponder_weight": 0.1}, "ponder_weight has no effect"),
     ({"halting": "ponder", "epsilon": 0.1}, "epsilon has no effect"),

@@ -244,7 +244,7 @@ def test_costs_are_those_of_the_compiled_block():
     ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple of .*=3"),
     ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be at least 1"),
     ({"head_width": 5}, "head_width=5 must be even"),
-    ({"mlp": "relu"}, "mlp='relu' is none of"),
+    ({"mlp": "relu"}, "mlp='relu' is not one of"),
     ({"mlp_width": 0}, "mlp_width=0 must be at least 1"),
     ({"dropout": 1.0}, "dropout=1.0 must be in"),
   ],

@@ -124,7 +124,7 @@ def test_tokens_see_themselves_those_before_and_the_state(name):
 
 
 def masks():
-  """In front; in between; everything."""
+  """Before; in between; everything."""
   token = np.arange(TOKENS)
   return np.stack([token >= 5, token % 3 > 0, token < 0])
 
@@ -169,15 +169,15 @@ def test_where_the_padding_stands_changes_no_bit(name):
     state,
     np.concatenate([hidden, real], 1),
   )
-  behind = apply(
+  packed_after = apply(
     layer,
     jnp.concatenate([X, space], 1),
     state,
     np.concatenate([real, hidden], 1),
   )
-  assert jnp.array_equal(front[0][:, 7:], behind[0][:, :TOKENS])
+  assert jnp.array_equal(front[0][:, 7:], packed_after[0][:, :TOKENS])
   for first, second in zip(
-    jax.tree.leaves(front[1:]), jax.tree.leaves(behind[1:]), strict=True
+    jax.tree.leaves(front[1:]), jax.tree.leaves(packed_after[1:]), strict=True
   ):
     assert jnp.array_equal(first, second)
 

@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, and what is computed again."""
+"""What is kept for the backward pass, and what is recomputed."""
 
 import jax
 import jax.numpy as jnp

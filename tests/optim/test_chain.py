@@ -162,7 +162,7 @@ def test_clipping_bounds_what_adam_sees():
     ({"schedule": "step"}, "schedule='step'"),
     ({"ema_decay": 1.0}, "ema_decay"),
     ({"weight_decay": -1.0}, "weight_decay"),
-    ({"name": "sgd"}, "optim.name='sgd' is none of adamw, muon"),
+    ({"name": "sgd"}, "optim.name='sgd' is not one of adamw, muon"),
     ({"muon_learning_rate": 0.1}, "no effect while optim.name='adamw'"),
     ({"muon_momentum": 0.9}, "no effect while optim.name='adamw'"),
     ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate=0.0"),
@@ -252,7 +252,7 @@ def test_frozen_parameters_stay_and_do_not_count(name):
 
 @pytest.mark.parametrize(
   ("pattern", "message"),
-  [("none", "found in no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
+  [("none", "matches no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
 )
 def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
   params = {

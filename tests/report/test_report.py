@@ -458,7 +458,7 @@ def test_figures_of_a_few_runs_only(workdir):
 def test_mistakes_are_one_line(tmp_path, capsys):
   for path, message in (
     (tmp_path / "none", "no such directory"),
-    (tmp_path, "holds no run and no sweep"),
+    (tmp_path, "contains no run and no sweep"),
   ):
     assert command.main([str(path)]) == 2
     error = capsys.readouterr().err

@@ -315,5 +315,7 @@ def test_a_digest_sees_every_array_and_no_mesh():
 
 
 def test_a_source_that_holds_nothing_is_named(tmp_path):
-  with pytest.raises(UserError, match="run.init_from=.* holds no checkpoints"):
+  with pytest.raises(
+    UserError, match="run.init_from=.* contains no checkpoints"
+  ):
     train.run(smoke(run__init_from="nowhere"), tmp_path, "train")

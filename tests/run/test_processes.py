@@ -64,7 +64,7 @@ def test_a_scheduler_that_started_several_tasks_is_noticed(joined, monkeypatch):
     (
       {"coordinator_address": "a:1"},
       {"JAX_NUM_PROCESSES": "two"},
-      "JAX_NUM_PROCESSES='two' is no number",
+      "JAX_NUM_PROCESSES='two' is not a number",
     ),
   ],
 )

@@ -239,7 +239,7 @@ def test_the_sweep_stops_with_an_item_that_was_stopped(
   runner, failed, got = start(monkeypatch, items, tmp_path, fail=stopping)
   assert (failed, got) == ({}, status)
   assert runner.names == [items[0].slug, items[1].slug]
-  assert "the same command goes on" in capsys.readouterr().out
+  assert "the same command resumes" in capsys.readouterr().out
   runner, failed, got = start(monkeypatch, items, tmp_path)
   assert (failed, got) == ({}, 0)
   assert runner.names == [item.slug for item in items[1:]]
@@ -477,7 +477,7 @@ def test_the_manifest_says_what_was_planned(items, tmp_path):
   ]
 
 
-def test_another_family_goes_behind_the_colon(monkeypatch, tmp_path):
+def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   """Its settings have to be there before they are overridden."""
   base = load_config("multihop_disco", "smoke")
   sweeps = lambda config: {"two": [{"model.name": "looped", "run.seed": 1}]}  # noqa: E731

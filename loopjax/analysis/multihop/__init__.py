@@ -4,9 +4,9 @@
 (arXiv 2607.00341, sections 3.2 and 5.1) does for the vanilla loop: accuracy
 after every loop, logit lens, cosines, intervention; and causal patching.
 
-Loops count from 1 and name the state after them, positions count from 0.
-`restore` reads the run, `subject` alone runs the model, `questions` says what
-is asked; `lens` and parts of `interventions` and `patching` are pure functions
+Loops count from 1 and denote the state after them; positions count from 0.
+`restore` reads the run, only `subject` runs the model, `questions` prepares the
+questions; `lens` and parts of `interventions` and `patching` are pure functions
 on arrays. Every number is a row of analysis.jsonl; tables and figures are made
-of such rows.
+from these rows.
 """

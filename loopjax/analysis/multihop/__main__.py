@@ -10,18 +10,18 @@ from loopjax.errors import UserError
 
 
 class _Parser(argparse.ArgumentParser):
-  """Mistakes in the flags are mistakes like all others."""
+  """Reports mistakes in the flags like all other mistakes."""
 
   def error(self, message: str) -> NoReturn:
     raise UserError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Analyses a run, prints tables and where files are; the exit status."""
+  """Analyses a run, prints tables and file paths; returns the exit status."""
   parser = _Parser(
     prog="python -m loopjax.analysis.multihop",
     description=(
-      "Looks between the loops of a multi-hop run: its newest checkpoint. Loops"
+      "Analyses the newest checkpoint of a multi-hop run between loops. Loops"
       " count from 1, positions from 0."
     ),
   )

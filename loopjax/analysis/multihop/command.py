@@ -1,4 +1,4 @@
-"""All analyses of a run, in order; each is left out only with a line."""
+"""All analyses of a run, in order; any that is left out is reported."""
 
 import inspect
 import os
@@ -49,14 +49,14 @@ def analyse(
 ) -> None:
   """Analyses the newest intact checkpoint of a run.
 
-  Writes analysis.jsonl and pictures, prints tables and where the files are.
+  Writes analysis.jsonl and figures, prints tables and the paths of the files.
 
   Args:
-    workdir: of the run, which may still go on.
+    workdir: of the run, which may be in progress.
     output: directory to write to.
-    num_examples: evaluation questions to look at; 0 for all.
+    num_examples: evaluation questions to use; 0 for all.
     loop: intervene and patch after this loop only, from 1.
-    position: and here, from 0, not where each bridge can be known first.
+    position: where to do so, from 0; None for where each bridge is first known.
 
   Raises:
     UserError: no such run, or no such loop or position.
@@ -107,7 +107,7 @@ def _check(
   loop: int | None,
   position: int | None,
 ) -> None:
-  """Raises UserError for flags that this run cannot follow."""
+  """Raises UserError for flags that do not apply to this run."""
   if num_examples < 0:
     raise UserError(f"--examples={num_examples} must be at least 0, for all")
   reason = _why_unedited(settings, family)
@@ -130,7 +130,7 @@ def _check(
 
 
 def _make(output: pathlib.Path) -> None:
-  """Makes a directory to write to; raises UserError if that is impossible."""
+  """Creates the output directory; raises UserError if that is impossible."""
   try:
     output.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -142,11 +142,11 @@ def _make(output: pathlib.Path) -> None:
 
 
 def _why_unedited(settings: config_lib.Settings, family: str) -> str:
-  """Why nothing can be edited between loops; empty if it can."""
+  """Why the state between loops cannot be edited; empty if it can."""
   call = inspect.signature(settings.family.Model.__call__)
   if "edit" not in call.parameters:
-    return f"{family} has no state that is handed on and can be edited"
-  return "" if settings.eval_loops > 1 else "one loop hands nothing on"
+    return f"{family} has no editable state between loops"
+  return "" if settings.eval_loops > 1 else "one loop passes nothing on"
 
 
 def _edit(
@@ -157,7 +157,7 @@ def _edit(
   loop: int | None,
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
-  """Interventions and patching: (rows, a line for all that is left out)."""
+  """Interventions and patching: (rows, a line for each analysis left out)."""
   config = restore.task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
@@ -170,7 +170,7 @@ def _edit(
     notes += left_out
   for hop in range(model.num_loops, config.max_hops):
     notes.append(
-      f"bridge{hop}: no intervention and no patching, loop {hop} hands nothing"
+      f"bridge{hop}: no intervention and no patching, loop {hop} passes nothing"
       " on"
     )
   if position is not None:
@@ -190,7 +190,7 @@ def _write(
   found: list[rows.Row],
   notes: list[str],
 ) -> None:
-  """Rows and pictures; prints what was left out and where files are."""
+  """Writes rows and figures; prints what was left out, and the file paths."""
   for pattern in _PICTURES:  # An earlier analysis may have had more.
     for old in output.glob(pattern):
       old.unlink()

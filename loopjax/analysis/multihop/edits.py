@@ -1,4 +1,4 @@
-"""What is put in the place of a hidden state. Pure functions on arrays."""
+"""Replacements of a hidden state. Pure functions on arrays."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from loopjax.nn import norm
 from loopjax.types import Array
 
-# Norm of equation 3. The paper does not say which; "rms" has unit scale as the
-# states of a loop that ends in a norm have.
+# Norm of equation 3. The paper does not say which; "rms" gives unit scale, as
+# the states of a loop that ends in a norm have.
 NORMS = ("rms", "match_hidden", "final_norm")
 _EPSILON = 1e-6
 
@@ -23,9 +23,9 @@ def at_scale(
 
   Args:
     vectors: W[b], f32 [..., D].
-    states: H that they are to replace, f32 [..., D].
-    kind: out of NORMS: the RMS norm without a gain, W[b] as long as H, or the
-      model's trained norm with its gain.
+    states: H, the states to replace, f32 [..., D].
+    kind: one of NORMS: the RMS norm without a gain, W[b] scaled to the length
+      of H, or the model's trained norm with its gain.
     final_norm: that norm.
 
   Returns:
@@ -53,11 +53,11 @@ def blend(
   """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
 
   Args:
-    state: what loop k hands on, f32 [B, T, D].
+    state: what loop k passes on, f32 [B, T, D].
     k: index of the loop from 0, i32 scalar.
-    loop: after which to do so, from 1, i32 scalar.
-    here: at which positions, bool [B, T].
-    alpha: f32 scalar. At 0 nothing changes, at 1 nothing of H is left.
+    loop: after which to replace, from 1, i32 scalar.
+    here: positions to replace, bool [B, T].
+    alpha: f32 scalar. 0 keeps H, 1 replaces it entirely.
     vectors: v of every example, f32 [B, D], finite.
 
   Returns:

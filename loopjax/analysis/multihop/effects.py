@@ -1,4 +1,4 @@
-"""Pictures of what edits between loops change: interventions and patches."""
+"""Figures of the effects of edits between loops: interventions, patches."""
 
 import pathlib
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ _TARGETS = {
 }
 _NORMS = {
   "rms": "RMS norm",
-  "match_hidden": "as long as H",
+  "match_hidden": "length of H",
   "final_norm": "trained norm",
 }
 
 
 def _style(split: str) -> dict[str, Any]:
-  """Colour by kind of split, dashes by hops: "test_id_2"."""
+  """Colour by kind of split, dashes by hops, for names such as "test_id_2"."""
   kind, _, hops = split.rpartition("_")
   return {
     "color": _COLORS[kind],
@@ -47,7 +47,7 @@ def draw_interventions(
 def _draw_loop(
   sweep: Sequence[rows.Row], loop: int, directory: pathlib.Path
 ) -> pathlib.Path:
-  """Targets side by side, norms one above the other, a line per split."""
+  """Targets in columns, norms in rows, one line per split."""
   num_rows, num_columns = len(edits.NORMS), len(interventions.TARGETS)
   figure = draw.new(3.6 * num_columns, 2.6 * num_rows + 0.9)
   grid = figure.subplots(num_rows, num_columns, sharex=True, sharey=True)
@@ -77,17 +77,17 @@ def _draw_loop(
 
 
 def _where(found: Sequence[rows.Row]) -> str:
-  """The position of these rows in words; with more hops it may differ."""
+  """The position of these rows in words; it may vary with more hops."""
   positions = rows.values_of(found, "position")
   if len(positions) > 1:
-    return "the bridge's place"
+    return "the bridge's position"
   return f"position {positions[0]}"
 
 
 def draw_patching(
   found: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """patching.png: answers that become the implied one, and that stay."""
+  """patching.png: how often the answer becomes the implied one, or stays."""
   patched = rows.select(found, "patching")
   loops = rows.values_of(patched, "loop")
   if not loops:

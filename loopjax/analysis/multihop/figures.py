@@ -1,7 +1,4 @@
-"""Pictures of what the model does as it is.
-
-Stages, lens, cosines and role exposure.
-"""
+"""Figures of the unedited model: stages, lens, cosines and role exposure."""
 
 import math
 import pathlib
@@ -17,11 +14,11 @@ from loopjax.analysis import draw, series
 from loopjax.analysis.multihop import rows, tables
 
 _MARKERS = "os^Dv<>"
-_DASHES = ("-", "--", ":", "-.")  # So that lines on one another show.
+_DASHES = ("-", "--", ":", "-.")  # So that overlapping lines are visible.
 _STATES = {
   "cosine": "H",
   "centred_cosine": "H, centred",
-  "mixed_cosine": "what is handed on",
+  "mixed_cosine": "what is passed on",
   "mixed_centred_cosine": "the same, centred",
 }
 
@@ -36,12 +33,12 @@ def draw_stages(
 
   Args:
     metrics: rows of the run's metrics.jsonl.
-    splits: those to show.
+    splits: the splits to show.
     num_loops: K.
     directory: where to write.
 
   Returns:
-    Paths; none if no such accuracy was written yet.
+    Paths; none if metrics.jsonl has no such accuracy yet.
   """
   shown = [
     split
@@ -109,7 +106,7 @@ def draw_lens(
     image, ax=list(grid.ravel()), label="mean probability", shrink=0.8
   )
   figure.suptitle(
-    "Logit lens; framed: where the entity can be known first", fontsize=12
+    "Logit lens; framed: where the entity is first known", fontsize=12
   )
   return [draw.save(figure, directory / "lens.png")]
 
@@ -117,7 +114,7 @@ def draw_lens(
 def _draw_map(
   axes: axes_lib.Axes, cells: Sequence[rows.Row]
 ) -> image_lib.AxesImage:
-  """Loops by positions, with the numbers inside."""
+  """A heat map of loops by positions, with the numbers in the cells."""
   num_loops = max(row["loop"] for row in cells)
   values = np.array([row["probability"] for row in cells])
   values = values.reshape(num_loops, -1)  # Rows come by loop, then position.
@@ -146,7 +143,7 @@ def _draw_map(
 def draw_cosines(
   found: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """cosines.png: bridge k after loop k at its place, beside controls."""
+  """cosines.png: bridge k after loop k at its position, and controls."""
   cosine = rows.select(found, "cosine")
   ours = [
     row
@@ -169,7 +166,7 @@ def draw_cosines(
     shown = [row for row in ours if row["entity"] == bridge]
     tokens = (bridge, *tables.controls_of(bridge))
     for axes, metric in zip(panels, metrics, strict=True):
-      if metric not in shown[0]:  # The last loop hands nothing on.
+      if metric not in shown[0]:  # The last loop passes nothing on.
         axes.set_visible(False)
         continue
       bars = {
@@ -203,7 +200,7 @@ def _at_same_place(
 def draw_role_exposure(
   found: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """role_exposure.png: accuracy by the facts composed in their places."""
+  """role_exposure.png: accuracy by the facts composed in their positions."""
   role_exposure = rows.select(found, "role_exposure")
   if not role_exposure:
     return []
@@ -215,7 +212,7 @@ def draw_role_exposure(
     groups = [f"{row['role_exposure']}\nn={row['count']}" for row in shown]
     draw_bars(axes, groups, {"": (draw.GREEN, shown, "accuracy")})
     axes.set_ylim(0, 1.03)
-    draw.tidy(axes, split, "facts seen in their place", "accuracy")
+    draw.tidy(axes, split, "facts seen in their position", "accuracy")
   figure.suptitle(f"Accuracy after loop {last} by role exposure")
   return [draw.save(figure, directory / "role_exposure.png")]
 
@@ -230,7 +227,7 @@ def draw_bars(
   Args:
     axes: where.
     groups: their names, under the axis.
-    bars: by name, colour, a row for every group, and what to show of it.
+    bars: by name: colour, a row for every group, and the metric to show.
   """
   width = 0.8 / len(bars)
   for index, (name, (color, shown, metric)) in enumerate(bars.items()):
@@ -251,7 +248,7 @@ def draw_bars(
 def panel_grid(
   num: int, width: float, height: float, num_columns: int = 3
 ) -> tuple[figure_lib.Figure, list[axes_lib.Axes]]:
-  """A figure of `num` panels of this size in inches, so many in a row."""
+  """A figure of `num` panels of this size in inches, in a grid."""
   num_columns = min(num, num_columns)
   num_rows = math.ceil(num / num_columns)
   figure = draw.new(width * num_columns, height * num_rows + 0.7)
@@ -262,7 +259,7 @@ def panel_grid(
 
 
 def legend_below(figure: figure_lib.Figure, axes: axes_lib.Axes) -> None:
-  """The legend of one panel, for all of them."""
+  """One legend for all panels, taken from one of them."""
   handles, labels = axes.get_legend_handles_labels()
   figure.legend(
     handles,

@@ -1,8 +1,8 @@
-"""The training-free intervention: hand on the embedding of a token.
+"""The training-free intervention: pass on the embedding of a token.
 
 DiscoLoop, arXiv 2607.00341, equation 3 and figure 2: between two loops, at one
 position, H <- (1 - alpha) H + alpha Norm(W[b]). For DiscoLoop itself H is what
-the channel made, H~; b is decoded from the state before it.
+the channel returns, H~; b is decoded from the state before it.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from loopjax.analysis.multihop.questions import Questions
 from loopjax.analysis.multihop.subject import Observed, Subject
 
 ALPHAS = tuple(step / 10 for step in range(11))
-# b: the most likely token as in the paper, the true entity after as many hops
-# as loops, or, as a control, an entity that the question does not touch.
+# b: the most likely token as in the paper, the true entity after k hops for
+# loop k, or, as a control, an entity that the question does not involve.
 TARGETS = ("argmax", "bridge", "random_entity")
 
 
 class Place(NamedTuple):
-  """Where the states of some questions are changed.
+  """Where the states of questions are edited.
 
   Attributes:
     loop: after which, from 1.
-    rows: questions with an entity to look for there: those whose bridge of this
-      number is not yet the answer, int [n].
-    position: in each of them, int [n].
+    rows: questions with a bridge there: those whose entity after this many hops
+      is not the answer yet, int [n].
+    position: the position in each of them, int [n].
   """
 
   loop: int
@@ -41,14 +41,14 @@ def places(
   loop: int | None = None,
   position: int | None = None,
 ) -> Iterator[Place]:
-  """Bridge k at its place after loop k, for all k < K that have any.
+  """Bridge k at its position after loop k, for all k < K with such questions.
 
   Args:
-    questions: all.
+    questions: all questions.
     num_loops: K.
     loop: only this k; all if None.
-    position: this one instead of the first that has read all that the bridge
-      depends on.
+    position: used instead of the first position that has read everything the
+      bridge depends on.
   """
   for k in range(1, num_loops) if loop is None else (loop,):
     members = np.flatnonzero(questions.hops > k)
@@ -68,8 +68,8 @@ def sweep(
 
   Args:
     subject: the model.
-    questions: all.
-    observed: of them all.
+    questions: all questions.
+    observed: the model's outputs on them.
     place: where to intervene.
   """
   members, loop, position = place.rows, place.loop, place.position

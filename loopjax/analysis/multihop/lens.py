@@ -1,4 +1,4 @@
-"""What a hidden state says, and where it points. Pure functions on arrays.
+"""Logit lens and cosines of hidden states. Pure functions on arrays.
 
 The logit lens reads a state with the read-out of the model, P(e | H); the
 cosine compares it with the embedding, cos(H, W[e]) (DiscoLoop, table 1b).
@@ -12,16 +12,16 @@ from loopjax.types import Array
 
 
 def read_out(logits: Array, tokens: Array) -> dict[str, Array]:
-  """The logit lens on some tokens.
+  """The logit lens for given tokens.
 
   Args:
-    logits: f32 [..., V]. Ids that are no tokens have logits so low that they
-      change nothing.
-    tokens: ids to look for, int [..., n].
+    logits: f32 [..., V]. Padding ids have logits so low that they
+      do not matter.
+    tokens: ids of interest, int [..., n].
 
   Returns:
-    f32 [..., n]: "probability" P(e | H); "rank" from 1, among equals the lower
-    id first, so that rank 1 is the argmax; "reciprocal_rank"; "margin", logit
+    f32 [..., n]: "probability" P(e | H); "rank" from 1, ties broken by the
+    lower id, so that rank 1 is the argmax; "reciprocal_rank"; "margin", logit
     minus that of the best other token; and "entropy" of the whole distribution
     in nats, the same for all n.
   """
@@ -43,7 +43,7 @@ def read_out(logits: Array, tokens: Array) -> dict[str, Array]:
 
 
 def first_loops(is_argmax: np.ndarray) -> np.ndarray:
-  """Marks the first loop at which something is the argmax.
+  """Marks the first loop at which a token is the argmax.
 
   Args:
     is_argmax: bool [N, K, ...], loops along axis 1.
@@ -55,7 +55,7 @@ def first_loops(is_argmax: np.ndarray) -> np.ndarray:
 
 
 def mean_embedding(table: Array, num_padding_tokens: int) -> Array:
-  """Mean row of W over all real tokens, entities and others alike, [D]."""
+  """Mean row of W over all real tokens, not only entities, [D]."""
   return jnp.mean(table[: len(table) - num_padding_tokens], axis=0)
 
 
@@ -69,7 +69,7 @@ def cosines(states: Array, vectors: Array, centre: Array) -> dict[str, Array]:
 
   Returns:
     f32 [..., n]: "cosine", cos(H, W[e]), and "centred_cosine", cos(H - m,
-    W[e] - m) with the same m, the mean embedding, taken from both.
+    W[e] - m) with the mean embedding m subtracted from both.
   """
   middle = jnp.expand_dims(centre, range(states.ndim - 1))
   return {
@@ -81,7 +81,7 @@ def cosines(states: Array, vectors: Array, centre: Array) -> dict[str, Array]:
 
 
 def _cosine(states: Array, vectors: Array) -> Array:
-  """Zero where one of both is zero."""
+  """Cosine; zero where either vector is zero."""
   products = jnp.einsum(
     "...d,...nd->...n", states, vectors, precision="highest"
   )

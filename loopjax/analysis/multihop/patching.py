@@ -1,9 +1,9 @@
-"""Causal patching: does the state at the bridge's place carry the bridge?
+"""Causal patching: does the state at the bridge's position carry the bridge?
 
-What a loop hands on there is replaced by what it hands on in another question
-(donor) of the same split. If the next loops read the bridge off that place, the
-answer becomes what the donor's bridge and the question's own remaining
-relations lead to.
+What a loop passes on there is replaced by what it passes on in another question
+(donor) of the same split. If the next loops read the bridge from that position,
+the answer becomes the entity that the donor's bridge and the question's own
+remaining relations lead to.
 """
 
 from typing import NamedTuple
@@ -24,9 +24,9 @@ class Pairs(NamedTuple):
 
   Attributes:
     donor: row of the donor of each question, int [n]; -1 if none was found.
-    implied: entity that the patched question leads to, int [n]; -1 likewise.
-    examined: pairs that were looked at.
-    qualified: how many of them could be used.
+    implied: entity that the patched question leads to, int [n]; -1 if no donor.
+    examined: number of pairs examined.
+    qualified: number of these that could be used.
   """
 
   donor: np.ndarray
@@ -36,7 +36,7 @@ class Pairs(NamedTuple):
 
 
 def fact_table(graph: graph_lib.Graph, num_relations: int) -> np.ndarray:
-  """Where relations lead from each entity, int [2 E, R]; -1 for no fact."""
+  """Tail entity by head and relation, int [2 E, relations]; -1 for no fact."""
   table = np.full((2 * graph.num_entities, num_relations), -1)
   table[graph.heads, graph.relations] = graph.tails
   return table
@@ -45,7 +45,7 @@ def fact_table(graph: graph_lib.Graph, num_relations: int) -> np.ndarray:
 def follow(
   table: np.ndarray, entities: np.ndarray, relations: np.ndarray
 ) -> np.ndarray:
-  """Where relations [n, m] lead from entities [n], one after the other.
+  """Follows relations [n, m] from entities [n], one after another.
 
   Returns:
     int [n]; -1 where a fact is missing.
@@ -64,14 +64,14 @@ def make_pairs(
 ) -> Pairs:
   """Draws a donor for each of n questions.
 
-  A pair qualifies if the facts exist that lead from the donor's bridge along
-  the question's relations, to an entity that is not the question's answer, so
-  that "becomes" and "stays" can be told apart. Up to 64 donors are tried.
+  A pair qualifies if facts exist that lead from the donor's bridge along the
+  question's relations to an entity other than the question's answer, so that
+  "becomes" and "stays" can be distinguished. Up to 64 donors are tried.
 
   Args:
     table: from `fact_table`.
     bridges: of every question, int [n].
-    relations: that remain behind it, int [n, m].
+    relations: those remaining after the bridge, int [n, m].
     answers: int [n].
     rng: random numbers.
   """
@@ -102,16 +102,16 @@ def patch(
 
   Rows have the place "patched" and, with the same donors at position 0,
   "control". "implied" is the share of answers that are the implied entity,
-  "stays" that of answers as without the patch; "examined" pairs were looked at
-  and "qualified" is the share of those that could be used.
+  "stays" that of answers unchanged by the patch; "examined" is the number of
+  pairs examined and "qualified" the share of these that could be used.
 
   Args:
     subject: the model.
     questions: all.
     observed: of them all.
-    place: what to patch.
+    place: where to patch.
     table: from `fact_table`.
-    num_entities: of both graphs; relations are the tokens behind them.
+    num_entities: of both graphs; the ids of relations follow theirs.
 
   Returns:
     (rows, a line for every split without a usable pair).
@@ -170,7 +170,7 @@ def patched_answers(
   Args:
     subject: the model.
     questions: all.
-    members: which of them, int [n].
+    members: rows of the questions to patch, int [n].
     donor: of each, a row of `members`, int [n]; -1 for the question itself.
     loop: after which, from 1.
     position: in each, int [n], the same in its donor.

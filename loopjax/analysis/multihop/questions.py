@@ -1,4 +1,4 @@
-"""Evaluation questions as the analyses ask about them."""
+"""Evaluation questions in the form that the analyses need."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -15,19 +15,19 @@ class Questions(NamedTuple):
 
   Attributes:
     splits: names of all splits.
-    split: which of them each is of, int [N].
+    split: index of each question's split, int [N].
     hops: h of each, int [N].
     inputs: token ids, i32 [N, T].
     last: position of the answer, int [N].
-    hop_positions: first position that has read all that hops 1, ..., h depend
-      on, int [N, H]; -1 past hop h.
+    hop_positions: first position that has read everything that hops 1, ..., h
+      depend on, int [N, H]; -1 past hop h.
     entities: token ids of a, of the bridges and of the answer, int [N, 1 + H];
       -1 past hop h.
     relations: token ids of r1, ..., rh, int [N, H]; -1 past hop h.
     random_entity: token id of an entity of the same graph that the question
-      has nothing to do with, drawn uniformly, int [N].
-    role_exposure: in how many of their places its facts were composed in
-      training, as a group, int [N]; -1 where there is none.
+      does not involve, drawn uniformly, int [N].
+    role_exposure: group by how many of its facts were composed in their
+      positions in training, int [N]; -1 if it has no group.
     role_exposure_names: "SPLIT/GROUP" of every group.
   """
 
@@ -50,7 +50,7 @@ class Questions(NamedTuple):
 
   @property
   def num_hops(self) -> int:
-    """H, hops of the longest question there is."""
+    """H, hops of the longest question."""
     return self.relations.shape[1]
 
   def by_split(self) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -62,7 +62,7 @@ class Questions(NamedTuple):
 
 
 def entity_name(hop: int, hops: int) -> str:
-  """What the entity after a hop is called: "bridge1", ..., "answer"."""
+  """Name of the entity after a hop: "bridge1", ..., "answer"."""
   return "answer" if hop == hops else f"bridge{hop}"
 
 
@@ -128,9 +128,9 @@ def from_batch(
 
 
 def _random_entities(entities: np.ndarray, num_entities: int) -> np.ndarray:
-  """An entity of the same graph that is none of the question's own, int [N].
+  """An entity of the same graph that is not one of the question's own, int [N].
 
-  In a graph that has no other it is one of its own.
+  If the graph has no other entity, it is one of the question's own.
   """
   graph = entities[:, :1] // num_entities  # 0 for A, 1 for B.
   own = np.where(entities >= 0, entities, entities[:, :1])

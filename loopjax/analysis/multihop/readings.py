@@ -1,7 +1,4 @@
-"""What can be read off the model as it is.
-
-Stages, role exposure, lens and cosines.
-"""
+"""Readings of the unedited model: stages, role exposure, lens and cosines."""
 
 import numpy as np
 
@@ -21,7 +18,7 @@ def stages(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
 def role_exposure(
   questions: Questions, observed: subject.Observed
 ) -> list[rows.Row]:
-  """The same by which facts were composed in training in their places."""
+  """The same by which facts were composed in their positions in training."""
   found = []
   for group, name in enumerate(questions.role_exposure_names):
     members = np.flatnonzero(questions.role_exposure == group)
@@ -63,11 +60,11 @@ def logit_lens(
 ) -> list[rows.Row]:
   """Every bridge and the answer, at every loop and position (table 1b).
 
-  "hop_position" is the first position that has read all that the entity depends
-  on: position 1 for the first bridge in the paper's symbolic format.
-  Beside what `lens.read_out` gives, "argmax" is the share of questions at whose
-  position the entity is the most likely token after this loop, and
-  "first_argmax" the share for which it is so for the first time.
+  "hop_position" is the first position that has read everything that the entity
+  depends on: position 1 for the first bridge in the paper's symbolic format.
+  In addition to what `lens.read_out` returns, "argmax" is the share of
+  questions for which the entity is the most likely token after this loop, and
+  "first_argmax" the share for which this is so for the first time.
   """
   is_argmax = observed.lens["rank"] == 1
   samples = {
@@ -87,8 +84,8 @@ def cosines(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
   """Every bridge, the answer and the controls, at every loop and position.
 
   The controls are "start" a, "relation1", ... and "random_entity", an entity
-  that the question has nothing to do with. The last loop hands nothing on, so
-  that its rows have no "mixed" cosines.
+  that the question does not involve. The last loop passes nothing on, so its
+  rows have no "mixed" cosines.
   """
   found = []
   compared = subject.tokens_compared(questions)
@@ -120,10 +117,10 @@ def _grid(
   """One row per loop and position of a question.
 
   Args:
-    analysis: which.
+    analysis: name of the analysis.
     split: of the members.
     members: rows of `questions`, int [n].
-    questions: all.
+    questions: all questions.
     samples: values by metric, [n, K, T].
     hop: the entity after this hop; None for a control.
     entity: name of the control.

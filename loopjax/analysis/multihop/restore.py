@@ -1,4 +1,4 @@
-"""From a work directory to what is analysed: settings, parameters, step."""
+"""Reads what is analysed from a work directory: settings, parameters, step."""
 
 import pathlib
 from typing import Any, NamedTuple
@@ -14,19 +14,19 @@ from loopjax.errors import UserError
 from loopjax.run import restore as restore_lib
 
 TASK = "multihop"
-# What a family must be able to show of every loop.
+# Per-loop traces that a family must have.
 _TRACES = ("hidden", "prediction")
 
 
 class Restored(NamedTuple):
-  """A run as far as it got.
+  """A run at its newest checkpoint.
 
   Attributes:
-    settings: of the run, but for the mesh: one device.
+    settings: of the run, except the mesh, which is one device.
     family: its name.
     graphdef: the model without its parameters.
     params: the scored ones of the newest intact checkpoint.
-    step: optimizer steps behind them.
+    step: optimizer steps of this checkpoint.
   """
 
   settings: config_lib.Settings
@@ -42,8 +42,8 @@ def read_settings(
   """The settings of a run and the name of its family.
 
   Raises:
-    UserError: there is no run, or one of another task or of a family that
-      shows too little of its loops.
+    UserError: there is no run, or it is of another task or of a family without
+      the necessary traces.
   """
   settings = config_lib.of_run(workdir, str(workdir))
   task = settings.plain["task"]["name"]
@@ -59,7 +59,7 @@ def read_settings(
 
 
 def task_config(settings: config_lib.Settings) -> task_lib.Config:
-  """The section task, which `read_settings` has seen to be this task's."""
+  """The section task, whose type `read_settings` has checked."""
   assert isinstance(settings.task, task_lib.Config)
   return settings.task
 
@@ -67,7 +67,7 @@ def task_config(settings: config_lib.Settings) -> task_lib.Config:
 def restore(
   workdir: pathlib.Path, settings: config_lib.Settings, family: str
 ) -> Restored:
-  """Reads the newest intact checkpoint, also while its run goes on.
+  """Reads the newest intact checkpoint; its run may be in progress.
 
   Args:
     workdir: of the run.

@@ -1,4 +1,4 @@
-"""Rows of analysis.jsonl: what all analyses have in common."""
+"""Rows of analysis.jsonl, the common format of all analyses."""
 
 import json
 import pathlib
@@ -23,12 +23,12 @@ def make(
   """A row of means and standard errors.
 
   Args:
-    analysis: which.
+    analysis: name of the analysis.
     split: of the questions.
     loop: after which, from 1.
     position: in the question, from 0.
     samples: values of n > 0 questions by metric, [n].
-    labels: what else the row is about.
+    labels: further entries that identify the row.
 
   Returns:
     These, "count" n, and by metric the mean and "<metric>/standard_error".
@@ -61,12 +61,12 @@ def select(rows: Iterable[Row], analysis: str, **labels: Any) -> list[Row]:
 
 
 def values_of(rows: Iterable[Row], label: str) -> list[Any]:
-  """Different values of a label, in the order in which they come."""
+  """Distinct values of a label, in order of occurrence."""
   return list(dict.fromkeys(row[label] for row in rows))
 
 
 def write(path: pathlib.Path, rows: Iterable[Row], step: int) -> None:
-  """Writes one JSON object a line, each with the step of the checkpoint."""
+  """Writes one JSON object per line, each with the step of the checkpoint."""
   lines = [
     json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rows
   ]

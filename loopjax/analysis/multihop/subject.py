@@ -1,4 +1,4 @@
-"""The one place that runs the model."""
+"""The only module of the analysis that runs the model."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ class Observed(NamedTuple):
   Attributes:
     prediction: argmax of the read-out after every loop, int [N, K, T].
     lens: by name of `lens.read_out`, f32 [N, K, T, H]; entry j - 1 is about the
-      entity after hop j, and without meaning past the answer.
-    cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, without a norm that
-      only the read-out has, and, for a family that hands on something else,
+      entity after hop j, and arbitrary past the answer.
+    cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, before a norm that
+      belongs to the read-out, and, for a family that passes on another state,
       "mixed_cosine" and "mixed_centred_cosine" of that; f32 [N, K, T, n], in
       the order of `tokens_compared`.
   """
@@ -33,17 +33,17 @@ class Observed(NamedTuple):
 
 
 class Subject(NamedTuple):
-  """A trained model that can be looked into.
+  """A trained model whose internals can be observed and edited.
 
   Attributes:
     num_loops: K.
     observe: (questions) -> Observed.
-    handed_on: (inputs [n, T], loop, position int [n]) -> what that loop hands
+    handed_on: (inputs [n, T], loop, position int [n]) -> what that loop passes
       to the next one there, f32 [n, D].
     embed: (token ids int [n], states f32 [n, D], kind) -> Norm(W[token]) of
       equation 3, f32 [n, D]; see `edits.at_scale`.
     answer: (inputs [n, T], last int [n], loop, position int [n], alpha, vectors
-      f32 [n, D]) -> the argmax at `last`, int [n], if what that loop hands on
+      f32 [n, D]) -> the argmax at `last`, int [n], if what that loop passes on
       at `position` becomes (1 - alpha) H + alpha v. One program serves all
       loops, positions, alphas and vectors.
   """
@@ -71,7 +71,7 @@ def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
 
 
 def from_run(run: restore.Restored) -> Subject:
-  """The model of a run, with as many loops as its evaluation has."""
+  """The model of a run, with the number of loops of its evaluation."""
   settings = run.settings
   return make_subject(
     functools.partial(nnx.merge, run.graphdef),
@@ -92,18 +92,18 @@ def make_subject(
   batch_size: int,
   traces: Sequence[str],
 ) -> Subject:
-  """Compiles what is asked of a model.
+  """Compiles the functions of a subject.
 
   Args:
-    build: parameters -> a model that is called as `models.looped.Model`, with
-      `token_embedding` and `final_norm`; `answer` alone needs the `edit` of its
-      call.
+    build: parameters -> a model with the call of `models.looped.Model`, with
+      `token_embedding` and `final_norm`; only `answer` needs the `edit`
+      argument of its call.
     params: its parameters.
-    num_padding_tokens: ids at the end that are no tokens.
+    num_padding_tokens: ids at the end that are not real tokens.
     num_loops: K.
     batch_size: examples per device call.
-    traces: that the model has. If "mixed" is one of them it is what a loop
-      hands on, and "hidden" otherwise.
+    traces: that the model has. A loop passes on "mixed" if that is one of them,
+      and "hidden" otherwise.
   """
   states = tuple(name for name in ("hidden", "mixed") if name in traces)
 
@@ -126,7 +126,7 @@ def make_subject(
   def observe_questions(questions: Questions) -> Observed:
     compared = np.stack(list(tokens_compared(questions).values()), axis=1)
     tokens = (questions.entities[:, 1:], compared)
-    # What is not there is looked up as token 0, and never reported.
+    # Missing entities are looked up as token 0, and never reported.
     return observe((questions.inputs, *(np.maximum(ids, 0) for ids in tokens)))
 
   return Subject(
@@ -155,7 +155,7 @@ def _observe(
 ) -> Observed:
   """One batch of `Subject.observe`: inputs [b, T], tokens [b, H] and [b, n]."""
   model = build(params)
-  # Stage k is what a run of k loops answers (section 3.2).
+  # Stage k is the answer of a run of k loops (section 3.2).
   outputs = [
     model(inputs, num_loops=loop, trace=states if loop == num_loops else ())
     for loop in range(1, num_loops + 1)
@@ -170,7 +170,7 @@ def _observe(
   vectors = table[compared][:, None, None]  # [b, 1, 1, n, D]
   cosines = {}
   for state in states:
-    # Without what a model puts in front of the question: [b, K, T, D].
+    # Without tokens that a model puts before the question: [b, K, T, D].
     hidden = outputs[-1].trace[state][:, :, -inputs.shape[1] :]
     hidden = jnp.swapaxes(hidden, 0, 1)
     prefix = "" if state == "hidden" else f"{state}_"
@@ -235,10 +235,10 @@ def _answer(
 def _in_batches(
   function: Callable[..., Any], columns: Sequence[np.ndarray], size: int
 ) -> Any:
-  """Calls a function on batches of rows and joins what it gives.
+  """Calls a function on batches of rows and concatenates the results.
 
-  The last batch is filled up with the first rows, so that one program serves
-  all.
+  The last batch is padded with the first rows, so that one compiled program
+  serves all.
   """
   num = len(columns[0])
   parts = []

@@ -1,4 +1,4 @@
-"""The rows of an analysis as text for a terminal."""
+"""The rows of an analysis as text tables for the terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -22,9 +22,9 @@ def stages(found: Sequence[rows.Row]) -> str:
 
 
 def role_exposure(found: Sequence[rows.Row]) -> str:
-  """The same by which facts were composed in training in their places."""
+  """The same by which facts were composed in their positions in training."""
   return _by_loop(
-    "The same by which facts training composed in their places",
+    "The same by which facts were composed in their positions in training",
     rows.select(found, "role_exposure"),
     ("split", "role_exposure"),
   )
@@ -49,7 +49,7 @@ def _by_loop(title: str, found: Sequence[rows.Row], labels) -> str:
 
 
 def logit_lens(found: Sequence[rows.Row]) -> str:
-  """Bridge k after loop k at its place, and where it shows best (table 1b)."""
+  """Bridge k after loop k at its position, and at its clearest (table 1b)."""
   lens = rows.select(found, "lens")
   lines = []
   for split, entity, loop in _bridges(lens):
@@ -74,8 +74,8 @@ def logit_lens(found: Sequence[rows.Row]) -> str:
   header = ["split", "entity", "loop", "position", "probability", "rank"]
   header += ["1/rank", "margin", "entropy", "first argmax, % by loop"]
   return _table(
-    "Logit lens on bridge k after loop k (hop: where it can be known first;"
-    " best: where it shows most)",
+    "Logit lens on bridge k after loop k (hop: where it is first known;"
+    " best: where it is clearest)",
     header,
     lines,
   )
@@ -102,14 +102,14 @@ def cosines(found: Sequence[rows.Row]) -> str:
         )
   header = ["split", "entity", "loop", "metric", "position", "W[entity]"]
   return _table(
-    "Cosines of bridge k after loop k, and of controls at the same place",
+    "Cosines of bridge k after loop k, and of controls at the same position",
     [*header, "W[a]", "W[r]", "W[random entity]"],
     lines,
   )
 
 
 def controls_of(bridge: str) -> tuple[str, ...]:
-  """What a bridge is compared with: a, its relation, a random entity."""
+  """The controls of a bridge: a, its relation, a random entity."""
   hop = bridge.removeprefix("bridge")
   return "start", f"relation{hop}", "random_entity"
 
@@ -145,7 +145,7 @@ def intervention(found: Sequence[rows.Row]) -> str:
 
 
 def patching(found: Sequence[rows.Row]) -> str:
-  """How often the donor's bridge decides."""
+  """How often the donor's bridge determines the answer."""
   lines = [
     [
       row["split"],
@@ -161,8 +161,8 @@ def patching(found: Sequence[rows.Row]) -> str:
   ]
   header = ["split", "after", "at", "n", "implied, %", "stays, %"]
   return _table(
-    "State of another question in its place: the answer becomes the implied one"
-    " or stays",
+    "State replaced by that of another question: the answer becomes the implied"
+    " one or stays",
     [*header, "pairs examined", "qualified, %"],
     lines,
   )

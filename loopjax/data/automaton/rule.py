@@ -1,26 +1,26 @@
 """Elementary cellular automata on a ring, many at once.
 
 A rule is a number below 256: its bit 4 l + 2 c + r is the next value of a cell
-c between the neighbours l and r (Cook 2004). Bit operations do not mix the bits
-of a byte, so that one byte carries a cell of eight states.
+c between the neighbours l and r (Cook 2004). Bitwise operations treat bits
+independently, so one byte holds the same cell of eight states.
 """
 
 import functools
 
 import numpy as np
 
-# All states of up to so many cells are counted, of more a sample.
+# Up to this width all states are counted, beyond it a sample.
 _MAX_EXACT_WIDTH = 16
 _NUM_SAMPLED = 2**18
 
 
 def evolve(states: np.ndarray, num_steps: int, rule: int) -> np.ndarray:
-  """Applies a rule to states whose ends are neighbours of each other.
+  """Applies a rule to states on a ring: the ends are neighbours.
 
   Args:
     states: bool [N, W].
     num_steps: t >= 0.
-    rule: its number, 0 to 255.
+    rule: number of the rule, 0 to 255.
 
   Returns:
     The states after t steps, bool [N, W].
@@ -34,8 +34,8 @@ def evolve(states: np.ndarray, num_steps: int, rule: int) -> np.ndarray:
 def density(width: int, num_steps: int, rule: int) -> float:
   """The share of ones after t steps from uniform states of W cells.
 
-  All cells of a ring are alike, so that this is the chance of each one. It is
-  exact up to 16 cells, beyond over a fixed sample of 2^18 states.
+  All cells of a ring are equivalent, so this is the probability of each. It is
+  exact up to 16 cells, and beyond estimated on a fixed sample of 2^18 states.
   """
   if width <= _MAX_EXACT_WIDTH:
     numbers = np.arange(2**width)

@@ -1,15 +1,15 @@
 """The automaton task: the first cell of several states, t steps later.
 
-The context is n independent states of W cells, one token a cell. The answer
+The context is n independent states of W cells, one token per cell. The answer
 chunk ANS, l0, ..., l(n-2) has the labels l0, ..., l(n-1) as its targets: the
 model may have dropped the context before it reads that chunk, and in the
 paper's layout the first label would have to be predicted by the last cell of
 the context (Language Models Need Sleep, arXiv 2605.26099, sections 4 and 6.1).
 
-The ends of a state are neighbours, which the paper does not say. With zeros
-behind the ends the first cell follows c or r, so that nearly all its labels are
-1 after a few steps; on a ring the best constant answer at t = 32 is right as
-often as the paper calls random, in about a tenth of the examples.
+States are rings, which the paper does not say. With zeros beyond the ends the
+first cell becomes c or r, so that nearly all its labels are 1 after a few
+steps; on a ring the best constant answer at t = 32 is right in about a tenth of
+the examples, the accuracy that the paper calls random.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-ANSWER = 2  # Token id; those of the cells are their values.
-TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+ANSWER = 2  # Token id; the ids of cells are their values.
+TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
 HEADLINE = ("exact_match", "label_accuracy")
 _STREAMS = {"train": 0, "test": 1, "validation": 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Which automaton, and how much of it an example asks for.
+  """Which automaton, and the size of an example.
 
   The defaults are the paper's hard setting; its figure 2 varies num_steps.
 
@@ -42,8 +42,8 @@ class Config:
     state_width: W, cells of a state.
     num_steps: t, between a state and its label; 0 asks for the first cell.
     rule: number of the elementary rule, 0 to 255.
-    num_eval_examples: of validation, and of the test split.
-    eval_seed: of both; training follows the run's seed.
+    num_eval_examples: number in validation, and in the test split.
+    eval_seed: seed of both; training uses the run's seed.
   """
 
   num_states: int = 4
@@ -70,7 +70,7 @@ class Config:
 
   @property
   def sequence_length(self) -> int:
-    """T: the states and the answer chunk."""
+    """T: tokens of the states and the answer chunk."""
     return self.num_states * self.state_width + answer_length(self)
 
 
@@ -111,20 +111,20 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split.
 
-  All splits draw from the same distribution, by streams of their own. With the
-  default 2^96 examples no two are equal in practice; a few states of a few
-  cells have so few that training meets those of the other splits.
+  All splits draw from the same distribution, with separate random streams. Of
+  the default 2^96 examples no two are equal in practice; with few states of few
+  cells, training contains examples of the other splits.
 
   Args:
     config: the task.
-    split: "train", a stream without end, "validation" or "test".
+    split: "train", an endless stream, "validation" or "test".
     batch_size: over all processes.
     seed: of the training stream.
-    rows: of every global batch that this process reads; all if None.
+    rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
-    Only the answer chunk has weights; the other targets are 0. The fact
+    Only the answer chunk has nonzero weights; other targets are 0. The fact
     "constant_floor" is the exact match of the best constant answer.
   """
   base = seed if split == "train" else config.eval_seed
@@ -155,7 +155,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   share of the labels that are right; "loss": mean cross-entropy of the labels
   in nats.
   """
-  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
+  predicted = output.logits.shape[1]  # All tokens, or only the last ones.
   targets = batch["targets"][:, -predicted:]
   weights = batch["weights"][:, -predicted:]
   num_labels = jnp.sum(weights, axis=1)
@@ -172,7 +172,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
 def _examples(
   config: Config, stream: int, indices: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """The examples of some indices of a stream, arrays [b, T] by name."""
+  """The examples at some indices of a stream, arrays [b, T] by name."""
   num, num_states, width = len(indices), config.num_states, config.state_width
   cells = pipeline.uniforms(stream, indices, num_states * width) < 0.5
   states = cells.reshape(num * num_states, width)

@@ -1,35 +1,35 @@
-"""What can be set about the Depo task, and its token ids."""
+"""The settings of the Depo task, and its token ids."""
 
 import dataclasses
 
 from loopjax import checks
 from loopjax.errors import UserError
 
-# A word is drawn by a part of one 53-bit random number.
+# A word is drawn with part of one 53-bit random number.
 _MAX_WORDS = 2**32
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How large the cycles are, and how far the questions go.
+  """Sizes of the cycles, and hops of the questions.
 
   The defaults are those of Language Models Need Sleep, section 6.2, where 75
   nodes in 300 tokens and 10 questions in 60 imply words of one or two tokens.
 
-  Token ids: V0 that do not end a word, V0 that do, K that ask for so many hops,
+  Token ids: V0 that do not end a word, V0 that do, K that ask for 1 to K hops,
   one that asks for the answer, padding.
 
   Attributes:
-    num_nodes: N, of the largest cycle, and of every one in evaluation.
+    num_nodes: N, of the largest cycle, and of every cycle in evaluation.
     max_hops: K; in training the hops k of a question are uniform over 1 .. K.
-    num_queries: questions about one cycle, as far as it has nodes.
-    word_base: V0, different tokens in each place of a word.
+    num_queries: questions about one cycle, at most one per node.
+    word_base: V0, choices for each token of a word.
     min_word, max_word: tokens of a node's name.
-    context_length: tokens of the cycle, padding in front of it included.
+    context_length: tokens of the cycle, including the padding before it.
     min_nodes: of the smallest cycle in training.
-    num_eval_examples: of validation, and of the test split, as many for each
-      number of hops.
-    eval_seed: of both; training follows the run's seed.
+    num_eval_examples: number in validation, and in the test split, divided
+      equally among the numbers of hops.
+    eval_seed: seed of both; training uses the run's seed.
   """
 
   num_nodes: int = 75
@@ -60,7 +60,7 @@ class Config:
     for small, large in (
       ("min_word", "max_word"),
       ("min_nodes", "num_nodes"),
-      ("num_queries", "num_nodes"),  # Their first nodes are distinct.
+      ("num_queries", "num_nodes"),  # Questions start at distinct nodes.
     ):
       if getattr(self, small) > getattr(self, large):
         raise UserError(
@@ -72,7 +72,7 @@ class Config:
       hops = ", ".join(map(str, self.eval_hops))
       raise UserError(
         f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
-        f" {len(self.eval_hops)}: as many for each of {hops} hops"
+        f" {len(self.eval_hops)}: equal numbers for {hops} hops"
       )
 
   def _check_words(self) -> None:
@@ -98,7 +98,7 @@ class Config:
 
   @property
   def word_counts(self) -> tuple[int, ...]:
-    """How many words there are of min_word, ..., max_word tokens."""
+    """Number of words of min_word, ..., max_word tokens."""
     lengths = range(self.min_word, self.max_word + 1)
     return tuple(self.word_base**length for length in lengths)
 

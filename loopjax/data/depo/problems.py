@@ -1,6 +1,6 @@
 """Cycles, questions about them, and how both are written.
 
-A cycle of n nodes is written as its edges, in random order, each as the name of
+A cycle of n nodes is written as its edges in random order, each as the name of
 a node and that of its successor. A question is HOP_k, the name of a node, ANS,
 the name of its k-th successor; k may exceed n (Allen-Zhu and Li, Physics of
 Language Models 4.1, task Depo).
@@ -13,7 +13,7 @@ import numpy as np
 from loopjax.data import pipeline
 from loopjax.data.depo.config import Config
 
-# Of every stream of random numbers, so that no two of them are the same.
+# Indices of the random streams, all different.
 _SIZES, _ORDERS, _WORDS = range(3)
 
 
@@ -57,9 +57,9 @@ def examples(
     hops: k of each question, int [B, M]; the first min(n, M) are asked.
 
   Returns:
-    "inputs", "targets" and "weights" [B, T]: the cycle with padding in front,
+    "inputs", "targets" and "weights" [B, T]: the cycle with padding before it,
     then the questions with padding after them. Weights are 1 where the next
-    token is of an answer; the other targets are 0.
+    token belongs to an answer; other targets are 0.
   """
   orders = pipeline.uniforms(
     pipeline.stream_seed(_ORDERS, 0, seed), indices, 3 * config.num_nodes
@@ -67,7 +67,7 @@ def examples(
   names, sources, starts = (
     _permutations(numbers, num_nodes) for numbers in np.split(orders, 3, axis=1)
   )
-  # Short words tend to be drawn early; on the cycle their places are random.
+  # Words are ordered by length; their places on the cycle are random.
   words = np.take_along_axis(
     draw_words(config, seed, indices, num_nodes), names, axis=1
   )
@@ -85,7 +85,7 @@ def examples(
     config, nodes, letters, num_nodes, starts[:, : config.num_queries], hops
   )
   inputs = np.concatenate([context, questions], axis=1)
-  targets = np.zeros_like(inputs)  # Not padding: its logit may be -inf.
+  targets = np.zeros_like(inputs)  # Not padding, whose logit may be -inf.
   before = slice(config.context_length, -1)
   targets[:, before] = np.where(is_answer, questions, 0)[:, 1:]
   weights = np.zeros(inputs.shape, np.float32)
@@ -103,7 +103,7 @@ def draw_words(
   """Distinct words, drawn one after another.
 
   The length of a word is uniform, then each of its tokens; a word that the
-  cycle has already is drawn again.
+  cycle already has is redrawn.
 
   Args:
     config: the task.
@@ -112,10 +112,10 @@ def draw_words(
     num_nodes: words of each example, int [B].
 
   Returns:
-    Numbers of words int64 [B, N], ordered by length; -1 behind the last.
+    Numbers of words int64 [B, N], ordered by length; -1 after the last.
   """
   drawn = np.empty((len(indices), 0), np.int64)
-  # How often to draw for the other examples changes nothing about this one.
+  # An example does not depend on how often the others are redrawn.
   for attempt in itertools.count():
     numbers = pipeline.uniforms(
       pipeline.stream_seed(_WORDS, attempt, seed),
@@ -139,7 +139,7 @@ def answer_length(config: Config) -> int:
 
 
 def _word_numbers(config: Config, numbers: np.ndarray) -> np.ndarray:
-  """Words from uniform numbers: a uniform length, then a uniform such word."""
+  """Words from uniform numbers: a uniform length, then a uniform word of it."""
   counts = np.array(config.word_counts)
   scaled = numbers * len(counts)
   which = scaled.astype(np.int64)
@@ -155,8 +155,8 @@ def _spell(config: Config, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     words: int [B, N], -1 for none.
 
   Returns:
-    Tokens i32 [B, N, max_word]: what is behind a word has no meaning; and
-    lengths int [B, N].
+    Tokens i32 [B, N, max_word], arbitrary after the end of a word; and lengths
+    int [B, N].
   """
   counts = np.array(config.word_counts)
   ends = np.cumsum(counts)
@@ -166,7 +166,7 @@ def _spell(config: Config, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   places = lengths[..., None] - 1 - np.arange(config.max_word)
   powers = np.array([config.word_base**p for p in range(config.max_word)])
   tokens = within[..., None] // powers[places] % config.word_base
-  # The last token says that it is the last, so that no mark is needed between.
+  # The last token of a word is marked as such, so no separator is needed.
   tokens += config.word_base * (places == 0)
   return tokens.astype(np.int32), lengths
 
@@ -184,13 +184,13 @@ def _questions(
   Args:
     config: the task.
     nodes: tokens of the names, by place on the cycle, i32 [B, N, max_word].
-    letters: which of them are there, bool, the same shape.
+    letters: which of them belong to a name, bool, the same shape.
     num_nodes: n int [B].
-    starts: places that the questions start from, int [B, M].
+    starts: places at which the questions start, int [B, M].
     hops: k int [B, M].
 
   Returns:
-    Tokens i32 [B, answer chunk], and which of them are of an answer, bool.
+    Tokens i32 [B, answer chunk], and which of them belong to an answer, bool.
   """
   ends = (starts + hops) % num_nodes[:, None]
   hop = (config.first_hop - 1 + hops)[..., None].astype(np.int32)
@@ -217,13 +217,13 @@ def _of(table: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _permutations(numbers: np.ndarray, num_nodes: np.ndarray) -> np.ndarray:
-  """Orders of 0 .. n - 1 from uniform numbers [B, N]; the rest stays behind."""
+  """Orders of 0 .. n - 1 from uniform numbers [B, N]; n, ... follow them."""
   inside = np.arange(numbers.shape[1]) < num_nodes[:, None]
   return np.argsort(np.where(inside, numbers, 1.0), axis=1, kind="stable")
 
 
 def _first_occurrences(values: np.ndarray) -> np.ndarray:
-  """Which values stand nowhere to their left, bool [B, S]."""
+  """Which values do not occur further left, bool [B, S]."""
   order = np.argsort(values, axis=1, kind="stable")
   ordered = np.take_along_axis(values, order, axis=1)
   new = np.diff(ordered, axis=1, prepend=-1) != 0

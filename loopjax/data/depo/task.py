@@ -1,6 +1,6 @@
-"""The Depo task: k steps along a cycle whose edges were read before.
+"""The Depo task: k steps along a cycle whose edges were read earlier.
 
-The context is a shuffled cycle, padded in front; the answer chunk asks several
+The context is a shuffled cycle, left-padded; the answer chunk asks several
 questions about it. A model that drops the context before it reads the questions
 has to keep the whole cycle, since it knows neither start nor number of hops
 (Language Models Need Sleep, arXiv 2605.26099, section 6.2).
@@ -16,9 +16,9 @@ from loopjax.data.depo.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
 HEADLINE = ("exact_match", "answer_accuracy")
-# No streams of `problems`.
+# Different from the streams in `problems`.
 _STREAMS = {"train": 3, "test": 4, "validation": 5}
 
 
@@ -61,23 +61,22 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split.
 
-  All splits are drawn, by streams of their own. Cycles of more than a few
-  nodes are too many to meet twice; the smallest tasks' splits overlap.
+  All splits are drawn, with separate random streams. There are too many cycles
+  of more than a few nodes to repeat; the splits of the smallest tasks overlap.
 
   Args:
     config: the task.
-    split: "train", a stream without end of cycles of all sizes and questions of
-      all hops; "validation" or "test": the largest cycles, each with all its
-      questions of 1, 2, 4, ... or K hops, so that scores are per number of
-      hops.
+    split: "train", an endless stream of cycles of all sizes and questions of
+      all hops; "validation" or "test": the largest cycles; all questions of a
+      cycle have 1, 2, 4, ... or K hops, so that scores are per number of hops.
     batch_size: over all processes.
     seed: of the training stream.
-    rows: of every global batch that this process reads; all if None.
+    rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
-    and "group/hops" i32 [b]. Weights are 1 where the next token is of an
-    answer; the other targets are 0.
+    and "group/hops" i32 [b]. Weights are 1 where the next token belongs to an
+    answer; other targets are 0.
   """
   if split == "train":
     stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
@@ -116,14 +115,14 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   figure 3); "answer_accuracy": share of the answers whose tokens are all right;
   "exact_match": all answers of the example are right.
   """
-  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
+  predicted = output.logits.shape[1]  # All tokens, or only the last ones.
   targets = batch["targets"][:, -predicted:]
   weights = batch["weights"][:, -predicted:]
   cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
   missed = jnp.argmax(output.logits, axis=-1) != targets
   wrong = jnp.where(missed, weights, 0.0)
   errors = jnp.cumsum(wrong, axis=1)
-  # An answer's tokens are neighbours, and no two answers are.
+  # The tokens of an answer are adjacent, and no two answers are.
   starts = jnp.diff(weights, axis=1, prepend=0) == 1
   ends = jnp.diff(weights, axis=1, append=0) == -1
   before = jax.lax.cummax(jnp.where(starts, errors - wrong, 0.0), axis=1)

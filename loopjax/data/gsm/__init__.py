@@ -1,1 +1,1 @@
-"""Word problems of few operations in a long text (arXiv 2605.26099)."""
+"""Word problems of few operations within a long text (arXiv 2605.26099)."""

@@ -1,4 +1,4 @@
-"""What can be set about the word problems."""
+"""The settings of the word problems."""
 
 import dataclasses
 import math
@@ -8,10 +8,10 @@ from loopjax.data.gsm import language, words
 from loopjax.errors import UserError
 
 MAX_OPERATIONS = 8
-# Problems in a text that nobody asks for, at most: who does not read the
-# question can only guess which of all is meant.
+# Maximum number of decoy problems in a text: without the question, one can only
+# guess which problem is meant.
 NUM_DECOYS = 15
-# Every total has a place of its own. A problem has four at most: each costs an
+# Every total has its own place. A problem has at most four: each costs an
 # operation, and one of its items another.
 NUM_TOTAL_PLACES = 1 + NUM_DECOYS
 _MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
@@ -19,27 +19,26 @@ _MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How many operations an answer takes, and in how long a text.
+  """How many operations an answer takes, and the length of the text.
 
-  Operations and their counts to score are those of Language Models Need Sleep,
-  section 6.3; its texts have 2000 tokens and more.
+  The operations and the counts to evaluate are those of Language Models Need
+  Sleep, section 6.3; its texts have 2000 tokens and more.
 
   Attributes:
-    train_ops: numbers of operations in training, each as likely, 1 to 8.
-    eval_ops: in evaluation, each with as many examples.
-    context_length: tokens of the question and the text, padding in front of
-      them included.
+    train_ops: numbers of operations in training, 1 to 8, all equally likely.
+    eval_ops: the same in evaluation, with equally many examples each.
+    context_length: tokens of the question and the text, including the padding
+      before them.
     min_length: of the question and the text without padding. The paper's have
       2000 to 3300.
-    max_length: lengths are about uniform from one to the other; distractors
-      fill up what a problem leaves of its length, and where it leaves nothing
-      there are none.
-    reverse_fraction: of the examples of two and more operations so many give a
-      total and ask for what it is made of.
+    max_length: lengths are roughly uniform between the two; distractors fill
+      what a problem leaves of the length, if anything.
+    reverse_fraction: fraction of the examples of two and more operations that
+      state a total and ask for one of its parts.
     max_constant: constants and addends are uniform over 1 .. max_constant.
-    max_value: no quantity is larger.
-    num_eval_examples: of validation, and of the test split.
-    eval_seed: of both; training follows the run's seed.
+    max_value: maximum of every quantity.
+    num_eval_examples: number in validation, and in the test split.
+    eval_seed: seed of both; training uses the run's seed.
   """
 
   train_ops: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -61,7 +60,7 @@ class Config:
       min_length=0,
       max_length=self.min_length,
       reverse_fraction=0,
-      # With a few, no problem of four operations may be held out.
+      # With fewer, there may be no held-out problem of four operations.
       max_constant=10,
       num_eval_examples=1,
       eval_seed=0,
@@ -86,12 +85,12 @@ class Config:
     if self.num_eval_examples % len(self.eval_ops):
       raise UserError(
         f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
-        f" {len(self.eval_ops)}: as many for each of task.eval_ops="
+        f" {len(self.eval_ops)}: equal numbers for each of task.eval_ops="
         f"{self.eval_ops}"
       )
 
   def _check_operations(self, field: str) -> None:
-    """Raises UserError unless these are different numbers from 1 to 8."""
+    """Raises UserError unless these are distinct numbers from 1 to 8."""
     values = getattr(self, field)
     allowed = range(1, MAX_OPERATIONS + 1)
     if (
@@ -100,14 +99,14 @@ class Config:
       or len(set(values)) < len(values)
     ):
       raise UserError(
-        f"task.{field}={values} must be different numbers of operations from 1"
+        f"task.{field}={values} must be distinct numbers of operations from 1"
         f" to {MAX_OPERATIONS}"
       )
 
   def _check_length(self) -> None:
-    """Raises UserError unless all problems fit and names are enough."""
+    """Raises UserError unless all problems fit and there are enough names."""
     operations = max(*self.train_ops, *self.eval_ops)
-    # A constant, and each other quantity equal to the one before.
+    # A constant, and every other quantity equal to the previous one.
     longest = (
       language.QUESTION_LENGTH
       + language.EQUAL_LENGTH * (operations - 1)
@@ -132,20 +131,20 @@ class Config:
 
   @property
   def max_distractors(self) -> int:
-    """As many of the shortest fit into a text."""
+    """How many of the shortest distractors fit into a text."""
     return self.max_length // language.SHORTEST_LENGTH
 
   @property
   def num_names(self) -> int:
-    """Quantities of an example at most."""
+    """Maximum number of quantities of an example."""
     return MAX_OPERATIONS + self.max_distractors
 
   @property
   def grid_side(self) -> int:
-    """An example names its quantities by as many items as places.
+    """Number of items, and of places, that name the quantities of an example.
 
-    All pairs of these are twice as many as it can need: most items are in
-    several places and most places have several items, so that neither alone
-    says which quantity is meant.
+    Their pairs are twice as many as it can need: most items are in several
+    places and most places have several items, so that neither alone identifies
+    a quantity.
     """
     return min(math.isqrt(2 * self.num_names) + 1, _MAX_SIDE)

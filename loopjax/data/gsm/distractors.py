@@ -1,10 +1,10 @@
-"""What a text says beside what its question needs.
+"""Distractors: what a text says that its question does not need.
 
-Decoys are problems as hard as the one that is asked for, drawn like it, with
-constants, totals and something unknown of their own: which of the problems is
-meant, the question alone says. Single statements are about further quantities,
-which are constants or made of one or two quantities of any of the problems. No
-problem is made of quantities of another, or of further ones.
+Decoys are problems as hard as the one in question, drawn in the same way, with
+their own constants, totals and unknowns: only the question tells which problem
+is meant. Single statements define further quantities, which are constants or
+computed from one or two quantities of any of the problems. No problem depends
+on quantities of another, or on further quantities.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ from loopjax.data.gsm.language import (
 )
 from loopjax.data.gsm.structures import MAX_NODES
 
-# What a single statement can be; the last two need two quantities.
+# Kinds of single statements; the last two need two quantities.
 _KINDS = np.array([CONSTANT, EQUAL, PLUS, TIMES, SUM, DIFFERENCE])
 _NUM_OPERANDS = np.array([0, 1, 1, 1, 2, 2])
 
@@ -38,9 +38,9 @@ def decoys(
   operations: np.ndarray,
   reverse: np.ndarray,
 ) -> Graphs:
-  """As many further problems for each example as there can be.
+  """Draws the maximum number of further problems for each example.
 
-  They are of training and of evaluation alike: nobody says what they answer.
+  They come from all splits alike, since their answers are never given.
 
   Args:
     config: the task.
@@ -50,7 +50,7 @@ def decoys(
     reverse: as `graphs.draw` takes it, bool [B].
 
   Returns:
-    Graphs of B x 15 problems, those of an example in a row.
+    Graphs of B x 15 problems, those of an example adjacent.
   """
   of_decoys = (NUM_DECOYS * indices[:, None] + np.arange(NUM_DECOYS)).ravel()
   operations, reverse = (
@@ -71,15 +71,15 @@ def decoys(
 def fitting(
   kinds: np.ndarray, lengths: np.ndarray, room: np.ndarray
 ) -> np.ndarray:
-  """The problem itself, and the first decoys that fit into half of the room.
+  """Selects the problem and the first decoys that fit into half of the room.
 
   Args:
     kinds: of the nodes of P problems, int [B, P, 8].
-    lengths: tokens of what is said of them, int [B, P].
+    lengths: tokens of their statements, int [B, P].
     room: tokens that the first problem leaves, int [B].
 
   Returns:
-    bool [B, P]. Their totals are no more than there are places for.
+    bool [B, P]. They have no more totals than there are places for these.
   """
   ends = np.cumsum(lengths[:, 1:], axis=1)
   totals = np.cumsum((kinds == TOTAL).sum(axis=2), axis=1)
@@ -91,10 +91,10 @@ def fitting(
 def statements(
   config: Config, seed: int, indices: np.ndarray, graph: Graphs
 ) -> Statements:
-  """Single statements, as many as could ever fit.
+  """Single statements, up to the maximum that could fit.
 
-  Every kind is equally likely, and every quantity; what has a value that would
-  not do becomes EQUAL.
+  Every kind is equally likely, and every quantity; a statement with an invalid
+  value becomes EQUAL.
 
   Args:
     config: the task.
@@ -106,7 +106,7 @@ def statements(
   uniforms = pipeline.uniforms(seed, indices, 4 * num)
   which, first, second, constant = np.split(uniforms, 4, axis=1)
   is_there = graph.kinds != ABSENT
-  nodes = np.argsort(~is_there, axis=1, kind="stable")  # Those there in front.
+  nodes = np.argsort(~is_there, axis=1, kind="stable")  # Present ones first.
   num_nodes = is_there.sum(axis=1)[:, None]
   num_kinds = np.where(num_nodes > 1, len(_KINDS), len(_KINDS) - 2)
   kind = (which * num_kinds).astype(np.int64)
@@ -128,5 +128,5 @@ def statements(
 
 
 def within(lengths: np.ndarray, room: np.ndarray) -> np.ndarray:
-  """The first statements [B, S] that fit into so many tokens [B], bool."""
+  """The first statements [B, S] that fit into `room` tokens [B], bool."""
   return np.cumsum(lengths, axis=1) <= room[:, None]

@@ -1,4 +1,4 @@
-"""What simple rules score that do not follow a text from its question."""
+"""Floors: scores of simple rules that do not solve the problem."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,24 +8,24 @@ from loopjax.data.gsm import language
 from loopjax.data.gsm.config import Config
 
 RULES = ("most_frequent", "lone_constant", "sum_of_constants")
-_CHUNK = 128  # Examples that are in memory at once.
+_CHUNK = 128  # Examples in memory at once.
 
 
 def exact_match(
   config: Config, make: Callable[[np.ndarray], Mapping[str, np.ndarray]]
 ) -> dict[str, float]:
-  """Floors of all evaluation examples, whoever reads which of them.
+  """Floors over all evaluation examples, whichever process reads them.
 
-  Constants are the numbers that a quantity is said to equal, given totals
-  among them, addends and factors not.
+  Constants are the numbers that a quantity is said to equal, including given
+  totals but not addends and factors.
 
-  "most_frequent" answers what is most often right; "lone_constant" copies the
-  constant if the text has one alone, and else one of them at random, of which
-  this is the expectation; "sum_of_constants" adds all of them.
+  "most_frequent" gives the most common answer; "lone_constant" copies the
+  constant if the text has only one, and else a random one (this is its expected
+  score); "sum_of_constants" adds all of them.
 
   Args:
     config: the task.
-    make: numbers of examples [b] -> their batch.
+    make: indices of examples [b] -> their batch.
 
   Returns:
     Exact match, 0 to 1, by "floor/<rule>/operations=<number>".
@@ -51,7 +51,7 @@ def exact_match(
 def _answers_and_hits(
   batch: Mapping[str, np.ndarray],
 ) -> tuple[np.ndarray, ...]:
-  """Groups and answers int [b]; chances of the last two rules, f64 [b]."""
+  """Groups and answers int [b]; scores of the last two rules, f64 [b]."""
   inputs = batch["inputs"]
   answers = numbers_after(inputs, language.ANSWER).max(axis=1)
   constants = numbers_after(inputs, language.word("equal"))
@@ -62,14 +62,14 @@ def _answers_and_hits(
 
 
 def numbers_after(tokens: np.ndarray, before: int) -> np.ndarray:
-  """Numbers that stand directly behind a token.
+  """Numbers that directly follow a token.
 
   Args:
     tokens: ids, int [B, T].
     before: id of the token.
 
   Returns:
-    int64 [B, T]: at the place of the token the number behind it; 0 where there
+    int64 [B, T]: at the position of the token, the number after it; 0 if there
     is none.
   """
   values = np.zeros(tokens.shape, np.int64)

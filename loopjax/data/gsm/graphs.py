@@ -1,4 +1,4 @@
-"""Graphs of quantities with their values, and the part they belong to."""
+"""Graphs of quantities with their values, and the split they belong to."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ from loopjax.data.gsm.language import (
 )
 from loopjax.data.gsm.structures import MAX_NODES
 
-COLUMNS = 3 + MAX_NODES  # Of uniform numbers for a node.
+COLUMNS = 3 + MAX_NODES  # Uniform numbers per node.
 _MAX_FACTOR = 5
 _PARTS = 8
 _MAX_NAMED = 3
 
 
 class Graphs(NamedTuple):
-  """B graphs of 8 nodes at most; operands of a node come after it.
+  """B graphs of at most 8 nodes; operands of a node come after it.
 
   Attributes:
-    kinds: ABSENT behind the last node, int [B, 8].
+    kinds: ABSENT after the last node, int [B, 8].
     numbers: of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
     num_operands: int [B, 8].
-    operands: their nodes, int [B, 8, 3]; any behind the last.
+    operands: their nodes, int [B, 8, 3]; arbitrary after the last.
     counted_by: node of the total that counts this one, or -1, int [B, 8].
     values: int [B, 8].
     asked: node whose value is the answer, int [B].
@@ -54,18 +54,18 @@ def draw(
   operations: np.ndarray,
   reverse: np.ndarray,
 ) -> tuple[Graphs, np.ndarray]:
-  """Graphs of so many operations.
+  """Draws graphs with given numbers of operations.
 
   Args:
     config: the task.
     numbers: uniform, [B, 8, COLUMNS].
     operations: 1 to 8, int [B].
     reverse: whether node 0 is a given total and a constant is asked for, bool
-      [B]; else node 0 is. Not for one operation.
+      [B]; else node 0 is asked for. Must be False for one operation.
 
   Returns:
-    The graphs, and which of them are good, bool [B]: all values are in 1 ..
-    max_value, and what is asked has one answer.
+    The graphs, and which of them are valid, bool [B]: all values are in 1 ..
+    max_value, and the question has a unique answer.
   """
   kinds, num_operands, operands, counted_by = structures.draw(
     numbers[:, :, 2:], operations, reverse
@@ -96,12 +96,12 @@ def until_good(
   draw: Callable[[int, np.ndarray], tuple[Sequence[np.ndarray], np.ndarray]],
   num: int,
 ) -> Sequence[np.ndarray]:
-  """Draws rows, and again those that are not as they should be.
+  """Draws rows, and redraws those that are invalid.
 
   Args:
     draw: (number of the attempt, rows [b]) -> arrays [b, ...] of these, and
-      which of them are good, bool [b].
-    num: B, rows in all.
+      which of them are valid, bool [b].
+    num: B, total number of rows.
 
   Returns:
     Arrays [B, ...].
@@ -119,14 +119,14 @@ def until_good(
 
 
 def joined(graph: Graphs, others: Graphs) -> Graphs:
-  """One graph of each and those that follow it in others.
+  """Joins each graph with its K graphs in `others`.
 
   Args:
     graph: B graphs of 8 nodes.
     others: B x K of them.
 
   Returns:
-    B graphs of 8 (1 + K) nodes; `asked` is of each of their parts, int [B,
+    B graphs of 8 (1 + K) nodes; `asked` is one node per part, int [B,
     1 + K].
   """
   num = len(graph.kinds)
@@ -162,7 +162,7 @@ def arrange(
   operands: np.ndarray,
   values: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Puts the larger operand of a difference first, and computes.
+  """Puts the larger operand of a difference first, and computes the values.
 
   Args:
     kinds: int [B, S].
@@ -172,7 +172,7 @@ def arrange(
     values: of the nodes, int [B, N].
 
   Returns:
-    Operands [B, S, 3], and what they make, int [B, S].
+    Operands [B, S, 3], and resulting values, int [B, S].
   """
   rows = np.arange(len(values))[:, None, None]
   taken = np.arange(MAX_OPERANDS) < num_operands[..., None]
@@ -188,19 +188,18 @@ def arrange(
 def in_split(
   graphs: Graphs, operations: np.ndarray, titles: np.ndarray, split: str
 ) -> np.ndarray:
-  """Whether problems are of a split, by their hash.
+  """Whether problems belong to a split, by their hash.
 
-  One in 8 is for the test, another one for validation.
+  One in 8 is for the test split, another one for validation.
 
-  Two graphs that are the same but for names and order have the same hash,
-  whichever quantity is asked for. A node's hash is of its kind, number and
-  operands' hashes in any order (the values say which of a difference is which);
-  graphs that differ only in what they share have the same one, too.
+  Two graphs that are the same up to names and order have the same hash,
+  whichever quantity is asked for. A node's hash combines its kind, number and
+  operands' hashes in any order (the values determine the order in a
+  difference); graphs that differ only in sharing have the same hash, too.
 
-  There are few problems of up to three operations without their names (of one,
-  as many as constants): those held out would be a few numbers, which training
-  would then never have as an answer. There the name of node 0 is a part of the
-  problem.
+  Without names there are few problems of up to three operations (of one, as
+  many as constants): holding some out would remove a few numbers from the
+  answers in training. For these the name of node 0 is part of the problem.
 
   Args:
     graphs: the problems.
@@ -230,9 +229,9 @@ def in_split(
 
 
 def _influences(graphs: Graphs) -> np.ndarray:
-  """How much node 0 grows with each node, int [B, 8].
+  """Derivative of node 0 with respect to each node, int [B, 8].
 
-  All is linear: a constant can be found from node 0 if this is not 0.
+  Values are linear: a constant follows from node 0 if this is not 0.
   """
   rows = np.arange(len(graphs.kinds))
   influences = np.zeros(graphs.kinds.shape, np.int64)

@@ -1,8 +1,8 @@
 """How quantities, statements, questions and answers are written, as tokens.
 
 A quantity is "the barrels in Gullwick" or "all goods in Gullwick". A statement
-says that it equals a number, something unknown, or what its one to three
-operands make: "the barrels in Gullwick equal the ropes in Codmole plus 1 2 .".
+says that it equals a number, an unknown, or a function of one to three
+operands: "the barrels in Gullwick equal the ropes in Codmole plus 1 2 .".
 Numbers are digits without a leading zero.
 """
 
@@ -38,8 +38,8 @@ class Statements(NamedTuple):
   """What is said about S quantities of each of B examples.
 
   Attributes:
-    kinds: ABSENT, ..., UNKNOWN, int [B, S]; of an ABSENT one nothing is said,
-      neither of a TOTAL, which its items make.
+    kinds: ABSENT, ..., UNKNOWN, int [B, S]; there is no statement about an
+      ABSENT one, nor about a TOTAL, which follows from its items.
     numbers: of a CONSTANT, PLUS or TIMES, int [B, S].
     num_operands: int [B, S].
     operands: which of the quantities, int [B, S, 3].
@@ -57,12 +57,12 @@ def word(text: str) -> int:
 
 
 END, ANSWER = word("END"), word("ANS")
-# Tokens of a question with what is said about totals, of the longest statement
-# that is one operation, and of a constant or given total without its digits.
+# Tokens of a question with the remark on totals, of the longest statement with
+# one operation, and of a constant or given total without its digits.
 QUESTION_LENGTH = 14
 EQUAL_LENGTH = 10
 CONSTANT_LENGTH = 6
-# Of a statement about two quantities, which is the longest of a distractor, and
+# Tokens of a statement about two quantities, the longest of a distractor, and
 # of the shortest statement.
 PAIR_LENGTH = 15
 SHORTEST_LENGTH = CONSTANT_LENGTH + 1
@@ -84,7 +84,7 @@ def quantities(
   first = (_FIRST_THEME + _NUM_THEME_WORDS * themes)[:, None]
   parts = [
     np.where(items < 0, word("all"), word("the")),
-    first + 1 + items,  # The word for all items stands before them.
+    first + 1 + items,  # The word for all items precedes them.
     np.full(items.shape, word("in")),
     first + 1 + words.NUM_ITEMS + places,
   ]
@@ -92,7 +92,7 @@ def quantities(
 
 
 def questions(themes: np.ndarray, asked: np.ndarray) -> np.ndarray:
-  """A question, and that a total is of what the text mentions.
+  """A question, with the remark that totals cover what the text mentions.
 
   Args:
     themes: int [B].
@@ -113,14 +113,14 @@ def questions(themes: np.ndarray, asked: np.ndarray) -> np.ndarray:
 
 
 def statements(stated: Statements, names: np.ndarray) -> np.ndarray:
-  """Tokens of statements, each in as many places as the longest could need.
+  """Tokens of statements, each in W positions, enough for the longest.
 
   Args:
     stated: what is said.
     names: of the quantities that the statements are about, i32 [B, S, 4].
 
   Returns:
-    Token ids i32 [B, S, W]; `present` says which of them are there.
+    Token ids i32 [B, S, W]; `present` says which of them are used.
   """
   shape = stated.kinds.shape
   operators = np.array([word("plus")] * (UNKNOWN + 1))
@@ -137,7 +137,7 @@ def statements(stated: Statements, names: np.ndarray) -> np.ndarray:
 
 
 def present(stated: Statements) -> np.ndarray:
-  """Which tokens of `statements` are there, bool [B, S, W]."""
+  """Which tokens of `statements` are used, bool [B, S, W]."""
   kinds, num_operands = stated.kinds, stated.num_operands
   shape = kinds.shape
   _, has_digit = number(stated.numbers)
@@ -158,7 +158,7 @@ def number(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Digits of numbers below 1000.
 
   Returns:
-    Token ids i32 [..., 3], and which are there (leading zeros are not), bool.
+    Token ids i32 [..., 3], and which are used (not leading zeros), bool.
   """
   powers = 10 ** np.arange(NUM_DIGITS)[::-1]
   digits = values[..., None] // powers % 10
@@ -166,7 +166,7 @@ def number(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(tokens: Iterable[int]) -> str:
-  """Tokens as text without padding, one sentence a line."""
+  """Tokens as text without padding, one sentence per line."""
   plain = " ".join(_TEXTS[i] for i in map(int, tokens) if i < PADDING)
   joined = re.sub(r"(?<=\d) (?=\d)", "", plain)
   return re.sub(r"(?<=[.?]) ", "\n", joined)

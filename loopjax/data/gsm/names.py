@@ -1,7 +1,7 @@
-"""What quantities are called.
+"""Names of quantities.
 
 An example has a theme, and a grid of some of its items in some of its places.
-A place of which a total is told has no items but those that the total counts.
+A place with a total has no items except those that the total counts.
 """
 
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from loopjax.data.gsm.structures import MAX_NODES
 
 
 class Names(NamedTuple):
-  """What quantities are called.
+  """Names of quantities.
 
   Attributes:
     themes: int [B].
     items, places: of the quantities that neither are totals nor are counted by
-      one, in their order, int [B, num_names].
+      one, in order, int [B, num_names].
     counted_items: of those that a total counts, by the node of their problem,
       int [B, 8].
-    total_places: where only such items are, int [B, 16].
+    total_places: places with only such items, int [B, 16].
   """
 
   themes: np.ndarray
@@ -34,7 +34,7 @@ class Names(NamedTuple):
 
 
 def num_columns(config: Config) -> int:
-  """How many uniform numbers `draw` takes for an example."""
+  """Number of uniform numbers that `draw` needs per example."""
   return 1 + words.NUM_ITEMS + words.NUM_PLACES + config.grid_side**2
 
 
@@ -66,12 +66,12 @@ def titles(names: Names) -> np.ndarray:
 def quantities(
   names: Names, kinds: np.ndarray, counted_by: np.ndarray
 ) -> np.ndarray:
-  """Names of quantities; each that is there has one of its own.
+  """Names of quantities; each one present has a distinct name.
 
   Args:
     names: to choose from.
     kinds: of the nodes of all problems and then of further quantities, int [B,
-      S]; an ABSENT one has any name.
+      S]; the name of an ABSENT one is arbitrary.
     counted_by: quantity that counts this one, or -1, int [B, S].
 
   Returns:

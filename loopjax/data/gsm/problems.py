@@ -1,8 +1,8 @@
-"""Word problems: names, distractors, and how all is put together.
+"""Word problems: names and distractors, assembled into examples.
 
 An example is a question, the statements that its answer needs and others, all
-statements in random order, then the answer's digits. A place of which a total
-is told has no items but those that the total counts.
+statements in random order, then the answer's digits. A place with a total has
+no items except those that the total counts.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from loopjax.data.gsm.language import ABSENT, CONSTANT, UNKNOWN, Statements
 from loopjax.data.gsm.structures import MAX_NODES
 
 ANSWER_LENGTH = language.NUM_DIGITS + 1  # END is one of the tokens.
-# Of every stream of random numbers, so that no two of them are the same.
+# Indices of the random streams, all different.
 _PROBLEMS, _MODES, _DISTRACTORS, _ORDERS = range(4)
 
 
@@ -38,9 +38,9 @@ def examples(
 
   Returns:
     "inputs", "targets" and "weights" [B, T]: question and statements with
-    padding in front, then ANS and the answer's digits with padding after them.
-    Targets of the answer chunk are the digits and END; weights are 1 there, and
-    the other targets are 0.
+    padding before them, then ANS and the answer's digits with padding after
+    them. Targets of the answer chunk are the digits and END; weights are 1
+    there, and other targets are 0.
   """
   modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 2)
   reverse = (modes[:, 0] < config.reverse_fraction) & (operations > 1)
@@ -84,11 +84,11 @@ def examples(
 
 
 def text(config: Config, tokens: Sequence[int] | np.ndarray) -> str:
-  """An example as a person reads it: one sentence a line, then the answer.
+  """An example as readable text: one sentence per line, then the answer.
 
   Args:
     config: the task.
-    tokens: of the context and, if there, the answer chunk, int [T].
+    tokens: of the context and optionally the answer chunk, int [T].
   """
   parts = tokens[: config.context_length], tokens[config.context_length :]
   return "\n".join(filter(None, map(language.text, parts)))
@@ -102,7 +102,7 @@ def _draw(
   reverse: np.ndarray,
   split: str,
 ) -> tuple[names.Names, graphs.Graphs]:
-  """Names and graphs; those that are not for this split are drawn again."""
+  """Names and graphs; those of other splits are redrawn."""
   num, num_names = names.num_columns(config), len(names.Names._fields)
 
   def draw(attempt, rows):
@@ -128,7 +128,7 @@ def _draw(
 
 
 def _stated(graph: graphs.Graphs, reverse: np.ndarray) -> Statements:
-  """What is said of all nodes of graphs that `graphs.joined` makes."""
+  """Statements about all nodes of graphs from `graphs.joined`."""
   kinds, numbers = graph.kinds.copy(), graph.numbers.copy()
   num_operands = graph.num_operands.copy()
   rows = np.flatnonzero(reverse)[:, None]
@@ -140,7 +140,7 @@ def _stated(graph: graphs.Graphs, reverse: np.ndarray) -> Statements:
 
 
 def _lengths(config: Config, uniform: np.ndarray) -> np.ndarray:
-  """Tokens that texts are filled up to, less part of a statement, int [B]."""
+  """Target lengths of texts, reached to within a statement, int [B]."""
   longest = config.max_length
   shortest = min(config.min_length + language.PAIR_LENGTH - 1, longest)
   return shortest + (uniform * (longest - shortest + 1)).astype(np.int64)
@@ -149,7 +149,7 @@ def _lengths(config: Config, uniform: np.ndarray) -> np.ndarray:
 def _without_long_decoys(
   graph: graphs.Graphs, stated: Statements, room: np.ndarray
 ) -> tuple[graphs.Graphs, Statements, np.ndarray]:
-  """Takes decoys away that do not fit; what room [B] is left over."""
+  """Removes decoys that do not fit; returns the room [B] left."""
   by_problem = (len(room), -1, MAX_NODES)
   lengths = language.present(stated).sum(axis=2).reshape(by_problem).sum(axis=2)
   fits = distractors.fitting(
@@ -188,7 +188,7 @@ def _with_answers(
   )
   is_answer = expected != language.PADDING
   inputs = np.concatenate([context, chunk], axis=1)
-  targets = np.zeros_like(inputs)  # Not padding: its logit may be -inf.
+  targets = np.zeros_like(inputs)  # Not padding, whose logit may be -inf.
   targets[:, -ANSWER_LENGTH:] = np.where(is_answer, expected, 0)
   weights = np.zeros(inputs.shape, np.float32)
   weights[:, -ANSWER_LENGTH:] = is_answer

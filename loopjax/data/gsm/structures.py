@@ -1,9 +1,9 @@
-"""Which quantities there are and what each is made of, without their values.
+"""Structure of problems: quantities and their operands, without values.
 
-A graph is drawn from the quantity at its end backwards, so that this needs all
-others and the operations are exactly as many as asked for. An operation is an
-edge into a quantity: every operand, every item that a total counts, and every
-constant is one (the count of GSM-Infinite, arXiv 2502.05252).
+A graph is drawn backwards from its final quantity, so that this depends on all
+others and the number of operations is exact. An operation is an edge into a
+quantity: every operand, every item that a total counts, and every constant is
+one (the count of GSM-Infinite, arXiv 2502.05252).
 """
 
 import itertools
@@ -23,7 +23,7 @@ from loopjax.data.gsm.language import (
   TOTAL,
 )
 
-MAX_NODES = MAX_OPERATIONS  # Each has an operation of its own.
+MAX_NODES = MAX_OPERATIONS  # Each has at least one operation.
 WITH_NUMBER = (CONSTANT, PLUS, TIMES)
 _NUM_OPERANDS = {
   CONSTANT: (0,),
@@ -34,7 +34,7 @@ _NUM_OPERANDS = {
   DIFFERENCE: (2,),
   TOTAL: (1, 2, 3),
 }
-# Kind, number of operands, how many of these are operands of others already.
+# Kind, number of operands, how many of these other nodes already use.
 _OPTIONS = np.array(
   [(ABSENT, 0, 0)]
   + [
@@ -50,16 +50,16 @@ _ANY, _ITEM, _TOTAL = range(3)  # What a quantity can be.
 def draw(
   numbers: np.ndarray, operations: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-  """Node by node: its kind, and operands some of which others have already.
+  """Draws nodes one by one: kind, and operands, some shared with other nodes.
 
-  Operations are spent so that those left are enough for all nodes that wait for
-  their operands, and that none is left when no node waits any more.
+  Operations are spent such that enough remain for all nodes that still need
+  operands, and none remain when no node does.
 
   Args:
-    numbers: uniform, [B, 8, 9]: for the kind, and for each node, which decides
-      whether it is shared.
+    numbers: uniform, [B, 8, 9]: one for the kind, and one for each node, which
+      decides whether it is shared.
     operations: int [B].
-    reverse: whether node 0 is a total, rather than anything, bool [B].
+    reverse: whether node 0 must be a total, bool [B].
 
   Returns:
     Kinds and num_operands int [B, 8], operands int [B, 8, 3] and counted_by int
@@ -96,18 +96,18 @@ def draw(
 
 
 def _cumulative_chances() -> np.ndarray:
-  """Of the options, by role, other waiting nodes and operations left.
+  """Cumulative probabilities of options by role, waiting nodes and operations.
 
-  Kinds are equally likely, and a kind's options among themselves, where they
-  can be completed.
+  Kinds are equally likely, as are the options of a kind, among those that can
+  be completed.
 
   Returns:
-    float64 [3, 8, 9, options], 0 where there is none.
+    float64 [3, 8, 9, options], 0 where there is no option.
   """
   kinds, nums, shared = _OPTIONS.T
   costs = nums + np.isin(kinds, WITH_NUMBER)
   chances = np.zeros((3, MAX_NODES, MAX_NODES + 1, len(_OPTIONS)))
-  chances[:, :, 0, 0] = 1  # Behind the last node.
+  chances[:, :, 0, 0] = 1  # After the last node.
   for role, others, rest in itertools.product(*map(range, chances.shape[:3])):
     waiting, after = others + nums - shared, rest - costs
     fits = (kinds != ABSENT) & (shared <= others)

@@ -1,9 +1,9 @@
-"""The GSM task: the answer of a word problem within a long text, at once.
+"""The GSM task: answer a word problem within a long text directly.
 
-The question stands in front, so that a model knows what to look for while it
-reads; what it read it may have dropped before it answers, without any steps in
-between (Language Models Need Sleep, arXiv 2605.26099, section 6.3). Problems
-are in the spirit of GSM-Infinite (arXiv 2502.05252), in words of our own.
+The question comes first, so that a model knows what to look for while it reads;
+it may have dropped the text before it answers, without intermediate steps
+(Language Models Need Sleep, arXiv 2605.26099, section 6.3). Problems are in the
+spirit of GSM-Infinite (arXiv 2502.05252), with our own vocabulary.
 """
 
 import jax
@@ -16,9 +16,9 @@ from loopjax.data.gsm.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
 HEADLINE = ("exact_match",)
-# No streams of `problems`.
+# Different from the streams in `problems`.
 _STREAMS, _OPERATIONS = {"train": 4, "test": 5, "validation": 7}, 6
 
 
@@ -56,25 +56,24 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split.
 
-  All splits are drawn, by streams of their own and from different parts of all
-  problems that are asked for: two that differ in names and order alone are of
-  the same part. Of up to three operations there are few problems; there the
-  name of what is computed last makes another problem of it
-  (`graphs.in_split`).
+  All splits are drawn, with separate random streams and from disjoint sets of
+  problems: two that differ only in names and order are in the same set. There
+  are few problems of up to three operations; for these, the name of the final
+  quantity is part of the problem (`graphs.in_split`).
 
   Args:
     config: the task.
-    split: "train", a stream without end; "validation" or "test", with as many
+    split: "train", an endless stream; "validation" or "test", with equally many
       examples of each of `eval_ops`.
     batch_size: over all processes.
     seed: of the training stream.
-    rows: of every global batch that this process reads; all if None.
+    rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
-    digit or END is next; the other targets are 0. Facts of the test are what
-    simple rules score in it, too (`floors.exact_match`).
+    digit or END is next; other targets are 0. The facts of the test split
+    include the scores of simple rules on it (`floors.exact_match`).
   """
   if split == "train":
     stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
@@ -121,7 +120,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": all digits and END are right (the paper's accuracy); "loss":
   their mean cross-entropy in nats.
   """
-  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
+  predicted = output.logits.shape[1]  # All tokens, or only the last ones.
   targets = batch["targets"][:, -predicted:]
   weights = batch["weights"][:, -predicted:]
   cross_entropy = token_losses.token_cross_entropy(output.logits, targets)

@@ -7,7 +7,7 @@ class Theme(typing.NamedTuple):
   """Words of a theme.
 
   Attributes:
-    everything: all items together.
+    everything: the word for all items together.
     items: 40 kinds of them.
     places: 64 names.
   """

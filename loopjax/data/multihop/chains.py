@@ -1,8 +1,8 @@
 """Chains of facts: drawn without repetition, split, and told apart by roles.
 
 The chains of k hops in one graph are the integers below E D^k: the first digit
-is the first entity, each other one the edge that is followed. Distinct integers
-are distinct questions, so that no chain has to be listed to draw some.
+is the first entity, every other digit the edge that is followed. Distinct
+integers are distinct questions, so chains are drawn without listing them.
 """
 
 import hashlib
@@ -12,17 +12,17 @@ import numpy as np
 
 from loopjax.data.multihop.graph import Graph
 
-# Of every stream of random numbers, so that no two of them are the same.
+# Indices of the random streams, all different.
 _TEST_ID, _TEST_OOD, _TRAIN, _SCORED, _VALIDATION_ID, _VALIDATION_OOD = range(6)
-# The sets of chains that are not trained on: of graph A, and of B.
+# Held-out sets of chains: of graph A (id), and of B (ood).
 HELD_OUT = ("validation_id", "validation_ood", "test_id", "test_ood")
-# Which hops of a chain were seen in the same place in training.
+# Which hops of a chain were seen in the same position in training.
 _ROLES_OF_TWO = ("both", "first", "second", "none")
 _ROLES = ("all", "some", "none")
 
 
 def num_chains(num_entities: int, out_degree: int, hops: int) -> int:
-  """How many chains one graph has: E D^k (50,000 in section 3.1)."""
+  """Number of chains of one graph: E D^k (50,000 in section 3.1)."""
   return num_entities * out_degree**hops
 
 
@@ -34,7 +34,7 @@ def follow(
   Args:
     graph: both graphs.
     side: 0 for chains of A, 1 for B.
-    indices: which ones, int [N], below `num_chains`.
+    indices: the chains, int [N], below `num_chains`.
     hops: k.
 
   Returns:
@@ -63,7 +63,7 @@ def make_splits(
   Args:
     graph: both graphs.
     num_train: training chains of A with 2, 3, ... hops.
-    num_test: of each set that is not trained on, with 2, 3, ... hops.
+    num_test: chains of each held-out set with 2, 3, ... hops.
     seed: of the split.
 
   Returns:
@@ -103,13 +103,13 @@ def make_splits(
 def scored(
   splits: Mapping[str, np.ndarray], held_out: str, num_train: int, seed: int
 ) -> dict[str, np.ndarray]:
-  """What evaluation looks at: held-out chains, and some of each training split.
+  """What evaluation scores: held-out chains, and a sample of training splits.
 
   Args:
     splits: from `make_splits`.
-    held_out: "validation", or "test" for these and the validation chains, so
-      that what is reported can be chosen by validation.
-    num_train: most chains of a training split, drawn by the seed; 0 for all.
+    held_out: "validation", or "test" for both test and validation chains, so
+      that reported runs can be selected by validation.
+    num_train: maximum chains of a training split, drawn by the seed; 0 for all.
     seed: of the split.
   """
   chosen = {
@@ -127,13 +127,13 @@ def scored(
 def seen_roles(
   graph: Graph, splits: Mapping[str, np.ndarray], max_hops: int
 ) -> np.ndarray:
-  """Which facts were composed in training, and in which places.
+  """Which facts were composed in training, and in which positions.
 
-  Single facts do not count: they are in no composition.
+  Single facts do not count, since they are not composed.
 
   Returns:
     bool [max_hops, facts]: row j - 1 says of each fact whether it is hop j of
-    some training chain, however long that is.
+    any training chain, of any length.
   """
   seen = np.zeros((max_hops, graph.num_facts), bool)
   for name, facts in splits.items():
@@ -146,16 +146,16 @@ def seen_roles(
 def role_exposure(
   facts: np.ndarray, seen: np.ndarray
 ) -> tuple[tuple[str, ...], np.ndarray]:
-  """In how many of its places the facts of each chain were seen.
+  """How many facts of each chain were seen in their positions.
 
   Args:
     facts: chains of k >= 2 hops, int [N, k].
     seen: from `seen_roles`.
 
   Returns:
-    Names of the groups, and ids int [N]. Of two hops "both" were seen in their
-    place, the "first" alone, the "second" alone, or "none"; of more hops "all",
-    "some" or "none".
+    Names of the groups, and ids int [N]. With two hops, "both" were seen in
+    their positions, only the "first", only the "second", or "none"; with more
+    hops "all", "some" or "none".
   """
   hops = facts.shape[1]
   missing = ~seen[np.arange(hops)[:, None], facts.T]
@@ -186,6 +186,6 @@ def _draw(
 ) -> np.ndarray:
   """Distinct integers below `total`, ascending, none of them in `taken`."""
   ranks = np.sort(rng.choice(total - len(taken), num, replace=False))
-  # The free integer of rank r is r plus the number of taken ones before it.
+  # The free integer of rank r is r plus the number of taken ones below it.
   free_before = taken - np.arange(len(taken))
   return ranks + np.searchsorted(free_before, ranks, side="right")

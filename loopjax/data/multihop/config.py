@@ -1,4 +1,4 @@
-"""What can be set about the multi-hop task."""
+"""The settings of the multi-hop task."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from loopjax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Which facts there are and which chains are asked for.
+  """Sizes of the graphs, and numbers of chains.
 
   The defaults are the paper's two-hop task (section 3.1). Its three-hop task
   (appendix A.2) has num_train_chains=(5000, 5000), num_test_chains=(1000, 1000)
@@ -23,20 +23,19 @@ class Config:
     num_relations: R, shared by both.
     out_degree: D, facts per entity, of distinct relations.
     num_train_chains: chains of A to train on, with 2, 3, ... hops.
-    num_test_chains: chains of A and as many of B to test on, with 2, 3, ...
-      hops; and as many others of both for validation.
+    num_test_chains: test chains of A, and of B, with 2, 3, ... hops; the same
+      numbers of other chains are for validation.
     num_fact_repeats: an epoch has every training chain once and every single
-      fact so often (the paper: 1). With more, facts are known before chains
-      are, and a chain is cheaper to compose than to memorise.
-    num_scored_train: of each training split evaluation scores as many, drawn by
-      split_seed; 0 for all.
+      fact this many times (the paper: 1). With more, facts are known before
+      chains are, and a chain is cheaper to compose than to memorise.
+    num_scored_train: chains of each training split that evaluation scores,
+      drawn by split_seed; 0 for all.
     format: "symbolic", one token each for every entity and relation; in English
       "direct" (Finley's teacher's wife is) or "reverse" (Who is the wife of the
       teacher of Finley?), section 5.2.
-    vocab_multiple: the vocabulary is filled up with padding to a multiple of
-      this.
+    vocab_multiple: the vocabulary is padded to a multiple of this.
     graph_seed: of the facts.
-    split_seed: of the choice of chains. Their order is the run's seed's.
+    split_seed: of the choice of chains. Their order depends on the run's seed.
   """
 
   num_entities: int = 500

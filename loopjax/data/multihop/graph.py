@@ -41,8 +41,8 @@ def make_graph(
 ) -> Graph:
   """Draws both graphs.
 
-  Each entity gets a uniform set of relations. Tails are uniform over the same
-  graph, so that a fact may lead back to its head.
+  Each entity gets a uniformly drawn set of relations. Tails are uniform over
+  the same graph, so that a fact may lead back to its head.
   """
   noise = rng.random((2 * num_entities, num_relations))
   relations = np.sort(np.argsort(noise, axis=1)[:, :out_degree], axis=1)

@@ -30,7 +30,7 @@ class Vocabulary:
     num_entities: of both graphs together.
     num_relations: shared by them.
     format: a key of FORMATS.
-    multiple: the size is filled up to a multiple of this.
+    multiple: the size is padded to a multiple of this.
   """
 
   num_entities: int
@@ -40,7 +40,7 @@ class Vocabulary:
 
   @property
   def padding(self) -> int:
-    """The first id that is no real token; it stands behind short questions."""
+    """The first id that is not a real token; it pads short questions."""
     return self.num_entities + self.num_relations + len(FORMATS[self.format])
 
   @property
@@ -54,7 +54,7 @@ class Vocabulary:
 
 
 def layout(format: str, hops: int) -> tuple[int | str, ...]:
-  """What stands where in a question of k hops.
+  """Layout of a question of k hops.
 
   Returns:
     For every position a word, 0 for the first entity, or j for relation j.
@@ -82,7 +82,7 @@ def questions(
 
   Args:
     vocabulary: token ids.
-    heads: entities that the chains start from, int [N].
+    heads: first entities of the chains, int [N].
     relations: r1 .. rk of each, int [N, k].
 
   Returns:
@@ -101,7 +101,7 @@ def questions(
 
 
 def decode(vocabulary: Vocabulary, ids: Iterable[int]) -> str:
-  """Tokens as text, with blanks in between and without padding."""
+  """Tokens as text, separated by blanks, without padding."""
   texts = _texts(vocabulary)
   return " ".join(texts[i] for i in map(int, ids) if i < vocabulary.padding)
 

@@ -1,7 +1,7 @@
-"""The multi-hop task: answer a r1 ... rk in one go, from facts in the weights.
+"""The multi-hop task: answer a r1 ... rk directly, from facts in the weights.
 
-Single facts and chains of them are separate examples. Graph A's chains are
-partly trained on, graph B's never are (DiscoLoop, arXiv 2607.00341, section 2).
+Single facts and chains of them are separate examples. Some chains of graph A
+are trained on, none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ from loopjax.data.multihop.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-# Records of every loop that `score` reads, if a model has them.
+# Per-loop traces that `score` reads, if a model has them.
 TRACES = ("prediction",)
 HEADLINE = ("accuracy",)
-_GRAPH_STREAM = 4  # No stream of `chains`.
+_GRAPH_STREAM = 4  # Different from the streams in `chains`.
 
 
 def spec(config: Config) -> TaskSpec:
@@ -45,25 +45,25 @@ def make_dataset(
   """Batches of a split.
 
   Questions begin at position 0, with padding after them. The answer is the
-  target at the last token of the question, the only position with a weight; the
-  other targets are 0.
+  target at the last token of the question, the only position with a nonzero
+  weight; other targets are 0.
 
   Args:
     config: the task.
-    split: "train" (single facts and training chains, mixed); "validation" (the
-      chains for it and some of what is trained on, mixed) or "test" (these and
-      the test chains, mixed).
+    split: "train" (single facts and training chains, mixed); "validation"
+      (validation chains and a sample of training examples, mixed) or "test"
+      (these and the test chains, mixed).
     batch_size: over all processes.
-    seed: of the order of training.
-    rows: of every global batch that this process reads; all if None.
+    seed: of the training order.
+    rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
     Batches of `abstract_batch`'s entries. Evaluation adds "valid" bool [b];
     "bridges" i32 [b, T], which holds at index j the entity after hop j, at
     j = k the answer, and -1 elsewhere (in the symbolic format j is also its
     position); "group/split" i32 [b]; and "group/role_exposure" i32 [b]: which
-    facts of a chain of A were composed in its places in training, -1 for other
-    examples: held-out chains of B have none, those of training all.
+    facts of a held-out chain of A were composed in their positions in training;
+    -1 for other examples: for chains of B it is none, for training chains all.
   """
   facts, splits = _splits(config)
   seen = chains.seen_roles(facts, splits, config.max_hops)
@@ -90,7 +90,7 @@ def make_dataset(
       rows,
     )
   else:
-    # The splits come one after the other; now any prefix is a fair sample.
+    # Shuffles the splits together, so that any prefix is a fair sample.
     batches = pipeline.evaluation_batches(
       lambda places, _: _take(
         table, pipeline.shuffled(places, num_examples, 0)
@@ -113,7 +113,7 @@ def make_dataset(
 def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes and dtypes of a training batch: T tokens of the longest question."""
+  """Shapes and dtypes of a training batch; T fits the longest question."""
   tokens = (batch_size, config.sequence_length)
   integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
   return {
@@ -128,7 +128,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
 
   "accuracy": the most likely token is the answer; "loss": of the answer, in
   nats; if the model shows its prediction after every loop,
-  "stage<k>_accuracy": the answer is there after loop k (table 1 and figure 3).
+  "stage<k>_accuracy": loop k predicts the answer (table 1 and figure 3).
   """
   prediction = jnp.argmax(output.logits, axis=-1)
   cross_entropy = token_losses.token_cross_entropy(
@@ -149,18 +149,18 @@ def stage_accuracy(predictions: Array, batch: Batch) -> Array:
   """Whether each loop predicts the answer at the last token of the question.
 
   Args:
-    predictions: token ids after every loop, int [R, B, T].
+    predictions: token ids after every loop, int [K, B, T].
     batch: has "targets" and "weights" [B, T].
 
   Returns:
-    f32 [R, B], 1 or 0.
+    f32 [K, B], 1 or 0.
   """
   right = (predictions == batch["targets"][None]).astype(jnp.float32)
   return jnp.sum(right * batch["weights"][None], axis=-1)
 
 
 def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
-  """Where to look for the entities after hops 1, ..., k in a question.
+  """Positions in a question at which the entity after each hop is determined.
 
   Returns:
     For every hop the first position that has read all that it depends on: j in
@@ -171,12 +171,12 @@ def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
 
 
 def decode(config: Config, ids: Iterable[int]) -> str:
-  """Token ids as text for people, without padding."""
+  """Token ids as readable text, without padding."""
   return language.decode(config.vocabulary, ids)
 
 
 def make_graph(config: Config) -> graph.Graph:
-  """Both graphs of a task; the same in every process."""
+  """Both graphs of a task; identical in every process."""
   return graph.make_graph(
     config.num_entities,
     config.num_relations,
@@ -193,7 +193,7 @@ def _take(
 
 
 def _splits(config: Config) -> tuple[graph.Graph, dict[str, np.ndarray]]:
-  """Both graphs and all splits; the same in every process."""
+  """Both graphs and all splits; identical in every process."""
   facts = make_graph(config)
   splits = chains.make_splits(
     facts,
@@ -211,7 +211,7 @@ def _table(
   names: tuple[str, ...],
   seen: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-  """All entries of some splits in a row, and the groups by role exposure.
+  """Concatenates the examples of splits, with the groups by role exposure.
 
   Args:
     config: the task.
@@ -249,7 +249,7 @@ def _examples(
   inputs[:, : last + 1] = tokens
   bridges = np.full(shape, -1, np.int32)
   bridges[:, 1 : hops + 1] = facts.tails[part]
-  targets = np.zeros(shape, np.int32)  # Not padding: its logit may be -inf.
+  targets = np.zeros(shape, np.int32)  # Not padding, whose logit may be -inf.
   targets[:, last] = bridges[:, hops]
   weights = np.zeros(shape, np.float32)
   weights[:, last] = 1.0

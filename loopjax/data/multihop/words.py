@@ -1,4 +1,4 @@
-"""Names of people and of what they are to each other."""
+"""Names of people and of relations between them."""
 
 _STARTS = (
   "Al", "An", "Ar", "Bel", "Ber", "Bran", "Cal", "Car", "Cor", "Dar", "Del",
@@ -15,8 +15,8 @@ _ENDS = (
   "ric", "us", "wen", "yn",
 )  # fmt: skip
 
-# No start begins another one, so that all names differ. Neighbours in the list
-# differ in start and end.
+# No start is a prefix of another, so all names differ. Neighbours in the list
+# differ in both start and end.
 NAMES = tuple(
   start + _ENDS[(index + shift) % len(_ENDS)]
   for shift in range(len(_ENDS))

@@ -1,4 +1,4 @@
-"""The puzzles that come with the package: `bank.npz`, and how it is packed.
+"""The puzzles shipped with the package: `bank.npz`, and its format.
 
 Each size of board has three arrays, named after its boxes (`3x3_givens`): the
 `givens`, `answers` and (as uint16) `ratings` of `puzzles.Puzzles`.
@@ -22,7 +22,7 @@ def load_bank(board: board_lib.Board, path: pathlib.Path = PATH) -> Puzzles:
 
   Args:
     board: the geometry.
-    path: file that `save_bank` wrote.
+    path: file written by `save_bank`.
 
   Returns:
     The puzzles, in random order; ratings are numbers of wrong guesses, as

@@ -25,8 +25,8 @@ class Board:
     box_cols: number of columns of a box.
 
   Raises:
-    errors.UserError: if the side is not within 4 to 9, for digits are written
-      as one character and a board needs boxes of more than one row and column.
+    errors.UserError: if the side is not within 4 to 9: digits are written as
+      one character, and a board needs boxes of more than one row and column.
   """
 
   box_rows: int
@@ -82,7 +82,7 @@ def digit_bits(board: Board) -> np.ndarray:
 
 
 def clashes(board: Board, puzzles: np.ndarray) -> np.ndarray:
-  """Says which boards hold a digit twice in some unit; blanks are ignored.
+  """Which boards contain a digit twice in a unit; blanks are ignored.
 
   Args:
     board: the geometry.
@@ -92,12 +92,12 @@ def clashes(board: Board, puzzles: np.ndarray) -> np.ndarray:
     bool `[N]`.
   """
   total, union = _unit_digits(board, puzzles)
-  # Powers of two add up to their union only where all of them differ.
+  # The sum of powers of two equals their union only if all of them differ.
   return (total != union).any(axis=1)
 
 
 def is_solution(board: Board, grids: np.ndarray) -> np.ndarray:
-  """Says which boards hold every digit exactly once in every unit.
+  """Which boards contain every digit exactly once in every unit.
 
   Args:
     board: the geometry.

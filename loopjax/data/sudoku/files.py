@@ -1,8 +1,8 @@
 """Files of puzzles: read and checked once, packed, and mapped into memory.
 
-A file of millions of rows streams through in chunks. What is left of it lies in
-the user's cache under the checksum of its content, so that the next start looks
-at the content only to know that it is the same.
+A file of millions of rows is streamed in chunks. The packed result is stored in
+the user's cache under the checksum of the content, so that the next start only
+computes the checksum.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from loopjax.data.sudoku.board import Board
 from loopjax.data.sudoku.puzzles import Puzzles, pack
 from loopjax.errors import UserError
 
-_VERSION = 1  # Of what is kept; another one is read anew.
-_COLUMNS = {  # The arrays of `Puzzles`, each in a file of its own.
+_VERSION = 1  # Of the cached format; files of another version are read again.
+_COLUMNS = {  # The arrays of `Puzzles`, one file each.
   "givens": np.uint8,
   "answers": np.uint8,
   "class_keys": np.uint64,
@@ -37,7 +37,7 @@ _YOURS = (
   "give CSV files of yours: --config.task.train_csv=FILE"
   " --config.task.test_csv=FILE"
 )
-_CHUNK = 16_384  # Rows that are held as text.
+_CHUNK = 16_384  # Rows held in memory as text.
 
 
 def read(
@@ -50,11 +50,11 @@ def read(
 
   Args:
     board: the geometry.
-    path: a file, plain or gzip whatever its name; or `hf://OWNER/NAME/FILE`, a
-      file of a dataset on the Hugging Face Hub, which is downloaded.
+    path: a file, plain or gzip regardless of its name; or
+      `hf://OWNER/NAME/FILE`, downloaded from a Hugging Face Hub dataset.
     on_bad_row: "error" to stop at the first malformed row, "skip" to leave
       malformed rows out and count them.
-    check_solutions: also check that each question has one solution only;
+    check_solutions: also check that each question has a unique solution;
       among very hard 9x9 puzzles this takes about a minute for 100,000.
 
   Returns:
@@ -76,7 +76,7 @@ def read(
   def write(folder: pathlib.Path) -> None:
     _write(folder, path, file, board, on_bad_row, check_solutions)
     if checksum() != key:
-      raise UserError(f"{path}: was changed while it was read; start again")
+      raise UserError(f"{path}: changed while it was being read; start again")
 
   with _opened(path) as file:
     key = checksum()
@@ -134,7 +134,7 @@ def _download(url: str) -> str:
     return huggingface_hub.hf_hub_download(
       repo_id=f"{owner}/{name}", filename=filename, repo_type="dataset"
     )
-  except Exception as error:  # Any of the network's or of the library's.
+  except Exception as error:  # Whatever the network or the library raises.
     reason = " ".join(str(error).split())[:200]
     raise UserError(
       f"{url}: the download failed ({type(error).__name__}: {reason}); check "
@@ -150,8 +150,8 @@ def _write(
   on_bad_row: str,
   check_solutions: bool,
 ) -> None:
-  """Writes the columns of a file, and what is to be known of it as a whole."""
-  print(f"{path}: is read, checked and kept in {folder.parent}", flush=True)
+  """Writes the columns of a file, and its metadata."""
+  print(f"{path}: reading, checking and caching in {folder.parent}", flush=True)
   size = os.fstat(file.fileno()).st_size
   sources: dict[str, int] = {}
   num_kept = num_skipped = 0

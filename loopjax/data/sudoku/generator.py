@@ -14,9 +14,9 @@ def random_solutions(
 ) -> np.ndarray:
   """Draws solutions at random, nearly but not exactly uniformly.
 
-  Each one grows from the empty board: random candidates are placed, each in a
-  random one of the cells with the fewest candidates, and singles are followed
-  in between. A board that runs into a contradiction starts again.
+  Each one grows from the empty board: random candidates are placed in a random
+  one of the cells with the fewest candidates, and singles are filled in after
+  each. A board that runs into a contradiction starts over.
 
   Args:
     board: the geometry.
@@ -43,16 +43,16 @@ def generate(
   """Makes puzzles that have exactly one solution.
 
   Clues are removed from random solutions, in random order, as long as the
-  solution stays the only one, down to a target drawn for each puzzle: uniform
-  between `min_clues` and two thirds of the cells. A target that is out of
-  reach gives a minimal puzzle, in which no clue can be spared.
+  solution remains unique, down to a target drawn for each puzzle: uniform
+  between `min_clues` and two thirds of the cells. An unreachable target gives a
+  minimal puzzle, in which no clue can be removed.
 
   Args:
     board: the geometry.
     num: how many.
     rng: source of all randomness.
     min_clues: smallest target; a fifth of the cells if not given, which is
-      out of reach for almost every solution.
+      unreachable for almost every solution.
 
   Returns:
     questions, uint8 `[num, cells]`; answers, uint8 `[num, cells]`; ratings,
@@ -72,7 +72,7 @@ def dig(
   targets: np.ndarray,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Removes clues at random while the solution stays the only one.
+  """Removes clues at random while the solution remains unique.
 
   Args:
     board: the geometry.
@@ -96,7 +96,7 @@ def dig(
     attempt = questions[rows]
     attempt[np.arange(rows.size), removed] = 0
     candidates = solver.candidates_of(board, attempt)
-    # The other solutions, if any, have another digit in this cell. Without
+    # Other solutions, if any, have another digit in this cell. Without
     # its own digit, most boards are refuted quickly.
     own = np.uint16(1) << (digit - 1).astype(np.uint16)
     candidates[removed, np.arange(rows.size)] ^= own

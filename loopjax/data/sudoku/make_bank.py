@@ -1,4 +1,4 @@
-"""Makes the puzzles that come with the package, in a few minutes:
+"""Makes the puzzles shipped with the package, in a few minutes:
 
 python -m loopjax.data.sudoku.make_bank --output=bank.npz --seed=0
 """
@@ -12,17 +12,16 @@ from loopjax.data.sudoku import bank, generator, solver
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import puzzles as puzzles_lib
 
-# The puzzles of each size: how many are made, the share that is dug to the
-# last clue that can be spared (the others stop at random numbers of clues),
-# and how many are kept.
+# The puzzles of each size: how many are made, the share that is made minimal
+# (the others stop at random numbers of clues), and how many are kept.
 _PLAN = {
   board_lib.Board(2, 2): (6000, 0.7, 2000),
   board_lib.Board(2, 3): (50000, 0.3, 20000),
   board_lib.Board(3, 3): (64000, 0.7, 24000),
 }
 
-# Puzzles are kept in equal parts from the ratings below 1, 1 to 2, 3 to 9, and
-# 10 or more, as far as there are enough.
+# Equal numbers of puzzles are kept with ratings below 1, 1 to 2, 3 to 9, and 10
+# or more, as far as there are enough.
 _RATING_EDGES = (1, 3, 10)
 
 
@@ -38,15 +37,15 @@ def make_puzzles(
   Args:
     board: the geometry.
     num_made: how many puzzles to choose from.
-    minimal_share: share of them without any clue that can be spared.
-    num_kept: how many to return, at most.
+    minimal_share: share of minimal puzzles among them.
+    num_kept: maximum number to return.
     rng: source of all randomness.
 
   Returns:
     Puzzles, rated by `solver.solve`.
   """
   num_minimal = round(num_made * minimal_share)
-  # No puzzle has a single solution and no clue: 0 is out of reach for all.
+  # No puzzle without clues has a unique solution: 0 is unreachable.
   answers = generator.random_solutions(board, num_minimal, rng)
   no_clues = np.zeros(num_minimal, np.int64)
   minimal = generator.dig(board, answers, no_clues, rng)
@@ -88,7 +87,7 @@ def main() -> None:
   arguments = parser.parse_args()
   content = {}
   for board, plan in _PLAN.items():
-    # Sizes do not depend on each other.
+    # Sizes are independent of each other.
     key = (arguments.seed, board.box_rows, board.box_cols)
     rng = np.random.default_rng(key)
     content[board] = make_puzzles(board, *plan, rng)

@@ -1,7 +1,7 @@
 """Puzzles with their solutions, packed into a third of the bytes.
 
-A question is its answer where a cell is given, and blank elsewhere. Both take
-52 bytes for a 9x9 board, in memory as in files.
+A question equals its answer in the given cells and is blank elsewhere. Both
+together take 52 bytes for a 9x9 board, in memory and in files.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Puzzles(NamedTuple):
       solutions; the last half of a byte is 0.
     class_keys: uint64 `[N]`, `symmetry.class_key` of the solutions.
     ratings: int32 `[N]`, difficulty; larger is harder. The scale depends on
-      where the puzzles come from.
+      the source.
     source_ids: int32 `[N]`, positions in `sources`.
     sources: the names of the places the puzzles come from.
     num_skipped: number of malformed rows that were left out.

@@ -1,8 +1,8 @@
-"""The rows of CSV files in the Sudoku-Extreme schema, and what is wrong there.
+"""Rows of CSV files in the Sudoku-Extreme schema, and their faults.
 
 The first line is `source,question,answer,rating`. Then follows one puzzle per
-line: the name of where it comes from, its cells in row-major order with `.` or
-`0` for a blank, its solution, and its difficulty as a non-negative integer.
+line: the name of its source, its cells in row-major order with `.` or `0` for a
+blank, its solution, and its difficulty as a non-negative integer.
 """
 
 import csv
@@ -29,10 +29,10 @@ class Checked(NamedTuple):
   """Some rows of a file.
 
   Attributes:
-    sources: of the sound rows, [n].
+    sources: of the valid rows, [n].
     questions, answers: uint8 `[n, cells]`.
     ratings: int32 `[n]`.
-    faults: the others by line: what is wrong.
+    faults: what is wrong in the other rows, by line.
   """
 
   sources: list[str]
@@ -43,14 +43,14 @@ class Checked(NamedTuple):
 
 
 def read(path: str, file: io.BufferedReader) -> Generator[Row]:
-  """Reads rows one by one; empty lines are none.
+  """Reads rows one by one, skipping empty lines.
 
   Args:
-    path: what the file is called in errors.
+    path: name of the file in messages.
     file: its bytes, plain or gzip.
 
   Raises:
-    UserError: the file cannot be read, is no CSV file or has another header.
+    UserError: the file cannot be read, is not CSV or has another header.
   """
   file.seek(0)
   packed = file.read(2) == b"\x1f\x8b"
@@ -94,7 +94,7 @@ def read(path: str, file: io.BufferedReader) -> Generator[Row]:
 
 
 def unreadable(path: str, error: OSError) -> UserError:
-  """What to say of a file that the system refuses to read."""
+  """The error for a file that the system refuses to read."""
   return UserError(
     f"{path}: cannot be read ({error.strerror}); check its permissions"
   )
@@ -103,12 +103,12 @@ def unreadable(path: str, error: OSError) -> UserError:
 def check(
   board: board_lib.Board, rows: Sequence[Row], check_solutions: bool
 ) -> Checked:
-  """Tells sound rows from others.
+  """Separates valid rows from others.
 
   Args:
     board: the geometry.
     rows: from `read`.
-    check_solutions: also check that each question has one solution only.
+    check_solutions: also check that each question has a unique solution.
   """
   question = re.compile(f"[.0-{board.size}]{{{board.num_cells}}}").fullmatch
   answer = re.compile(f"[1-{board.size}]{{{board.num_cells}}}").fullmatch
@@ -198,7 +198,7 @@ def _faults(
     else:
       faults[int(i)] = "the answer contradicts the givens of the question"
   if check_solutions:
-    # A sound answer is one solution; what remains to be seen is another one.
+    # A valid answer is one solution; another one remains to be ruled out.
     sound = np.flatnonzero(~(wrong | differs))
     several = solver.solve(board, questions[sound]).num_solutions > 1
     for i in sound[several]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from loopjax.data.sudoku import board as board_lib
 
-# Boards that are worked on at a time: many enough to hide the overhead of
+# Boards solved at a time: enough to hide the overhead of
 # numpy calls, few enough for their candidates to stay in the processor cache.
 _WIDTH = 2048
 
@@ -46,9 +46,9 @@ def solve(
   The difficulty `guesses` is the number of wrong guesses, those that were
   followed and ended in a contradiction, until every possibility is exhausted.
   It is 0 where singles are enough. For a puzzle with one solution, and
-  `max_solutions` of at least 2, it depends on nothing but the puzzle. The
-  search of other puzzles stops at `max_solutions`, and when it does is not
-  specified further; so neither is their number of guesses.
+  `max_solutions` of at least 2, it depends only on the puzzle. The search of
+  other puzzles stops at `max_solutions`, at an unspecified moment; so their
+  number of guesses is unspecified, too.
 
   Args:
     board: the geometry.
@@ -98,7 +98,7 @@ def tighten(
   placed = np.zeros_like(cells)
   for axes in _UNIT_AXES:
     union = np.bitwise_or.reduce(single, axis=axes, keepdims=True)
-    # A digit placed twice in a unit makes the sum differ from the union.
+    # If a digit is placed twice in a unit, the sum differs from the union.
     total = np.add.reduce(single, axis=axes, keepdims=True, dtype=np.uint16)
     dead |= (total != union).any(axis=(0, 1, 2, 3))
     placed |= union
@@ -110,8 +110,8 @@ def tighten(
     dead |= (union != 2**board.size - 1).any(axis=(0, 1, 2, 3))
     hidden |= union & ~twice
   hidden &= cells
-  # A cell with two hidden singles keeps one; the other digit then lacks a
-  # place, which the next pass finds out.
+  # A cell with two hidden singles keeps one; the other digit then has no place,
+  # which the next pass detects.
   cells = np.where(hidden != 0, hidden & -hidden, cells)
   return cells.reshape(candidates.shape), dead, solved
 
@@ -139,7 +139,7 @@ def solve_candidates(
     stuck = (tight == cells).all(axis=0)
     rest = _compress((tight, owner, guessed), live & ~stuck)
     split = _compress((tight, owner, guessed), live & stuck)
-    # Children on top: going deep first keeps the stack small.
+    # Children on top: depth-first search keeps the stack small.
     stack += [block for block in (rest, _branch(split)) if block[1].size]
   return Result(np.minimum(num_solutions, max_solutions), solutions, guesses)
 
@@ -172,7 +172,7 @@ def _branch(block):
   """Opens a node for every candidate of the cell that has the fewest."""
   cells, owner, _ = block
   count = np.bitwise_count(cells)
-  count[count == 1] = 99  # Known cells are not to be guessed.
+  count[count == 1] = 99  # Known cells must not be guessed.
   target = count.argmin(axis=0)
   choices = cells[target, np.arange(owner.size)]
   digits = np.arange(16, dtype=np.uint16)[:, None]
@@ -192,7 +192,7 @@ def _seen(cells, axes):
   Returns:
     Two arrays of masks that keep the axes, with length 1.
   """
-  # A loop over views, for no reduction of numpy yields the second result.
+  # A loop over views, since no numpy reduction gives the second result.
   members = np.moveaxis(cells, axes, (0, 1))
   members = [member for group in members for member in group]
   union, twice = members[0] | members[1], members[0] & members[1]

@@ -1,4 +1,4 @@
-"""Symmetries of Sudoku: at random, as class keys, and as a split.
+"""Symmetries of Sudoku: random symmetries, class keys, and splits.
 
 A symmetry renames the digits, permutes the bands, the rows within each band,
 the stacks and the columns within each stack, and for square boxes may also
@@ -97,8 +97,8 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   mostly holds too, but not always.
 
   Any two rows of a solution define a permutation of the columns: from the
-  place of a digit in one row to its place in the other. Its cycle lengths stay
-  whatever the order of the columns, and so does the number of columns that
+  place of a digit in one row to its place in the other. Its cycle lengths do
+  not depend on the order of the columns, nor does the number of columns that
   remain in their stack when it is applied once, twice and so on. A row is
   described by these numbers for the other rows of its band and for the rows of
   other bands, a band by its rows, and the board by its bands; likewise for
@@ -129,7 +129,7 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
 
 
 def place(class_keys: np.ndarray) -> np.ndarray:
-  """Numbers in [0, 1) that splits are cut from, float64 `[N]`, by class keys.
+  """Numbers in [0, 1) that determine splits, float64 `[N]`, from class keys.
 
   Symmetric grids have the same number, and are always in the same split.
   """
@@ -172,7 +172,7 @@ def _line_key(square, place_group, line_group):
   )
   group = np.arange(size) // line_group
   inside = (group[:, None] == group)[:, :, None]
-  # Sums, and not chains, of hashes: the order of lines must not matter.
+  # Sums of hashes instead of chains: the order of lines must not matter.
   same_group = (pairs * inside).sum(axis=0)
   lines = hashing.splitmix64(
     hashing.splitmix64(same_group) + (pairs * ~inside).sum(axis=0)
@@ -182,7 +182,7 @@ def _line_key(square, place_group, line_group):
 
 
 def _pair_hashes(square, first, second, place_group):
-  """Hashes what the permutation from one line to another keeps.
+  """Hashes invariants of the permutation from one line to another.
 
   Args:
     square: digits by place and line, `[size, size, N]`.
@@ -210,10 +210,10 @@ def _pair_hashes(square, first, second, place_group):
 
 @functools.cache
 def _permutation_table(size, place_group):
-  """Looks up what a permutation of the places keeps.
+  """Tables to look up the invariants of a permutation of the places.
 
-  Its cycle lengths, and how many places stay in their group when it is applied
-  once, twice and so on.
+  These are its cycle lengths, and how many places stay in their group when it
+  is applied once, twice and so on.
 
   Returns:
     Two int32 tables, whose entries for the first half of the images and for the
@@ -223,7 +223,7 @@ def _permutation_table(size, place_group):
   images = itertools.chain.from_iterable(itertools.permutations(range(size)))
   step = np.fromiter(images, np.int8).reshape(-1, size)
   rank = np.arange(len(step), dtype=np.int32)
-  # Permutations come in lexicographic order: the first images stay while the
+  # Permutations are in lexicographic order: the first images stay while the
   # others go through all their orders.
   half, base = size // 2, size ** np.arange(size)[::-1]
   front, back = (np.zeros(size**n, np.int32) for n in (half, size - half))

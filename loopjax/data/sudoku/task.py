@@ -22,7 +22,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
 TEST_SHARE = 0.2  # Of the packaged solutions.
-TRACES: tuple[str, ...] = ()  # `score` looks at the logits alone.
+TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
 HEADLINE = ("exact_match", "blank_accuracy")
 
 
@@ -33,22 +33,22 @@ class Config:
   Attributes:
     box_rows, box_cols: of one box: 2x2, 2x3 or 3x3 cells and so on.
     train_csv, test_csv: files in the Sudoku-Extreme schema, plain or gzip, or
-      hf://OWNER/NAME/FILE; empty for the puzzles that come with the package.
+      hf://OWNER/NAME/FILE; empty for the puzzles shipped with the package.
     on_bad_row: "error" stops at a malformed row, "skip" leaves it out and
       counts it in the summary.
-    on_overlap: when a puzzle of test_csv has, up to symmetry, the solution of a
-      training puzzle: "report" says so and counts them in the summary of
+    on_overlap: if puzzles of test_csv have, up to symmetry, the solution of a
+      training puzzle: "report" warns and counts them in the summary of
       training, "error" stops.
     check_solutions: also check that every puzzle has exactly one solution.
-    augment: a random symmetry of every puzzle each time it is seen in training.
+    augment: apply a random symmetry to a puzzle each time training sees it.
     max_revealed: training fills in a share of every puzzle's blanks, drawn
       uniformly from 0 to a bound each time it is seen, so that easy puzzles
       come first. The bound falls linearly from this to 0 over the first
       num_revealed_examples examples; 0 leaves the puzzles as they are.
     validation_share: this share of all solutions, packaged or of train_csv, is
-      not trained on but evaluated in training. Solutions that a symmetry turns
-      into each other stay together, unless there are too few (4x4 has two):
-      then it is a share of the puzzles.
+      held out and evaluated during training. Symmetric solutions stay together,
+      unless there are too few classes (4x4 has two): then it is a share of the
+      puzzles.
     num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
       for all.
     loss_on: "all" cells, givens included (the paper), or "blanks".
@@ -70,7 +70,7 @@ class Config:
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    boards.Board(self.box_rows, self.box_cols)  # Raises on impossible boxes.
+    boards.Board(self.box_rows, self.box_cols)  # Raises on invalid boxes.
     checks.one_of(
       "task",
       self,
@@ -160,14 +160,14 @@ def make_dataset(
     split: "train", "validation" or "test".
     batch_size: over all processes.
     seed: of the order, the augmentation and the choice of a subset.
-    rows: of every global batch that this process reads; all if None.
+    rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b],
     "group/rating" and "group/source" i32 [b].
 
   Raises:
-    UserError: a file is missing or malformed, or both share solutions.
+    UserError: a file is missing or malformed, or the files share solutions.
   """
   puzzles = _puzzles(config, split)
   chosen = _chosen(config, split, puzzles)
@@ -210,7 +210,7 @@ def make_dataset(
     return _encoded(config, questions, answers)
 
   def make_evaluation(places, _):
-    # Files are sorted by difficulty; now any prefix is a fair sample.
+    # Files are sorted by difficulty; shuffled, any prefix is a fair sample.
     examples = chosen[pipeline.shuffled(places, num_examples, 0)]
     rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
@@ -238,7 +238,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
   "exact_match": every cell is right; "blank_accuracy": share of the blank cells
-  that are right; "all_cell_accuracy": share of all cells, givens included, as
+  that are right; "all_cell_accuracy": share of all cells, including givens, as
   the authors of UTM count; "loss": mean cross-entropy of the counted cells in
   nats.
   """
@@ -271,7 +271,7 @@ def _encoded(
 
 
 def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
-  """The puzzles that a split is part of: of a file, or the packaged ones."""
+  """The puzzles that a split is part of: from a file, or the packaged ones."""
   if not config.train_csv:
     return bank.load_bank(config.board)
   return files.read(
@@ -316,9 +316,9 @@ def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
 
 
 def _overlap(config: Config, train_keys: np.ndarray) -> int:
-  """How many test puzzles have the solution of a puzzle that is trained on.
+  """Number of test puzzles that have the solution of a training puzzle.
 
-  Solutions that a symmetry turns into each other are the same.
+  Symmetric solutions count as the same.
   """
   test = _puzzles(config, "test")
   seen = np.isin(test.class_keys, train_keys)

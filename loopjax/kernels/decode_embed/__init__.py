@@ -1,4 +1,4 @@
-"""Soft decode-then-encode: a distribution over tokens, then its mean vector."""
+"""Soft decode-then-encode: a distribution over tokens, then the mean vector."""
 
 from loopjax.kernels.decode_embed.api import decode_embed
 

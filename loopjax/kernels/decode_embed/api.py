@@ -1,4 +1,4 @@
-"""Chooses how `decode_embed` is computed."""
+"""Chooses the implementation of `decode_embed`."""
 
 from typing import Any
 
@@ -28,20 +28,20 @@ def decode_embed(
   """Phi(h) = sum_v p_v E[v] with p = softmax(U h / temperature).
 
   DiscoLoop, equation 5 (arXiv 2607.00341); with `top_k` Phi_k of appendix B.
-  Products take their inputs as they come and add in float32; the softmax is in
-  float32.
+  Products take their inputs as they are and accumulate in float32; the softmax
+  is in float32.
 
   Args:
     hidden: h [..., D].
     table: E [V, D], the vectors that are averaged.
-    head: U [V, D], which decodes; E itself if None (tied).
+    head: U [V, D], the decoding matrix; E itself if None (tied).
     temperature: tau > 0; the logits are divided by it.
-    top_k: p lives on the k most likely tokens alone and sums to one over them;
+    top_k: p is restricted to the k most likely tokens and renormalised;
       0 for the whole vocabulary.
     num_padding_tokens: the last ids of the vocabulary get no probability.
-    implementation: "reference" makes [..., V] arrays and keeps them for the
-      backward pass and has every derivative, "chunked" does not and has the
-      reverse mode alone; DEFAULT if None.
+    implementation: "reference" stores [..., V] arrays for the backward pass
+      and supports all derivatives, "chunked" does not store them and supports
+      reverse mode only; DEFAULT if None.
 
   Returns:
     [..., D] in float32, or float64 for float64 inputs.
@@ -59,5 +59,5 @@ def decode_embed(
   if implementation == "reference":
     return reference.decode_embed(hidden, table, head, **options)
   raise ValueError(
-    f"implementation {implementation!r} is none of {IMPLEMENTATIONS}"
+    f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
   )

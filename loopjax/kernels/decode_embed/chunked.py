@@ -2,7 +2,7 @@
 
 Phi(h) = sum_v p_v E[v] needs no [..., V] array: a running maximum and sum carry
 the softmax from chunk to chunk (online softmax, arXiv 1805.02867). The backward
-pass keeps h, Phi(h), that maximum and that sum, and computes the logits again.
+pass keeps h, Phi(h), that maximum and that sum, and recomputes the logits.
 With l = U h / tau and the cotangent g of Phi,
 
   dL/dl_v = p_v (<g, E[v]> - <g, Phi>)
@@ -10,11 +10,11 @@ With l = U h / tau and the cotangent g of Phi,
   dL/dU[v] = sum_h dL/dl_v h / tau,  dL/dE[v] = sum_h p_v g.
 
 With `top_k` the chunks select the k likeliest tokens, and the same sums run
-over these; among equals any may be taken.
+over these; ties are broken arbitrarily.
 
 Of n chunks, the j-th has the tokens j, n + j, 2n + j, ...: where the rows of a
-table are split over devices, each holds a part of every chunk. Leading
-dimensions of h stay as they are, so that a batch that is split stays split.
+table are split over devices, each device holds a part of every chunk. Leading
+dimensions of h are kept, so that a sharded batch stays sharded.
 """
 
 import functools
@@ -29,14 +29,14 @@ from loopjax import sharding
 from loopjax.kernels.decode_embed.reference import product
 from loopjax.types import Array
 
-_ROWS_AT_ONCE = 8  # Vectors per token that are gathered in one step.
+_ROWS_AT_ONCE = 8  # Vectors per token gathered in one step.
 
 
 class Options(NamedTuple):
-  """What is known when the program is compiled.
+  """Static options.
 
   Attributes:
-    temperature: tau. top_k: 0 for all tokens. num_tokens: real ones, which
+    temperature: tau. top_k: 0 for all tokens. num_tokens: real tokens, which
       come first in the vocabulary. num_chunks: n.
   """
 
@@ -76,13 +76,13 @@ def decode_embed(
 
 
 def _by_example(function, num_examples: int):
-  """function(hidden, tables) with every device on examples of its own.
+  """function(hidden, tables) with every device on its own examples.
 
-  Where a mesh is in use, tables are gathered once, and their gradients added
-  up once; the compiler would do both at every step of the loops over tokens.
+  Under a mesh, tables are gathered once and their gradients summed once; the
+  compiler would do both in every step of the loops over tokens.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  axes = sharding.AXES[:2]  # Those that examples are split over.
+  axes = sharding.AXES[:2]  # Those that split examples.
   ways = math.prod(mesh.shape.get(axis, 1) for axis in axes)
   if ways == 1 or num_examples % ways:
     return function
@@ -93,11 +93,11 @@ def _by_example(function, num_examples: int):
 
 
 def _num_chunks(vocab_size: int, chunk_size: int) -> int:
-  """How many chunks of at most `chunk_size` tokens there are.
+  """Number of chunks of at most `chunk_size` tokens.
 
-  If there is such a number, it divides the vocabulary, so that no copy has to
-  be padded, and leaves the chunk with as many factors of 2 as can be: any
-  number of devices that divides the chunk can split it.
+  If possible, it divides the vocabulary, so that no padded copy is needed, and
+  leaves the chunk size with the most factors of 2: any number of devices that
+  divides the chunk size can split it.
   """
   least = -(-vocab_size // chunk_size)
   divisors = [n for n in range(least, 2 * least) if vocab_size % n == 0]
@@ -125,7 +125,7 @@ def _rows(folded: Array, chunk: Array) -> Array:
 def _logits(
   hidden: Array, head: Array, chunk: Array, options: Options
 ) -> Array:
-  """Logits [..., C] of a chunk of a folded table; -inf for no real token."""
+  """Logits [..., C] of a chunk of a folded table; -inf for padding tokens."""
   rows = _rows(head, chunk)
   logits = product("...d,vd->...v", hidden, rows) / options.temperature
   place = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -286,7 +286,7 @@ def _embed_few_backward(options, residuals, cotangent):
       ),
     ), None
 
-  # Many tokens share a row: its sum needs the wide type.
+  # Many tokens share a row: its sum needs the wide dtype.
   wide = tuple(jnp.zeros(x.shape, mean.dtype) for x in tables)
   start = jnp.zeros(hidden.shape, mean.dtype), wide
   parts = _slices(ids), _slices(weights)

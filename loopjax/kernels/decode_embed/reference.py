@@ -1,4 +1,4 @@
-"""The meaning of `decode_embed`, in plain JAX."""
+"""Reference implementation of `decode_embed` in plain JAX."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def decode_embed(
   top_k: int,
   num_padding_tokens: int,
 ) -> Array:
-  """As in `api.decode_embed`; makes arrays [..., V]."""
+  """As in `api.decode_embed`; creates arrays [..., V]."""
   head = table if head is None else head
   num_tokens = len(table) - num_padding_tokens
   logits = product("...d,vd->...v", hidden, head) / temperature
@@ -32,7 +32,7 @@ def decode_embed(
 
 
 def product(equation: str, *operands: Array) -> Array:
-  """einsum that accumulates, and returns, float32 or what is wider."""
+  """einsum that accumulates in, and returns, float32 or wider."""
   wide = jnp.promote_types(jnp.float32, operands[-1].dtype)
   precision: Any = None if operands[-1].dtype == jnp.bfloat16 else "highest"
   return jnp.einsum(

@@ -1,4 +1,4 @@
-"""Gated delta rule: fast weights that forget, are corrected, and are read."""
+"""Gated delta rule: fast weights that decay, are corrected, and are read."""
 
 from loopjax.kernels.gated_delta.api import gated_delta
 

@@ -1,4 +1,4 @@
-"""Checks and chooses how `gated_delta` is computed."""
+"""Checks the inputs of `gated_delta` and chooses the implementation."""
 
 import jax.numpy as jnp
 
@@ -7,8 +7,8 @@ from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked")
 # With 8 heads of width 64 on a CPU core, the value of 1 and 2 tokens took less
-# than half of the time token by token; value and gradient of 2 and more tokens
-# took more (bench_gated_delta.py --part=short).
+# than half the time token by token; value and gradient of 2 and more tokens
+# took longer (bench_gated_delta.py --part=short).
 LONGEST_BY_TOKEN = 2
 
 
@@ -31,25 +31,25 @@ def gated_delta(
 
     S <- a S,   S <- S + k (write (v - S^T k))^T,   output = S^T q / sqrt(d_k):
 
-  the error is that of the decayed state, and a token reads what it wrote. The
-  arithmetic is in float32 (float64 for float64 inputs) and its products are
-  rounded on no accelerator.
+  the error is that of the decayed state, and a token reads what it wrote.
+  Arithmetic is in float32 (float64 for float64 inputs); accelerators do not
+  round the inputs of its products.
 
   Args:
     query, key: [B, T, H_k, d_k].
     value: [B, T, H_v, d_v]; H_v is a multiple of H_k, and each query and key
       serves H_v / H_k heads in a row.
-    log_decay: [B, T, H_v], <= 0; 0 keeps all, -inf nothing.
+    log_decay: [B, T, H_v], <= 0; 0 keeps everything, -inf nothing.
     write: [B, T, H_v], from 0 to 1, or 2 for negative eigenvalues.
     state: S before the first token [B, H_v, d_k, d_v]; zeros if None.
-    chunk_size: tokens that are solved together, at most; a multiple of 16; what
-      suits the backend if None.
-    mask: bool [B, T]; a False token changes no bit of the state, its output is
-      zero, and so are its gradients, whatever its inputs are. None for all
+    chunk_size: maximum number of tokens solved together; a multiple of 16; a
+      default for the backend if None.
+    mask: bool [B, T]; a False token leaves the state bit-identical, its output
+      is zero, and so are its gradients, whatever its inputs are. None for all
       True.
-    implementation: "reference" goes token by token and has every derivative,
-      "chunked" goes by chunks and has the reverse mode alone; the faster one
-      if None.
+    implementation: "reference" goes token by token and supports all
+      derivatives, "chunked" goes by chunks and supports reverse mode only; the
+      faster one if None.
 
   Returns:
     The outputs [B, T, H_v, d_v], and S after the last token.
@@ -84,7 +84,7 @@ def gated_delta(
   if implementation == "chunked":
     return chunked.gated_delta(*inputs, state, chunk_size=chunk_size)
   raise ValueError(
-    f"implementation {implementation!r} is none of {IMPLEMENTATIONS}"
+    f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
   )
 
 
@@ -94,7 +94,7 @@ def _check(
   mask: Array | None,
   chunk_size: int,
 ) -> None:
-  """One line for the first thing that does not fit."""
+  """Raises ValueError for the first input that does not fit."""
   query, key, value, log_decay, write = inputs
   if query.ndim != 4 or value.ndim != 4:
     raise ValueError(

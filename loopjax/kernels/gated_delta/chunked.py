@@ -4,7 +4,7 @@ Within a chunk of C tokens the rule is a triangular system (WY form and UT
 transform of arXiv 2406.06484, with the decay of arXiv 2412.06464). Let c be the
 running sum of log decays from the chunk's start, D_ij = exp(c_i - c_j) for i >=
 j and 0 else, b the write gates, K the unit keys, Q the unit queries over
-sqrt(d_k), S the incoming state, and * the product by elements:
+sqrt(d_k), S the incoming state, and * the element-wise product:
 
   M = strictly lower part of diag(b) K K^T * D,  A = (I + M)^-1
   R = diag(b) (V - diag(exp c) K S)                 errors of the state alone
@@ -12,17 +12,17 @@ sqrt(d_k), S the incoming state, and * the product by elements:
   O = diag(exp c) Q S + (Q K^T * D) N               what they read
   S <- exp(c_C) S + (diag(exp(c_C - c)) K)^T N
 
-No exponent is positive, so nothing overflows; A comes from substitution, since
-powers of M grow as 2^C where keys are alike. Three products depend on the chunk
-before; the rest is computed for several chunks at once.
+No exponent is positive, so nothing overflows; A is computed by substitution,
+since powers of M grow as 2^C where keys are similar. Three products depend on
+the previous chunk; the rest is computed for several chunks at once.
 
 The backward pass keeps the inputs, A, and S before each group of chunks. With
 dR = A^T dN,
 
   dM = -strictly lower part of A^T dA A^T = -strictly lower part of dR N^T,
 
-and, since c_i scales a query or a key of token i wherever it stands, dc_i is a
-sum of <q_i, dq_i> and <k_i, dk_i>, and neither M nor K K^T is needed again.
+and, since c_i always occurs as a scale of a query or key of token i, dc_i is a
+sum of <q_i, dq_i> and <k_i, dk_i>; neither M nor K K^T is recomputed.
 """
 
 import functools
@@ -35,8 +35,8 @@ from loopjax.kernels.gated_delta import chunks
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
 
-# For accelerators, not measured: C, and so many chunks of heads and examples
-# at once that they are busy. On CPUs chunks of 32 one at a time stay in cache:
+# For accelerators, not measured: C, and enough chunks times heads and examples
+# at once to keep them busy. On CPUs chunks of 32 one at a time stay in cache:
 # all at once took 2.5 times as long, chunks of 64 1.2 times (T = 2048, 8 heads
 # of width 64, value and gradient; bench_gated_delta.py --part=groups).
 CHUNK_SIZE = 64
@@ -44,7 +44,7 @@ _BUSY = 256
 
 
 class Plan(NamedTuple):
-  """How tokens are divided. size: C, tokens of a chunk. group: its chunks."""
+  """How tokens are divided. size: C, of a chunk; group: chunks per group."""
 
   size: int
   group: int
@@ -61,12 +61,12 @@ def gated_delta(
   chunk_size: int,
   chunks_at_once: int | None = None,
 ) -> tuple[Array, Array]:
-  """As in `api.gated_delta`, with the reverse mode alone.
+  """As in `api.gated_delta`, with reverse mode only.
 
   Args:
     query, key, value, log_decay, write, state: as there; T > 0.
-    chunk_size: C at most.
-    chunks_at_once: chunks of a group, at most; what suits the backend if None.
+    chunk_size: the maximum of C.
+    chunks_at_once: maximum chunks per group; a default for the backend if None.
   """
   num_tokens = query.shape[1]
   size = even_size(num_tokens, chunk_size)
@@ -79,7 +79,7 @@ def gated_delta(
   plan = Plan(size, -(-num_chunks // num_groups))
   missing = num_groups * plan.group * size - num_tokens
   inputs: Any = (query, key, value, log_decay, write)
-  if missing:  # As if masked.
+  if missing:  # Padding acts like masked tokens.
     inputs = tuple(
       jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
       for x in inputs
@@ -89,12 +89,12 @@ def gated_delta(
 
 
 def default_size() -> int:
-  """C on this backend: what fills accelerators, and less on CPUs."""
+  """Default C on this backend, smaller on CPUs."""
   return 32 if jax.default_backend() == "cpu" else CHUNK_SIZE
 
 
 def even_size(num_tokens: int, chunk_size: int) -> int:
-  """C, tokens of each of as few chunks as can be, in whole blocks."""
+  """C for the smallest number of chunks, rounded up to whole blocks."""
   num_chunks = -(-num_tokens // chunk_size)
   return -(-num_tokens // (num_chunks * chunks.BLOCK)) * chunks.BLOCK
 
@@ -103,7 +103,7 @@ def even_size(num_tokens: int, chunk_size: int) -> int:
 def _gated_delta(
   inputs: chunks.Inputs, state: Array, plan: Plan
 ) -> tuple[Array, Array]:
-  """T is a multiple of a group's tokens."""
+  """T must be a multiple of the tokens per group."""
   return _forward(inputs, state, plan)[0]
 
 
@@ -139,7 +139,7 @@ _gated_delta.defvjp(_forward, _backward)
 
 
 def _groups(num_tokens: int, plan: Plan):
-  """First tokens of the groups, and what takes a group out of [B, T, ...]."""
+  """First tokens of the groups, and a function that slices [B, T, ...]."""
   length = plan.size * plan.group
 
   def take(arrays, start):
@@ -230,7 +230,7 @@ def _group_backward(
   d_overlap = -jnp.tril(d_overlap, -1)
   d_query = product("...ij,...jk->...ik", d_attention, x.key)
   d_query += start * product("...iv,...kv->...ik", d_output, before)
-  # Of a key in its own row of M and of R, before the write gate,
+  # Cotangent of a key from its own row of M and of R, before the write gate,
   d_row = product("...ij,...jk->...ik", d_overlap, x.key)
   d_row -= start * product("...iv,...kv->...ik", d_errors, before)
   # in the rows of later tokens, and in the outgoing state.

@@ -1,6 +1,6 @@
 """Tokens by chunk, their decays, and the triangular inverse of a chunk.
 
-Names as in `chunked`.
+Notation as in `chunked`.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Chunks(NamedTuple):
     value: [n, B, H, C, d_v].
     write: [n, B, H, C].
     coarse, fine: [n, B, H, C]; their sum is c. Differences of `coarse` are
-      exact, and `fine` is small: c_i - c_j is right to a rounding, however
+      exact, and `fine` is small: c_i - c_j is accurate to rounding, however
       much was forgotten before token j.
   """
 
@@ -54,7 +54,7 @@ def prepare(inputs: Inputs, size: int) -> Chunks:
   )
   info = jnp.finfo(wide)
   least = 2.0 ** (info.nexp - 1)  # exp(-least) is 0.
-  # `size` multiples of this up to `least` add up without rounding.
+  # A sum of `size` multiples of this, up to `least`, is exact.
   grid = least * 2.0 ** (np.ceil(np.log2(size)) - info.nmant - 1)
   log_decay = jnp.maximum(log_decay, -least)
   coarse = jax.lax.stop_gradient(jnp.round(log_decay / grid) * grid)
@@ -69,7 +69,7 @@ def prepare(inputs: Inputs, size: int) -> Chunks:
 
 
 def _running_sum(x: Array) -> Array:
-  """Sums along the last axis; as a product it stays out of other loops."""
+  """Cumulative sum along the last axis; as a product, it is not fused."""
   lower = jnp.tril(jnp.ones(2 * x.shape[-1:], x.dtype))
   return product("...j,ij->...i", x, lower)
 
@@ -103,7 +103,7 @@ def through(x: Chunks) -> Array:
 
 
 def pair_decays(x: Chunks) -> Array:
-  """D [n, B, H, C, C]; masked before exp, which would overflow above."""
+  """D [n, B, H, C, C]; masked before exp, which would overflow above it."""
   coarse, fine = (c[..., :, None] - c[..., None, :] for c in (x.coarse, x.fine))
   is_lower = jnp.tril(jnp.ones(coarse.shape, bool))
   return jnp.exp(jnp.where(is_lower, coarse + fine, -jnp.inf))
@@ -112,9 +112,9 @@ def pair_decays(x: Chunks) -> Array:
 def inverse_of(matrix: Array) -> Array:
   """(I + M)^-1 for the part M of [..., C, C] below the diagonal.
 
-  C is a multiple of BLOCK; what stands on and above the diagonal is not read.
-  Inverses X, Z of two diagonal blocks with M' below the first and left of the
-  second make that of both, with -Z M' X in the place of M'.
+  C is a multiple of BLOCK; entries on and above the diagonal are not read.
+  The inverses X, Z of two diagonal blocks, with M' below the first and left of
+  the second, form the inverse of both, with -Z M' X in place of M'.
   """
   size = matrix.shape[-1]
   starts = range(0, size, BLOCK)
@@ -142,8 +142,9 @@ def inverse_of(matrix: Array) -> Array:
 def _inverse_blocks(matrix: Array) -> Array:
   """The same for M [..., BLOCK, BLOCK], all pairs of one width at once.
 
-  Made of operations, not of constant arrays, which would be closed over:
-  `jax.lax.custom_root` differentiates by them too, and a custom VJP refuses.
+  Uses operations instead of constant arrays, which would be closed over:
+  `jax.lax.custom_root` differentiates with respect to these, which a custom VJP
+  does not allow.
   """
   square = (BLOCK, BLOCK)
   row, column = (jax.lax.broadcasted_iota(jnp.int32, square, i) for i in (0, 1))

@@ -1,4 +1,4 @@
-"""The meaning of `gated_delta`, in plain JAX: one token after another."""
+"""Reference implementation of `gated_delta` in plain JAX, token by token."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def gated_delta(
   write: Array,
   state: Array,
 ) -> tuple[Array, Array]:
-  """As in `api.gated_delta`; autodiff keeps a state for every token."""
+  """As in `api.gated_delta`; autodiff stores a state for every token."""
   wide, num_heads = state.dtype, value.shape[2]
   tokens = tuple(
     jnp.moveaxis(x.astype(wide), 1, 0)
@@ -43,7 +43,7 @@ def gated_delta(
 
 
 def repeat_heads(x: Array, num_heads: int) -> Array:
-  """[B, T, H_k, d_k] -> [B, T, num_heads, d_k], each in a row."""
+  """[B, T, H_k, d_k] -> [B, T, num_heads, d_k], repeating each head."""
   return jnp.repeat(x, num_heads // x.shape[2], axis=2)
 
 
@@ -54,5 +54,5 @@ def unit(x: Array) -> Array:
 
 
 def product(equation: str, *operands: Array) -> Array:
-  """einsum whose operands no accelerator rounds."""
+  """einsum whose operands accelerators do not round."""
   return jnp.einsum(equation, *operands, precision="highest")

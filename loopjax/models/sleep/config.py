@@ -1,4 +1,4 @@
-"""What can be set about models that sleep, and what they cost."""
+"""The settings and costs of models that sleep."""
 
 import dataclasses
 
@@ -13,44 +13,45 @@ from loopjax.types import PRECISIONS, TaskSpec
 class Config:
   """Hyper-parameters; the defaults are the paper's small model.
 
-  The paper states width and layers; the rest is flash-linear-attention's.
+  The paper states width and layers; the rest is from flash-linear-attention.
 
   Attributes:
-    width: D. num_layers: of attention. num_heads: of attention.
-    num_memory_layers: each after as many layers of attention.
+    width: D. num_layers: attention layers. num_heads: attention heads.
+    num_memory_layers: memory layers, spread evenly among the attention layers.
     mlp: "swiglu", "geglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
-    memory_mlp: whether memory layers have an MLP of their own; without one they
-      start as zero, to be put into a trained `looped` model.
-    num_memory_heads: H. key_width: d_k. value_width: d_v, each of one head.
-    A_range, dt_range: how fast they forget at first, see `fast_weights.Gates`.
-    negative_eigenvalues: a token may turn around what its key reads; see there.
-    window: L, tokens that attention sees; an answer has no more.
+    memory_mlp: whether memory layers have their own MLP; without one their
+      output starts at zero, to be inserted into a trained `looped` model.
+    num_memory_heads: H. key_width, value_width: d_k and d_v of one head.
+    A_range, dt_range: initial rate of forgetting, see `fast_weights.Gates`.
+    negative_eigenvalues: see `fast_weights.Gates`.
+    window: L, tokens that attention sees; an answer must not be longer.
     answer_chunk: what is read once, with an answer at its end. "merged": all
-      that is left behind whole windows (algorithm 1, line 2). "separate": the
-      answer alone; what stands before it is padded in front to whole windows.
-      The same where the window divides what stands before the answer.
+      tokens left after whole windows (algorithm 1, line 2). "separate": only
+      the answer; the tokens before it are left-padded to whole windows. Both
+      are the same where the window divides the tokens before the answer.
     num_passes: N, over every window that is dropped; 1 is the plain hybrid.
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
       of the last pass over the last L - 1 tokens.
-    num_prelude_layers, num_coda_layers: so many layers of attention at both
-      ends, and the memory after them, run once a window, whatever N.
-    pass_norm: the final norm stands between two passes too, as in `looped`.
-    inject: every pass reads what the first did, beside what the last left.
-    carry_state: a pass goes on from the fast weights of the last (algorithm 1);
-      else from those that the window began with, and the last pass's remain.
+    num_prelude_layers, num_coda_layers: attention layers at either end that,
+      with the memory layers after them, run once per window, whatever N.
+    pass_norm: also apply the final norm between two passes, as in `looped`.
+    inject: add the input of the first pass to the input of every later one.
+    carry_state: a pass starts from the fast weights of the previous pass
+      (algorithm 1); else from those at the start of the window, and those of
+      the last pass are kept.
     carry_convolutions: from window to window; else they start with zeros.
-    gradient_passes: back-propagation is truncated to so many last ones of the N
-      passes; 0 for all.
-    gradient_cut: what no gradient goes through before those, from pass to pass.
-      "hidden": the residual stream; what a pass wrote has the gradient of that
-      one pass, and slept windows are reached through their fast weights.
-      "fast_weights": these alone. "both": then earlier passes have no backward
-      pass, and no slept window gets a gradient but by what is read of it anew:
-      by `inject`, its last tokens, convolutions, or, without carry_state, its
-      fast weights.
-    implicit_terms: passes are taken to have reached a fixed point, whose
-      gradient is so many terms of a series; 0 for that of the passes.
+    gradient_passes: back-propagation is truncated to this many last passes of
+      the N; 0 for all.
+    gradient_cut: where the gradient between earlier passes is stopped.
+      "hidden": in the residual stream; what a pass wrote has the gradient of
+      that pass only, and slept windows are reached through their fast weights.
+      "fast_weights": only in these. "both": earlier passes then have no
+      backward pass, and a slept window gets a gradient only where it is read
+      again: by `inject`, its last tokens, convolutions, or, without
+      carry_state, its fast weights.
+    implicit_terms: treat the passes as converged to a fixed point, whose
+      gradient is a series of this many terms; 0 for the gradient of the passes.
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: of every matrix, the embedding table included.
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
@@ -97,7 +98,7 @@ class Config:
       gradient_cut=("hidden", "fast_weights", "both"),
       precision=PRECISIONS,
     )
-    # The short convolutions of the memory layers see four tokens.
+    # The short convolutions of the memory layers span four tokens.
     checks.at_least("model", self, window=4, num_passes=1)
     checks.at_least("model", self, gradient_passes=0, implicit_terms=0)
     self._check_layers()
@@ -112,12 +113,14 @@ class Config:
       because = "model.gradient_passes=0"
       checks.without_effect("model", self, because, "gradient_cut")
     if not self.carry_state:
-      because = "model.carry_state=False: a pass reads none of the last's"
+      because = (
+        "model.carry_state=False: a pass reads none of the previous one's"
+      )
       checks.without_effect("model", self, because, "gradient_cut")
     if self.implicit_terms and (self.carry_state or not self.inject):
       raise UserError(
         "model.implicit_terms needs model.inject=True and"
-        " model.carry_state=False: a fixed point of other passes would know"
+        " model.carry_state=False: otherwise the fixed point would depend on"
         " neither the window nor those before it"
       )
     if self.implicit_terms and self.num_passes == 1:
@@ -131,7 +134,7 @@ class Config:
 
   @property
   def num_loops(self) -> int:
-    """N under the name that every family has."""
+    """N, under the name that all families share."""
     return self.num_passes
 
   def _check_layers(self) -> None:
@@ -154,14 +157,14 @@ class Config:
     if rest or not each:
       raise UserError(
         f"model.num_memory_layers={self.num_memory_layers} must divide"
-        f" model.num_layers={self.num_layers}: as many layers of attention"
-        " stand before each"
+        f" model.num_layers={self.num_layers}: each follows the same number of"
+        " attention layers"
       )
     for name in ("num_prelude_layers", "num_coda_layers"):
       if getattr(self, name) % each:
         raise UserError(
           f"model.{name}={getattr(self, name)} must be a multiple of {each},"
-          " the layers of attention before one of memory"
+          " the attention layers before each memory layer"
         )
     if self.num_prelude_layers + self.num_coda_layers >= self.num_layers:
       raise UserError(
@@ -171,7 +174,7 @@ class Config:
       )
 
   def block_shape(self) -> Shape:
-    """What blocks are made of; raises UserError if there are no such blocks."""
+    """Structure of the attention blocks; raises UserError if it is invalid."""
     return stack.block_shape(
       width=self.width,
       num_heads=self.num_heads,
@@ -181,7 +184,7 @@ class Config:
     )
 
   def memory_shape(self) -> hybrid.MemoryShape:
-    """What blocks of memory have beside; raises UserError for their gates."""
+    """What memory blocks have besides; raises UserError for invalid gates."""
     return hybrid.MemoryShape(
       self.memory,
       self.num_memory_heads,
@@ -195,7 +198,7 @@ class Config:
 
 
 def last_chunk(config: Config, spec: TaskSpec) -> int:
-  """Tokens of an example that do not sleep; raises UserError if none do."""
+  """Tokens of an example that are read once; UserError if an answer is cut."""
   length, answer = config.window, spec.num_answer_tokens
   rest = (spec.sequence_length - 1) % length + 1
   if not answer:
@@ -211,17 +214,17 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
   if rest < answer:
     raise UserError(
       f"model.window={length} leaves {rest} of {spec.sequence_length} tokens"
-      f" behind whole windows, fewer than the {answer} of an answer: its loss"
-      " would lie in two windows (model.answer_chunk='separate' pads them)"
+      f" after whole windows, fewer than the {answer} of an answer, which would"
+      " span two windows (model.answer_chunk='separate' pads them)"
     )
   return rest
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by number of passes, and what is kept.
+  """Forward FLOPs of one example by number of passes, and cache bytes.
 
-  A multiply-add counts as two; point-wise operations are left out. Fast weights
-  are all that is known of dropped windows, whatever their number.
+  A multiply-add counts as two; point-wise operations are left out. Of dropped
+  windows only the fast weights are kept, whatever their number.
   """
   shape, length = config.block_shape(), config.window
   past = length - 1 if config.eviction == "sliding" else 0
@@ -232,7 +235,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   each = config.num_layers // config.num_memory_layers
 
   def of_layer(num_tokens: int) -> float:
-    """An attention layer and its share of a memory layer."""
+    """FLOPs of an attention layer and its share of a memory layer."""
     memory = hybrid.memory_flops(shape, config.memory_shape(), num_tokens)
     return block.flops(shape, num_tokens, past) + memory / each
 
@@ -242,9 +245,9 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   predicted = spec.num_answer_tokens or spec.sequence_length
 
   def once(passes: int) -> float:
-    """What runs whatever the passes, but for the coda of what has not slept."""
-    again = config.num_coda_layers if predicts and passes > 1 else 0
-    return head + last + slept * (outside + again)
+    """FLOPs outside the passes, where a predicting coda may run twice."""
+    second_coda = config.num_coda_layers if predicts and passes > 1 else 0
+    return head + last + slept * (outside + second_coda)
 
   head = 2 * predicted * config.width * spec.vocab_size
   fast = config.num_memory_heads * config.key_width * config.value_width
@@ -266,11 +269,11 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
 
 def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
-  """Backward passes through the core: of the loss, and of the series."""
-  first = int(predicts)  # It predicts, and has its gradient whatever is cut.
+  """Number of backward passes through the core, including series terms."""
+  first = int(predicts)  # It predicts, so it has a gradient despite the cut.
   if config.implicit_terms:
     return 1 + config.implicit_terms + first
-  # A pass whose fast weights go on to the next is a part of their gradient.
+  # A pass that hands its fast weights to the next is part of their gradient.
   ends = config.gradient_cut == "both" or not config.carry_state
   kept = (ends and config.gradient_passes) or num_passes
   return min(kept + first, num_passes)

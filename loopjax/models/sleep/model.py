@@ -1,7 +1,7 @@
-"""Sleep: passes over a window before it is dropped turn it into fast weights.
+"""Sleep: passes that turn a window into fast weights before it is dropped.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099, algorithm 1). Attention
-sees a window only. What a later window is to know of it must be in the fast
+sees one window only. What later windows need from it must be in the fast
 weights of the memory layers, which N passes over the window write; reading
 takes one pass.
 """
@@ -34,7 +34,7 @@ HEADLINE: tuple[str, ...] = ()
 
 
 class Model(nnx.Module):
-  """Attention and fast weights in turn, with passes over windows."""
+  """Alternating attention and fast weights, with passes over windows."""
 
   def __init__(
     self,
@@ -45,7 +45,7 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    last_chunk(config, spec)  # Or the task does not fit the windows.
+    last_chunk(config, spec)  # Raises if the task does not fit the windows.
     shared: dict[str, Any] = {
       "precision": PRECISIONS[config.precision],
       "rngs": rngs,
@@ -73,24 +73,24 @@ class Model(nnx.Module):
   ) -> Output:
     """Reads windows, sleeps over each, and predicts (algorithm 1).
 
-    A task with answer tokens has them at the end of what `answer_chunk` says,
-    which is read in one pass; nothing else is predicted. Where every token is
-    predicted, it is in its first pass: in the second, it could read of later
-    ones.
+    If the task has answer tokens, they end the chunk that `answer_chunk`
+    describes, which is read in one pass; nothing else is predicted. Otherwise
+    every token is predicted, from the first pass: in the second pass the fast
+    weights would already contain later tokens.
 
     Args:
       inputs: token ids [B, T]; any T if every token is predicted. Padding may
-        stand anywhere: it takes a place in its window, and nobody reads it.
-      num_loops: N; any number from 1, whatever it was trained with.
+        be anywhere: it occupies a place in its window but is never read.
+      num_loops: N >= 1; it may differ from the trained number.
       kind: how the passes run; the model's own options if None.
       trace: "hidden": the residual stream after every pass over the windows,
-        f32 [N, B, W L, D], padding of a separate answer included.
+        f32 [N, B, W L, D], including the padding of a separate answer.
 
     Returns:
       logits of the answer or of all tokens [B, A or T, V]; loops, each [N]:
       "hidden_norm" and "fast_weight_norm" after every pass, and "retention" of
-      every memory layer that runs N times, the part of its fast weights that a
-      pass leaves. All are means over the windows' tokens without padding.
+      every memory layer that runs N times, the fraction of its fast weights
+      that a pass retains. All are means over the windows' non-padding tokens.
     """
     num_passes = self.config.num_passes if num_loops is None else num_loops
     if num_passes < 1:
@@ -99,7 +99,7 @@ class Model(nnx.Module):
     slept, last = self._split(inputs)
     kept, records = remat.scan(
       lambda kept, window: self.sleep(kept, window, num_passes, kind, trace),
-      self.nothing(
+      self.empty_state(
         len(inputs),
         num_past=self.num_past,
         carry_convolutions=self.config.carry_convolutions,
@@ -114,7 +114,9 @@ class Model(nnx.Module):
       hidden = jnp.concatenate([windows.join(records.pop("awake")), hidden], 1)
     traces = {name: records.pop(name) for name in trace}
     num_tokens = jnp.maximum(jnp.sum(records.pop("num_tokens"), axis=0), 1)
-    records = records if len(slept.hidden) else {}  # Else nothing to average.
+    records = (
+      records if len(slept.hidden) else {}
+    )  # Else there is nothing to average.
     return Output(
       logits=self.logits(hidden),
       losses={},
@@ -135,7 +137,7 @@ class Model(nnx.Module):
     kind: str,
     trace: tuple[str, ...] = (),
   ) -> tuple["Kept", dict[str, Array]]:
-    """Algorithm 1, lines 4 to 8: of a window, fast weights remain."""
+    """Algorithm 1, lines 4 to 8: turns a window into fast weights."""
     prelude, core, coda = self._parts()
     old = kept.parts
     read = functools.partial(self._read, unroll=kind == "unroll")
@@ -146,7 +148,7 @@ class Model(nnx.Module):
       """h, S <- Blocks(h, S)."""
       hidden, memory = carry
       before = memory if self.config.carry_state else old[1]
-      memory = hybrid.again(before, old[1])
+      memory = hybrid.next_pass(before, old[1])
       hidden = self._between(hidden, entering, n)
       hidden, memory, stats = read(core, hidden, window, memory)
       record = self._record(hidden, memory, stats, tokens.mask)
@@ -156,7 +158,7 @@ class Model(nnx.Module):
       one_pass, (entering, old[1]), num_passes, kind
     )
     hidden, last, _ = read(coda, asleep, window, old[2])
-    if first_pass is not None:  # Predict before falling asleep.
+    if first_pass is not None:  # Predictions precede the sleep.
       if num_passes > 1:
         hidden, _, _ = read(coda, first_pass[0], window, old[2])
       records["awake"] = hidden
@@ -164,15 +166,15 @@ class Model(nnx.Module):
     return Kept((first, memory, last), seen), records
 
   def _between(self, hidden: Array, entering: Array, n: Array) -> Array:
-    """What pass n reads: the first the window itself, [B, L, D]."""
-    again = self.final_norm(hidden) if self.config.pass_norm else hidden
-    again = again + entering if self.config.inject else again
-    return jnp.where(n > 0, again, hidden)
+    """The input of pass n, [B, L, D]; of the first pass, the window itself."""
+    next_input = self.final_norm(hidden) if self.config.pass_norm else hidden
+    next_input = next_input + entering if self.config.inject else next_input
+    return jnp.where(n > 0, next_input, hidden)
 
   def _run_passes(
     self, one_pass: Any, carry: "Carry", num_passes: int, kind: str
   ) -> tuple["Carry | None", "Carry", dict[str, Array]]:
-    """(carry after the first pass if that predicts, after the last, records
+    """(carry after the first pass if it predicts, after the last, records
     [N, ...])."""
     predicts = not self.spec.num_answer_tokens
     if terms := self.config.implicit_terms:
@@ -191,7 +193,7 @@ class Model(nnx.Module):
     )
 
   def _cut(self, carry: "Carry") -> "Carry":
-    """The same without the gradient of what `gradient_cut` says."""
+    """The carry with the gradient stopped in what `gradient_cut` names."""
     (hidden, memory), cut = carry, self.config.gradient_cut
     if cut in ("hidden", "both"):
       hidden = jax.lax.stop_gradient(hidden)
@@ -207,7 +209,7 @@ class Model(nnx.Module):
     mask: Array | None,
   ) -> dict[str, Array]:
     """Statistics of a pass, summed over the window's tokens."""
-    fast = memory.state.fast  # May be zero, where a norm has no gradient.
+    fast = memory.state.fast  # May be zero, where the norm has no gradient.
     hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
     there = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
     tokens = jnp.sum(there, axis=1)
@@ -227,15 +229,15 @@ class Model(nnx.Module):
   def awake(
     self, kept: "Kept", tokens: "Tokens", num_past: int
   ) -> tuple[Array, "Kept"]:
-    """Reads tokens in one pass: the answer (line 10), or what has not slept.
+    """Reads tokens in one pass: the answer (line 10), or those after the sleep.
 
     Args:
-      kept: of the tokens before.
+      kept: state left by earlier tokens.
       tokens: hidden [B, S, D].
-      num_past: of all, so many last ones stay in sight of the next.
+      num_past: number of last tokens that stay visible to the next ones.
 
     Returns:
-      The residual stream [B, S, D], and what is kept with them.
+      The residual stream [B, S, D], and the state after these tokens.
     """
     window = self._open(tokens, kept.seen)
     hidden, memories = tokens.hidden, []
@@ -255,7 +257,7 @@ class Model(nnx.Module):
     )
 
   def _parts(self) -> list[hybrid.Groups]:
-    """The groups that run once, N times, and once; each may be none."""
+    """The groups that run once, N times, and once; each may be empty."""
     config, groups = self.config, hybrid.grouped(self.layers, self.memories)
     each = config.num_layers // config.num_memory_layers
     first = config.num_prelude_layers // each
@@ -265,10 +267,10 @@ class Model(nnx.Module):
       for part in (slice(first), slice(first, last), slice(last, None))
     ]
 
-  def nothing(
+  def empty_state(
     self, batch: int, *, num_past: int, carry_convolutions: bool
   ) -> "Kept":
-    """What is kept before the first window, with P places for tokens."""
+    """The state before the first window, with room for P past tokens."""
     parts = tuple(
       hybrid.empty_memory(
         part, batch, num_past, carry_convolutions=carry_convolutions
@@ -279,13 +281,13 @@ class Model(nnx.Module):
 
   @property
   def num_past(self) -> int:
-    """P, tokens of which attention keeps keys and values while it sleeps."""
+    """P, number of tokens whose keys and values survive a sleep."""
     return self.config.window - 1 if self.config.eviction == "sliding" else 0
 
   def _split(self, inputs: Array) -> tuple["Tokens", "Tokens"]:
     """The windows [W, B, L] to sleep over, and what follows them [B, S]."""
     tokens, length = self.embed(inputs), self.config.window
-    num_last = 0  # What is left over.
+    num_last = 0  # The remainder.
     if self.config.answer_chunk == "separate":
       num_last = self.spec.num_answer_tokens
       short = (num_last - inputs.shape[1]) % length
@@ -298,13 +300,13 @@ class Model(nnx.Module):
     return Tokens(*slept), Tokens(*last)
 
   def embed(self, inputs: Array) -> "Tokens":
-    """Token ids [B, S] as the stack reads them."""
+    """Embeds token ids [B, S] as input of the stack."""
     first_padding = self.spec.vocab_size - self.spec.num_padding_tokens
     mask = inputs < first_padding if self.spec.num_padding_tokens else None
     return Tokens(self.token_embedding(inputs), mask)
 
   def _open(self, tokens: "Tokens", seen: Array) -> windows.Window:
-    """What the tokens of a window see, with P more before them."""
+    """What the tokens of a window see, with P past tokens before them."""
     size = tokens.hidden.shape[1]
     return windows.view(seen, tokens.mask, size, self.config.window)
 
@@ -318,9 +320,9 @@ class Model(nnx.Module):
     num_past: int | None = None,
     unroll: bool = False,
   ) -> tuple[Array, hybrid.Memory, dict[str, Array]]:
-    """Applies some groups to a window; P tokens stay in sight of the next."""
+    """Applies groups to a window; P tokens stay visible to the next one."""
     num_past = self.num_past if num_past is None else num_past
-    if not len(jax.tree.leaves(part)[0]):  # Else nothing would be compiled.
+    if not len(jax.tree.leaves(part)[0]):  # An empty scan cannot be compiled.
       return hidden, memory, {}
     head_width = self.layers.attention.head_width
     base = self.config.rope_base
@@ -341,14 +343,14 @@ Carry = tuple[Array, hybrid.Memory]
 
 
 class Tokens(NamedTuple):
-  """Some tokens. hidden: [..., D]; mask: bool [...], False for padding."""
+  """Tokens. hidden: [..., D]; mask: bool [...], False for padding."""
 
   hidden: Array
   mask: Array | None = None
 
 
 def _padded(tokens: Tokens, size: int) -> Tokens:
-  """As many more tokens in front, which are not there."""
+  """Left-pads the tokens by `size` masked ones."""
   hidden, mask = tokens
   mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask
   front = ((0, 0), (size, 0))
@@ -356,11 +358,11 @@ def _padded(tokens: Tokens, size: int) -> Tokens:
 
 
 class Kept(NamedTuple):
-  """What one window leaves to the next.
+  """State passed from one window to the next.
 
   Attributes:
     parts: of prelude, core and coda.
-    seen: bool [B, P], which of the P tokens that attention keeps are there.
+    seen: bool [B, P], which of the P past tokens are not padding.
   """
 
   parts: tuple[hybrid.Memory, ...]
@@ -370,7 +372,7 @@ class Kept(NamedTuple):
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy of what is predicted, weighted by token.
+  """Cross-entropy of the predicted tokens, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-pass vectors by name).

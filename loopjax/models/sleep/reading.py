@@ -1,8 +1,8 @@
 """Reading token by token, with sleep whenever the window is full.
 
-What `sleep.Model` computes of a whole sequence, as it is computed while the
-sequence comes in (arXiv 2605.26099, algorithm 1): between two sleeps a token
-costs one pass, and nothing grows with the number of tokens.
+Computes what `sleep.Model` computes of a whole sequence, while the sequence
+arrives (arXiv 2605.26099, algorithm 1): between two sleeps a token costs one
+pass, and memory does not grow with the number of tokens.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,13 @@ from loopjax.types import Array
 
 
 class Reading(NamedTuple):
-  """Where the reading stands.
+  """State of the reader.
 
   Attributes:
-    slept: what the last sleep left.
-    awake: the same with the tokens since then, L - 1 of them in sight.
-    tokens: those since then, i32 [B, L]; what is behind them has no meaning.
+    slept: state after the last sleep.
+    awake: the same including the tokens since then, L - 1 of them visible.
+    tokens: tokens since the last sleep, i32 [B, L]; entries after them are
+      arbitrary.
     num_tokens: how many they are, i32 scalar, less than L.
   """
 
@@ -31,9 +32,9 @@ class Reading(NamedTuple):
 
 
 def start(model: Model, batch: int) -> Reading:
-  """Before the first token of `batch` sequences."""
+  """The state before the first token of `batch` sequences."""
   config = model.config
-  slept = model.nothing(
+  slept = model.empty_state(
     batch,
     num_past=model.num_past,
     carry_convolutions=config.carry_convolutions,
@@ -49,16 +50,16 @@ def read(
   *,
   num_passes: int | None = None,
 ) -> tuple[Array, Reading]:
-  """Reads one token of every sequence in one pass; then sleeps, if it is time.
+  """Reads one token per sequence in one pass; sleeps once the window is full.
 
   Args:
     model: any `sleep.Model`.
-    reading: from `start`, or from the token before.
-    token: ids [B]. Padding counts as a token of the window, and as no other.
+    reading: from `start`, or from the previous token.
+    token: ids [B]. Padding occupies a place in the window, and is never read.
     num_passes: N of a sleep; the model's own if None.
 
   Returns:
-    Logits of the next token [B, V], and the reading behind this one.
+    Logits of the next token [B, V], and the state after this one.
   """
   length = model.config.window
   num_passes = model.config.num_passes if num_passes is None else num_passes
@@ -84,12 +85,12 @@ def read(
 
 
 def _awake(model: Model, slept: Kept) -> Kept:
-  """What a sleep left, with places for the tokens to come.
+  """The state after a sleep, with room for the tokens to come.
 
-  Within a window convolutions carry on, and attention sees all of it, also
-  where neither is kept over a sleep.
+  Within a window convolutions continue and attention sees all tokens, even if
+  neither is kept across a sleep.
   """
-  empty = model.nothing(
+  empty = model.empty_state(
     len(slept.seen), num_past=model.config.window - 1, carry_convolutions=True
   )
   parts = []

@@ -15,26 +15,26 @@ class Config:
 
   Attributes:
     width: D. num_heads: H. mlp_ratio: F = floor(mlp_ratio D).
-    num_loops: K, steps trained with.
-    num_memory_tokens: T in the paper, learned tokens in front of the cells.
-    memory_init_std: of their initial values.
+    num_loops: K, number of steps in training.
+    num_memory_tokens: M, T in the paper, learned tokens before the cells.
+    memory_init_std: standard deviation of their initial values.
     norm: derf_utm | derf | rmsnorm | layernorm.
     positions: rotary positions. "overlap": memory 0..M-1 and cells 0..T-1 (the
       paper); "offset": cells follow memory; "grid": the task's coordinates,
       for a board (row, column, box); "none": no rotation.
     rope_base: longest wavelength over 2 pi, in tokens.
     step_embedding: vector added before step k; past the trained depth it wraps
-      (the paper), clamps to the last one; or "none".
+      around (the paper) or clamps to the last one; or "none".
     halting: "act" (the paper), "ponder" (PonderNet weights) or "fixed" (the
       last step is the output; the ACT fields then have no effect and must keep
       their defaults).
-    router_bias: start of the router's bias; -3 is the paper's deep start.
+    router_bias: initial bias of the router; -3 is the paper's deep start.
     router_input: the router reads the state after the "block" (the paper) or
       the "state" before it (as in T2T and Scenic).
     epsilon: a token stops at 1 - epsilon.
-    forced_remainder: the last step takes all weight that is left.
+    forced_remainder: the last step gets all the remaining weight.
     freeze: a token that stops keeps the state from before its last step ("pre",
-      the paper), from after it ("post"), or goes on changing ("none").
+      the paper), from after it ("post"), or keeps changing ("none").
     ponder_weight: lambda. ponder_warmup_steps: it grows linearly over these.
     ponder_over: the cost averages over "all" tokens (the paper) or "cells".
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
@@ -105,7 +105,7 @@ class Config:
       checks.without_effect("model", self, because, *fields)
 
   def block_shape(self) -> Shape:
-    """What the block is made of (section 2.1); raises UserError."""
+    """Structure of the block (section 2.1); raises UserError if invalid."""
     return Shape(
       self.width,
       self.num_heads,

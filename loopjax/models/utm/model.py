@@ -1,7 +1,7 @@
 """One universal-transformer block that is applied again and again.
 
-Source: G. Sapunov, arXiv 2604.21999, section 2. Memory tokens and cells go
-through the same block again and again; a router decides per token how much
+Source: G. Sapunov, arXiv 2604.21999, section 2. Memory tokens and cells pass
+through the same block repeatedly; a router decides for each token how much
 every step counts and when the token stops.
 """
 
@@ -40,7 +40,7 @@ HEADLINE = ("ponder_steps",)
 
 
 class Carry(NamedTuple):
-  """What goes from step to step.
+  """What is passed from step to step.
 
   Attributes:
     hidden: h_k, f32 [B, S, D].
@@ -95,15 +95,15 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T].
-      num_loops: K; more than it was trained with is allowed.
+      num_loops: K; it may exceed the trained number.
       kind: how the loop runs; the model's own options if None.
-      trace: names out of TRACES: "hidden" g_k f32 [R, B, S, D], "prediction"
-        argmax of head(g_k) i32 [R, B, T], "confidence" its softmax probability
-        f32 [R, B, T], "probability" p_k and "weight" w_k f32 [R, B, S],
-        "attention" f32 [R, B, H, S, S], "attention_mass" f32 [R, B, 2], of
-        all attention of cells and of that of memory the share on memory, mean
-        over heads, which also adds its mean over steps to the statistics.
-        Memory comes first in S.
+      trace: names from TRACES: "hidden" g_k f32 [K, B, S, D], "prediction"
+        argmax of head(g_k) i32 [K, B, T], "confidence" its softmax probability
+        f32 [K, B, T], "probability" p_k and "weight" w_k f32 [K, B, S],
+        "attention" f32 [K, B, H, S, S], "attention_mass" f32 [K, B, 2], the
+        share of attention on memory, from cells and from memory tokens, mean
+        over heads; its mean over steps is also added to the statistics.
+        Memory comes first in S = M + T.
     """
     chex.assert_shape(inputs, (None, self.spec.sequence_length))
     config = self.config
@@ -116,7 +116,7 @@ class Model(nnx.Module):
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
       u_BxSxD = carry.hidden + self._step_vector(k)
-      g_BxSxD = self.block(u_BxSxD, tables)  # One shared block, each step.
+      g_BxSxD = self.block(u_BxSxD, tables)  # One block, shared by all steps.
       router_input = g_BxSxD if config.router_input == "block" else u_BxSxD
       p_BxS = self._probability(router_input)  # p_k = sigmoid(w g_k + b)
       before = carry.halting
@@ -160,7 +160,7 @@ class Model(nnx.Module):
     )
 
   def _embed(self, inputs: Array) -> Array:
-    """Token and type embeddings, memory in front: f32 [B, S, D]."""
+    """Token and type embeddings, memory first: f32 [B, S, D]."""
     cell_type = self.cell_type.embedding[...][None]
     cells = self.token_embedding(inputs) + cell_type
     if not self.config.num_memory_tokens:
@@ -184,7 +184,7 @@ class Model(nnx.Module):
     return jnp.concatenate([memory, cells])
 
   def _step_vector(self, k: Array) -> Array:
-    """The vector that is added to every token before step k."""
+    """The vector added to every token before step k."""
     if self.config.step_embedding == "none":
       return jnp.zeros(())
     trained = self.config.num_loops
@@ -207,7 +207,7 @@ class Model(nnx.Module):
     return jax.nn.sigmoid(self.router(x_BxSxD)[..., 0])
 
   def _trace(self, names, u_BxSxD, g_BxSxD, tables) -> dict[str, Array]:
-    """The expensive records, computed only when asked for."""
+    """The expensive records, computed only on request."""
     record = {}
     if "hidden" in names:
       record["hidden"] = g_BxSxD
@@ -232,7 +232,7 @@ class Model(nnx.Module):
 def _ponder_statistics(
   steps_BxS: Array, num_memory: int, steps_run: Array
 ) -> dict[str, Array]:
-  """Mean steps until halting, of all tokens and by kind: f32 [B] by name."""
+  """Mean steps until halting, over all tokens and by kind: f32 [B] by name."""
   stats = {
     "ponder_steps": jnp.mean(steps_BxS, axis=1),
     "ponder_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
@@ -245,10 +245,10 @@ def _ponder_statistics(
 
 
 def _attention_statistics(
-  mass_RxBx2: Array, steps_run: Array
+  mass_KxBx2: Array, steps_run: Array
 ) -> dict[str, Array]:
-  """Shares of attention on memory, mean over the steps run: f32 [B] by name."""
-  of_cells, of_memory = (jnp.sum(mass_RxBx2, axis=0) / steps_run).T
+  """Share of attention on memory, mean over the steps run: f32 [B] by name."""
+  of_cells, of_memory = (jnp.sum(mass_KxBx2, axis=0) / steps_run).T
   return {
     "attention_sequence_to_memory": of_cells,
     "attention_memory_to_memory": of_memory,
@@ -256,7 +256,7 @@ def _attention_statistics(
 
 
 def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
-  """Means over batch and tokens for every step: f32 [R] by name."""
+  """Means over batch and tokens for every step: f32 [K] by name."""
   probability, weight = records["probability"], records["weight"]
   return {
     "router_probability": jnp.mean(probability, axis=(1, 2)),

@@ -1,7 +1,7 @@
 """Numbers of DiscoLoop: H. Fu et al., arXiv 2607.00341.
 
-Every number here is the paper's, of one run each. Accuracy is in percent.
-Figures print no numbers; what is read off them is what the text says of them.
+Every number here is the paper's, from one run each. Accuracy is in percent.
+Figures print no numbers; entries for them quote the text.
 """
 
 from loopjax.report.paper import (
@@ -25,7 +25,7 @@ def _accuracy(split: str, label: str, score: str = "accuracy") -> Column:
 
 
 def _by_depth(hops: int) -> Column:
-  """Accuracy out of distribution at the depth that validation chooses."""
+  """Accuracy out of distribution at the depth selected by validation."""
   chosen_by = f"depth/validation_ood_{hops}/accuracy/loop="
 
   def value(config, summary):
@@ -55,7 +55,7 @@ _NEAR = "near-perfect"
 
 
 def _row(label: str, format_: str, model: str, **values) -> Row:
-  """Numbers by column; `id` and `ood` for the two-hop test splits."""
+  """A row of numbers; `id` and `ood` are the two-hop test splits."""
   keys = {"id": "test_id_2", "ood": "test_ood_2", "id_3": "test_id_3"}
   keys |= {"ood_3": "test_ood_3", "train": "train_2", "atoms": "train_atom"}
   keys |= {"stage": "train_2/stage1_accuracy"}

@@ -1,7 +1,7 @@
 """Numbers of Sleep: "Language Models Need Sleep", arXiv 2605.26099, v1.
 
-Every number here is the paper's, of one run each. Accuracy is in percent.
-Figures print no numbers; what is read off them is what the text says of them.
+Every number here is the paper's, from one run each. Accuracy is in percent.
+Figures print no numbers; entries for them quote the text.
 """
 
 from loopjax.report.paper import (
@@ -16,7 +16,7 @@ from loopjax.report.paper import (
 )
 
 _PASSES = "model.num_passes"
-# Rules whose exact match stands in a summary (`data/gsm/floors.py`).
+# Rules whose exact match is in a summary (`data/gsm/floors.py`).
 FLOORS = ("most_frequent", "lone_constant", "sum_of_constants")
 
 
@@ -40,20 +40,20 @@ _EXACT = Column("exact", "exact, %", metric("test/exact_match", 100.0))
 
 
 def _hop_loss(hops: int) -> Column:
-  """Loss of questions with so many hops."""
+  """Loss of questions with this many hops."""
   name = f"test/loss/hops={hops}"
   return Column(f"hops={hops}", f"loss, {hops} hops", metric(name), 3)
 
 
 def _operations(number: int) -> Column:
-  """Accuracy of problems with so many operations, in percent."""
+  """Accuracy of problems with this many operations, in percent."""
   name = f"test/exact_match/operations={number}"
   label = f"{number} operations, %"
   return Column(f"op={number}", label, metric(name, 100.0))
 
 
 def _floors(config, summary, number: int) -> dict[str, float]:
-  """Percent that simple rules score at so many operations, by their names."""
+  """Scores of simple rules at this many operations, in percent, by name."""
   del config
   found = {
     rule: summary.get("data", {}).get(f"floor/{rule}/operations={number}")
@@ -63,7 +63,7 @@ def _floors(config, summary, number: int) -> dict[str, float]:
 
 
 def _best_floor(number: int) -> Column:
-  """The highest of the floors at so many operations, in percent."""
+  """The highest of the floors at this many operations, in percent."""
 
   def value(config, summary):
     return max(_floors(config, summary, number).values(), default=None)
@@ -72,7 +72,7 @@ def _best_floor(number: int) -> Column:
 
 
 def _floor_scale(rule: str) -> Scale:
-  """What a rule scores at every number of operations."""
+  """Score of a rule at every number of operations."""
 
   def value(config, summary):
     return ", ".join(
@@ -85,7 +85,7 @@ def _floor_scale(rule: str) -> Scale:
 
 
 def _curve(name: str, label: str, factor: float = 100.0) -> Panel:
-  """An evaluation metric over training, a line for every N."""
+  """An evaluation metric over training, one line for every N."""
   return Panel(label, (f"validation/{name}",), factor=factor)
 
 
@@ -94,7 +94,7 @@ def _row(passes: int, **values: Number) -> Row:
 
 
 def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
-  """Sizes that every task has, with its own and the paper's window in front."""
+  """Sizes that all tasks share, window first, followed by the task's own."""
   return (
     *more,
     Scale("window, tokens", lambda c, _: c["model"]["window"], window),
@@ -135,7 +135,7 @@ _ALL_LABELS = _curve("exact_match", "all labels, %")
 
 
 def _rates(*columns: Column) -> Sweep:
-  """The search for the rate that all passes share."""
+  """The search for the learning rate used for all numbers of passes."""
   return Sweep(
     title="Learning rates, with one pass",
     source="section 6: Muon's, on the model without a loop; 2e-3 was chosen",
@@ -160,7 +160,7 @@ AUTOMATON = Paper(
       caveats=(
         "The paper's rows are for t = 32 after about 5 billion tokens; 10 % is"
         " what the best constant answer gets there.",
-        "The paper does not say what lies behind the ends of a state; here they"
+        "The paper does not say what lies beyond the ends of a state; here they"
         " are neighbours.",
       ),
     ),

@@ -59,7 +59,7 @@ def test_the_ends_are_neighbours():
   np.testing.assert_array_equal(
     turned, np.roll(rule.evolve(states, 20, 110), 4, axis=1)
   )
-  # With zeros behind the ends the first cell would nearly always be 1.
+  # With zeros beyond the ends the first cell would nearly always be 1.
   assert 0.5 < rule.evolve(random_states(4000, 24), 16, 110)[:, 0].mean() < 0.6
 
 

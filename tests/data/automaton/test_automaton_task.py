@@ -181,7 +181,7 @@ def test_scores_of_hand_made_answers():
     ({"rule": 256}, "rule=256 must be 255 at most"),
     ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
     ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
-    ({"num_steps": 32.0}, "num_steps=32.0 is no int"),
+    ({"num_steps": 32.0}, "num_steps=32.0 must be of type int"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):

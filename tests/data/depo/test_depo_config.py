@@ -35,7 +35,7 @@ from loopjax.errors import UserError
       "num_eval_examples=999 must be a multiple of 5: .* 1, 2, 4, 8, 16 hops",
     ),
     ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
-    ({"num_nodes": 75.0}, "num_nodes=75.0 is no int"),
+    ({"num_nodes": 75.0}, "num_nodes=75.0 must be of type int"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):

@@ -108,13 +108,13 @@ def test_every_answer_is_so_many_steps_along_the_cycle(name, split):
       assert tuple(inputs[at : at + len(end)]) == end
     np.testing.assert_array_equal(got["weights"][row], weights)
     np.testing.assert_array_equal(got["targets"][row], targets)
-    # Padding is in front of the context and behind the answers, only.
+    # Padding is only before the context and after the answers.
     front = padding[: config.context_length]
-    behind = padding[config.context_length :]
+    after = padding[config.context_length :]
     assert (np.diff(front.astype(int)) <= 0).all()
-    assert (np.diff(behind.astype(int)) >= 0).all()
+    assert (np.diff(after.astype(int)) >= 0).all()
     assert not front[-1]
-    assert not behind[0]
+    assert not after[0]
   if split == "test":
     assert sizes == {config.num_nodes}
   elif config is not PAPER:

@@ -14,7 +14,7 @@ from loopjax.errors import UserError
     ({"eval_ops": ()}, r"eval_ops=\(\) must be different numbers"),
     ({"eval_ops": (2, 2)}, r"eval_ops=\(2, 2\) must be different numbers"),
     ({"train_ops": (2.0,)}, r"train_ops=\(2.0,\) must be"),
-    ({"train_ops": 4}, "train_ops=4 is no tuple"),
+    ({"train_ops": 4}, "train_ops=4 must be of type tuple"),
     (
       {"context_length": 91, "min_length": 0, "max_length": 91},
       "context_length=91 is too short: .* 8 operations has 92 tokens",
@@ -48,7 +48,7 @@ from loopjax.errors import UserError
       r"num_eval_examples=1602 must be a multiple of 4: .*\(2, 4, 6, 8\)",
     ),
     ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
-    ({"context_length": 512.0}, "context_length=512.0 is no int"),
+    ({"context_length": 512.0}, "context_length=512.0 must be of type int"),
   ],
 )
 def test_impossible_settings_are_named(changes, message):

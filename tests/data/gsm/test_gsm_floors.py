@@ -1,4 +1,4 @@
-"""What simple rules score that do not follow a text from its question."""
+"""Floors: scores of simple rules that do not solve the problem."""
 
 import collections
 import dataclasses
@@ -79,7 +79,7 @@ def test_no_constant_is_copied_to_the_answer():
       assert got[f"floor/{rule}/operations={number}"] < 0.2, (rule, number)
 
 
-def test_numbers_behind_a_token():
+def test_numbers_after_a_token():
   before, other = language.word("equal"), language.word("plus")
   tokens = np.array(
     [

@@ -39,7 +39,7 @@ def texts(settings, num, operations, **kwargs):
     assert lines[0].startswith("how many") and lines[1].startswith("only")
     digits, rest = answer.removeprefix("ANS "), targets[length:].tolist()
     assert re.fullmatch(NUMBER, digits)
-    end = [10]  # The id behind the digits.
+    end = [10]  # The id after the digits.
     assert rest == [*map(int, digits), *end, *[0] * (3 - len(digits))]
     yield lines, int(digits)
 

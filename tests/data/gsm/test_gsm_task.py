@@ -50,7 +50,7 @@ def operations(config, inputs):
 
 
 def test_padding_and_weights_are_where_the_spec_says():
-  """In front of the context and behind the answer; weights on the answer."""
+  """Before the context and after the answer; weights on the answer."""
   spec = task.spec(SMALL)
   for split in ("train", "test"):
     got = joined(SMALL, split, 3)

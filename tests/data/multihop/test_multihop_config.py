@@ -11,7 +11,7 @@ from loopjax.errors import UserError
   [
     ({"num_entities": 0}, r"num_entities=0 must be at least 1"),
     ({"out_degree": 51}, "out_degree=51 is more than task.num_relations=50"),
-    ({"num_train_chains": [10]}, r"num_train_chains=\[10\] is no tuple"),
+    ({"num_train_chains": [10]}, r"num_train_chains=\[10\] must be of type"),
     ({"num_train_chains": (1.5,)}, r"num_train_chains=\(1.5,\) must be counts"),
     ({"num_test_chains": (-1,)}, r"num_test_chains=\(-1,\) must be counts"),
     ({"num_train_chains": ()}, "one count each for 2, 3"),
@@ -24,7 +24,7 @@ from loopjax.errors import UserError
       {"num_train_chains": (1,) * 16, "num_test_chains": (1,) * 16},
       r"500 \* 10\*\*17 chains of 17 hops cannot be numbered in 63 bits",
     ),
-    ({"format": "sideways"}, "format='sideways' is none of symbolic, direct"),
+    ({"format": "sideways"}, "format='sideways' is not one of symbolic"),
     (
       {"format": "direct", "num_entities": 5000},
       "num_entities=5000 in English can be 1200 at most",

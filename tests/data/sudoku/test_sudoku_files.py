@@ -300,7 +300,7 @@ def test_a_bad_row_at_the_edge_of_a_chunk(write, monkeypatch, line):
 def test_a_file_is_parsed_once(write, monkeypatch, capsys):
   path = write(HEADER + GOOD)
   first = files.read(BOARD, path)
-  assert capsys.readouterr().out.startswith(f"{path}: is read, checked and ")
+  assert capsys.readouterr().out.startswith(f"{path}: reading, checking and ")
   monkeypatch.setattr(files, "_write", None)  # Not called again.
   copy = path.rename(path.with_name("renamed.csv"))
   again = files.read(BOARD, copy)
@@ -357,7 +357,7 @@ def test_a_file_that_changes_meanwhile_is_not_kept(write, kept, monkeypatch):
 
   written = files._write
   monkeypatch.setattr(files, "_write", write_and_change)
-  fails(path, f"{path}: was changed while it was read")
+  fails(path, f"{path}: changed while it was being")
   assert not any(kept.glob("[!.]*"))
 
 
