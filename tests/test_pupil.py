@@ -262,5 +262,5 @@ def test_a_folder_of_another_kind_is_one_line(tmp_path, teacher):
   with pytest.raises(UserError, match="hub: config.json does not describe"):
     describe.describe(config_of(hub))
   shutil.copy(teacher / "config.json", hub / "config.json")
-  with pytest.raises(UserError, match="hub holds no checkpoints"):
+  with pytest.raises(UserError, match="hub contains no checkpoints"):
     train.run(config_of(hub), tmp_path / "run", "train")

@@ -42,7 +42,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   whole = rows.select(found, "stage", loop=1)
   assert sum(row["count"] for row in whole) == 60
   printed = capsys.readouterr().out
-  assert "bridge2: no intervention and no patching, loop 2 hands" in printed
+  assert "bridge2: no intervention and no patching, loop 2 passes" in printed
   assert "train_2: no intervention and no patching, it ends before" in printed
   here = {"split": "train_3", "entity": "bridge1", "loop": 1}
   shown = [line.split() for line in tables.logit_lens(found).splitlines()]
@@ -53,7 +53,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   assert {line[3] for line in shown} == {"2", str(best["position"])}
 
 
-def test_one_loop_hands_nothing_on(tmp_path, capsys):
+def test_one_loop_passes_nothing_on(tmp_path, capsys):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, "looped", "model.num_loops=1")
   status, _, pictures = multihop_runs.analyse(workdir, "--examples=30")

@@ -386,7 +386,7 @@ def test_costs_are_what_xla_counts(name):
     ({"mlp_ratio": 0.0}, "mlp_ratio=0.0"),
     ({"precision": "float16"}, "precision='float16'"),
     ({"init_std": -1.0}, "init_std=-1.0"),
-    ({"rope_base": None}, "rope_base=None is no"),
+    ({"rope_base": None}, "rope_base=None must be"),
   ],
 )
 def test_impossible_stacks_are_named(name, changes, message):

@@ -653,7 +653,7 @@ def test_training_counts_the_passes_that_have_a_gradient(
       "implicit_terms=2 has no effect while model.num_passes=1",
     ),
     ({"gradient_passes": 9}, "gradient_passes=9"),
-    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is none"),
+    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
     ({"gradient_cut": "both"}, "no effect while model.gradient_passes=0"),
     (
       {"gradient_cut": "both", "gradient_passes": 1, "carry_state": False},

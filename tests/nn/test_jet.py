@@ -138,5 +138,5 @@ def test_parameters_by_hand():
 
 
 def test_too_few_values_for_a_generator_are_named():
-  with pytest.raises(UserError, match="6 features of all heads' values"):
+  with pytest.raises(UserError, match="6 value features over all heads"):
     build(12, 1, 4, 6)

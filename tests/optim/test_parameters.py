@@ -203,10 +203,10 @@ def test_every_row_names_something():
 @pytest.mark.parametrize(
   ("path", "leaf", "message"),
   [
-    ("layers/new/weight", jnp.ones((2, 2)), "no row .* names it"),
-    ("layers/requery/kernel", jnp.ones((2, 2)), "no row .* names it"),
-    ("layers/query/biases", jnp.ones((2, 2)), "no row .* names it"),
-    ("layers/query/kernels", jnp.ones((2, 2)), "no row .* names it"),
+    ("layers/new/weight", jnp.ones((2, 2)), "no row .* matches it"),
+    ("layers/requery/kernel", jnp.ones((2, 2)), "no row .* matches it"),
+    ("layers/query/biases", jnp.ones((2, 2)), "no row .* matches it"),
+    ("layers/query/kernels", jnp.ones((2, 2)), "no row .* matches it"),
     ("layers/query/kernel", jnp.ones(2), r"\[2\]: .* for 2 dimensions"),
   ],
 )

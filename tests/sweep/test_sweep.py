@@ -177,7 +177,7 @@ def test_complete_is_skipped_and_unfinished_goes_on(
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == len(items)
   assert lines[0].startswith(f"1/4  {items[0].slug}  complete")
-  scores = "  validation/exact_match 0.25  test/exact_match 0.125  7 s in all"
+  scores = "  validation/exact_match 0.25  test/exact_match 0.125  7 s in total"
   assert lines[0].endswith(scores)
 
 

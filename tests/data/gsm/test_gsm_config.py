@@ -11,8 +11,8 @@ from loopjax.errors import UserError
   [
     ({"train_ops": (0, 1)}, r"train_ops=\(0, 1\) .* from 1 to 8"),
     ({"eval_ops": (2, 9)}, r"eval_ops=\(2, 9\) .* from 1 to 8"),
-    ({"eval_ops": ()}, r"eval_ops=\(\) must be different numbers"),
-    ({"eval_ops": (2, 2)}, r"eval_ops=\(2, 2\) must be different numbers"),
+    ({"eval_ops": ()}, r"eval_ops=\(\) must be distinct numbers"),
+    ({"eval_ops": (2, 2)}, r"eval_ops=\(2, 2\) must be distinct numbers"),
     ({"train_ops": (2.0,)}, r"train_ops=\(2.0,\) must be"),
     ({"train_ops": 4}, "train_ops=4 must be of type tuple"),
     (
