@@ -130,7 +130,7 @@ def _by_split(rows: series.Rows, score: str):
 
 
 def _by_group(rows: series.Rows):
-  """A panel for each grouping of the evaluation: the loss of its groups."""
+  """A panel for each grouping of validation that has several groups: losses."""
   groups: dict[str, dict[str, None]] = {}
   for key in (
     key for row in rows if row["split"] == "validation" for key in row
@@ -148,6 +148,7 @@ def _by_group(rows: series.Rows):
       ),
     )
     for name, keys in groups.items()
+    if len(keys) > 1
   ]
 
 
