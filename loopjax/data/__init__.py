@@ -7,6 +7,7 @@ from loopjax.data.depo import task as depo
 from loopjax.data.gsm import task as gsm
 from loopjax.data.multihop import task as multihop
 from loopjax.data.sudoku import task as sudoku
+from loopjax.data.text import task as text
 from loopjax.protocols import Task
 
 TASKS: Mapping[str, Task] = {
@@ -15,4 +16,5 @@ TASKS: Mapping[str, Task] = {
   "gsm": gsm,
   "multihop": multihop,
   "sudoku": sudoku,
+  "text": text,
 }
