@@ -9,7 +9,7 @@ from flax import nnx
 from tests_support import make_datasets, smoke
 
 from loopjax import config as config_lib
-from loopjax import evaluate
+from loopjax import evaluate, step
 from loopjax import program as program_lib
 from loopjax.data import pipeline
 
@@ -101,3 +101,33 @@ def test_examples_that_count_differently():
   assert got["bits"] == pytest.approx(mean)
   error = np.sqrt(np.sum((weights * (values - mean)) ** 2)) / weights.sum()
   assert got["bits/standard_error"] == pytest.approx(error)
+
+
+def test_scores_with_weights_are_ratios_of_sums():
+  """Of valid examples, for each group."""
+  settings = config_lib.resolve(smoke(eval__batch_size=64))
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  dataset = make_datasets(settings)["test"]
+  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+  rng = np.random.default_rng(0)
+  values = rng.normal(5, 1, 64).astype(np.float32)
+  weights = rng.uniform(1, 9, 64).astype(np.float32)
+  valid, group = np.arange(64) < 50, np.arange(64) % 2
+  sums = step.eval_step(
+    program.init(jax.random.key(0)).params,
+    {**batch, "valid": valid, "group/half": group},
+    graphdef=program.graphdef,
+    score=lambda *_: {"bits": (values, weights)},
+    group_sizes=(("half", 2),),
+    num_loops=1,
+    kind="scan",
+  )
+  sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
+  got = evaluate._means(sums, {"half": ("even", "odd")}, "test")["test"]
+  for suffix, chosen in (
+    ("", valid),
+    ("/half=even", valid & (group == 0)),
+    ("/half=odd", valid & (group == 1)),
+  ):
+    expected = np.average(values[chosen], weights=weights[chosen])
+    assert got[f"bits{suffix}"] == pytest.approx(expected, rel=1e-5)

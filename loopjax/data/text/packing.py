@@ -74,8 +74,8 @@ def pack(
   lengths = np.minimum(sizes[document] - place * length, length)
 
   # From each piece to the next; between documents nothing counts.
-  sizes_of = token_bytes.astype(np.uint16)
-  predicted = np.append(sizes_of[tokens[1:]], np.uint16(0)) * counted
+  sizes_of = token_bytes.astype(np.int32)
+  predicted = np.append(sizes_of[tokens[1:]], np.int32(0)) * counted
   num_bytes = np.add.reduceat(predicted, starts, dtype=np.int64)
   wanted = np.logical_or.reduceat(counted, starts)
   # What normalisation did to a document is known at its end.
