@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from loopjax.data.arithmetic import task as arithmetic
 from loopjax.data.automaton import task as automaton
 from loopjax.data.depo import task as depo
 from loopjax.data.gsm import task as gsm
@@ -11,6 +12,7 @@ from loopjax.data.text import task as text
 from loopjax.protocols import Task
 
 TASKS: Mapping[str, Task] = {
+  "arithmetic": arithmetic,
   "automaton": automaton,
   "depo": depo,
   "gsm": gsm,
