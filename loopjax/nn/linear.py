@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax.kernels.vocabulary import MASKED_LOGIT
 from loopjax.types import Array, Precision
 
 Initializer = nnx.initializers.Initializer
@@ -14,8 +15,6 @@ LECUN_NORMAL = nnx.initializers.lecun_normal()
 UNIT_ROWS = nnx.initializers.variance_scaling(
   1.0, "fan_in", "normal", out_axis=0
 )
-# Finite, so that a weight of zero still removes the loss of a masked token.
-MASKED_LOGIT = -1e9
 
 
 def linear(
