@@ -93,6 +93,9 @@ class Output(NamedTuple):
     loops: per-loop statistics, f32 [R] by name, averaged over the batch.
     trace: what the caller asked to see of every loop, arrays [R, B, ...] by
       name; empty unless asked.
+    hidden: what the read-out reads, f32 [B, T, D], of the tokens that logits
+      are of, for losses that are computed without them; None if the family has
+      no such loss.
   """
 
   logits: Any
@@ -100,6 +103,7 @@ class Output(NamedTuple):
   stats: dict[str, Any]
   loops: dict[str, Any]
   trace: dict[str, Any]
+  hidden: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Configs for tests, and commands."""
 
 import contextlib
+import math
 import pathlib
+import re
 import sys
 import threading
 import warnings
@@ -52,6 +54,12 @@ def smoke(**overrides):
     config, {key.replace("__", "."): v for key, v in overrides.items()}
   )
   return config
+
+
+def array_sizes(text: str) -> list[int]:
+  """Number of elements of every array in the text of a compiled program."""
+  shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", text)
+  return [math.prod(int(size) for size in x.split(",")) for x in shapes]
 
 
 @contextlib.contextmanager

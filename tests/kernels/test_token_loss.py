@@ -1,7 +1,6 @@
 """The chunked form of token_loss against the reference, and both by hand."""
 
 import functools
-import math
 import re
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests_support import array_sizes
 
 from loopjax import program, sharding
 from loopjax.kernels.token_loss import api, chunked, reference
@@ -157,12 +157,6 @@ def test_large_logits_neither_overflow_nor_lose_their_differences(
   assert all(jnp.isfinite(x).all() for x in (*before, *grads))
 
 
-def sizes(text):
-  """Number of elements of every array in a program's text."""
-  found = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", text)
-  return [math.prod(int(size) for size in x.split(",")) for x in found]
-
-
 def compiled(implementation, tokens, vocab, width, backward):
   def loss(hidden, table, targets):
     losses, _ = api.token_loss(
@@ -187,8 +181,8 @@ def test_no_array_of_tokens_by_vocabulary_is_in_the_program(backward):
     compiled(form, tokens, vocab, width, backward)
     for form in ("reference", "chunked")
   )
-  assert max(sizes(whole.as_text())) == tokens * vocab
-  assert max(sizes(parts.as_text())) == tokens * api.CHUNK_SIZE
+  assert max(array_sizes(whole.as_text())) == tokens * vocab
+  assert max(array_sizes(parts.as_text())) == tokens * api.CHUNK_SIZE
   temporaries = [
     program.memory_analysis().temp_size_in_bytes for program in (whole, parts)
   ]

@@ -10,7 +10,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import strict_dtypes
+from tests_support import array_sizes, strict_dtypes
 
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -237,6 +237,22 @@ def test_padding_targets_without_weight_leave_the_loss_alone(name):
   )
   loss = token_losses.weighted_mean(token_loss, data["weights"])
   np.testing.assert_allclose(loss, value_and_grad(name)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_training_makes_no_array_of_tokens_by_vocabulary(name):
+  """Of 24 tokens by 8,192 ids; the table has 16 numbers an id."""
+  spec = dataclasses.replace(SPEC, vocab_size=8192)
+  family, data = MODELS[name], batch()
+  model = examples.abstract(family, config_of(name), spec)
+  graphdef, params = nnx.split(model)
+
+  def loss(params):
+    key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
+    return family.loss(nnx.merge(graphdef, params), data, key, step, {})[0]
+
+  compiled = jax.jit(jax.grad(loss)).lower(params).compile(examples.FAST)
+  assert max(array_sizes(compiled.as_text())) < data["inputs"].size * 8192
 
 
 @pytest.mark.parametrize("name", FAMILIES)
