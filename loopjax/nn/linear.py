@@ -44,6 +44,7 @@ def readout(
   outputs: int,
   *,
   bias: float = 0.0,
+  init: Initializer = LECUN_NORMAL,
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Linear:
@@ -54,6 +55,7 @@ def readout(
   return nnx.Linear(
     inputs,
     outputs,
+    kernel_init=init,
     bias_init=nnx.initializers.constant(bias),
     dtype=precision.accumulate,
     param_dtype=precision.params,
