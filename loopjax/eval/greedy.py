@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax.eval.subject import Subject
 from loopjax.kernels import vocabulary
+from loopjax.subject import Subject
 from loopjax.types import PRECISIONS, Array
 
 _BATCH_TOKENS = 8192

@@ -22,8 +22,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+from loopjax import subject
 from loopjax.errors import UserError
-from loopjax.eval import greedy, scorer, subject
+from loopjax.eval import greedy, scorer
 from loopjax.eval.batches import Request
 
 TASKS = pathlib.Path(__file__).parent / "tasks"
