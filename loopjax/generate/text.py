@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.generate.engine import Token
+from loopjax.generate.engine import Engine, Request, Token
 
 
 class Text:
@@ -72,3 +72,20 @@ class Text:
     """Characters of a stop that the held text ends with."""
     sizes = range(min(len(stop) - 1, len(self._held)), 0, -1)
     return next((n for n in sizes if self._held.endswith(stop[:n])), 0)
+
+
+def write(
+  engine: Engine,
+  tokenizer: Tokenizer,
+  requests: Sequence[Request],
+  stops: Sequence[str] = (),
+) -> list[Text]:
+  """The texts of requests, in their order; each ends before a stop, too."""
+  texts = {engine.add(one): Text(tokenizer, stops) for one in requests}
+  while not engine.idle:
+    for token in engine.step():
+      text = texts[token.request]
+      text.read([token])
+      if text.finish and not token.finish:
+        engine.cancel(token.request)
+  return list(texts.values())
