@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "user_cache"),
+  ("checks", "command_line", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
@@ -31,7 +31,7 @@ LAYERS = (
   ("divergence", "presets", "program", "teacher"),
   ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "generate", "listing", "command_line"),
+  ("train", "generate", "listing"),
   ("main", "eval", "fit", "report", "sweep"),
   ("__main__",),
 )
