@@ -82,6 +82,7 @@ MATTER = {
   "disco": {"gate": "fixed"},
   "looped": {"exit_gate": "joint"},
 }
+  "ponder_prior": (0.2,),
 
 
 def config_of(name, **changes):
