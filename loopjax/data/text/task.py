@@ -18,7 +18,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("bits_per_byte", "loss")
 _BLOCK = 1024  # Rows of training in which each source has exactly its share.
 _FEW_BYTES = 1e-3  # Next to nothing, but not zero.
@@ -252,14 +252,13 @@ def score(
   weighted by their tokens and by their bytes, so that means are those of the
   corpus.
   """
-  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
-  targets = batch["targets"][:, -predicted:]
-  weights = batch["weights"][:, -predicted:]
-  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
-  nats = jnp.sum(cross_entropy * weights, axis=1)
+  losses, _ = token_losses.scores(output, batch["targets"])
+  num = losses.shape[1]  # All tokens, or the last ones alone.
+  weights = batch["weights"][:, -num:]
+  nats = jnp.sum(losses * weights, axis=1)
   num_tokens = jnp.sum(weights, axis=1)
   # The ends of documents may be all that a row predicts; their bits count.
-  num_bytes = jnp.sum(batch["bytes"][:, -predicted:], axis=1)
+  num_bytes = jnp.sum(batch["bytes"][:, -num:], axis=1)
   num_bytes = jnp.maximum(num_bytes, _FEW_BYTES)
   bits = nats / jnp.log(2.0)
   return {
