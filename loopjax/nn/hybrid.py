@@ -186,7 +186,7 @@ def run_groups(
     x: residual stream [B, S, D].
     memory: before the window, with P past tokens.
     tables: rotary tables for P + S positions.
-    visible: bool [B, S, P + S], see `Attention.attend_with_past`.
+    visible: bool [B or 1, S, P + S], see `Attention.attend_with_past`.
     mask: bool [B, S], False for padding; None for no padding.
     unroll: whether to compile each block separately.
 
