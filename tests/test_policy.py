@@ -29,6 +29,7 @@ LAYERS = (
   ("models", "data", "run_config", "step"),
   ("config",),
   ("divergence", "presets", "program", "teacher"),
+  ("trained",),
   ("budget", "describe", "evaluate", "analysis"),
   ("train_loop",),
   ("train", "listing", "command_line"),
