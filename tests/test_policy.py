@@ -33,7 +33,7 @@ LAYERS = (
   ("budget", "describe", "evaluate", "analysis"),
   ("train_loop",),
   ("train", "listing", "command_line"),
-  ("main", "eval", "fit", "hub", "report", "sweep"),
+  ("main", "eval", "fit", "hub", "report", "sweep", "watch"),
   ("__main__",),
 )
 
