@@ -29,10 +29,11 @@ LAYERS = (
   ("models", "data", "run_config", "step"),
   ("config",),
   ("divergence", "presets", "program", "teacher"),
+  ("trained",),
   ("budget", "describe", "evaluate", "analysis"),
   ("train_loop",),
   ("train", "listing", "command_line"),
-  ("main", "eval", "fit", "hub", "report", "sweep"),
+  ("main", "eval", "fit", "hub", "report", "sweep", "watch"),
   ("__main__",),
 )
 
