@@ -30,10 +30,10 @@ LAYERS = (
   ("config",),
   ("divergence", "presets", "program", "teacher"),
   ("trained",),
-  ("budget", "describe", "evaluate", "analysis"),
+  ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "listing", "command_line"),
-  ("main", "eval", "fit", "hub", "report", "sweep", "watch"),
+  ("train", "generate", "listing", "command_line"),
+  ("main", "eval", "fit", "report", "sweep", "watch"),
   ("__main__",),
 )
 
