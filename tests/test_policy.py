@@ -29,10 +29,10 @@ LAYERS = (
   ("models", "data", "run_config", "step"),
   ("config",),
   ("divergence", "presets", "program", "teacher"),
-  ("budget", "describe", "evaluate", "analysis"),
+  ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "listing", "command_line"),
-  ("main", "eval", "fit", "hub", "report", "sweep"),
+  ("train", "generate", "listing", "command_line"),
+  ("main", "eval", "fit", "report", "sweep"),
   ("__main__",),
 )
 

@@ -11,6 +11,7 @@ import shutil
 from typing import Any, NamedTuple
 
 import jax
+import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -53,27 +54,26 @@ class Export(NamedTuple):
   max_bytes: int = 5 * 10**9
 
 
-def import_folder(
+class Imported(NamedTuple):
+  """A folder's model.
+
+  Attributes:
+    config: of a run of it. settings: the config, resolved.
+    params: over all devices.
+  """
+
+  config: ml_collections.ConfigDict
+  settings: config_lib.Settings
+  params: Any
+
+
+def read_folder(
   folder: pathlib.Path,
-  workdir: pathlib.Path,
   *,
   dtype: str = "float32",
   sequence_length: int = 4096,
-) -> dict[str, Any]:
-  """Makes a work directory of a folder; returns its summary.
-
-  Args:
-    folder: with config.json, tokenizer.json and safetensors.
-    workdir: has no run yet.
-    dtype: of the parameters, "float32" or "bfloat16".
-    sequence_length: tokens of a row, which may be fewer than the model reads.
-
-  Raises:
-    UserError: something is missing, damaged, or not supported; nothing is
-      written then.
-  """
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+) -> Imported:
+  """Reads a folder as `import_folder` does; writes nothing."""
   if not (folder / TOKENIZER).is_file():
     raise UserError(f"{folder}: contains no {TOKENIZER}")
   path = folder / "config.json"
@@ -102,6 +102,33 @@ def import_folder(
   config_lib.override(config, values)
   settings = config_lib.resolve(config)
   params = weights.read(folder, layout, _abstract(settings))
+  return Imported(config, settings, params)
+
+
+def import_folder(
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  *,
+  dtype: str = "float32",
+  sequence_length: int = 4096,
+) -> dict[str, Any]:
+  """Makes a work directory of a folder; returns its summary.
+
+  Args:
+    folder: with config.json, tokenizer.json and safetensors.
+    workdir: has no run yet.
+    dtype: of the parameters, "float32" or "bfloat16".
+    sequence_length: tokens of a row, which may be fewer than the model reads.
+
+  Raises:
+    UserError: something is missing, damaged, or not supported; nothing is
+      written then.
+  """
+  if (workdir / "config.json").exists():
+    raise UserError(f"{workdir}: contains a run already")
+  config, _, params = read_folder(
+    folder, dtype=dtype, sequence_length=sequence_length
+  )
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
