@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "user_cache"),
+  ("checks", "document", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
