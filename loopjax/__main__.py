@@ -3,10 +3,10 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-generate and hub; they take the flags of their modules, which
+generate, serve and hub; they take the flags of their modules, which
 `loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its
 own task; `eval` scores language models on request files, `generate` writes with
-them; `hub` reads and writes their published layout.
+them, `serve` answers over HTTP; `hub` reads and writes their published layout.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
@@ -25,6 +25,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "eval": ("loopjax.eval",),
   "generate": ("loopjax.generate",),
   "hub": ("loopjax.hub",),
+  "serve": ("loopjax.serve",),
 }
 
 
