@@ -56,6 +56,12 @@ class Image(NamedTuple):
   text: str
 
 
+class Shaded(NamedTuple):
+  """Running text in pieces: text, shade from 0 to 1, and a note on it."""
+
+  pieces: Sequence[tuple[str, float, str]]
+
+
 class Fold(NamedTuple):
   """Blocks that can be expanded."""
 
@@ -63,7 +69,7 @@ class Fold(NamedTuple):
   blocks: Sequence["Block"]
 
 
-Block = Heading | Paragraph | Bullets | Code | Table | Image | Fold
+Block = Heading | Paragraph | Bullets | Code | Table | Image | Shaded | Fold
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1c1f23;
@@ -97,6 +103,9 @@ ul { padding-left: 1.2rem; margin: .5rem 0; } li { color: var(--soft);
 pre { background: var(--shade); border: 1px solid var(--line);
   border-radius: 6px; padding: .6rem .8rem; overflow-x: auto;
   font-size: .82rem; }
+.shaded { white-space: pre-wrap; font-size: .95rem; line-height: 1.7; }
+.shaded span { background: color-mix(in srgb, var(--ours)
+  calc(var(--shade-of) * 60%), transparent); }
 details { border: 1px solid var(--line); border-radius: 6px;
   padding: .5rem .9rem; margin: .75rem 0; }
 summary { cursor: pointer; font-weight: 500; }
@@ -140,6 +149,13 @@ def _html(block: Block) -> str:
         f'<figure><img alt="{text(words)}" src="data:image/png;base64,'
         f'{encoded}"><figcaption>{text(words)}</figcaption></figure>'
       )
+    case Shaded(pieces):
+      spans = "".join(
+        f'<span style="--shade-of: {shade:.3f}" title="{text(of_piece)}">'
+        f"{text(words)}</span>"
+        for words, shade, of_piece in pieces
+      )
+      return f'<pre class="shaded">{spans}</pre>'
     case Fold(title, blocks):
       inside = "\n".join(_html(inner) for inner in blocks)
       return f"<details><summary>{text(title)}</summary>\n{inside}\n</details>"
@@ -177,6 +193,8 @@ def _markdown(block: Block) -> str:
       return _plain(words)
     case Bullets(items):
       return "\n".join(f"- {_plain(item)}" for item in items)
+    case Shaded(pieces):  # Markdown has no shades.
+      return _markdown(Code("".join(words for words, _, _ in pieces)))
     case Code(words):
       fence = "`" * max(
         3, 1 + max(map(len, re.findall("`+", words)), default=0)
