@@ -31,10 +31,15 @@ class Options(NamedTuple):
       [..., C, G, d].
     reach: number of chunks that a gradient goes back through the history: 0
       for none, negative for all of them.
+    hops: negative for gradients chunk by chunk; else all chunks are computed
+      again at once, and gradients go from rows to those before them this many
+      times. Exact from n - 1 hops on; the activations of all chunks are kept
+      meanwhile.
   """
 
   step: Callable[..., tuple[Any, Any]]
   reach: int = -1
+  hops: int = -1
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -71,7 +76,61 @@ def _forward(options, params, inputs, constants, history):
   return (outputs, history), (params, inputs, constants, history)
 
 
+def sweeps(
+  options: Options,
+  num_sweeps: int,
+  params: Any,
+  inputs: Any,
+  constants: Any,
+  history: Any,
+) -> tuple[Any, Any]:
+  """All chunks at once, with the history that the sweep before left (Jacobi).
+
+  After s sweeps the first s chunks are those of `run`: n sweeps are exact. All
+  of them are differentiated, and their activations kept.
+
+  Args:
+    num_sweeps: s >= 1. The others are those of `run`.
+  """
+  outputs: Any = None
+  for _ in range(num_sweeps):
+    outputs, history = _together(options, params, inputs, constants, history)
+  return outputs, history
+
+
+def _together(options, params, inputs, constants, history):
+  """Every chunk, and the buffers made of their rows."""
+  num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
+  step = jax.vmap(options.step, (None, 0, 0, None, 0))
+  first = size * jnp.arange(num_chunks)
+  outputs, rows = step(params, inputs, constants, history, first)
+
+  def joined(rows: Array, whole: Array) -> Array:
+    rows = jnp.moveaxis(rows, 0, rows.ndim + _AXIS - 1)
+    return rows.reshape(whole.shape).astype(whole.dtype)
+
+  return outputs, jax.tree.map(joined, rows, history)
+
+
+def _backward_at_once(options, residuals, cotangents):
+  params, inputs, constants, history = residuals
+  d_outputs, d_history = cotangents
+
+  def recompute(params, inputs, history):
+    return _together(options, params, inputs, constants, history)
+
+  _, pull_back = jax.vjp(recompute, params, inputs, history)
+  d_rows = d_history
+  for _ in range(options.hops):
+    *_, d_before = pull_back((d_outputs, d_rows))
+    d_rows = jax.tree.map(jnp.add, d_history, d_before)
+  d_params, d_inputs, _ = pull_back((d_outputs, d_rows))
+  return d_params, d_inputs, None, jax.tree.map(jnp.zeros_like, history)
+
+
 def _backward(options, residuals, cotangents):
+  if options.hops >= 0:
+    return _backward_at_once(options, residuals, cotangents)
   params, inputs, constants, history = residuals
   d_outputs, d_history = cotangents
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)

@@ -114,6 +114,38 @@ def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
     )
 
 
+def test_enough_hops_or_sweeps_are_exact():
+  """Of four chunks three hops, and four sweeps; fewer hops are near."""
+  with jax.enable_x64(True):
+    operands = arrays(4, 3)
+
+    def hopping(params, inputs, tables, history, hops):
+      options = chunks.Options(melt, hops=hops)
+      return chunks.run(options, params, inputs, tables, history)
+
+    def sweeping(params, inputs, tables, history):
+      options = chunks.Options(melt)
+      return chunks.sweeps(options, 4, params, inputs, tables, history)
+
+    exact, all_hops, no_hop, swept, detached = (
+      gradients(form, *operands)
+      for form in (
+        scanned,
+        functools.partial(hopping, hops=3),
+        functools.partial(hopping, hops=0),
+        sweeping,
+        functools.partial(scanned, reach=0),
+      )
+    )
+  for same, expected in (
+    (all_hops, exact), (swept, exact), (no_hop, detached),
+  ):  # fmt: skip
+    for got, want in zip(*map(jax.tree.leaves, (same, expected)), strict=True):
+      np.testing.assert_allclose(
+        got, want, rtol=0, atol=1e-10 * np.abs(want).max()
+      )
+
+
 def test_how_far_a_gradient_goes_back():
   """The last chunk's output alone, into each chunk's inputs."""
   with jax.enable_x64(True):

@@ -186,6 +186,24 @@ def test_outputs_depend_on_where_chunks_end():
   assert np.abs(two - four).max() > 1e-2
 
 
+def test_sweeps_over_all_chunks_become_exact():
+  """B.3, 8: s sweeps are exact for s chunks."""
+  config = config_of()
+
+  @functools.partial(jax.jit, static_argnums=1, compiler_options=examples.FAST)
+  def sweep(params, number):
+    model = examples.merged(melt, config, SPEC, params)
+    plan = model.plan()._replace(chunk_size=2, sweeps=number)
+    embedded = model.token_embedding(TOKENS)
+    return passes.run(model.stack(), plan, embedded)[0]
+
+  exact = hidden(config, 2)[-1]
+  for number in (2, 4):
+    apart = np.abs(sweep(params_of(config), number) - exact).max(axis=(0, 2))
+    assert apart[: 2 * number].max() < 1e-4
+    assert number == 4 or apart[2 * number :].min() > 1e-3
+
+
 @pytest.mark.parametrize(
   ("mode", "shares"),
   [
@@ -321,6 +339,8 @@ SETTINGS = {
   "exit_gate": ("unused", {}),
   "chunk_size": (2, {}),
   "history_reach": (1, {}),
+  "history_hops": (1, {}),
+  "sweeps": (1, {}),
   "chunk_jitter": (True, {}),
   "alpha": (0.5, {}),
   "interpolation_steps": (9, {"alpha": 0.5}),
@@ -363,6 +383,8 @@ def test_no_setting_is_ignored(name):
     ({"interpolation_steps": 1, "alpha": 0.0}, "must be 0 or at least 2"),
     ({"align_weight": 0.1}, "align_weight has no effect while"),
     ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
+    ({"sweeps": 1, "history_hops": 1}, "history_hops has no effect while"),
+    ({"history_reach": 1, "history_hops": 1}, "history_reach has no effect"),
   ],
 )
 def test_mistakes_are_named(changes, message):

@@ -13,6 +13,7 @@ from loopjax.types import PRECISIONS, TaskSpec
 GATES = ("element", "scalar", "mean", "ema", "last", "first")
 LEARNED = ("element", "scalar")
 DISTILL = ("all", "last", "none")
+_HISTORY = ("history_reach", "history_hops")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Config:
     prefill_chunk: tokens that are read in parallel, whenever no gradient is
       needed; 1 reads as token by token. 0 for chunk_size.
     history_reach: chunks that a gradient goes back; 0 for none, -1 for all.
+    history_hops: gradients of all chunks at once, which go this many times from
+      chunk to chunk; -1 for chunk by chunk, exactly and with less memory.
+    sweeps: over all chunks at once, each with the history of the one before; 0
+      for chunk by chunk.
     chunk_jitter: chunks of a step begin at random places of the rows.
     alpha: share of the latent in keys and values at the first step, against
       the input that a looped model takes (phase 1; section 3.3).
@@ -68,6 +73,8 @@ class Config:
   chunk_size: int = 500
   prefill_chunk: int = 0
   history_reach: int = -1
+  history_hops: int = -1
+  sweeps: int = 0
   chunk_jitter: bool = False
   alpha: float = 1.0
   interpolation_steps: int = 0
@@ -96,6 +103,8 @@ class Config:
       chunk_size=0,
       prefill_chunk=0,
       history_reach=-1,
+      history_hops=-1,
+      sweeps=0,
       interpolation_steps=0,
       align_weight=0,
       rope_base=1,
@@ -115,11 +124,17 @@ class Config:
       ("alpha", (1.0,), ("interpolation_steps",)),
       ("distill", ("none",), ("distill_beta", "align_weight")),
       ("gate", set(GATES) - set(LEARNED), ("gate_bias",)),
-      ("chunk_size", (0,), ("history_reach", "chunk_jitter")),
+      ("chunk_size", (0,), (*_HISTORY, "sweeps", "chunk_jitter")),
     ):
       if getattr(self, field) in values:
         because = f"model.{field}={getattr(self, field)!r}"
         checks.without_effect("model", self, because, *idle)
+    if self.history_hops >= 0:
+      because = f"model.history_hops={self.history_hops}"
+      checks.without_effect("model", self, because, "history_reach")
+    if self.sweeps:
+      because = f"model.sweeps={self.sweeps}"
+      checks.without_effect("model", self, because, *_HISTORY)
 
   def block_shape(self) -> Shape:
     """Structure of the stack's blocks; raises UserError if it is invalid."""

@@ -38,7 +38,8 @@ class Plan(NamedTuple):
     kind, remat: how loops run, see `LoopOptions`.
     keep: what to return of every loop: "hidden" and "attention".
     chunk_size: C, which divides the row; 0 for one chunk.
-    reach: chunks that a gradient goes back, as in `chunks.Options`.
+    reach, hops: how far gradients go back, as in `chunks.Options`.
+    sweeps: of `chunks.sweeps`; 0 for chunk by chunk.
   """
 
   gate: str
@@ -49,6 +50,8 @@ class Plan(NamedTuple):
   keep: tuple[str, ...] = ()
   chunk_size: int = 0
   reach: int = -1
+  hops: int = -1
+  sweeps: int = 0
 
 
 class _Constants(NamedTuple):
@@ -125,13 +128,12 @@ def run(
     (hidden, records), _ = step(stack, hidden, first, None, 0)
     return hidden, records
 
-  (ends, records), _ = chunks.run(
-    chunks.Options(step, plan.reach),
-    stack,
-    by_chunk(hidden, 1),
-    constants,
-    _history(stack, plan, hidden, alpha),
-  )
+  options = chunks.Options(step, plan.reach, plan.hops)
+  over = functools.partial(chunks.run, options)
+  if plan.sweeps:
+    over = functools.partial(chunks.sweeps, options, plan.sweeps)
+  history = _history(stack, plan, hidden, alpha)
+  (ends, records), _ = over(stack, by_chunk(hidden, 1), constants, history)
 
   def joined(x: Array, axis: int) -> Array:
     x = jnp.moveaxis(x, 0, axis)

@@ -92,7 +92,12 @@ def loss(
   alpha, attention = alpha_at(config, step), taught.get("attention")
   hidden, records = passes.run(
     model.stack(),
-    plan._replace(chunk_size=config.chunk_size, reach=config.history_reach),
+    plan._replace(
+      chunk_size=config.chunk_size,
+      reach=config.history_reach,
+      hops=config.history_hops,
+      sweeps=config.sweeps,
+    ),
     model.token_embedding(rows.put(tokens, 1)),
     documents=rows.documents(batch.get("documents"), tokens),
     alpha=alpha,
