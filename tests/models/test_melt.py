@@ -9,6 +9,7 @@ import melt_plain
 import model_examples as examples
 import numpy as np
 import pytest
+from flax import nnx
 from test_families import SPEC
 
 from loopjax.errors import UserError
@@ -357,8 +358,10 @@ def test_no_setting_is_ignored(name):
   programs = []
   for config in (plain, dataclasses.replace(plain, **{name: value})):
     drawn = jax.make_jaxpr(
-      lambda config=config: examples.params_of(melt, config, SPEC)
-    )()
+      lambda key, config=config: nnx.split(
+        melt.Model(config, SPEC, rngs=nnx.Rngs(params=key))
+      )
+    )(jax.random.key(0))
 
     def run(params, config=config):
       model = examples.merged(melt, config, SPEC, params)

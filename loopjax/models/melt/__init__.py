@@ -5,11 +5,12 @@ phases, `reading.py` its cache, `config.py` its sizes and switches.
 """
 
 from loopjax.models.melt.config import Config, costs
-from loopjax.models.melt.model import HEADLINE, TRACES, Model
+from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
 from loopjax.models.melt.reading import empty_cache, read
 from loopjax.models.melt.training import check_teacher, loss
 
 __all__ = [
+  "CACHES",
   "HEADLINE",
   "TRACES",
   "Config",

@@ -18,6 +18,7 @@ from loopjax.nn import linear, norm, stack
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
+CACHES = ("latent",)
 HEADLINE: tuple[str, ...] = ()
 
 

@@ -38,10 +38,15 @@ class Cache(NamedTuple):
 
 
 def empty_cache(
-  model: Model, batch: int, max_tokens: int, *, num_loops: int | None = None
+  model: Model,
+  batch: int,
+  max_tokens: int,
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
 ) -> Cache:
   """Room for keys and values of every layer, whatever the number of loops."""
-  del num_loops
+  del num_loops, kind
   config, shape = model.config, model.config.block_shape()
   rows = config.num_layers * (max_tokens + config.read_chunk(model.spec))
   heads = (shape.num_key_value_heads, shape.head_width)
