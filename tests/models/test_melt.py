@@ -370,7 +370,7 @@ def test_no_setting_is_ignored(name):
       return melt.loss(model, BATCH, key, step, frozen)[0]
 
     params = examples.params_of(melt, config, SPEC)
-    programs.append((str(drawn), str(jax.make_jaxpr(run)(params))))
+    programs.append((str(drawn), str(jax.make_jaxpr(jax.grad(run))(params))))
   assert programs[0] != programs[1]
 
 
