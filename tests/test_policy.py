@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "document", "user_cache"),
+  ("checks", "command_line", "document", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
@@ -32,7 +32,7 @@ LAYERS = (
   ("trained",),
   ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "generate", "listing", "command_line"),
+  ("train", "generate", "listing"),
   ("main", "eval", "fit", "report", "serve", "sweep", "watch"),
   ("__main__",),
 )
