@@ -19,8 +19,8 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
 from loopjax.eval.batches import Batch, Request, Window
-from loopjax.eval.subject import Subject
 from loopjax.kernels.token_loss import token_scores
+from loopjax.subject import Subject
 from loopjax.types import PRECISIONS, Array
 
 BATCH_TOKENS = 8192

@@ -101,7 +101,6 @@ class Layer(nnx.Module):
       trace: names out of TRACES.
     """
     config, scales = self.config, self.scales()
-    log_prior = self.log_prior(num_loops)
     where = config.memory_placement
     reads: dict[str, Array] = {}
     rule = halting.ACT(1 - exit_threshold, config.halting_mass == "remainder")
@@ -120,11 +119,7 @@ class Layer(nnx.Module):
       h, p_halt = sharding.by_example(h), sharding.by_example(p_halt)
       output = carry.output + p_halt[..., None] * h  # (4)
       steps = carry.steps + t * p_halt  # E[n], (12)
-      divergence = carry.divergence
-      if config.ponder_prior:  # Finite where p_halt is 0, as its gradient is.
-        least = jnp.finfo(jnp.float32).tiny
-        log_ratio = jnp.log(jnp.maximum(p_halt, least)) - log_prior[i]
-        divergence = divergence + p_halt * log_ratio
+      divergence = carry.divergence + self._divergence(p_halt, i, num_loops)
       seen = {"hidden": h, "halting": p_halt}
       record = {"weight": jnp.sum(counted * p_halt, axis=1), "reads": read}
       record |= {name: seen[name] for name in seen if name in trace}
@@ -132,16 +127,10 @@ class Layer(nnx.Module):
 
     if where == "pre_layer":
       h, reads = self.enrich(h, global_bank, counted, trace)
+    zeros, none = jnp.zeros_like(h), jnp.zeros(h.shape[:2])
     carry, records, steps_run = driver.run_loop(
       step,
-      Carry(
-        h,
-        jnp.zeros_like(h),
-        jnp.zeros(h.shape[:2]),
-        jnp.zeros(h.shape[:2]),
-        rule.init(h.shape[:2]),
-        cache,
-      ),
+      Carry(h, zeros, none, none, rule.init(h.shape[:2]), cache),
       num_loops,
       kind=options.kind,
       remat=options.remat,
@@ -186,6 +175,14 @@ class Layer(nnx.Module):
     going_on = jnp.log1p(-jnp.float32(self.config.ponder_prior))
     places = jnp.arange(num_loops, dtype=jnp.float32)
     return jax.nn.log_softmax(places * going_on)
+
+  def _divergence(self, p_halt: Array, i: Array, num_loops: int) -> Array:
+    """p_halt log(p_halt / g_i), f32 [B, T]; 0 if there is no prior g."""
+    if not self.config.ponder_prior:
+      return jnp.zeros_like(p_halt)
+    least = jnp.finfo(jnp.float32).tiny  # Finite at 0, as its gradient is.
+    log_ratio = jnp.log(jnp.maximum(p_halt, least))
+    return p_halt * (log_ratio - self.log_prior(num_loops)[i])
 
   def enrich(
     self,
