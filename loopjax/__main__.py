@@ -3,10 +3,11 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-generate, serve and hub; they take the flags of their modules, which
+generate, serve, hub and watch; they take the flags of their modules, which
 `loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its
 own task; `eval` scores language models on request files, `generate` writes with
 them, `serve` answers over HTTP; `hub` reads and writes their published layout.
+`watch` shows runs at the terminal, in progress or finished.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
@@ -26,6 +27,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "generate": ("loopjax.generate",),
   "hub": ("loopjax.hub",),
   "serve": ("loopjax.serve",),
+  "watch": ("loopjax.watch",),
 }
 
 

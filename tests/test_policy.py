@@ -29,10 +29,11 @@ LAYERS = (
   ("models", "data", "run_config", "step"),
   ("config",),
   ("divergence", "presets", "program", "teacher"),
+  ("trained",),
   ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
   ("train", "generate", "listing", "command_line"),
-  ("main", "eval", "fit", "report", "serve", "sweep"),
+  ("main", "eval", "fit", "report", "serve", "sweep", "watch"),
   ("__main__",),
 )
 

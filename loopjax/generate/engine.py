@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,72 +18,13 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.generate import program
 from loopjax.generate import sampling as sampling_lib
+from loopjax.generate.requests import Request, Token, check_range
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 _FINISH = {program.STOP: "stop", program.LENGTH: "length"}
 _SMALLEST_PART = 16  # Tokens of a prompt that are read at once, and times 4.
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """A prompt to be continued.
-
-  Attributes:
-    prompt: token ids, at least one.
-    max_new_tokens: at most so many are written; fewer if the cache is full.
-    sampling: how they are drawn.
-    stop_tokens: the text ends with any of these, at most 8.
-    top_log_probabilities: as many most likely tokens are reported with each
-      token, at most 20.
-    num_loops: 0 for the engine's.
-    exit_threshold: see `loopjax.loop.exits`; at 1 no loop is skipped.
-  """
-
-  prompt: tuple[int, ...]
-  max_new_tokens: int
-  sampling: Sampling = Sampling()
-  stop_tokens: tuple[int, ...] = ()
-  top_log_probabilities: int = 0
-  num_loops: int = 0
-  exit_threshold: float = 1.0
-
-  def __post_init__(self) -> None:
-    if not self.prompt:
-      raise UserError("the prompt is empty")
-    _check_range("max_new_tokens", self.max_new_tokens, 1, 2**31 - 1)
-    top = self.top_log_probabilities
-    _check_range("top_log_probabilities", top, 0, program.MAX_TOP)
-    if len(self.stop_tokens) > program.MAX_STOPS:
-      raise UserError(
-        f"{len(self.stop_tokens)} stop tokens are more than {program.MAX_STOPS}"
-      )
-    if not 0 < self.exit_threshold <= 1:
-      raise UserError(f"exit_threshold={self.exit_threshold} not in (0, 1]")
-
-
-class Token(NamedTuple):
-  """A token that was drawn.
-
-  Attributes:
-    request: the number that `Engine.add` returned.
-    token: its id.
-    log_probability: of the model's distribution, in nats, whatever the sampling
-      makes of that.
-    top: the most likely tokens and their log-probabilities, as many as were
-      asked for.
-    loops: that the model ran for it.
-    finish: None; "stop" for a stop token, "length" for the last that may be
-      written.
-  """
-
-  request: int
-  token: int
-  log_probability: float
-  top: tuple[tuple[int, float], ...]
-  loops: int
-  finish: str | None
 
 
 @dataclasses.dataclass
@@ -148,13 +89,13 @@ class Engine:
       ("tokens_per_dispatch", tokens_per_dispatch),
       ("prompt_part", prompt_part),
     ):
-      _check_range(name, value, 1, 2**31 - 1)
+      check_range(name, value, 1, 2**31 - 1)
     self.num_slots, self._params = num_slots, params
     model: Any = nnx.merge(graphdef, params)
     spec, config = model.spec, model.config
     self._num_tokens = spec.vocab_size - spec.num_padding_tokens
     self.num_loops = config.num_loops if num_loops is None else num_loops
-    _check_range("num_loops", self.num_loops, 1, 2**31 - 1)
+    check_range("num_loops", self.num_loops, 1, 2**31 - 1)
     family.costs(config, spec, self.num_loops)  # Raises if that is too many.
     self.cache_kind = cache_kind or family.CACHES[0]
     self.has_exits = isinstance(family, ExitsEarly)
@@ -433,8 +374,3 @@ def _powers(least: int, most: int) -> list[int]:
   while sizes[-1] * 4 < most:
     sizes.append(sizes[-1] * 4)
   return [size for size in sizes if size < most] + [most]
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-  if type(value) is not int or not low <= value <= high:
-    raise UserError(f"{name}={value!r} is not an integer in [{low}, {high}]")

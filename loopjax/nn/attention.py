@@ -154,7 +154,7 @@ class Attention(nnx.Module):
       x: [B, S, D].
       past: keys and values of P earlier tokens; P may be 0.
       tables: from `rope_tables`, for P + S positions.
-      visible: bool [B, S, P + S], the keys that a query sees; `causal` is
+      visible: bool [B or 1, S, P + S], the keys that a query sees; `causal` is
         ignored. The output of a query that sees no key is finite but arbitrary.
 
     Returns:
