@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.generate.engine import Token
+from loopjax.generate.requests import Token
 from loopjax.generate.text import Text
 from loopjax.serve.protocol import Ask
 

@@ -12,7 +12,8 @@ import uvicorn
 from loopjax import subject as subject_lib
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
-from loopjax.generate.engine import Engine, Request
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request
 from loopjax.hub import convert
 from loopjax.serve import app as app_lib
 from loopjax.serve.protocol import Reader

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError, one_line
 from loopjax.generate import source
-from loopjax.generate.engine import Request
+from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 
 MAX_CHOICES = 128  # Of a request, over all its prompts.

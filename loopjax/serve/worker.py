@@ -13,7 +13,8 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from loopjax.errors import UserError
-from loopjax.generate.engine import Engine, Request, Token
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request, Token
 
 # Of a job: numbers of its requests, and their next tokens.
 News = list[tuple[int, Token]]

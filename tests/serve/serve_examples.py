@@ -10,7 +10,7 @@ import uvicorn
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.generate.engine import Token
+from loopjax.generate.requests import Token
 from loopjax.serve import app, protocol, worker
 
 BYTES = Tokenizer("bytes")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from loopjax.generate.engine import Request
+from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 
 httpx = pytest.importorskip("httpx")

@@ -16,7 +16,7 @@ from tests_support import ROOT
 
 import loopjax.serve
 from loopjax.generate import source
-from loopjax.generate.engine import Request
+from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 from loopjax.serve import __main__ as serve
