@@ -2,10 +2,12 @@
 
   loopjax train --config=FILE[:preset]
 
-The subcommands are train, score, describe, sweep, report, fit, analysis, eval
-and hub; they take the flags of their modules, which `loopjax SUBCOMMAND --help`
-shows. `score` is `train --mode=eval`: a run on its own task; `eval` scores
-language models on request files; `hub` reads and writes their published layout.
+The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
+generate, hub and watch; they take the flags of their modules, which
+`loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its
+own task; `eval` scores language models on request files, `generate` writes with
+them; `hub` reads and writes their published layout. `watch` shows runs at the
+terminal, in progress or finished.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
@@ -22,7 +24,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "fit": ("loopjax.fit",),
   "analysis": ("loopjax.analysis.multihop",),
   "eval": ("loopjax.eval",),
+  "generate": ("loopjax.generate",),
   "hub": ("loopjax.hub",),
+  "watch": ("loopjax.watch",),
 }
 
 

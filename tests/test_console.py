@@ -37,6 +37,7 @@ def start(monkeypatch, *arguments):
     (["fit", "--help"], ["loopjax.fit", "--help"]),
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
     (["eval", "runs/a", "--tasks=t"], ["loopjax.eval", "runs/a", "--tasks=t"]),
+    (["watch", "runs/a"], ["loopjax.watch", "runs/a"]),
     (["--list"], ["loopjax.main", "--list"]),
   ],
 )
@@ -62,7 +63,7 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert (ended.value.code, started) == (2, [])
   assert capsys.readouterr().err == (
     "error: no command 'dance'; there are train, score, describe, sweep,"
-    " report, fit, analysis, eval, hub\n"
+    " report, fit, analysis, eval, generate, hub, watch\n"
   )
 
 

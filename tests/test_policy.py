@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "user_cache"),
+  ("checks", "document", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
@@ -29,10 +29,11 @@ LAYERS = (
   ("models", "data", "run_config", "step"),
   ("config",),
   ("divergence", "presets", "program", "teacher"),
-  ("budget", "describe", "evaluate", "analysis"),
+  ("trained",),
+  ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "listing", "command_line"),
-  ("main", "eval", "fit", "hub", "report", "sweep"),
+  ("train", "generate", "listing", "command_line"),
+  ("main", "eval", "fit", "report", "sweep", "watch"),
   ("__main__",),
 )
 
