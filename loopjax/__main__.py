@@ -3,10 +3,11 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-hub and watch; they take the flags of their modules, which `loopjax SUBCOMMAND
---help` shows. `score` is `train --mode=eval`: a run on its own task; `eval`
-scores language models on request files; `hub` reads and writes their published
-layout. `watch` shows runs at the terminal, in progress or finished.
+hub, watch and play; they take the flags of their modules, which `loopjax
+SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its own task;
+`eval` scores language models on request files; `hub` reads and writes their
+published layout. `watch` shows runs at the terminal, in progress or finished;
+`play` shows in the browser what a model thinks of a puzzle.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
@@ -25,6 +26,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "eval": ("loopjax.eval",),
   "hub": ("loopjax.hub",),
   "watch": ("loopjax.watch",),
+  "play": ("loopjax.play",),
 }
 
 
