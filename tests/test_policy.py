@@ -33,7 +33,7 @@ LAYERS = (
   ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
   ("train", "generate", "listing"),
-  ("main", "eval", "fit", "report", "serve", "sweep", "watch"),
+  ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch"),
   ("__main__",),
 )
 
@@ -94,7 +94,12 @@ def test_nnx_stays_in_its_subset():
 # Need an extra; what imports them at its top is among them.
 OPTIONAL = {
   ROOT / "loopjax" / name
-  for name in ("eval/harness.py", "serve/app.py", "serve/command.py")
+  for name in (
+    "eval/harness.py",
+    "play/server.py",
+    "serve/app.py",
+    "serve/command.py",
+  )
 }
 
 
