@@ -15,6 +15,8 @@ published layout. `watch` shows runs in a terminal, in progress or finished;
 import runpy
 import sys
 
+from loopjax.errors import similar
+
 # The module that is run, and the flags that the subcommand implies.
 _WORDS: dict[str, tuple[str, ...]] = {
   "train": ("loopjax.main",),
@@ -43,7 +45,8 @@ def main() -> None:
     word, rest = "train", ["--list"]
   if word not in _WORDS:
     there_are = ", ".join(_WORDS)
-    print(f"error: no command {word!r}; there are {there_are}", file=sys.stderr)
+    said = f"no command {word!r}; there are {there_are}{similar(word, _WORDS)}"
+    print(f"error: {said}", file=sys.stderr)
     sys.exit(2)
   module, *flags = _WORDS[word]
   sys.argv = [f"loopjax {word}", *flags, *rest]

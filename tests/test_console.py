@@ -67,6 +67,9 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
     "error: no command 'dance'; there are train, score, describe, sweep,"
     " report, fit, analysis, eval, generate, hub, serve, watch, play\n"
   )
+  with pytest.raises(SystemExit):
+    start(monkeypatch, "swep")
+  assert capsys.readouterr().err.endswith("; did you mean 'sweep'?\n")
 
 
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):

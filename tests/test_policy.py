@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "command_line", "document", "user_cache"),
+  ("checks", "document", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
@@ -29,7 +29,7 @@ LAYERS = (
   ("models", "data", "run_config", "step"),
   ("config",),
   ("divergence", "presets", "program", "teacher"),
-  ("trained",),
+  ("command_line", "trained"),
   ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
   ("train", "generate", "listing"),
