@@ -339,6 +339,9 @@ class Task(Protocol):
   def score(self, output: Output, batch: Batch) -> dict[str, Any]:
     """Scores of every example, f32 [B] by name.
 
+    What was predicted is read by `losses.tokens.scores`: in an evaluation of a
+    causal model they are computed without logits.
+
     Where examples do not count alike, as rows of text that have other numbers
     of bytes, (scores, weights f32 [B]): the mean over a split is weighted.
     """

@@ -4,16 +4,13 @@ import inspect
 import pathlib
 from typing import Any, NamedTuple
 
-import jax
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import program as program_lib
-from loopjax import sharding
+from loopjax import trained
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.run import restore
 
 
 class Subject(NamedTuple):
@@ -57,7 +54,6 @@ def load(
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  settings = settings._replace(mesh=sharding.Config())
   family = settings.plain["model"]["name"]
   _check(settings, label)
   loops = num_loops or settings.eval_loops
@@ -71,21 +67,18 @@ def load(
     if "exit_threshold" not in signature.parameters:
       raise UserError(f"--exit_threshold has no effect on {family}")
     call["exit_threshold"] = exit_threshold
-  program = program_lib.make_program(settings, jax.local_devices()[:1])
-  step, params = restore.chosen_params(
-    workdir, checkpoint, program.abstract_state.params, label
-  )
+  run = trained.read(workdir, checkpoint)
   assert isinstance(settings.task, TextConfig)  # `_check` has seen to that.
   return Subject(
     tokenizer=Tokenizer(settings.task.tokenizer, settings.task.end_token),
     context_length=settings.spec.sequence_length,
-    graphdef=program.graphdef,
-    params=params,
+    graphdef=run.graphdef,
+    params=run.params,
     call=call,
     facts={
       "workdir": label,
       "model": family,
-      "step": step,
+      "step": run.step,
       "num_loops": loops,
       "trained_num_loops": settings.model.num_loops,
       "exit": {"loop_kind": call["kind"], "threshold": exit_threshold},

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from loopjax import subject as subject_lib
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
-from loopjax.generate.engine import Engine, Request, Token
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request, Token
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 from loopjax.hub import convert

@@ -18,9 +18,9 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.generate import program
 from loopjax.generate import sampling as sampling_lib
-from loopjax.generate.request import Request as Request
-from loopjax.generate.request import Token as Token
-from loopjax.generate.request import check_range
+from loopjax.generate.requests import Request as Request
+from loopjax.generate.requests import Token as Token
+from loopjax.generate.requests import check_range
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly

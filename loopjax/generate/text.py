@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.generate.engine import Engine, Request, Token
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request, Token
 
 
 class Text:

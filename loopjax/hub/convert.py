@@ -26,6 +26,7 @@ from loopjax.run import checkpoint, integrity, provenance, restore
 from loopjax.run import workdir as workdir_lib
 
 DIRECTORY = "hub"  # In an imported work directory.
+STEP = "loopjax_step"  # In an exported config.json: of the checkpoint.
 TOKENIZER = "tokenizer.json"
 FILES = (
   TOKENIZER,
@@ -179,7 +180,7 @@ def export_run(
     config = layouts.config(layout, model, vocab_size)
   except UserError as error:
     raise UserError(f"{label}: --layout={options.layout}: {error}") from error
-  _, params = restore.chosen_params(
+  step, params = restore.chosen_params(
     workdir, options.checkpoint, _abstract(settings), label
   )
   table = params["token_embedding"]["embedding"]
@@ -207,6 +208,7 @@ def export_run(
     shutil.copyfile(task.tokenizer, partial / TOKENIZER)
   config = {k: v for k, v in base.items() if k not in _DROPPED} | config
   config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
+  config[STEP] = step
   workdir_lib.write_json(partial / "config.json", config)
   os.replace(partial, folder)
 

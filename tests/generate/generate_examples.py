@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax.generate.engine import Engine, Request
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request
 from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 

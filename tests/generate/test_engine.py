@@ -16,7 +16,7 @@ from generate_examples import (
 )
 
 from loopjax.errors import UserError
-from loopjax.generate.engine import Request
+from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 from loopjax.models import CAUSAL
 

@@ -7,7 +7,7 @@ from generate_examples import engine_of
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import text as text_lib
-from loopjax.generate.engine import Request, Token
+from loopjax.generate.requests import Request, Token
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 

@@ -451,8 +451,10 @@ def test_tensors_of_the_published_models(layers, count):
   "arguments",
   [
     [],
-    ["push", "x"],
     ["import", "missing", "run"],
+    ["push", "x"],
+    ["push", "missing", "me/model"],
+    ["card", "missing", "out"],
     ["export", "missing", "out", "--layout=ouro"],
     ["export", "missing", "out", "--layout=gpt2"],
   ],

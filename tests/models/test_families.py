@@ -12,11 +12,19 @@ import pytest
 from flax import nnx
 from tests_support import array_sizes, strict_dtypes
 
+from loopjax import step
+from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import stack
-from loopjax.types import LoopOptions, TaskSpec
+from loopjax.types import (
+  PRECISIONS,
+  LoopOptions,
+  Output,
+  TaskSpec,
+  TokenScores,
+)
 
 VOCABULARY, LENGTH, PADDING = 23, 8, 2
 SPEC = TaskSpec(VOCABULARY, LENGTH, tuple((i,) for i in range(LENGTH)), PADDING)
@@ -34,6 +42,11 @@ SMALL = {
   },
   "looped": STACK,
   "disco": {**STACK, "gate": "learned"},
+  "melt": {
+    **STACK, "tied": True, "chunk_size": 1, "distill": "none",
+    "rope_base": 1e4, "init_std": 0.2,
+    "precision": "float32",
+  },
   "ponderlm": {**STACK, "tied": False},
   "sleep": {
     "width": 16, "num_heads": 2, "num_passes": LOOPS,
@@ -43,10 +56,12 @@ SMALL = {
 }  # fmt: skip
 FAMILIES = sorted(MODELS)
 CAUSAL = sorted(set(MODELS) - {"utm"})
-# Those that run more loops than they are trained with.
-LOOPED = sorted(set(MODELS) - {"adaptive", "transformer"})
+# Those that run more loops than they are trained with, and leave earlier loops
+# as they were.
+LOOPED = sorted(set(MODELS) - {"adaptive", "melt", "transformer"})
 # Those that read out after every loop, and keep keys and values of each.
 READ_OUT = sorted(set(CAUSAL) - {"adaptive", "sleep"})
+DROPPING = sorted(set(READ_OUT) - {"melt"})
 # What a family calls its number of loops.
 NUM_LOOPS = {"sleep": "num_passes"}
 # Values of every setting, of which one is not that of a family's small model.
@@ -74,6 +89,7 @@ VALUES = {
   "halting_mass": ("printed",), "num_local_slots": (5,),
   "num_global_slots": (5,), "memory_placement": ("pre_layer",),
   "memory_gate": ("scalar",), "gate_bias": (3.0,), "z_weight": (0.1,),
+  "ponder_prior": (0.2,),
 }  # fmt: skip
 # What has to be set for all others to matter.
 MATTER = {
@@ -275,6 +291,65 @@ def test_training_makes_no_array_of_tokens_by_vocabulary(name, top_k):
   assert max(array_sizes(compiled.as_text())) < data["inputs"].size * 8192
 
 
+@functools.partial(jax.jit, compiler_options=examples.FAST)
+def read_out(hidden, table, targets):
+  return token_losses.read_out(
+    hidden,
+    table,
+    targets,
+    num_padding_tokens=PADDING,
+    precision=PRECISIONS["float32"],
+  )
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_scores_read_of_hidden_states_is_what_they_read_of_logits(name):
+  output, targets = forward(name), batch()["targets"]
+  model = examples.merged(MODELS[name], config_of(name), SPEC)
+  got = read_out(output.hidden, model.readout_table(), targets)
+  losses, predicted = token_losses.scores(output, targets)
+  np.testing.assert_allclose(got.losses, losses, atol=1e-5)
+  np.testing.assert_array_equal(got.predicted, predicted)
+  # Of the last tokens alone, as where a model predicts no others.
+  last = read_out(output.hidden[:, 3:], model.readout_table(), targets)
+  np.testing.assert_allclose(last.losses, losses[:, 3:], atol=1e-5)
+
+
+def test_evaluation_makes_no_array_of_tokens_by_vocabulary():
+  """Of 24 tokens by 8,192 ids, as in training."""
+  spec = dataclasses.replace(SPEC, vocab_size=8192)
+  model = examples.abstract(MODELS["looped"], config_of("looped"), spec)
+  graphdef, params = nnx.split(model)
+  evaluate = functools.partial(
+    step.eval_step,
+    graphdef=graphdef,
+    score=TASKS["text"].score,
+    group_sizes=(),
+    num_loops=LOOPS,
+    kind="scan",
+  )
+  data = {**batch(), "bytes": jnp.ones((3, LENGTH)), "valid": jnp.ones(3, bool)}
+  compiled = jax.jit(evaluate).lower(params, data).compile(examples.FAST)
+  assert max(array_sizes(compiled.as_text())) < 24 * 8192
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_no_task_reads_logits_where_there_are_scores(name):
+  task = TASKS[name]
+  batch = task.abstract_batch(task.Config(), 4)
+  shape = batch["targets"].shape
+  tokens = TokenScores(
+    jax.ShapeDtypeStruct(shape, jnp.float32),
+    jax.ShapeDtypeStruct(shape, jnp.int32),
+  )
+
+  def score(tokens, batch):
+    return task.score(Output(None, {}, {}, {}, {}, tokens=tokens), batch)
+
+  scores = jax.eval_shape(score, tokens, batch)
+  assert {x.shape for x in jax.tree.leaves(scores)} == {(4,)}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_trace_is_what_the_model_did(name):
   output = forward(name)
@@ -298,7 +373,7 @@ def test_no_loops_at_all_is_one_line(name, num_loops):
     config_of(name, num_loops=num_loops)
 
 
-@pytest.mark.parametrize("name", READ_OUT)
+@pytest.mark.parametrize("name", DROPPING)
 def test_dropout_needs_a_key_and_follows_it(name):
   def run(key, **changes):
     call = {"key": key, "num_loops": LOOPS, "kind": "unroll"}
@@ -335,8 +410,8 @@ def programs(name, config):
   return drawn, trained
 
 
-# Sleep takes long to trace; tests/models/test_sleep.py has it by hand.
-@pytest.mark.parametrize("name", sorted({*FAMILIES} - {"sleep"}))
+# Sleep takes long to trace, and MELT needs a teacher; their own tests have it.
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - {"melt", "sleep"}))
 def test_no_setting_is_ignored(name):
   config = config_of(name, **MATTER.get(name, {}))
   plain, ignored = list(programs(name, config)), []
@@ -351,7 +426,7 @@ def test_no_setting_is_ignored(name):
   assert not ignored
 
 
-@pytest.mark.parametrize("name", READ_OUT)
+@pytest.mark.parametrize("name", DROPPING)
 def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
   """Layers that show their key in the place of what they make."""
 
@@ -396,7 +471,9 @@ def test_costs_are_what_xla_counts(name):
   # An unrolled program leaves out the end of a pass of which only fast weights
   # are needed.
   loops = 1 if name == "sleep" else 2
-  config = config_of(name, width=width, num_loops=loops)
+  # Nor is a scan over chunks counted more than once.
+  whole = {"chunk_size": 0, "prefill_chunk": 0} if name == "melt" else {}
+  config = config_of(name, width=width, num_loops=loops, **whole)
   graphdef, params = nnx.split(
     examples.abstract(MODELS[name], config, spec, LoopOptions("unroll"))
   )

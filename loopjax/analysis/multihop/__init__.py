@@ -5,8 +5,8 @@
 after every loop, logit lens, cosines, intervention; and causal patching.
 
 Loops count from 1 and denote the state after them; positions count from 0.
-`restore` reads the run, only `subject` runs the model, `questions` prepares the
-questions; `lens` and parts of `interventions` and `patching` are pure functions
-on arrays. Every number is a row of analysis.jsonl; tables and figures are made
-from these rows.
+`runs` says which runs can be analysed, only `subject` runs the model,
+`questions` prepares the questions; `lens` and parts of `interventions` and
+`patching` are pure functions on arrays. Every number is a row of
+analysis.jsonl; tables and figures are made from these rows.
 """

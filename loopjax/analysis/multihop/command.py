@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from loopjax import config as config_lib
+from loopjax import trained
 from loopjax.analysis.multihop import (
   effects,
   figures,
@@ -12,8 +13,8 @@ from loopjax.analysis.multihop import (
   patching,
   questions,
   readings,
-  restore,
   rows,
+  runs,
   subject,
   tables,
 )
@@ -61,13 +62,13 @@ def analyse(
   Raises:
     UserError: no such run, or no such loop or position.
   """
-  settings, family = restore.read_settings(workdir)
+  settings, family = runs.read_settings(workdir)
   _check(settings, family, num_examples, loop, position)
-  run = restore.restore(workdir, settings, family)
+  run = trained.read(workdir)
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  asked = questions.gather(restore.task_config(settings), dataset, num_examples)
+  asked = questions.gather(runs.task_config(settings), dataset, num_examples)
   _make(output)
   print(
     f"{workdir}: {family}, step {run.step}, {settings.eval_loops} loops,"
@@ -114,7 +115,7 @@ def _check(
   for flag, value in (("loop", loop), ("position", position)):
     if reason and value is not None:
       raise UserError(f"--{flag}={value} has no effect on {family}: {reason}")
-  config = restore.task_config(settings)
+  config = runs.task_config(settings)
   last = min(settings.eval_loops, config.max_hops) - 1
   if loop is not None and not 1 <= loop <= last:
     raise UserError(
@@ -150,7 +151,7 @@ def _why_unedited(settings: config_lib.Settings, family: str) -> str:
 
 
 def _edit(
-  run: restore.Restored,
+  run: trained.Trained,
   model: subject.Subject,
   asked: questions.Questions,
   observed: subject.Observed,
@@ -158,7 +159,7 @@ def _edit(
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
   """Interventions and patching: (rows, a line for each analysis left out)."""
-  config = restore.task_config(run.settings)
+  config = runs.task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
   for place in interventions.places(asked, model.num_loops, loop, position):
@@ -186,7 +187,7 @@ def _edit(
 def _write(
   workdir: pathlib.Path,
   output: pathlib.Path,
-  run: restore.Restored,
+  run: trained.Trained,
   found: list[rows.Row],
   notes: list[str],
 ) -> None:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax.analysis.multihop import edits, lens, restore
+from loopjax import trained
+from loopjax.analysis.multihop import edits, lens
 from loopjax.analysis.multihop.questions import Questions
 from loopjax.types import Array
 
@@ -70,7 +71,7 @@ def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
   }
 
 
-def from_run(run: restore.Restored) -> Subject:
+def from_run(run: trained.Trained) -> Subject:
   """The model of a run, with the number of loops of its evaluation."""
   settings = run.settings
   return make_subject(

@@ -201,8 +201,8 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
     )
 
   def of_full(new: Array, old: Array) -> Array:
-    """new, [groups, B, ...], in the rows that sleep."""
-    return jnp.where(full.reshape(1, -1, *[1] * (new.ndim - 2)), new, old)
+    """new, [groups, layers, B, ...], in the rows that sleep."""
+    return jnp.where(full.reshape(-1, *[1] * (new.ndim - 3)), new, old)
 
   recent, known = _evict(model, recent, cache.known, start, full)
   return cache._replace(

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it answers."""
+"""What the engine is asked for, and what it answers."""
 
 import dataclasses
 from typing import NamedTuple
@@ -69,6 +69,6 @@ class Token(NamedTuple):
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
-  """Raises UserError unless a value is an integer in [low, high]."""
+  """Raises UserError unless `value` is an integer in [low, high]."""
   if type(value) is not int or not low <= value <= high:
     raise UserError(f"{name}={value!r} is not an integer in [{low}, {high}]")

@@ -1,0 +1,79 @@
+"""Command line: `python -m loopjax.watch WORKDIR...`."""
+
+import argparse
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import jax
+from rich.console import Console
+from rich.live import Live
+
+from loopjax.errors import UserError
+from loopjax.watch import frame, runs
+
+
+class _Parser(argparse.ArgumentParser):
+  """Reports mistakes in the flags like all other mistakes."""
+
+  def error(self, message: str) -> NoReturn:
+    raise UserError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Shows runs until they have ended; returns the exit status."""
+  parser = _Parser(
+    prog="python -m loopjax.watch",
+    description=(
+      "Shows loss, scores, loops, rates and time left of runs, in progress or"
+      " finished, until all have ended or Ctrl-C. Without a terminal, once."
+    ),
+  )
+  parser.add_argument("workdirs", type=pathlib.Path, nargs="+", help="of runs")
+  parser.add_argument(
+    "--once", action="store_true", help="print one frame and exit"
+  )
+  parser.add_argument(
+    "--every", type=float, default=2.0, help="seconds between frames [2]"
+  )
+  jax.config.update("jax_platforms", "cpu")  # The run may need the others.
+  console = Console()
+  try:
+    options = parser.parse_args(argv)
+    if options.every <= 0:
+      raise UserError(f"--every={options.every:g} must be more than 0 seconds")
+    if options.once or not console.is_terminal:
+      found = _read(options.workdirs)
+      console.print(frame.make(found, console.width))
+      return 0
+    _follow(console, options.workdirs, options.every)
+  except KeyboardInterrupt:
+    pass
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  return 0
+
+
+def _read(workdirs: Sequence[pathlib.Path]) -> list[runs.Run]:
+  now = time.time()
+  return [runs.read(workdir, now) for workdir in workdirs]
+
+
+def _follow(
+  console: Console, workdirs: Sequence[pathlib.Path], every: float
+) -> None:
+  """Shows frames until all runs have ended."""
+  with Live(console=console, auto_refresh=False) as live:
+    while True:
+      found = _read(workdirs)
+      live.update(frame.make(found, console.width), refresh=True)
+      if all(run.ended for run in found):
+        return
+      time.sleep(every)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

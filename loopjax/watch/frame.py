@@ -1,0 +1,81 @@
+"""One picture of several runs, side by side if there is room."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from loopjax.watch import plots
+from loopjax.watch.runs import Line, Run
+
+_LEAST_WIDTH = 44  # Characters of a run beside another.
+_HEIGHT = 7  # Lines of a plot.
+# Numbers of a training row, in words.
+_RATES = {
+  "steps_per_second": "{:.3g} steps/s",
+  "examples_per_second": "{:.3g} examples/s",
+  "data_wait_fraction": "{:.1%} of the time waiting for data",
+  "skipped_steps": "{:.0f} steps skipped",
+  "learning_rate": "learning rate {:.2g}",
+}
+
+
+def make(runs: Sequence[Run], width: int) -> RenderableType:
+  """The frame; the plots of one metric have one range in all runs.
+
+  Args:
+    runs: from `runs.read`.
+    width: characters.
+  """
+  abreast = max(min(len(runs), width // _LEAST_WIDTH), 1)
+  each = width // abreast
+  lines: dict[str, list[Line]] = {}
+  for run in runs:
+    for title, those in run.panels.items():
+      lines[title] = lines.get(title, []) + those
+  ranges = {title: plots.limits(all_) for title, all_ in lines.items() if all_}
+  grid = Table.grid()
+  for start in range(0, len(runs), abreast):
+    grid.add_row(
+      *(_column(run, each, ranges) for run in runs[start : start + abreast])
+    )
+  return grid
+
+
+def _column(
+  run: Run, width: int, ranges: dict[str, plots.Limits]
+) -> RenderableType:
+  """A run: where it is, its plots, its rates."""
+  inside = width - 4
+  parts: list[RenderableType] = [
+    Text(f"{run.what}: {run.state}", no_wrap=True, overflow="ellipsis"),
+    _progress(run, inside),
+  ]
+  for title, lines in run.panels.items():
+    parts.append(Text(title, style="bold"))
+    if lines:
+      parts.append(plots.plot(lines, inside, _HEIGHT, ranges[title]))
+    else:
+      parts.append(Text("nothing yet" + "\n" * _HEIGHT, style="dim"))
+  parts.append(_rates(run))
+  return Panel(Group(*parts), title=run.name, width=width)
+
+
+def _progress(run: Run, width: int) -> RenderableType:
+  counts = f" {run.step:,} of {run.num_steps:,} steps"
+  row = Table.grid()
+  bar = ProgressBar(run.num_steps, run.step, width=max(width - len(counts), 4))
+  row.add_row(bar, Text(counts))
+  return row
+
+
+def _rates(run: Run) -> Text:
+  shown = [
+    words.format(run.rates[name])
+    for name, words in _RATES.items()
+    if name in run.rates
+  ]
+  return Text("; ".join(shown), style="dim")

@@ -1,0 +1,146 @@
+"""What a work directory says about its run, whether or not it has ended."""
+
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loopjax.analysis import series
+from loopjax.data import TASKS
+from loopjax.errors import UserError
+from loopjax.run import machine
+from loopjax.run import workdir as workdir_lib
+
+_LEAST_SILENCE = 120.0  # Seconds without a row before a run is called silent.
+_ENDED = {"preempted": "stopped on request"}
+# Rows that are not of an evaluation during training.
+_OTHER_SPLITS = ("train", "test", "depth")
+
+
+class Line(NamedTuple):
+  """A metric over steps. label: what it is. x: int [N]. y: f64 [N]."""
+
+  label: str
+  x: np.ndarray
+  y: np.ndarray
+
+
+class Run(NamedTuple):
+  """A run as its directory shows it.
+
+  Attributes:
+    name: of the directory.
+    what: family and task.
+    step: of the newest row; 0 if there is none. num_steps: of the whole run.
+    state: how it is, in words.
+    ended: whether no more rows will come.
+    rates: numbers of the newest training row that has them, by name.
+    panels: lines by the title of their plot; none where nothing is known yet.
+  """
+
+  name: str
+  what: str
+  step: int
+  num_steps: int
+  state: str
+  ended: bool
+  rates: Mapping[str, float]
+  panels: Mapping[str, list[Line]]
+
+
+def read(workdir: pathlib.Path, now: float) -> Run:
+  """Reads a run; rows that are written at this moment are left out.
+
+  Args:
+    workdir: of the run.
+    now: seconds since the epoch, as `time.time`.
+
+  Raises:
+    UserError: there is no run.
+  """
+  config_path = workdir / "config.json"
+  if not config_path.exists():
+    raise UserError(f"{workdir} contains no run: config.json is missing")
+  config = workdir_lib.read_json(config_path)
+  rows = workdir_lib.read_metrics(workdir)
+  training = [row for row in rows if row["split"] == "train"]
+  rates = training[-1] if training else {}
+  step = max((row["step"] for row in rows), default=0)
+  state, ended = _state(workdir, config, rates, step, now)
+  task, family = config["task"]["name"], config["model"]["name"]
+  return Run(
+    name=workdir.name,
+    what=f"{family} on {task}",
+    step=step,
+    num_steps=config["run"]["num_steps"],
+    state=state,
+    ended=ended,
+    rates=rates,
+    panels=_panels(rows, TASKS[task].HEADLINE if task in TASKS else ()),
+  )
+
+
+def _state(
+  workdir: pathlib.Path,
+  config: Mapping[str, Any],
+  rates: Mapping[str, float],
+  step: int,
+  now: float,
+) -> tuple[str, bool]:
+  """How the run is, in words, and whether it has ended."""
+  summary_path = workdir / "summary.json"
+  if summary_path.exists():
+    summary = workdir_lib.read_json(summary_path)
+    status = summary.get("status", "ended")
+    took = machine.duration(summary.get("wall_seconds", 0))
+    return f"{_ENDED.get(status, status)} after {took}", True
+  path = workdir / "metrics.jsonl"
+  newest = path if path.exists() else workdir / "config.json"
+  silence = now - newest.stat().st_mtime
+  rate = rates.get("steps_per_second")
+  between = config["run"]["log_every"] / rate if rate else 0.0
+  if silence > max(_LEAST_SILENCE, 5 * between):
+    return f"silent for {machine.duration(silence)}", False
+  if not rate:
+    return "starting", False
+  left = max((config["run"]["num_steps"] - step) / rate - silence, 0.0)
+  return f"training; {machine.duration(left)} left", False
+
+
+def _panels(
+  rows: series.Rows, headline: Iterable[str]
+) -> dict[str, list[Line]]:
+  """Loss, the task's scores, and how much the model loops."""
+  evaluated = dict.fromkeys(
+    row["split"]
+    for row in rows
+    if row["split"].partition("_")[0] not in _OTHER_SPLITS
+  )
+  panels = {"loss, nats": _lines(rows, "loss", ("train", *evaluated))}
+  for name in headline:
+    if name != "loss":
+      panels[name.replace("_", " ")] = _lines(rows, name, evaluated)
+  if loops := _loops(rows):
+    panels["loops of a token"] = loops
+  return panels
+
+
+def _lines(rows: series.Rows, name: str, splits: Iterable[str]) -> list[Line]:
+  """A line for each of the splits that have the metric."""
+  found = [Line(split, *series.of(rows, split, name)) for split in splits]
+  return [line for line in found if len(line.x)]
+
+
+def _loops(rows: series.Rows) -> list[Line]:
+  """Steps until a token halts: by layer, or by kind of token."""
+  steps, values = series.by_layer(rows, "train", "ponder_steps")
+  if len(steps):
+    return [
+      Line(f"layer {i + 1}", steps, column) for i, column in enumerate(values.T)
+    ]
+  kinds = {"cells": "ponder_steps_cells", "memory": "ponder_steps_memory"}
+  found = [
+    Line(kind, *series.of(rows, "train", name)) for kind, name in kinds.items()
+  ]
+  return [line for line in found if len(line.x)]
