@@ -60,7 +60,7 @@ def test_a_template_beside_the_config_goes_first(tmp_path):
   ("{{ 1 / 0 }}", "division by zero"),
   # Out of the sandbox, or altering what it was given.
   ("{{ ''.__class__.__mro__ }}", "'__class__' of 'str' object is unsafe"),
-  ("{{ messages.append(1) }}", "not safely callable"),
+  ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
 ])  # fmt: skip
 def test_a_template_with_an_error_is_one_line(tmp_path, template, says):
   with pytest.raises(UserError, match=says) as error:
