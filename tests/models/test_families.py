@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from tests_support import array_sizes, strict_dtypes
 
+from loopjax import models
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
@@ -42,7 +43,7 @@ SMALL = {
   "transformer": STACK,
 }  # fmt: skip
 FAMILIES = sorted(MODELS)
-CAUSAL = sorted(set(MODELS) - {"utm"})
+CAUSAL = sorted(models.CAUSAL)
 # Those that run more loops than they are trained with.
 LOOPED = sorted(set(MODELS) - {"adaptive", "transformer"})
 # Those that read out after every loop, and keep keys and values of each.
