@@ -72,6 +72,16 @@ class Settings(NamedTuple):
     return examples * profiling.training_flops(costs)
 
 
+class RunOf(NamedTuple):
+  """A setting's value in a sweep: the work directory of an earlier item.
+
+  The item is for `run.init_from` or `run.teacher`, and runs once that one is
+  complete.
+  """
+
+  item: int
+
+
 def make(model: str, task: str) -> ml_collections.ConfigDict:
   """All sections with their defaults, unlocked.
 

@@ -5,7 +5,7 @@ import html
 import re
 import urllib.parse
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import markdown_it
 from markdown_it import token as token_lib
@@ -59,6 +59,12 @@ class Image(NamedTuple):
   text: str
 
 
+class Shaded(NamedTuple):
+  """Running text in pieces: text, shade from 0 to 1, and a note on it."""
+
+  pieces: Sequence[tuple[str, float, str]]
+
+
 class Fold(NamedTuple):
   """Blocks that can be expanded."""
 
@@ -66,7 +72,9 @@ class Fold(NamedTuple):
   blocks: Sequence["Block"]
 
 
-Block = Heading | Paragraph | Bullets | Code | Table | Image | Fold
+_SHADED = "shaded"  # The info string of a fence.
+Block = Heading | Paragraph | Bullets | Code | Table | Image | Shaded | Fold
+_Kind = TypeVar("_Kind", Image, Shaded)
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1c1f23;
@@ -96,6 +104,9 @@ ul { padding-left: 1.2rem; margin: .5rem 0; } li { color: var(--soft);
 pre { background: var(--shade); border: 1px solid var(--line);
   border-radius: 6px; padding: .6rem .8rem; overflow-x: auto;
   font-size: .82rem; }
+.shaded { white-space: pre-wrap; font-size: .95rem; line-height: 1.7; }
+.shaded span { background: color-mix(in srgb, var(--ours)
+  calc(var(--shade-of) * 60%), transparent); }
 details { border: 1px solid var(--line); border-radius: 6px;
   padding: .5rem .9rem; margin: .75rem 0; }
 summary { cursor: pointer; font-weight: 500; }
@@ -113,7 +124,8 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
   reader = markdown_it.MarkdownIt("commonmark").enable("table")
   tokens = reader.parse(to_markdown(blocks))
   _embed(tokens, _pictures(blocks))
-  _shade(tokens)
+  _mark_columns(tokens)
+  _shade(tokens, _of_kind(blocks, Shaded))
   body = reader.renderer.render(tokens, reader.options, {})
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -123,15 +135,21 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
   )
 
 
+def _of_kind(blocks: Sequence[Block], kind: type[_Kind]) -> list[_Kind]:
+  """The blocks of a kind, those of folds included, in their order."""
+  found: list[_Kind] = []
+  for block in blocks:
+    if isinstance(block, kind):
+      found.append(block)
+    elif isinstance(block, Fold):
+      found += _of_kind(block.blocks, kind)
+  return found
+
+
 def _pictures(blocks: Sequence[Block]) -> dict[str, bytes]:
   """The PNGs of a document by the path of their link."""
-  found: dict[str, bytes] = {}
-  for block in blocks:
-    if isinstance(block, Image):
-      found[urllib.parse.quote(block.path)] = block.data
-    elif isinstance(block, Fold):
-      found |= _pictures(block.blocks)
-  return found
+  images = _of_kind(blocks, Image)
+  return {urllib.parse.quote(image.path): image.data for image in images}
 
 
 def _embed(
@@ -145,7 +163,7 @@ def _embed(
         inner.attrSet("src", f"data:image/png;base64,{data}")
 
 
-def _shade(tokens: Sequence[token_lib.Token]) -> None:
+def _mark_columns(tokens: Sequence[token_lib.Token]) -> None:
   """Marks the columns of tables whose header says that they are a paper's."""
   column, kinds = 0, list[str]()
   for place, token in enumerate(tokens):
@@ -162,6 +180,19 @@ def _shade(tokens: Sequence[token_lib.Token]) -> None:
       column += 1
 
 
+def _shade(tokens: Sequence[token_lib.Token], texts: Sequence[Shaded]) -> None:
+  """Puts shaded texts into the page in place of plain ones."""
+  plain = [token for token in tokens if token.info == _SHADED]
+  for token, text in zip(plain, texts, strict=True):
+    spans = "".join(
+      f'<span style="--shade-of: {shade:.3f}" title="{html.escape(title)}">'
+      f"{html.escape(words)}</span>"
+      for words, shade, title in text.pieces
+    )
+    token.type = "html_block"
+    token.content = f'<pre class="shaded">{spans}</pre>\n'
+
+
 def to_markdown(blocks: Sequence[Block]) -> str:
   """The same with links to the pictures, relative to the document."""
   return "\n\n".join(_markdown(block) for block in blocks) + "\n"
@@ -175,11 +206,10 @@ def _markdown(block: Block) -> str:
       return _plain(words)
     case Bullets(items):
       return "\n".join(f"- {_plain(item)}" for item in items)
+    case Shaded(pieces):  # Markdown has no shades.
+      return _fenced("".join(words for words, _, _ in pieces), _SHADED)
     case Code(words):
-      fence = "`" * max(
-        3, 1 + max(map(len, re.findall("`+", words)), default=0)
-      )
-      return f"{fence}\n{words}\n{fence}"
+      return _fenced(words)
     case Image(_, path, words):
       link = f"![{_plain(words)}]({urllib.parse.quote(path)})"
       return f"{link}\n\n*{_plain(words)}*"
@@ -196,6 +226,12 @@ def _markdown(block: Block) -> str:
         *([_markdown_cell(cell, False) for cell in row] for row in rows),
       ]
       return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _fenced(words: str, kind: str = "") -> str:
+  """Preformatted text, whatever backticks it has."""
+  fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
+  return f"{fence}{kind}\n{words}\n{fence}"
 
 
 def _markdown_cell(cell: Cell, marked: bool) -> str:

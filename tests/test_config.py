@@ -110,6 +110,13 @@ PAPERS = {
     "model.num_local_slots": 1024, "model.num_global_slots": 512,
     "model.loop_scale": -7.0, "model.update": "literal",
   },
+  # MELT-1.6B (table 6).
+  "lm_melt": {
+    "run.num_steps": 500, "run.batch_size": 32, "task.sequence_length": 10_000,
+    "model.chunk_size": 500, "model.num_layers": 24, "model.width": 2048,
+    "model.num_loops": 4, "optim.learning_rate": 8e-6, "optim.gate_rate": 62.5,
+    "optim.b2": 0.95, "optim.weight_decay": 1e-4, "optim.clip_norm": 1.0,
+  },
   # Stage 1b: 3 trillion tokens, 4 loops (arXiv 2510.25741).
   "lm_looped": {
     "run.num_steps": 715_000, "run.batch_size": 1024,

@@ -282,7 +282,8 @@ def _read_plan(path: pathlib.Path) -> Plan:
       name=path.stem.removeprefix("sweep-"),
       command=" ".join(["python -m loopjax.sweep", *arguments]),
       task=manifest.get("task", ""),
-      model=models[0] if models else "",
+      # The first may be of the family that others start from.
+      model=models[-1] if models else "",
       runs=[
         read_run(
           path.parent / item["directory"],

@@ -19,6 +19,7 @@ from loopjax.report.papers import (
   adaptive,
   disco,
   disco_language,
+  melt,
   of,
   sleep,
   utm,
@@ -275,6 +276,7 @@ def test_another_configuration_does_not_count(workdir):
     *(("depo_sleep", sleep.DEPO, name) for name in sleep.DEPO.sweeps),
     *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
     *(("lm_adaptive", adaptive.PAPER, n) for n in adaptive.PAPER.sweeps),
+    *(("lm_melt", melt.PAPER, name) for name in melt.PAPER.sweeps),
   ],
 )
 @pytest.mark.parametrize("preset", ["", "tiny", "smoke"])
@@ -288,9 +290,10 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
     row.label for row in rows if row.settings.get("task.format") in formats
   }
   assert expected == {row.label for row in matched if row}
-  if rows:  # The paper has no PonderLM here.
+  if rows:  # The paper has no PonderLM here, or not its own teacher.
     others = [i for i, row in zip(items, matched, strict=True) if row is None]
-    assert all(i.overrides["model.name"] == "ponderlm" for i in others)
+    outside = ("ponderlm", "looped") if file == "lm_melt" else ("ponderlm",)
+    assert all(i.overrides["model.name"] in outside for i in others)
   for settings in planned:  # No two rows fit equally well.
     fits = [
       len(row.settings) for row in rows if tables.fits(row.settings, settings)
@@ -410,6 +413,7 @@ def test_the_report_knows_every_sweep():
   for task in ("automaton", "depo", "gsm"):
     assert set(PAPERS[task].sweeps) == names_of(f"{task}_sleep")
   assert set(adaptive.PAPER.sweeps) == names_of("lm_adaptive")
+  assert set(melt.PAPER.sweeps) == names_of("lm_melt")
 
 
 def test_a_task_may_have_a_paper_for_each_family():
