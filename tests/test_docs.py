@@ -244,6 +244,18 @@ def test_results_are_those_of_their_pages(page):
   assert checked > 25 or page != "README.md"
 
 
+def test_every_page_of_the_site_is_in_its_contents():
+  """Sphinx says so, too, but its test is a long one."""
+  pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs")}
+  listed = {ROOT / "docs/index.md", ROOT / "docs/papers.md"}
+  for path in pages:
+    trees = re.findall(r"(?ms)^```\{toctree\}\n(.*?)^```", path.read_text())
+    for entry in re.findall(r"(?m)^[\w./*-]+$", "\n".join(trees)):
+      found = path.parent.glob(f"{entry}.md")
+      listed |= {place.resolve() for place in found}
+  assert pages <= listed
+
+
 @pytest.mark.long
 def test_the_site_builds_without_a_warning(tmp_path):
   for package in ("sphinx", "myst_parser", "furo"):
