@@ -35,12 +35,12 @@ _TINY = {
   "optim": {
     "name": "muon", "learning_rate": 4e-3, "muon_learning_rate": 0.02,
     "final_learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 50,
-    "b2": 0.98, "weight_decay": 0.01, "ema_decay": 0.99,
+    "b2": 0.98,
   },
   "loop": {"remat": "auto"},
   "run": {
-    "num_steps": 1000, "batch_size": 16, "steps_per_call": 10, "log_every": 50,
-    "checkpoint_every": 500,
+    "num_steps": 500, "batch_size": 16, "steps_per_call": 10, "log_every": 50,
+    "checkpoint_every": 250,
   },
   "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
 }  # fmt: skip

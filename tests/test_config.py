@@ -262,6 +262,8 @@ def test_blocks_lie_on_top_of_each_other():
   ("arg", "message"),
   [
     ("huge", "no preset 'huge'; there are gpu, nine, paper, smoke, tiny"),
+    ("nin", "smoke, tiny; did you mean 'nine'?"),
+    ("model.name=lopped", "utm; did you mean 'looped'?"),
     ("tiny,gpu", "presets tiny and gpu: name one"),
     ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
     ("smoke,model.width=wide", "model.width='wide'"),
@@ -279,6 +281,7 @@ def test_wrong_arguments_are_named(arg, message):
   [
     ({"model.name": "gpt"}, "model.name='gpt'"),
     ({"task.name": "chess"}, "task.name='chess'"),
+    ({"model.halting": "atc"}, "act, ponder, fixed; did you mean 'act'"),
     ({"loop.kind": "while"}, "loop.kind='while'"),
     ({"loop.remat": "some"}, "loop.remat='some'"),
     ({"run.num_steps": 0}, "run.num_steps=0"),

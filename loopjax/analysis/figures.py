@@ -17,6 +17,7 @@ from loopjax.analysis import (
   adaptive,
   curves,
   depth,
+  exits,
   halting,
   maps,
   passes,
@@ -100,6 +101,8 @@ FIGURES = (
   Figure("loops", (), adaptive.draw_loops),
   Figure("memory", (), adaptive.draw_memory),
   Figure("exits", (), adaptive.draw_exits),
+  Figure("exit_curve", (), exits.draw_curve),
+  Figure("exit_map", (), exits.draw_map),
   Figure("router", ("weight",), _router),
   Figure("halting", ("weight",), _halting),
   Figure("attention", ("attention",), _attention),
@@ -168,7 +171,8 @@ def make_figures(
     computed = thread.submit(_depth_scores, view)
     for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
       # A file of an earlier model would be mistaken for this one's.
-      (directory / f"{figure.name}.png").unlink(missing_ok=True)
+      for kind in ("png", "html"):
+        (directory / f"{figure.name}.{kind}").unlink(missing_ok=True)
       if set(figure.traces) <= view.output.trace.keys():
         files += attempt(figure.name, figure.draw, view) or []
     scores = attempt("depth", computed.result)

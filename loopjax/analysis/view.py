@@ -26,6 +26,8 @@ class View(NamedTuple):
 
   Attributes:
     settings: of the run.
+    graphdef: the model without its parameters.
+    params: its parameters, on this process' first device.
     spec: what the model knows about the task.
     num_memory: M, memory tokens before the sequence; 0 for none.
     batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
@@ -42,6 +44,8 @@ class View(NamedTuple):
   """
 
   settings: config_lib.Settings
+  graphdef: nnx.GraphDef
+  params: Any
   spec: TaskSpec
   num_memory: int
   batch: Mapping[str, np.ndarray]
@@ -73,9 +77,12 @@ def make_view(
   directory.mkdir(parents=True, exist_ok=True)
   model = settings.model
   batch = sample(dataset, max(settings.eval.depth_examples, NUM_LOOKED_AT))
+  params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
   forward = make_forward(settings, graphdef, params, batch)
   return View(
     settings=settings,
+    graphdef=graphdef,
+    params=params,
     spec=settings.spec,
     num_memory=(
       model.num_memory_tokens if isinstance(model, MemoryTokens) else 0

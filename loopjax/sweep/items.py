@@ -9,7 +9,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets, sections
-from loopjax.errors import UserError
+from loopjax.errors import UserError, similar
 from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
 
@@ -60,6 +60,7 @@ def make_items(
   if name not in there_are:
     raise UserError(
       f"--sweep={name}: no such sweep; there are {', '.join(sorted(there_are))}"
+      + similar(name, there_are)
     )
   base = config_lib.to_dict(config)
   items: list[Item] = []

@@ -39,6 +39,8 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
   batch = view_lib.sample(analysis_examples.make_dataset(20, 20), 20)
   view = view_lib.View(
     settings=settings,
+    graphdef=graphdef,
+    params=params,
     spec=settings.task_module.spec(settings.task),
     num_memory=settings.model.num_memory_tokens,
     batch=batch,
@@ -111,6 +113,8 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
   batch["group/split"] = np.array([0, 2] * 10)
   view = view_lib.View(
     settings=settings,
+    graphdef=graphdef,
+    params=params,
     spec=settings.task_module.spec(settings.task),
     num_memory=settings.model.num_memory_tokens,
     batch=batch,

@@ -366,6 +366,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     (["--config=configs/nothing.py"], "configs/nothing.py"),
     ([], "--config=FILE and --sweep=NAME are needed"),
     (["--sweep=depht", "--workdir=x"], "no such sweep; there are ablation"),
+    (["--sweep=depht", "--workdir=x"], "width; did you mean 'depth'?"),
     (["--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
   ],
 )

@@ -144,6 +144,7 @@ _SCALE = (
 
 PAPER = Paper(
   name="MELT, arXiv 2605.07721",
+  size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _CACHE),
   scale=_SCALE,

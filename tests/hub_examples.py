@@ -7,7 +7,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
 def oracle(name):

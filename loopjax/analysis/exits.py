@@ -1,0 +1,272 @@
+"""Exits by the gate of a looped model against loops that are all run.
+
+Ouro (arXiv 2510.25741, sections 3.2 and 5): what a token gains by each loop,
+whether the gate knows it, and what loops after the trained ones do.
+"""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from matplotlib import ticker
+
+from loopjax import document
+from loopjax.analysis import draw
+from loopjax.analysis import view as view_lib
+from loopjax.data.text import task as text_task
+from loopjax.data.text.tokenizer import Tokenizer
+from loopjax.loop import exits
+from loopjax.losses import tokens as token_losses
+from loopjax.models import looped
+from loopjax.run import workdir as workdir_lib
+from loopjax.step import model_inputs
+from loopjax.types import PRECISIONS, Array
+
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+MAP_THRESHOLD = 0.5
+_BEYOND = 2  # Times the trained number of loops.
+_NUM_ROWS, _CHUNK, _NUM_DRAWN = 128, 16, 4
+
+
+class Losses(NamedTuple):
+  """Of some rows, after every loop.
+
+  Attributes:
+    losses: cross-entropy of each token, f32 [K', B, T], nats; K' is twice the
+      trained number of loops K.
+    gates: logits of the gate, f32 [K, B, T].
+    changes: f32 [K, B, T], see `loop.exits.relative_change`; of the first loop
+      from the embedding.
+    weights: of the tokens, f32 [B, T].
+  """
+
+  losses: np.ndarray
+  gates: np.ndarray
+  changes: np.ndarray
+  weights: np.ndarray
+
+
+def draw_curve(view: view_lib.View) -> list[pathlib.Path]:
+  """exit_curve.png and .json: loss against the loops that tokens run."""
+  if not _has_gate(view):
+    return []
+  found = measure(view)
+  trained = view.settings.model.num_loops
+  fixed, gate, change = (
+    curve(found, trained, by) for by in ("fixed", "gate", "change")
+  )
+  figure = draw.new(7.5, 4.6)
+  axes = figure.subplots()
+  for rows, color, label in (
+    (fixed, draw.GREY, "every token runs as many"),
+    (gate, draw.BLUE, "exit by the gate"),
+    (change, draw.ORANGE, "exit by the change of the state"),
+  ):
+    loops, losses, errors = (
+      [row[name] for row in rows] for name in ("loops", "loss", "error")
+    )
+    axes.errorbar(
+      loops, losses, errors, color=color, marker="o", ms=4, capsize=2,
+      label=label,
+    )  # fmt: skip
+  axes.axvline(trained, color=draw.GREY, linestyle=":")
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  draw.tidy(
+    axes,
+    f"Loss by loops run, {found.losses.shape[1]} rows; trained with {trained}",
+    "loops per token",
+    "nats per token, ±1 standard error of the difference",
+  )
+  axes.legend(frameon=False, fontsize=9)
+  numbers = view.directory / "exit_curve.json"
+  content = {
+    "rows": found.losses.shape[1],
+    "trained_num_loops": trained,
+    "earlier_tokens": "run all loops",
+    "fixed": fixed,
+    "gate": gate,
+    "change": change,
+  }
+  workdir_lib.write_json(numbers, content)
+  return [draw.save(figure, view.directory / "exit_curve.png"), numbers]
+
+
+def draw_map(view: view_lib.View) -> list[pathlib.Path]:
+  """exit_map.html: text, each token by the loop after which it is read out."""
+  task = view.settings.task
+  if not _has_gate(view) or not isinstance(task, text_task.Config):
+    return []
+  found = measure(view, _NUM_DRAWN)
+  trained = view.settings.model.num_loops
+  steps = exit_steps(found, trained, "gate", MAP_THRESHOLD)
+  tokenizer = Tokenizer(task.tokenizer, task.end_token)
+  blocks: list[document.Block] = [
+    document.Heading(1, "When tokens exit"),
+    document.Paragraph(
+      f"A token is the darker, the more of the {trained} loops were run to"
+      " predict it: it is read out once the gate's chance to have left is at"
+      f" least {MAP_THRESHOLD:g}. Earlier tokens run all loops. Point at a"
+      " token for its loss after each loop, in nats."
+    ),
+  ]
+  for row in range(len(steps)):
+    targets = view.batch["targets"][row]
+    known = np.flatnonzero(found.weights[row] > 0)
+    pieces = [
+      (
+        text,
+        (steps[row, place] - 1) / (trained - 1),
+        note(found.losses[:trained, row, place], int(steps[row, place])),
+      )
+      for text, place in zip(
+        _texts(tokenizer, targets[known].tolist()), known, strict=True
+      )
+    ]
+    mean = steps[row, known].mean() if len(known) else 0.0
+    blocks += [
+      document.Heading(2, f"Row {row + 1}: {mean:.2f} loops a token"),
+      document.Shaded(pieces),
+    ]
+  path = view.directory / "exit_map.html"
+  path.write_text(document.to_html("When tokens exit", blocks))
+  return [path]
+
+
+def measure(view: view_lib.View, num_rows: int = _NUM_ROWS) -> Losses:
+  """Runs the model twice as often as it was trained to, and reads each loop."""
+  settings = view.settings
+  trained = settings.model.num_loops
+  batch = {name: x[:num_rows] for name, x in view.batch.items()}
+  run = jax.jit(
+    functools.partial(_of_rows, graphdef=view.graphdef, num_loops=trained)
+  )
+  parts = []
+  for start in range(0, len(batch["inputs"]), _CHUNK):
+    chunk = {name: x[start : start + _CHUNK] for name, x in batch.items()}
+    rows = {**model_inputs(chunk), "targets": chunk["targets"]}
+    parts.append(jax.device_get(run(view.params, rows)))
+  losses, gates, changes = (
+    np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)
+  )
+  return Losses(losses, gates, changes, batch["weights"])
+
+
+def _of_rows(
+  params: Any, rows: dict[str, Array], *, graphdef: Any, num_loops: int
+) -> tuple[Array, Array, Array]:
+  """Losses, gates and changes of `Losses`."""
+  model: looped.Model = nnx.merge(graphdef, params)
+  output = model(
+    rows["inputs"],
+    documents=rows.get("documents"),
+    num_loops=_BEYOND * num_loops,
+    trace=("hidden",),
+  )
+  hidden = output.trace["hidden"]
+  losses = token_losses.of_loops(
+    model.normed(hidden),
+    model.readout_table(),
+    rows,
+    num_padding_tokens=model.spec.num_padding_tokens,
+    precision=PRECISIONS[model.config.precision],
+  )
+  first = model.embed(rows["inputs"], None)[None]
+  hidden = hidden[:num_loops]
+  before = jnp.concatenate([first.astype(hidden.dtype), hidden[:-1]])
+  changes = exits.relative_change(before, hidden)
+  return losses, model.exit_logits(hidden), changes
+
+
+def exit_steps(
+  found: Losses, num_loops: int, rule: str, threshold: float
+) -> np.ndarray:
+  """Loops that each token runs before it is read out, int [B, T], from 1.
+
+  Args:
+    found: of some rows.
+    num_loops: K, the most.
+    rule: "gate" or "change", see `loop.exits.Exits`.
+    threshold: in (0, 1]; 1 for no exits.
+  """
+  if rule == "gate":
+    gates = jnp.asarray(found.gates[:num_loops])
+    return np.asarray(exits.first_loop(gates, threshold)) + 1
+  leaves = (found.changes[:num_loops] <= 1 - threshold) & (threshold < 1)
+  leaves[-1] = True
+  return np.argmax(leaves, axis=0) + 1
+
+
+def curve(found: Losses, trained: int, by: str) -> list[dict[str, float]]:
+  """Loss and loops per token, weighted by token.
+
+  Args:
+    found: of some rows.
+    trained: number of loops in training, the most of an exit.
+    by: "fixed", a row for every number of loops; or a rule of `exit_steps`, a
+      row for every threshold.
+
+  Returns:
+    Rows of "loops" and "loss" per token, "error", the standard error of the
+    loss's difference from that of all trained loops, over rows of text, and
+    "threshold" of an exit.
+  """
+  weights = found.weights.astype(np.float64)
+  weights /= max(weights.sum(), 1e-9)
+  full = found.losses[trained - 1]
+
+  def row(steps: np.ndarray, **more: float) -> dict[str, float]:
+    losses = np.take_along_axis(found.losses, steps[None] - 1, axis=0)[0]
+    change = losses - full
+    mean = np.sum(weights * change)
+    off = np.sum(weights * (change - mean), axis=1)  # Rows are independent.
+    return {
+      **more,
+      "loops": float(np.sum(weights * steps)),
+      "loss": float(np.sum(weights * losses)),
+      "error": float(np.sqrt(np.sum(off**2))),
+    }
+
+  if by == "fixed":
+    counts = range(1, len(found.losses) + 1)
+    return [row(np.full(full.shape, count)) for count in counts]
+  return [
+    row(exit_steps(found, trained, by, threshold), threshold=threshold)
+    for threshold in THRESHOLDS
+  ]
+
+
+def note(losses: np.ndarray, step: int) -> str:
+  """What is said of a token: its exit, and its loss after each loop."""
+  by_loop = ", ".join(f"{loss:.2f}" for loss in losses)
+  return f"read out after loop {step}; loss by loop: {by_loop}"
+
+
+def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+  """The text of each token; of half a character, nothing until it is whole."""
+  texts: list[str] = []
+  waiting: list[int] = []
+  for token in ids:
+    if token == tokenizer.end:
+      texts.append("\n¶\n")
+      waiting = []
+      continue
+    waiting.append(token)
+    text = tokenizer.decode(waiting)
+    whole = not text.endswith("\ufffd") or len(waiting) == 4
+    texts.append(text if whole else "")
+    waiting = [] if whole else waiting
+  return texts
+
+
+def _has_gate(view: view_lib.View) -> bool:
+  """Whether the model has a gate that was trained."""
+  model = view.settings.model
+  return isinstance(model, looped.Config) and model.exit_gate in (
+    "joint",
+    "alone",
+  )

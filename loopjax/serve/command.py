@@ -1,0 +1,205 @@
+"""The command: a model, its engine, and the server until it is ended."""
+
+import contextlib
+import pathlib
+import signal
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+import uvicorn
+
+from loopjax import subject as subject_lib
+from loopjax.errors import UserError
+from loopjax.generate import chat, source
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request
+from loopjax.hub import convert
+from loopjax.serve import app as app_lib
+from loopjax.serve.protocol import Reader
+from loopjax.serve.worker import Worker
+from loopjax.subject import Subject
+
+_LOCAL = ("127.0.0.1", "localhost")  # Needs no token.
+_LEAST = 16  # Characters of a token.
+_GRACE = 30  # Seconds for what is being written when the server is ended.
+
+
+class Options(NamedTuple):
+  """The flags, see `loopjax.serve.__main__`."""
+
+  workdir: pathlib.Path | None
+  hub: pathlib.Path | None
+  dtype: str | None
+  checkpoint: int | None
+  num_loops: int | None
+  exit_rule: str | None
+  exit_kept: str
+  cache_kind: str | None
+  name: str | None
+  host: str
+  port: int
+  token_file: pathlib.Path | None
+  slots: int
+  max_waiting: int
+  max_tokens: int | None
+  max_new_tokens: int | None
+
+
+def run(options: Options) -> int:
+  """Serves until SIGTERM or Ctrl-C; returns the exit status.
+
+  Texts that are being written then have 30 s to end.
+
+  Raises:
+    UserError: impossible flags, a model that cannot be read, or an address that
+      cannot be had.
+  """
+  token = _token(options)
+  _check(options)
+  with contextlib.closing(_bound(options)) as bound:
+    subject = _subject(options)
+    engine = source.make_engine(
+      subject,
+      num_slots=options.slots,
+      max_tokens=options.max_tokens or subject.context_length,
+      cache_kind=options.cache_kind,
+      exit_rule=options.exit_rule,
+      exit_kept=options.exit_kept,
+    )
+    # The first client does not wait for what is compiled, or finds it broken.
+    engine.generate([Request((subject.tokenizer.end,), 2)])
+    return _serve(options, subject, engine, token, bound)
+
+
+def _serve(
+  options: Options,
+  subject: Subject,
+  engine: Engine,
+  token: str,
+  bound: socket.socket,
+) -> int:
+  folder = options.hub or options.workdir
+  assert folder is not None  # `_check` has seen to that.
+  name = options.name or folder.resolve().name
+  worker = Worker(engine, options.slots + options.max_waiting, lambda: stop())
+  limit = options.max_new_tokens or options.max_tokens or subject.context_length
+  template = _template(options.hub or folder / convert.DIRECTORY)
+  reader = Reader(name, subject.tokenizer, engine.max_tokens, limit, template)
+  local = options.host in _LOCAL
+  server = uvicorn.Server(
+    uvicorn.Config(
+      app_lib.make_app(
+        worker, reader, token=token, hosts=list(_LOCAL) if local else ["*"]
+      ),
+      log_level="warning",
+      access_log=False,
+      ws="none",
+      timeout_graceful_shutdown=_GRACE,
+    )
+  )
+
+  def stop() -> None:
+    server.should_exit = True
+
+  host, port = bound.getsockname()[:2]
+  place = f"[{host}]" if ":" in host else host
+  print(
+    f"serving {name} at http://{place}:{port}/v1: {options.slots} texts at"
+    f" once, {options.max_waiting} may wait",
+    flush=True,
+  )
+  # uvicorn raises the signal again that has ended it.
+  with _handled(signal.SIGTERM), _handled(signal.SIGINT):
+    server.run(sockets=[bound])
+  print("ended", flush=True)
+  return 1 if worker.broken else 0
+
+
+@contextlib.contextmanager
+def _handled(number: signal.Signals):
+  """A signal that reaches this process has no effect of its own."""
+  before = signal.signal(number, lambda *_: None)
+  try:
+    yield
+  finally:
+    signal.signal(number, before)
+
+
+def _subject(options: Options) -> Subject:
+  """The model."""
+  if options.hub:
+    return source.of_folder(
+      options.hub,
+      dtype=options.dtype or "bfloat16",
+      num_loops=options.num_loops,
+    )
+  assert options.workdir is not None  # `_check` has seen to that.
+  return subject_lib.load(
+    options.workdir, num_loops=options.num_loops, checkpoint=options.checkpoint
+  )
+
+
+def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
+  """Messages to a prompt; None, and a line that says why, if there is none."""
+  try:
+    return chat.template(folder)
+  except UserError as error:
+    print(f"no conversations: {error}", flush=True)
+    return None
+
+
+def _token(options: Options) -> str:
+  """The bearer token, which other machines need."""
+  if options.token_file is None:
+    if options.host in _LOCAL:
+      return ""
+    raise UserError(
+      f"--host={options.host} lets other machines in; give --token_file=FILE"
+      " with the bearer token that they must send"
+    )
+  try:
+    token = options.token_file.read_text().strip()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(
+      f"--token_file={options.token_file}: cannot be read: {error}"
+    ) from error
+  if len(token) < _LEAST or not (token.isascii() and token.isprintable()):
+    raise UserError(
+      f"--token_file={options.token_file}: a token has at least {_LEAST}"
+      " characters, all of them ASCII"
+    )
+  return token
+
+
+def _bound(options: Options) -> socket.socket:
+  """A socket at the address."""
+  family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+  try:
+    return socket.create_server((options.host, options.port), family=family)
+  except OSError as error:
+    raise UserError(
+      f"--host={options.host} --port={options.port}: {error}"
+    ) from error
+
+
+def _check(options: Options) -> None:
+  """Raises UserError for flags that contradict each other."""
+  if (options.workdir is None) == (options.hub is None):
+    raise UserError("give --workdir=DIR of a run, or --hub=DIR, a folder")
+  if options.workdir and options.dtype:
+    raise UserError("--dtype has no effect on the model of a run")
+  if options.hub and options.checkpoint is not None:
+    raise UserError("--checkpoint has no effect on a folder")
+  if not 0 <= options.port <= 65_535:
+    raise UserError(f"--port={options.port} must be from 0 to 65535")
+  for name, least in (
+    ("num_loops", 1),
+    ("slots", 1),
+    ("max_waiting", 0),
+    ("max_tokens", 2),
+    ("max_new_tokens", 1),
+  ):
+    value = getattr(options, name)
+    if value is not None and value < least:
+      raise UserError(f"--{name}={value} must be at least {least}")

@@ -1,0 +1,239 @@
+"""The thread of the engine, and what an event loop sees of it.
+
+Nothing but this thread touches the engine. Commands go in through a queue, and
+after each step the event loop is woken once, with the tokens of all requests.
+"""
+
+import asyncio
+import collections
+import functools
+import queue
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+
+from loopjax.errors import UserError
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request, Token
+
+# Of a job: numbers of its requests, and their next tokens.
+News = list[tuple[int, Token]]
+
+
+class FullError(Exception):
+  """As many requests as may be let in are running or waiting."""
+
+
+class BrokenError(Exception):
+  """The engine has failed, and answers nothing any more."""
+
+
+class Job:
+  """Requests of one client, answered together.
+
+  Attributes:
+    requests: what is asked.
+    unread: numbers of those whose last token has not been read.
+    accepted: done when the engine has taken them, or refused one.
+  """
+
+  def __init__(self, requests: Sequence[Request]):
+    self.requests = tuple(requests)
+    self.unread = set(range(len(self.requests)))
+    self.accepted = asyncio.get_running_loop().create_future()
+    self._arrived: asyncio.Queue[News | Exception] = asyncio.Queue()
+
+  def put(self, news: News | Exception) -> None:
+    """Called in the event loop, with what the engine has made."""
+    self._arrived.put_nowait(news)
+
+  async def tokens(self) -> AsyncGenerator[News, None]:
+    """The tokens of all requests, several at a time, to the end.
+
+    Raises:
+      BrokenError: the engine has failed.
+    """
+    while self.unread:
+      arrived = await self._arrived.get()
+      if isinstance(arrived, Exception):
+        raise arrived
+      news = [(n, token) for n, token in arrived if n in self.unread]
+      self.unread -= {n for n, token in news if token.finish}
+      yield news
+
+
+class Worker:
+  """Runs an engine in a thread of its own; called in one event loop.
+
+  Attributes:
+    capacity: requests that may be running or waiting.
+    broken: whether the engine has failed.
+  """
+
+  def __init__(
+    self,
+    engine: Engine,
+    capacity: int,
+    on_failure: Callable[[], None] = lambda: None,
+  ):
+    """The thread begins with `start`.
+
+    Args:
+      engine: nobody else may use it from now on.
+      capacity: requests that may be running or waiting.
+      on_failure: called in the event loop if the engine fails.
+    """
+    self.capacity = capacity
+    self._engine, self._on_failure = engine, on_failure
+    self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    self._thread = threading.Thread(
+      target=self._run, name="engine", daemon=True
+    )
+    self.broken = False
+    # Of the event loop: what the engine has not ended yet.
+    self._running: dict[Job, set[int]] = {}
+    # Of the thread: jobs and their requests by the engine's numbers.
+    self._owners: dict[int, tuple[Job, int]] = {}
+    self._stopping = False
+
+  def start(self) -> None:
+    """Starts the thread, in the event loop that it will report to."""
+    self._loop = asyncio.get_running_loop()
+    self._thread.start()
+
+  async def stop(self) -> None:
+    """Ends the thread after its present step; what is running is dropped."""
+    self._commands.put(self._end)
+    await asyncio.to_thread(self._thread.join)
+
+  @property
+  def healthy(self) -> bool:
+    """Whether requests are answered."""
+    return self._thread.is_alive() and not self.broken
+
+  @property
+  def num_live(self) -> int:
+    """Requests that are running or waiting."""
+    return sum(map(len, self._running.values()))
+
+  async def submit(self, requests: Sequence[Request]) -> Job:
+    """Hands requests to the engine, all of them or none.
+
+    Raises:
+      FullError: there is no room.
+      BrokenError: the engine has failed.
+      UserError: the engine refuses one.
+    """
+    if not self.healthy:
+      raise BrokenError
+    if self.num_live + len(requests) > self.capacity:
+      raise FullError
+    job = Job(requests)
+    self._running[job] = set(job.unread)
+    self._commands.put(functools.partial(self._add, job))
+    try:
+      await job.accepted
+    except BaseException:
+      self.cancel(job)
+      raise
+    return job
+
+  def cancel(self, job: Job, numbers: Collection[int] | None = None) -> None:
+    """Ends requests of a job, all if None; what has ended is no error.
+
+    Their slots are free after the present step.
+    """
+    numbers = job.unread if numbers is None else numbers
+    ended = self._running.get(job, set()).intersection(numbers)
+    job.unread -= set(numbers)
+    if ended:
+      self._leave(job, ended)
+      self._commands.put(functools.partial(self._drop, job, ended))
+
+  # In the event loop, called by the thread.
+
+  def _leave(self, job: Job, ended: set[int]) -> None:
+    left = self._running.get(job, set()) - ended
+    if left:
+      self._running[job] = left
+    else:
+      self._running.pop(job, None)
+
+  def _answer(self, job: Job, refusal: UserError | None) -> None:
+    if job.accepted.done():  # Its client has gone.
+      return
+    if refusal:
+      job.accepted.set_exception(refusal)
+    else:
+      job.accepted.set_result(None)
+
+  def _deliver(self, news: dict[Job, News]) -> None:
+    for job, tokens in news.items():
+      self._leave(job, {n for n, token in tokens if token.finish})
+      job.put(tokens)
+
+  def _fail(self) -> None:
+    self.broken = True
+    for job in list(self._running):
+      job.put(BrokenError())
+      if not job.accepted.done():
+        job.accepted.set_exception(BrokenError())
+    self._running.clear()
+    self._on_failure()
+
+  # In the thread.
+
+  def _run(self) -> None:
+    try:
+      while not self._stopping:
+        self._obey()
+        if not self._stopping and not self._engine.idle:
+          self._step()
+    except Exception:  # Whatever a device or a program raises.
+      traceback.print_exc()
+      self._loop.call_soon_threadsafe(self._fail)
+
+  def _obey(self) -> None:
+    """Does what is asked; waits for it while there is nothing else to do."""
+    if self._engine.idle:
+      self._commands.get()()
+    while not self._stopping:
+      try:
+        command = self._commands.get_nowait()
+      except queue.Empty:
+        return
+      command()
+
+  def _step(self) -> None:
+    news: dict[Job, News] = collections.defaultdict(list)
+    for token in self._engine.step():
+      job, number = self._owners[token.request]
+      news[job].append((number, token))
+      if token.finish:
+        del self._owners[token.request]
+    if news:
+      self._loop.call_soon_threadsafe(self._deliver, dict(news))
+
+  def _add(self, job: Job) -> None:
+    added: list[int] = []
+    refusal = None
+    try:
+      for request in job.requests:
+        added.append(self._engine.add(request))
+    except UserError as error:
+      refusal = error
+    if refusal:
+      for number in added:
+        self._engine.cancel(number)
+    else:
+      self._owners |= {x: (job, n) for n, x in enumerate(added)}
+    self._loop.call_soon_threadsafe(self._answer, job, refusal)
+
+  def _drop(self, job: Job, numbers: set[int]) -> None:
+    for x, (owner, number) in list(self._owners.items()):
+      if owner is job and number in numbers:
+        self._engine.cancel(x)
+        del self._owners[x]
+
+  def _end(self) -> None:
+    self._stopping = True

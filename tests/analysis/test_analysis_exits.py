@@ -1,0 +1,169 @@
+"""Exits of looped models: by hand, against the model, and drawn."""
+
+import functools
+import html
+import json
+import re
+
+import analysis_examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from loopjax.analysis import exits
+from loopjax.analysis import view as view_lib
+from loopjax.data.text.config import Config as TextConfig
+from loopjax.losses import tokens as token_losses
+
+LOOPS = 3
+
+
+def make_view(directory, **overrides):
+  settings = analysis_examples.make_settings(
+    "looped", eval__depth_factor=0, **overrides
+  )
+  graphdef, params = analysis_examples.make_model(settings)
+  if "exit_gate" in params:  # As if it had learned to tell tokens apart.
+    kernel = params["exit_gate"]["kernel"]
+    params["exit_gate"]["kernel"] = 50 * kernel
+  dataset = analysis_examples.make_dataset()
+  return view_lib.make_view(settings, graphdef, params, dataset, [], directory)
+
+
+def by_hand():
+  """Two rows of two tokens; the last one does not count."""
+  losses = np.array([
+    [[3.0, 1.0], [2.0, 9.0]],
+    [[2.0, 2.0], [2.0, 9.0]],
+    [[1.0, 3.0], [2.0, 9.0]],
+    [[9.0, 9.0], [9.0, 9.0]],
+  ])  # fmt: skip
+  # Chances to have left: 1/2, 3/4; all but none; none, 1/2.
+  gates = np.array([
+    [[0.0, 50.0], [-50.0, 0.0]],
+    [[0.0, 0.0], [0.0, 0.0]],
+    [[0.0, 0.0], [0.0, 0.0]],
+  ])  # fmt: skip
+  changes = np.array([
+    [[1.0, 0.1], [0.5, 0.0]],
+    [[0.3, 0.0], [0.5, 0.0]],
+    [[0.2, 0.0], [0.5, 0.0]],
+  ])  # fmt: skip
+  weights = np.array([[1.0, 1.0], [1.0, 0.0]])
+  return exits.Losses(losses, gates.astype(np.float32), changes, weights)
+
+
+@pytest.mark.parametrize(
+  ("rule", "threshold", "expected"),
+  [
+    ("gate", 0.4, [[1, 1], [2, 1]]),
+    ("gate", 0.7, [[2, 1], [3, 2]]),
+    ("gate", 0.8, [[3, 1], [3, 3]]),
+    ("gate", 1.0, [[3, 3], [3, 3]]),
+    ("change", 0.7, [[2, 1], [3, 1]]),
+    ("change", 0.4, [[2, 1], [1, 1]]),
+    ("change", 1.0, [[3, 3], [3, 3]]),
+  ],
+)
+def test_loops_that_tokens_run(rule, threshold, expected):
+  steps = exits.exit_steps(by_hand(), LOOPS, rule, threshold)
+  assert steps.tolist() == expected
+
+
+def test_a_curve_is_loss_against_loops():
+  found = by_hand()
+  rows = {row["threshold"]: row for row in exits.curve(found, LOOPS, "gate")}
+  assert rows[0.7]["loops"] == pytest.approx((2 + 1 + 3) / 3)
+  assert rows[0.7]["loss"] == pytest.approx((2 + 1 + 2) / 3)
+  # Off the full depth by +1, -2 in a row, by 0 in the other; -1/3 on average.
+  off = [(1 + 1 / 3 - 2 + 1 / 3) / 3, (0 + 1 / 3) / 3]
+  assert rows[0.7]["error"] == pytest.approx(np.hypot(*off))
+  assert (rows[1.0]["loops"], rows[1.0]["error"]) == (3, 0)
+  assert rows[1.0]["loss"] == 2.0
+  fixed = exits.curve(found, LOOPS, "fixed")
+  assert [row["loops"] for row in fixed] == pytest.approx([1, 2, 3, 4])
+  assert [row["loss"] for row in fixed] == pytest.approx([2, 2, 2, 9])
+
+
+def test_what_is_measured_is_what_the_model_does(tmp_path):
+  view = make_view(tmp_path, model__exit_gate="joint")
+  found = exits.measure(view, 18)  # In parts that differ in size.
+  inputs, targets = view.batch["inputs"][:18], view.batch["targets"][:18]
+  model = nnx.merge(view.graphdef, view.params)
+  assert found.losses.shape == (2 * LOOPS, *inputs.shape)
+  states = [model.embed(inputs, None)]
+  for loops in (2, 2 * LOOPS):
+    run = functools.partial(model, num_loops=loops, trace=("hidden",))
+    output = jax.jit(run)(inputs)
+    expected = token_losses.token_cross_entropy(
+      output.logits, jnp.asarray(targets)
+    )
+    np.testing.assert_allclose(found.losses[loops - 1], expected, atol=1e-5)
+  states += list(output.trace["hidden"])
+  for loop in range(LOOPS):
+    before, after = states[loop : loop + 2]
+    np.testing.assert_allclose(
+      found.gates[loop], model.exit_logits(after), atol=1e-4
+    )
+    change = np.linalg.norm(after - before, axis=-1)
+    norm = np.linalg.norm(after, axis=-1)
+    np.testing.assert_allclose(found.changes[loop], change / norm, atol=1e-5)
+  np.testing.assert_array_equal(found.weights, view.batch["weights"][:18])
+
+
+def test_the_curve_is_drawn_with_its_numbers(tmp_path):
+  view = make_view(tmp_path, model__exit_gate="joint")
+  files = exits.draw_curve(view)
+  assert files == [tmp_path / "exit_curve.png", tmp_path / "exit_curve.json"]
+  assert all(file.stat().st_size for file in files)
+  numbers = json.loads(files[1].read_text())
+  found = exits.measure(view)
+  assert numbers["gate"] == exits.curve(found, LOOPS, "gate")
+  assert len(numbers["fixed"]) == 2 * LOOPS
+  loops = [row["loops"] for row in numbers["gate"]]
+  assert loops == sorted(loops)
+  assert loops[0] < loops[-1] == pytest.approx(LOOPS)
+  assert exits.draw_map(view) == []  # A board is no text.
+
+
+@pytest.mark.parametrize("gate", ["none", "unused"])
+def test_a_gate_that_was_not_trained_is_not_drawn(tmp_path, gate):
+  view = make_view(tmp_path, model__exit_gate=gate)
+  assert exits.draw_curve(view) == exits.draw_map(view) == []
+
+
+def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
+  """Hostile text, a character of three bytes, and the end of a document."""
+  text = '<b onload="x">&☃'
+  targets = np.array([[*text.encode(), 256, ord("z"), 0]])
+  length = targets.shape[1]
+  losses = np.arange(2.0 * LOOPS)[:, None, None] + np.zeros((1, length))
+  gates = np.full((LOOPS, 1, length), -50.0, np.float32)
+  gates[0, 0, 0] = 50.0  # The first token exits at once, the others never.
+  weights = np.ones((1, length))
+  weights[0, -1] = 0.0
+  found = exits.Losses(losses, gates, gates, weights)
+  monkeypatch.setattr(exits, "measure", lambda *_: found)
+  view = make_view(tmp_path, model__exit_gate="joint")
+  task = TextConfig(train_files="made:arithmetic")
+  view = view._replace(
+    settings=view.settings._replace(task=task),
+    batch={**view.batch, "targets": targets},
+  )
+  (path,) = exits.draw_map(view)
+  page = path.read_text()
+  (block,) = re.findall(r'<pre class="shaded">(.*?)</pre>', page, re.DOTALL)
+  spans = re.findall(
+    r'<span style="--shade-of: ([\d.]+)" title="([^"]*)">([^<]*)</span>', block
+  )
+  assert len(spans) == length - 1
+  assert re.sub(r"<span [^>]*>|</span>", "", block) == (
+    html.escape(text) + "\n¶\nz"
+  )
+  assert [float(shade) for shade, _, _ in spans] == [0.0] + [1.0] * (length - 2)
+  assert spans[0][1] == "read out after loop 1; loss by loop: 0.00, 1.00, 2.00"
+  assert "http" not in page.replace("http-equiv", "")  # It needs nothing else.
+  mean = (1 + 3 * (length - 2)) / (length - 1)
+  assert f"Row 1: {mean:.2f} loops a token" in page

@@ -1,0 +1,455 @@
+"""The endpoint over a real server, and an engine whose texts are known."""
+
+import concurrent.futures
+import json
+import time
+
+import pytest
+
+from loopjax.generate.requests import Request
+from loopjax.generate.sampling import Sampling
+
+httpx = pytest.importorskip("httpx")
+for name in ("uvicorn", "starlette", "prometheus_client"):
+  pytest.importorskip(name)
+examples = pytest.importorskip("serve_examples")
+
+TEXT = examples.TEXT
+LENGTH = len(TEXT.encode())
+
+
+def template(messages):
+  return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+
+
+@pytest.fixture(scope="module")
+def served():
+  with examples.serve(examples.Engine(), chat=template) as made:
+    yield made
+
+
+@pytest.fixture
+def alone():
+  """A server for one test, of two slots and room for three requests."""
+  with examples.serve(examples.Engine(num_slots=2), capacity=3) as made:
+    yield made
+
+
+def wait_for(what):
+  for _ in range(1000):
+    if what():
+      return
+    time.sleep(0.01)
+  raise AssertionError("it does not happen")
+
+
+def post_body(served, body):
+  headers = {"Content-Type": "application/json"}
+  return served.client.post("/v1/completions", content=body, headers=headers)
+
+
+def events(response):
+  """The parts of a stream; the last one says that it is over."""
+  lines = [line for line in response.text.split("\n\n") if line]
+  assert all(line.startswith("data: ") for line in lines)
+  assert lines[-1] == "data: [DONE]"
+  return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_a_completion(served):
+  answer = served.post(prompt="Go", max_tokens=99, model="tiny").json()
+  (choice,) = answer["choices"]
+  assert choice == {
+    "index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop",
+  }  # fmt: skip
+  assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
+  assert answer["usage"] == {
+    "prompt_tokens": 3,  # The end of another document comes first.
+    "completion_tokens": LENGTH + 1,
+    "total_tokens": LENGTH + 4,
+    "loops_per_token": 2.0,
+  }
+  assert served.engine.added[-1].prompt == (256, ord("G"), ord("o"))
+
+
+def test_what_is_asked_reaches_the_engine(served):
+  served.engine.added.clear()
+  served.engine.live.clear()
+  response = served.post(
+    prompt=["a", "bc"], n=2, max_tokens=3, temperature=0.5, top_p=0.9, top_k=7,
+    min_p=0.1, repetition_penalty=1.5, seed=11, logprobs=4, loops=4, exit=0.7,
+    user="me",
+  )  # fmt: skip
+  assert response.status_code == 200
+  sampling = {
+    "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1,
+    "repetition_penalty": 1.5,
+  }  # fmt: skip
+  assert served.engine.added == [
+    Request(
+      (256, *prompt), 3, Sampling(**sampling, seed=seed), (256,), 4, 4, 0.7
+    )
+    for prompt in (b"a", b"bc")
+    for seed in (11, 12)
+  ]
+  assert [c["index"] for c in response.json()["choices"]] == [0, 1, 2, 3]
+
+
+def test_ids_are_prompts_too(served):
+  served.post(prompt=[5, 6], max_tokens=1)
+  assert served.engine.added[-1].prompt == (5, 6)
+  served.post(prompt=[[5, 6], [7]], max_tokens=1)
+  assert [r.prompt for r in served.engine.added[-2:]] == [(5, 6), (7,)]
+
+
+def test_without_a_seed_every_request_has_another_one(served):
+  for _ in range(2):
+    served.post(prompt="a", max_tokens=1)
+  one, other = (r.sampling.seed for r in served.engine.added[-2:])
+  assert one != other
+
+
+def test_a_conversation_is_written_by_the_template(served):
+  messages = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+  ]
+  path = "/v1/chat/completions"
+  answer = served.post(path, messages=messages).json()
+  assert answer["object"] == "chat.completion"
+  assert answer["choices"][0]["message"] == {
+    "role": "assistant", "content": TEXT,
+  }  # fmt: skip
+  request = served.engine.added[-1]
+  assert bytes(request.prompt).decode() == "<system>Be brief.<user>Hi"
+  assert request.max_new_tokens == 100  # All that is allowed.
+  served.post(path, messages=messages, max_completion_tokens=5)
+  assert served.engine.added[-1].max_new_tokens == 5
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stream_says_what_the_whole_says(served, chat):
+  asked = (
+    {"messages": [{"role": "user", "content": "x"}]}
+    if chat
+    else {"prompt": "x"}
+  )
+  path = "/v1/chat/completions" if chat else "/v1/completions"
+  response = served.post(
+    path, **asked, n=2, max_tokens=90, stream=True,
+    stream_options={"include_usage": True},
+  )  # fmt: skip
+  assert response.headers["content-type"].startswith("text/event-stream")
+  *parts, last = events(response)
+  assert last["choices"] == []
+  assert last["usage"]["completion_tokens"] == 2 * (LENGTH + 1)
+  assert len({part["id"] for part in [*parts, last]}) == 1
+  kind = "chat.completion.chunk" if chat else "text_completion"
+  assert {part["object"] for part in parts} == {kind}
+  for index in range(2):
+    mine = [p["choices"][0] for p in parts if p["choices"][0]["index"] == index]
+    if chat:
+      assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+    text = [c["delta"]["content"] if chat else c["text"] for c in mine]
+    assert "".join(text) == TEXT
+    assert len(text) > 20
+    assert "\ufffd" not in "".join(text)  # No character comes in halves.
+    finishes = [c["finish_reason"] for c in mine]
+    assert finishes == [None] * (len(mine) - 1) + ["stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_ends_before_a_stop(served, stream):
+  """ "len" is in "allen", whose first letters come one by one."""
+  served.engine.cancelled.clear()
+  response = served.post(
+    prompt="x", max_tokens=90, stop=["Wipfel", "len"], stream=stream
+  )
+  if stream:
+    choices = [part["choices"][0] for part in events(response)]
+  else:
+    choices = response.json()["choices"]
+  assert "".join(c["text"] for c in choices) == "Über al"
+  assert choices[-1]["finish_reason"] == "stop"
+  wait_for(lambda: served.engine.cancelled)  # Its slot is free at once.
+  wait_for(lambda: served.worker.num_live == 0)
+
+
+def test_a_beginning_of_a_stop_is_given_out_at_the_end(served):
+  answer = served.post(prompt="x", max_tokens=8, stop="lex").json()
+  (choice,) = answer["choices"]
+  assert choice["text"] == "Über al"
+  assert choice["finish_reason"] == "length"
+
+
+def test_half_a_character_at_the_end(served):
+  answer = served.post(prompt="x", max_tokens=1).json()
+  assert answer["choices"][0]["text"] == "\ufffd"
+
+
+def test_log_probabilities(served):
+  answer = served.post(prompt="x", max_tokens=3, logprobs=2).json()
+  scores = answer["choices"][0]["logprobs"]
+  assert scores["token_logprobs"] == [-0.5] * 3
+  assert scores["tokens"] == ["\ufffd", "\ufffd", "b"]
+  assert scores["top_logprobs"][0] == {"\0": -1.0, "\1": -2.0}
+  answer = served.post(
+    "/v1/chat/completions", messages=[{"role": "user", "content": "x"}],
+    max_tokens=3, logprobs=True, top_logprobs=1,
+  ).json()  # fmt: skip
+  content = answer["choices"][0]["logprobs"]["content"]
+  assert [one["bytes"] for one in content] == [[x] for x in "Üb".encode()]
+  assert content[2] == {
+    "token": "b", "logprob": -0.5, "bytes": [98],
+    "top_logprobs": [{"token": "\0", "logprob": -1.0, "bytes": [0]}],
+  }  # fmt: skip
+  parts = events(served.post(prompt="x", max_tokens=3, logprobs=0, stream=True))
+  seen = [part["choices"][0]["logprobs"]["token_logprobs"] for part in parts]
+  assert sum(seen, []) == [-0.5] * 3
+
+
+@pytest.mark.parametrize(
+  ("fields", "param", "message"),
+  [
+    ({}, "prompt", "prompt is missing"),
+    ({"prompt": {}}, "prompt", "not a text or a list of token ids"),
+    ({"prompt": []}, "prompt", "not a text or a list"),
+    ({"prompt": ["a", 3]}, "prompt", "not a text"),
+    ({"prompt": [True]}, "prompt", "not a text"),
+    ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
+    ({"prompt": ["a"] * 129}, "prompt", "129 prompts are more than 128"),
+    ({"prompt": "x" * 300}, "prompt", "room for 200"),
+    ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than 100"),
+    ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than 49"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
+    ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
+    ({"prompt": "x", "max_tokens": True}, "max_tokens", "an integer from 1"),
+    ({"prompt": "x", "n": 0}, "n", "an integer from 1"),
+    ({"prompt": "x", "n": 9}, "n", "9 choices are more than the 8"),
+    ({"prompt": ["x"] * 65, "n": 2}, "n", "130 choices are more than 128"),
+    ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
+    ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
+    ({"prompt": "x", "top_p": 0}, None, "top_p=0 must be more than 0"),
+    ({"prompt": "x", "exit": 0}, None, "exit_threshold=0"),
+    ({"prompt": "x", "loops": 3}, None, "num_loops=3: this model runs 4"),
+    ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
+    ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
+    ({"prompt": "x", "stream": "yes"}, "stream", "true or false"),
+    ({"prompt": "x", "stream_options": [1]}, "stream_options", "an object"),
+    ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
+    ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
+    ({"prompt": "x", "echo": True}, "echo", "echo=True is not supported"),
+    ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
+    ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"prompt": "x", "mesages": []}, "mesages", "there is no field"),
+    ({"prompt": "x", "model": "gpt"}, "model", "there is 'tiny'"),
+  ],
+)
+def test_mistakes_are_named(served, fields, param, message):
+  before = len(served.engine.added)
+  body = json.dumps(fields).encode()
+  response = served.client.post(
+    "/v1/completions",
+    content=body,
+    headers={"Content-Type": "application/json"},
+  )
+  error = response.json()["error"]
+  assert response.status_code == (404 if param == "model" else 400)
+  assert error["param"] == param
+  assert message in error["message"]
+  assert "\n" not in error["message"] and len(error["message"]) < 200
+  assert error["type"] == "invalid_request_error"
+  assert len(served.engine.added) == before
+  assert served.worker.num_live == 0
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"messages": []}, "not a list of messages"),
+    ({"messages": ["Hi"]}, "not a message with a role and a text"),
+    ({"messages": [{"role": "god", "content": "x"}]}, "with a role"),
+    ({"messages": [{"role": "user", "content": [{}]}]}, "with a role"),
+    (
+      {"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
+      "no fiel",
+    ),
+    (
+      {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
+      "without logprobs",
+    ),
+    (
+      {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
+      "not supported",
+    ),
+  ],
+)
+def test_mistakes_in_a_conversation_are_named(served, fields, message):
+  response = served.post("/v1/chat/completions", **fields)
+  assert response.status_code == 400
+  assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+  ("body", "message"),
+  [
+    (b"", "not valid JSON"),
+    (b"{", "not valid JSON"),
+    (b"\xff\xfe{}", "not valid JSON"),
+    (b"[" * 100_000, "not valid JSON"),
+    (b'{"prompt": "x", "top_p": NaN}', "NaN is no number"),
+    (b'{"prompt": "x", "top_p": 1' + b"0" * 5000 + b"}", "not valid JSON"),
+    (b"[]", "not a JSON object"),
+  ],
+)
+def test_garbage_is_one_json_error(served, body, message):
+  response = served.client.post(
+    "/v1/completions",
+    content=body,
+    headers={"Content-Type": "application/json"},
+  )
+  assert response.status_code == 400
+  assert message in response.json()["error"]["message"]
+
+
+def test_other_requests_are_json_errors_too(served):
+  client = served.client
+  for response, status in (
+    (client.get("/v1/none"), 404),
+    (client.get("/v1/completions"), 405),
+    (client.post("/v1/completions", content=b"prompt=x"), 415),
+    (served.post(prompt="x" * (1 << 20)), 413),
+  ):
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+def test_a_model_that_does_not_chat(alone):
+  response = alone.post("/v1/chat/completions", messages=[])
+  assert "no chat template" in response.json()["error"]["message"]
+
+
+def test_models_and_health(served):
+  (model,) = served.client.get("/v1/models").json()["data"]
+  assert (model["id"], model["object"]) == ("tiny", "model")
+  response = served.client.get("/health")
+  assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+def test_who_comes_when_it_is_full_is_sent_away(alone):
+  alone.engine.go_on.clear()
+  with alone.client.stream(
+    "POST", "/v1/completions",
+    json={"prompt": "x", "n": 2, "max_tokens": 5, "stream": True},
+  ) as first:  # fmt: skip
+    assert first.status_code == 200
+    response = alone.post(prompt="y", n=2)
+    assert response.status_code == 429
+    assert int(response.headers["Retry-After"]) >= 1
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    assert len(alone.engine.added) == 2
+    alone.engine.go_on.set()
+    assert "[DONE]" in first.read().decode()
+  assert alone.post(prompt="y", n=2).status_code == 200
+  assert alone.number('loopjax_responses_total{status="429"}') == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_its_slots(alone, stream):
+  """Two texts are being written, and the third one waits."""
+  alone.engine.seconds = 0.02
+  asked = {"prompt": "x", "max_tokens": 60, "n": 3, "stream": stream}
+  if stream:
+    with alone.client.stream("POST", "/v1/completions", json=asked) as response:
+      next(response.iter_lines())
+  else:
+    with pytest.raises(httpx.ReadTimeout):
+      alone.client.post("/v1/completions", json=asked, timeout=0.2)
+  wait_for(lambda: alone.worker.num_live == 0)
+  wait_for(lambda: len(alone.engine.cancelled) == 3)
+  assert not alone.engine.live
+  assert alone.post(prompt="x", n=3, max_tokens=1).status_code == 200
+  assert alone.number("loopjax_live_requests") == 0
+
+
+def test_a_token_is_asked_for():
+  with examples.serve(examples.Engine(), token="secret") as made:
+    assert made.client.get("/health").status_code == 200
+    for headers in (
+      {},
+      {"Authorization": "Bearer secre"},
+      {"Authorization": "secret"},
+      {"Authorization": "Bearer \xe9".encode("latin-1")},
+    ):
+      for path in ("/v1/models", "/metrics", "/v1/none"):
+        response = made.client.get(path, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "invalid_api_key"
+      response = made.client.post(
+        "/v1/completions", json={"prompt": "x"}, headers=headers
+      )
+      assert response.status_code == 401
+    headers = {"Authorization": "Bearer secret"}
+    assert made.client.get("/v1/models", headers=headers).status_code == 200
+    assert not made.engine.added
+
+
+def test_other_names_of_this_machine_are_refused():
+  with examples.serve(examples.Engine(), hosts=["127.0.0.1"]) as made:
+    assert made.client.get("/v1/models").status_code == 200
+    headers = {"Host": "evil.example"}
+    assert made.client.get("/v1/models", headers=headers).status_code == 400
+
+
+def test_what_is_measured(alone):
+  alone.post(prompt="ab", n=2, max_tokens=4)
+  alone.post(prompt="ab", max_tokens=0)
+  assert alone.number('loopjax_tokens_total{kind="prompt"}') == 3
+  assert alone.number('loopjax_tokens_total{kind="completion"}') == 8
+  assert alone.number("loopjax_loops_total") == 16
+  assert alone.number("loopjax_first_token_seconds_count") == 1
+  assert alone.number("loopjax_request_seconds_count") == 1
+  assert alone.number('loopjax_responses_total{status="200"}') >= 1
+  assert alone.number('loopjax_responses_total{status="400"}') == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails_is_no_answer(alone, stream, capsys):
+  alone.engine.broken = True
+  response = alone.post(prompt="x", stream=stream)
+  if stream:  # Its status has been sent.
+    assert response.status_code == 200
+    assert "[DONE]" not in response.text
+    error = json.loads(response.text.strip().removeprefix("data: "))
+  else:
+    assert response.status_code == 503
+    error = response.json()
+  assert error["error"]["type"] == "server_error"
+  assert alone.post(prompt="y").status_code == 503
+  assert alone.client.get("/health").status_code == 503
+  assert alone.failures == [1]  # The process ends by this.
+  assert "the device is on fire" in capsys.readouterr().err
+
+
+def test_many_at_once_have_their_own_texts():
+  """64 streams over four slots: nothing is mixed up, none is lost."""
+  engine = examples.Engine(num_slots=4)
+  with (
+    examples.serve(engine, capacity=64) as made,
+    concurrent.futures.ThreadPoolExecutor(64) as pool,
+  ):
+
+    def ask(number):
+      response = made.client.post(
+        "/v1/completions",
+        json={"prompt": "x", "max_tokens": number + 1, "stream": True},
+      )
+      return [part["choices"][0] for part in events(response)]
+
+    found = list(pool.map(ask, range(64)))
+  for number, choices in enumerate(found):
+    text = "".join(choice["text"] for choice in choices)
+    assert text == TEXT.encode()[: number + 1].decode(errors="replace")
+    assert choices[-1]["finish_reason"] == "length"

@@ -1,0 +1,200 @@
+"""The endpoint with a real engine, in this process and in one of its own."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import hub_examples
+import pytest
+from tests_support import ROOT
+
+import loopjax.serve
+from loopjax.generate import source
+from loopjax.generate.requests import Request
+from loopjax.generate.sampling import Sampling
+from loopjax.generate.text import Text
+from loopjax.serve import __main__ as serve
+
+httpx = pytest.importorskip("httpx")
+for name in ("uvicorn", "starlette", "prometheus_client"):
+  pytest.importorskip(name)
+examples = pytest.importorskip("serve_examples")
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+  folder = hub_examples.make_folder(tmp_path_factory.mktemp("hub") / "ouro")
+  return source.of_folder(folder, dtype="float32")
+
+
+def make_engine(subject, num_slots):
+  return source.make_engine(subject, num_slots=num_slots, max_tokens=32)
+
+
+def test_the_endpoint_says_what_the_engine_writes(subject):
+  """Six texts over two slots, half of them with exits."""
+  asked = {"temperature": 1.0, "top_k": 5, "seed": 3, "max_tokens": 9, "n": 3}
+  with examples.serve(
+    make_engine(subject, 2), tokenizer=subject.tokenizer
+  ) as served:
+    answers = [
+      served.post(prompt="w3 w4 w5", logprobs=1, exit=exit, **asked).json()
+      for exit in (1.0, 0.4)
+    ]
+  requests = [
+    Request(
+      (0, 4, 5, 6), 9, Sampling(top_k=5, seed=3 + n), (0,), 1, 0, threshold
+    )
+    for threshold in (1.0, 0.4)
+    for n in range(3)
+  ]
+  alone = make_engine(subject, 1)
+  choices = [choice for answer in answers for choice in answer["choices"]]
+  for request, choice in zip(requests, choices, strict=True):
+    (tokens,) = alone.generate([request])
+    text = Text(subject.tokenizer)
+    text.read(tokens)
+    assert choice["text"] == text.text
+    assert choice["finish_reason"] == text.finish
+    scores = choice["logprobs"]["token_logprobs"]
+    expected = [token.log_probability for token in tokens]
+    assert scores == pytest.approx(expected, abs=1e-5)
+  full, fewer = (answer["usage"]["loops_per_token"] for answer in answers)
+  assert full == 4.0 > fewer
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ([], "give --workdir=DIR of a run, or --hub=DIR"),
+    (["--workdir=a", "--hub=b"], "give --workdir=DIR of a run, or --hub"),
+    (["--workdir=a", "--dtype=float32"], "--dtype has no effect"),
+    (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
+    (["--workdir=a", "--slots=0"], "--slots=0 must be at least 1"),
+    (["--workdir=a", "--port=99999"], "--port=99999"),
+    (["--workdir=a", "--host=0.0.0.0"], "give --token_file=FILE"),
+    (["--workdir=a", "--token_file=none"], "cannot be read"),
+    (["--workdir=a", "--token_file=short"], "at least 16 characters"),
+    (["--workdir=missing", "--port=0"], "missing contains no run"),
+    (["--hub=missing", "--port=0"], "missing"),
+    (["--workdir=a", "--colour=red"], "unrecognized arguments: --colour=red"),
+  ],
+)
+def test_mistakes_are_one_line(
+  arguments, message, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path("short").write_text("secret\n")
+  assert serve.main(arguments) == 2
+  error = capsys.readouterr().err
+  assert message in error
+  assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_what_is_missing_is_named(monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, "uvicorn", None)
+  monkeypatch.delitem(sys.modules, "loopjax.serve.command", raising=False)
+  monkeypatch.delattr(loopjax.serve, "command", raising=False)
+  assert serve.main(["--workdir=a"]) == 2
+  assert "pip install 'loopjax[serve]'" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def process(folder, *arguments):
+  """(the server's process, its address), killed at the end."""
+  command = [
+    sys.executable, "-m", "loopjax.serve", f"--hub={folder}", "--port=0",
+    "--dtype=float32", *arguments,
+  ]  # fmt: skip
+  environment = {
+    **os.environ,
+    "JAX_NUM_CPU_DEVICES": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+  }
+  with subprocess.Popen(
+    command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+  ) as child:
+    try:
+      said = []
+      for line in child.stdout:
+        said.append(line)
+        if found := re.search(r"http://\S+:\d+/v1", line):
+          yield child, found[0]
+          break
+      else:
+        raise AssertionError(f"it ended: {said}")
+    finally:
+      child.kill()
+
+
+@pytest.mark.long
+def test_64_streams_of_the_client_of_openai(tmp_path):
+  openai = pytest.importorskip("openai")
+  folder = hub_examples.make_folder(tmp_path / "ouro")
+  (folder / "tokenizer_config.json").write_text(
+    '{"chat_template": "{% for m in messages %}{{ m.content }} {% endfor %}"}'
+  )
+
+  async def ask(client, number):
+    stream = await client.chat.completions.create(
+      model="ouro", messages=[{"role": "user", "content": f"w{number % 29}"}],
+      seed=number, stream=True, max_completion_tokens=5 + number % 20,
+      stream_options={"include_usage": True},
+      extra_body={"exit": 0.5 if number % 2 else 1.0},
+    )  # fmt: skip
+    text, used = "", None
+    async for part in stream:
+      for choice in part.choices:
+        text += choice.delta.content or ""
+      used = part.usage or used
+    return text, used.completion_tokens
+
+  async def together(address):
+    async with openai.AsyncOpenAI(
+      base_url=address, api_key="none", max_retries=0
+    ) as client:
+      return await asyncio.gather(*(ask(client, n) for n in range(64)))
+
+  async def alone(address):
+    async with openai.AsyncOpenAI(base_url=address, api_key="none") as client:
+      return [await ask(client, number) for number in range(64)]
+
+  arguments = ("--slots=8", "--max_waiting=56", "--max_tokens=64")
+  with process(folder, *arguments) as (child, address):
+    found = asyncio.run(together(address))
+    assert found == asyncio.run(alone(address))
+    assert len({text for text, _ in found}) > 32
+    client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["ouro"]
+    with pytest.raises(openai.BadRequestError, match="max_tokens=0"):
+      client.completions.create(model="ouro", prompt="w1", max_tokens=0)
+    with pytest.raises(openai.NotFoundError, match="there is 'ouro'"):
+      client.completions.create(model="gpt", prompt="w1")
+    client.close()
+    assert child.poll() is None
+
+
+@pytest.mark.long
+def test_a_signal_ends_it_after_what_is_being_written(tmp_path):
+  folder = hub_examples.make_folder(tmp_path / "ouro")
+  with process(folder, "--slots=1", "--max_tokens=4096") as (child, address):
+    with httpx.stream(
+      "POST", f"{address}/completions", timeout=120,
+      json={
+        "prompt": "w1", "max_tokens": 300, "stream": True, "temperature": 0,
+      },
+    ) as response:  # fmt: skip
+      lines = response.iter_lines()
+      next(lines)
+      child.send_signal(signal.SIGTERM)
+      time.sleep(0.5)
+      with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/models")
+      assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert child.wait(60) == 0
