@@ -130,7 +130,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "table_1": [base, *loops, {**base, **deep}, wide, *gates,
                 {**wide, **deep}],
     "gate_openings": product(gates, axis("run.seed", 0, 1, 2)),
-    "lambda": axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
+    "lambda": [*axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
+               {"model.ponder_weight": 1e-2, "model.ponder_prior": 0.3}],
     "knowledge_vs_manipulation": product(
       corpora, [base, loops[0], mem, {**base, **deep}],
       axis("run.seed", 0, 1)),

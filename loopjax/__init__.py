@@ -1,7 +1,7 @@
 """loopjax: looped transformers with memory, in JAX and Flax.
 
 Shapes in the docstrings of models and layers use these letters; in
-`models/utm.py` the names of arrays end in them (`g_BxSxD`):
+`models/utm/` the names of arrays end in them (`g_BxSxD`):
 
   B batch            T tokens            S tokens attended to
   D model width      F MLP width         V vocabulary

@@ -3,11 +3,12 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-hub, watch and play; they take the flags of their modules, which `loopjax
-SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its own task;
-`eval` scores language models on request files; `hub` reads and writes their
-published layout. `watch` shows runs at the terminal, in progress or finished;
-`play` shows in the browser what a model thinks of a puzzle.
+generate, hub, watch and play; they take the flags of their modules, which
+`loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its
+own task; `eval` scores language models on request files, `generate` writes with
+them; `hub` reads and writes their published layout. `watch` shows runs at the
+terminal, in progress or finished; `play` shows in the browser what a model
+thinks of a puzzle.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
@@ -24,6 +25,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "fit": ("loopjax.fit",),
   "analysis": ("loopjax.analysis.multihop",),
   "eval": ("loopjax.eval",),
+  "generate": ("loopjax.generate",),
   "hub": ("loopjax.hub",),
   "watch": ("loopjax.watch",),
   "play": ("loopjax.play",),

@@ -69,7 +69,7 @@ def _wrapped(label: str, text: str, indent: int) -> str:
   return textwrap.fill(
     " ".join(text.split()),
     width=80,
-    initial_indent=label.ljust(indent) if label else "",
+    initial_indent=f"{label} ".ljust(indent) if label else "",
     subsequent_indent=" " * indent,
     break_long_words=False,
     break_on_hyphens=False,

@@ -164,9 +164,14 @@ class CausalFamily(Family, Protocol):
   """A family that predicts next tokens, and can go on where it stopped.
 
   Whatever a cache is made of, reading tokens in any number of parts gives the
-  logits of reading them at once. Every row is a sequence of its own, of its own
-  length.
+  logits of reading them at once; only where loops share what is kept of a token
+  does it matter which tokens are read together. Every row is a sequence of its
+  own, of its own length.
   """
+
+  @property
+  def CACHES(self) -> tuple[str, ...]:
+    """Kinds of caches; the first is the family's own."""
 
   def empty_cache(
     self,
@@ -175,6 +180,7 @@ class CausalFamily(Family, Protocol):
     max_tokens: int,
     *,
     num_loops: int | None = None,
+    kind: str | None = None,
   ) -> Any:
     """What is kept of rows of which nothing was read.
 
@@ -184,6 +190,7 @@ class CausalFamily(Family, Protocol):
       max_tokens: M, of a row; what is read past it is lost, unless memory does
         not grow with what is read.
       num_loops: that will be read with; the trained number if None.
+      kind: one of CACHES; the first if None.
 
     Returns:
       A pytree of arrays of fixed shapes.
@@ -214,6 +221,20 @@ class CausalFamily(Family, Protocol):
       is there; and the cache after these tokens.
     """
     ...
+
+
+@runtime_checkable
+class ExitsEarly(Protocol):
+  """A causal family whose `read` takes `leave`, `loop.exits.Exits`, too."""
+
+  def check_exits(self, config: Any, rule: str, kept: str, kind: str) -> None:
+    """Raises UserError for exits that cannot be.
+
+    Args:
+      config: of the model.
+      rule, kept: of `loop.exits.Exits`.
+      kind: of the cache.
+    """
 
 
 class Teacher(Protocol):
@@ -303,6 +324,9 @@ class Task(Protocol):
 
   def score(self, output: Output, batch: Batch) -> dict[str, Any]:
     """Scores of every example, f32 [B] by name.
+
+    What was predicted is read by `losses.tokens.scores`: in an evaluation of a
+    causal model they are computed without logits.
 
     Where examples do not count alike, as rows of text that have other numbers
     of bytes, (scores, weights f32 [B]): the mean over a split is weighted.

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from loopjax.types import Array, Batch, Carried, Metrics
+from loopjax.losses import tokens as token_losses
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  Carried,
+  Metrics,
+  TokenScores,
+)
 
 
 class BadSteps(NamedTuple):
@@ -276,6 +284,8 @@ def eval_step(
   model = nnx.merge(graphdef, params)
   read = model_inputs(batch)
   output = model(**read, num_loops=num_loops, kind=kind, trace=trace)
+  if output.hidden is not None:  # Nothing then reads its logits.
+    output = output._replace(tokens=_read_out(model, output.hidden, batch))
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)
   groups = {"": (jnp.zeros(valid.shape, jnp.int32), 1)}
@@ -293,3 +303,14 @@ def eval_step(
       powers = jnp.stack([w, w * v, w**2, w**2 * v, w**2 * v**2], axis=1)
       sums[grouping][name] = by_group(powers * valid[:, None])
   return sums
+
+
+def _read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
+  """Losses and predictions of a causal model's tokens."""
+  return token_losses.read_out(
+    hidden,
+    model.readout_table(),
+    batch["targets"],
+    num_padding_tokens=model.spec.num_padding_tokens,
+    precision=PRECISIONS[model.config.precision],
+  )

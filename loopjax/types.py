@@ -88,6 +88,18 @@ class Carried(NamedTuple):
   shared: Any = ()
 
 
+class TokenScores(NamedTuple):
+  """What scores read of predictions.
+
+  Attributes:
+    losses: cross-entropy of the targets in nats, f32 [B, S].
+    predicted: the most likely tokens, the first of equals, i32 [B, S].
+  """
+
+  losses: Array
+  predicted: Array
+
+
 class Output(NamedTuple):
   """The output of every model.
 
@@ -101,8 +113,10 @@ class Output(NamedTuple):
       name; empty unless requested.
     cache: what later tokens need of these, if they were read with a cache.
     hidden: the input of the read-out, f32 [B, T, D], of the tokens that logits
-      are of, for losses computed without logits; None if the family has no
-      such loss.
+      are of, for losses and scores computed without logits; None if the family
+      has no such loss.
+    tokens: `TokenScores` of the tokens that logits are of, where an evaluation
+      computes them from `hidden`; see `losses.tokens.scores`.
   """
 
   logits: Any
@@ -112,6 +126,7 @@ class Output(NamedTuple):
   trace: dict[str, Any]
   hidden: Any = None
   cache: Any = None
+  tokens: TokenScores | None = None
 
 
 @dataclasses.dataclass(frozen=True)

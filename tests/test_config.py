@@ -110,6 +110,15 @@ PAPERS = {
     "model.num_local_slots": 1024, "model.num_global_slots": 512,
     "model.loop_scale": -7.0, "model.update": "literal",
   },
+  # Stage 1b: 3 trillion tokens, 4 loops (arXiv 2510.25741).
+  "lm_looped": {
+    "run.num_steps": 715_000, "run.batch_size": 1024,
+    "task.sequence_length": 4096, "task.vocab_size": 49_152,
+    "model.num_loops": 4, "model.exit_gate": "joint",
+    "model.entropy_weight": 0.05, "model.rope_base": 1e4,
+    "optim.learning_rate": 3e-4, "optim.schedule": "constant",
+    "optim.b2": 0.95, "optim.weight_decay": 0.1,
+  },
   "depo_sleep": {"run.batch_size": 128, "task.num_nodes": 75, **MUON},
   "gsm_sleep": {
     "run.batch_size": 256, **MUON, "optim.muon_learning_rate": 1e-3,
@@ -152,6 +161,20 @@ def test_the_language_models_have_440_million_parameters():
     "ponderlm": matrices + norms,
   }
   assert found["disco"] == 440_764_417  # As the config says.
+
+
+@pytest.mark.parametrize(
+  ("preset", "parameters"),
+  [
+    ("paper", 1_434_652_673),
+    ("looplm_1_4b", 1_434_652_673),
+    ("looplm_2_6b", 2_667_974_657),
+  ],
+)
+def test_looplm_has_the_published_sizes(preset, parameters):
+  settings = config_lib.resolve(load_config("lm_looped", preset))
+  assert budget.parameters(settings) == parameters
+  assert f"{parameters:,}" in namespace("lm_looped")["__doc__"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "user_cache"),
+  ("checks", "document", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
@@ -30,10 +30,10 @@ LAYERS = (
   ("config",),
   ("divergence", "presets", "program", "teacher"),
   ("trained",),
-  ("budget", "describe", "evaluate", "analysis"),
+  ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "listing", "command_line"),
-  ("main", "eval", "fit", "hub", "report", "sweep", "watch", "play"),
+  ("train", "generate", "listing", "command_line"),
+  ("main", "eval", "fit", "report", "sweep", "watch", "play"),
   ("__main__",),
 )
 

@@ -5,8 +5,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loopjax import subject
 from loopjax.errors import UserError
-from loopjax.eval import bits_per_byte, requests, subject
+from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib

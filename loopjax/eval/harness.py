@@ -22,12 +22,19 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+from loopjax import subject
 from loopjax.errors import UserError
-from loopjax.eval import greedy, scorer, subject
+from loopjax.eval import scorer
 from loopjax.eval.batches import Request
+from loopjax.generate import engine as generate
+from loopjax.generate import source
+from loopjax.generate import text as text_lib
+from loopjax.generate.engine import Engine
+from loopjax.generate.sampling import Sampling
 
 TASKS = pathlib.Path(__file__).parent / "tasks"
 _MAX_TOKENS = 256  # Of generated text, where a task does not say.
+_CACHE_TOKENS = 8192  # Of texts that are written at once.
 
 
 @register_model("loopjax")
@@ -65,7 +72,7 @@ class Model(TemplateLM):
       checkpoint=checkpoint,
     )
     self._scorer = scorer.Scorer(self._subject, batch_tokens)
-    self._writer = greedy.Writer(self._subject)
+    self._engine: Engine | None = None  # For tasks that generate.
 
   def get_model_info(self) -> dict[str, Any]:
     """What the results are recorded with."""
@@ -138,7 +145,7 @@ class Model(TemplateLM):
     """Greedy continuations of texts, up to a stop.
 
     Raises:
-      UserError: a task asks for sampling.
+      UserError: a task asks for sampling, or for more than the model reads.
     """
     del disable_tqdm
     found: dict[int, str] = {}
@@ -147,13 +154,49 @@ class Model(TemplateLM):
       by_options.setdefault(_options(request.args[1]), []).append(number)
     for (stops, max_tokens), numbers in by_options.items():
       contexts = [requests[number].args[0] for number in numbers]
-      texts = self._writer(contexts, stops, max_tokens)
+      texts = self._written(contexts, stops, max_tokens)
       for number, text in zip(numbers, texts, strict=True):
         found[number] = text
         self.cache_hook.add_partial(
           "generate_until", requests[number].args, text
         )
     return [found[number] for number in range(len(requests))]
+
+  def _written(
+    self, contexts: Sequence[str], stops: Sequence[str], max_tokens: int
+  ) -> list[str]:
+    """What greedy decoding adds to texts, of which the ends are read."""
+    tokenizer, length = self._subject.tokenizer, self._subject.context_length
+    if "exit_threshold" in self._subject.call:
+      raise UserError("exit_threshold: nothing is generated with early exits")
+    if max_tokens > length:
+      raise UserError(
+        f"max_gen_toks={max_tokens} is more than the {length} tokens that the"
+        " model reads"
+      )
+    if self._engine is None:
+      self._engine = source.make_engine(
+        self._subject,
+        num_slots=max(1, _CACHE_TOKENS // length),
+        max_tokens=length,
+      )
+    return [
+      one.text
+      for one in text_lib.write(
+        self._engine,
+        tokenizer,
+        [
+          generate.Request(
+            prompt=source.opened(tokenizer, context)[max_tokens - 1 - length :],
+            max_new_tokens=max_tokens,
+            sampling=Sampling(temperature=0),
+            stop_tokens=(tokenizer.end,),
+          )
+          for context in contexts
+        ],
+        stops,
+      )
+    ]
 
 
 def _options(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:

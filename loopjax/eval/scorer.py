@@ -19,13 +19,12 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
 from loopjax.eval.batches import Batch, Request, Window
-from loopjax.eval.subject import Subject
-from loopjax.kernels import vocabulary
-from loopjax.kernels.token_loss import token_loss
+from loopjax.kernels.token_loss import token_scores
+from loopjax.subject import Subject
 from loopjax.types import PRECISIONS, Array
 
 BATCH_TOKENS = 8192
-_CHUNK = 512  # Scored tokens that are read out together.
+_CHUNK = 128  # Scored tokens that are read out together.
 
 
 class Score(NamedTuple):
@@ -207,7 +206,7 @@ def score_tokens(
     params: of the model.
     inputs: i32 [B, T].
     places: i32 [N], where in `inputs`, row by row, the token before each target
-      is; N is a multiple of 512, or B T if that is less.
+      is; N is a multiple of 128, or B T if that is less.
     targets: i32 [N].
     num: i32 scalar, how many of these count.
     graphdef: the model without its parameters.
@@ -228,11 +227,8 @@ def score_tokens(
     first = chunk * size
     here = jax.lax.dynamic_slice(places, (first,), (size,))
     wanted = jax.lax.dynamic_slice(targets, (first,), (size,))
-    losses, _ = token_loss(
+    losses, best = token_scores(
       hidden[here], table, wanted, num_padding_tokens=padding
-    )
-    best = vocabulary.most_likely(
-      hidden[here], table, num_padding_tokens=padding
     )
     counts = first + jnp.arange(size) < num
     new = (

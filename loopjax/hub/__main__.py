@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.hub import|export SOURCE TARGET`."""
+"""Command line: `python -m loopjax.hub import|export|card|push`."""
 
 import argparse
 import pathlib
@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 
 from loopjax.errors import UserError
-from loopjax.hub import convert, layouts
+from loopjax.hub import card, convert, layouts, push
 
 
 class _Parser(argparse.ArgumentParser):
@@ -17,12 +17,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Imports or exports a model; returns the exit status."""
+  """Imports, exports, describes or uploads; returns the exit status."""
   parser = _Parser(
     prog="python -m loopjax.hub",
     description=(
       "Reads a downloaded folder of the Hugging Face Hub (config.json,"
-      " tokenizer.json, safetensors) into a work directory, or writes one."
+      " tokenizer.json, safetensors) into a work directory, or writes one,"
+      " with a model card, and uploads it."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
@@ -58,17 +59,33 @@ def main(argv: list[str] | None = None) -> int:
     default=convert.Export("").max_bytes,
     help="of a file [5 GB]",
   )
+  describes = commands.add_parser(
+    "card", help="writes a model card into an exported folder"
+  )
+  describes.add_argument("workdir", type=pathlib.Path)
+  describes.add_argument("folder", type=pathlib.Path)
+  uploads = commands.add_parser("push", help="uploads an exported folder")
+  uploads.add_argument("folder", type=pathlib.Path)
+  uploads.add_argument("repository", help="OWNER/NAME on the Hub")
+  uploads.add_argument(
+    "--public", action="store_true", help="if it is new [it is private]"
+  )
   try:
     options = vars(parser.parse_args(argv))
-    command, folder, workdir = (
-      options.pop(name) for name in ("command", "folder", "workdir")
-    )
+    command, folder = (options.pop(name) for name in ("command", "folder"))
+    if command == "push":
+      print(f"{folder}: uploaded to {push.push(folder, **options)}")
+      return 0
+    workdir = options.pop("workdir")
     if command == "import":
       summary = convert.import_folder(folder, workdir, **options)
       print(f"{workdir}: {summary['parameters']:,} parameters of {folder}")
-    else:
+    elif command == "export":
       convert.export_run(workdir, folder, convert.Export(**options))
       print(f"{folder}: exported from {workdir}")
+    else:
+      card.write(workdir, folder)
+      print(f"{folder / card.FILE}: written from {workdir}")
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

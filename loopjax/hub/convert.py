@@ -11,6 +11,7 @@ import shutil
 from typing import Any, NamedTuple
 
 import jax
+import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -25,6 +26,7 @@ from loopjax.run import checkpoint, integrity, provenance, restore
 from loopjax.run import workdir as workdir_lib
 
 DIRECTORY = "hub"  # In an imported work directory.
+STEP = "loopjax_step"  # In an exported config.json: of the checkpoint.
 TOKENIZER = "tokenizer.json"
 FILES = (
   TOKENIZER,
@@ -52,27 +54,26 @@ class Export(NamedTuple):
   max_bytes: int = 5 * 10**9
 
 
-def import_folder(
+class Imported(NamedTuple):
+  """A folder's model.
+
+  Attributes:
+    config: of a run of it. settings: the config, resolved.
+    params: over all devices.
+  """
+
+  config: ml_collections.ConfigDict
+  settings: config_lib.Settings
+  params: Any
+
+
+def read_folder(
   folder: pathlib.Path,
-  workdir: pathlib.Path,
   *,
   dtype: str = "float32",
   sequence_length: int = 4096,
-) -> dict[str, Any]:
-  """Makes a work directory of a folder; returns its summary.
-
-  Args:
-    folder: with config.json, tokenizer.json and safetensors.
-    workdir: has no run yet.
-    dtype: of the parameters, "float32" or "bfloat16".
-    sequence_length: tokens of a row, which may be fewer than the model reads.
-
-  Raises:
-    UserError: something is missing, damaged, or not supported; nothing is
-      written then.
-  """
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+) -> Imported:
+  """Reads a folder as `import_folder` does; writes nothing."""
   if not (folder / TOKENIZER).is_file():
     raise UserError(f"{folder}: contains no {TOKENIZER}")
   path = folder / "config.json"
@@ -101,6 +102,33 @@ def import_folder(
   config_lib.override(config, values)
   settings = config_lib.resolve(config)
   params = weights.read(folder, layout, _abstract(settings))
+  return Imported(config, settings, params)
+
+
+def import_folder(
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  *,
+  dtype: str = "float32",
+  sequence_length: int = 4096,
+) -> dict[str, Any]:
+  """Makes a work directory of a folder; returns its summary.
+
+  Args:
+    folder: with config.json, tokenizer.json and safetensors.
+    workdir: has no run yet.
+    dtype: of the parameters, "float32" or "bfloat16".
+    sequence_length: tokens of a row, which may be fewer than the model reads.
+
+  Raises:
+    UserError: something is missing, damaged, or not supported; nothing is
+      written then.
+  """
+  if (workdir / "config.json").exists():
+    raise UserError(f"{workdir}: contains a run already")
+  config, _, params = read_folder(
+    folder, dtype=dtype, sequence_length=sequence_length
+  )
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
@@ -152,7 +180,7 @@ def export_run(
     config = layouts.config(layout, model, vocab_size)
   except UserError as error:
     raise UserError(f"{label}: --layout={options.layout}: {error}") from error
-  _, params = restore.chosen_params(
+  step, params = restore.chosen_params(
     workdir, options.checkpoint, _abstract(settings), label
   )
   table = params["token_embedding"]["embedding"]
@@ -180,6 +208,7 @@ def export_run(
     shutil.copyfile(task.tokenizer, partial / TOKENIZER)
   config = {k: v for k, v in base.items() if k not in _DROPPED} | config
   config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
+  config[STEP] = step
   workdir_lib.write_json(partial / "config.json", config)
   os.replace(partial, folder)
 

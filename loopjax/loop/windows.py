@@ -17,7 +17,7 @@ class Window(NamedTuple):
 
   Attributes:
     positions: of all P + S tokens, counted from the first of them, [P + S, 1].
-    visible: bool [B, S, P + S], the tokens that each token sees.
+    visible: bool [B or 1, S, P + S], the tokens that each token sees.
     mask: bool [B, S], False for padding; None if there is no padding.
     known: bool [B, P + S], False for padding.
   """
@@ -73,6 +73,8 @@ def view(
   there = jnp.arange(num_past + num_tokens)
   distance = there[num_past:, None] - there[None]
   near = (distance >= 0) & (distance < reach)
+  if mask is None and not num_past:  # The same for all examples.
+    return Window(there[:, None], near[None], mask, known)
   return Window(there[:, None], near[None] & known[:, None], mask, known)
 
 

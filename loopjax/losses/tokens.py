@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from loopjax.kernels.token_loss import token_loss
-from loopjax.types import Array, Batch, Precision
+from loopjax.kernels.token_loss import token_loss, token_scores
+from loopjax.types import Array, Batch, Output, Precision, TokenScores
 
 
 def token_cross_entropy(logits: Array, targets: Array) -> Array:
@@ -120,3 +120,46 @@ def of_loops(
     num_padding_tokens=num_padding_tokens,
   )
   return losses
+
+
+def read_out(
+  hidden: Array,
+  table: Array,
+  targets: Array,
+  *,
+  num_padding_tokens: int = 0,
+  precision: Precision,
+) -> TokenScores:
+  """Scores of the read-out of the last S tokens, for an evaluation.
+
+  Creates no array of tokens by vocabulary, see `kernels.token_loss`.
+
+  Args:
+    hidden: input of the read-out, [B, S, D].
+    table: of the read-out, [V, D].
+    targets: int [B, T], T >= S.
+    num_padding_tokens: ids at the end of the vocabulary that are not tokens.
+    precision: of the products.
+  """
+  return TokenScores(
+    *token_scores(
+      hidden.astype(precision.compute),
+      table.astype(precision.compute),
+      targets[:, targets.shape[1] - hidden.shape[1] :],
+      num_padding_tokens=num_padding_tokens,
+    )
+  )
+
+
+def scores(output: Output, targets: Array) -> TokenScores:
+  """Of all tokens, or of the last S alone if no others are predicted.
+
+  Args:
+    output: of a model; logits are read where it has no `tokens`.
+    targets: int [B, T].
+  """
+  if output.tokens is not None:
+    return output.tokens
+  targets = targets[:, targets.shape[1] - output.logits.shape[1] :]
+  predicted = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
+  return TokenScores(token_cross_entropy(output.logits, targets), predicted)

@@ -36,6 +36,7 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "mixed", "gate", "prediction", "confidence")
+CACHES = cache_lib.KINDS
 HEADLINE: tuple[str, ...] = ()
 
 

@@ -19,8 +19,9 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
+from loopjax.models.exiting import check_exits as check_exits
+from loopjax.models.exiting import read as read
 from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import read as read
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
@@ -38,6 +39,7 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
+CACHES = cache_lib.KINDS
 HEADLINE: tuple[str, ...] = ()
 EXIT_GATES = ("none", "joint", "alone", "unused")
 
@@ -209,31 +211,31 @@ class Model(nnx.Module):
     )
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
-      hidden, cache = self._transform(carry, view, k, kind, fold(key, k + 1))
+      hidden, cache = self.transform(carry, view, k, kind, fold(key, k + 1))
       record = self._record(hidden, trace)
       if edit is not None:  # H^K is read out without an edit.
         hidden = jnp.where(k < num_loops - 1, edit(hidden, k), hidden)
       return (hidden, cache), record
 
     (hidden, cache), records, steps_run = driver.run_loop(
-      step, (self._embed(inputs, key), cache), num_loops, kind=kind
+      step, (self.embed(inputs, key), cache), num_loops, kind=kind
     )
     return Output(
-      logits=self._logits(hidden),
+      logits=self.logits(hidden),
       losses={},
       stats={"loops_run": jnp.full(len(inputs), steps_run, jnp.float32)},
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
-      hidden=self._read(hidden),
+      hidden=self.normed(hidden),
       cache=cache and cache.longer(view.places),
     )
 
-  def _embed(self, inputs: Array, key: Array | None) -> Array:
+  def embed(self, inputs: Array, key: Array | None) -> Array:
     """H^0 = W[x], [B, T, D]."""
     rate = self.config.dropout
     return dropout(self.token_embedding(inputs), rate, fold(key, 0))
 
-  def _transform(
+  def transform(
     self,
     carry: Carry,
     view: attention.View,
@@ -258,13 +260,13 @@ class Model(nnx.Module):
     ends_in_norm = self.config.loop_norm == "per_loop"
     return self.final_norm(x) if ends_in_norm else x, cache
 
-  def _logits(self, hidden: Array) -> Array:
+  def logits(self, hidden: Array) -> Array:
     """The read-out of a loop: H W^T, f32 [B, T, V]."""
     return linear.token_logits(
-      self._read(hidden), self.readout_table(), self.spec.num_padding_tokens
+      self.normed(hidden), self.readout_table(), self.spec.num_padding_tokens
     )
 
-  def _read(self, hidden: Array) -> Array:
+  def normed(self, hidden: Array) -> Array:
     """What the read-out decodes: the normed state, f32 [B, T, D]."""
     last = self.config.loop_norm == "final_only"
     return self.final_norm(hidden) if last else hidden
@@ -281,7 +283,7 @@ class Model(nnx.Module):
     In float32 whatever `precision` says: in bfloat16 their sigmoid is 1 from
     6.5 on (Ouro, section 3.2).
     """
-    return self.exit_gate(self._read(hidden))[..., 0]
+    return self.exit_gate(self.normed(hidden))[..., 0]
 
   def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
     """Statistics of a loop, and its requested traces."""
@@ -290,7 +292,7 @@ class Model(nnx.Module):
     if "hidden" in names:
       record["hidden"] = hidden
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
+      record |= linear.most_likely(self.logits(hidden))
     return record
 
 
@@ -318,7 +320,7 @@ def loss(
   hidden = output.trace["hidden"]
   if config.exit_gate == "alone":
     hidden = jax.lax.stop_gradient(hidden)
-  losses = token_losses.of_loops(model._read(hidden), table, batch, **reads)
+  losses = token_losses.of_loops(model.normed(hidden), table, batch, **reads)
   logits = model.exit_logits(hidden)
   total, metrics = exit_losses.expected(
     losses, exits.log_distribution(logits), batch, config.entropy_weight

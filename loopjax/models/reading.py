@@ -8,17 +8,24 @@ from loopjax.types import PRECISIONS, Array, Output
 
 
 def empty_cache(
-  model: Any, batch: int, max_tokens: int, *, num_loops: int | None = None
+  model: Any,
+  batch: int,
+  max_tokens: int,
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
 ) -> Cache:
-  """Room for keys and values of every layer in every loop."""
+  """Room for keys and values of every layer, in every loop or shared by all."""
   config = model.config
   num_loops = config.num_loops if num_loops is None else num_loops
+  weight = cache_lib.weights(kind or "per_loop", num_loops)
   return cache_lib.empty(
     config.block_shape(),
-    num_loops * config.num_layers,
+    config.num_layers * (num_loops if weight is None else 1),
     batch,
     max_tokens,
     PRECISIONS[config.precision],
+    weight,
   )
 
 

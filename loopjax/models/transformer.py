@@ -36,6 +36,7 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
+CACHES = ("per_loop",)  # Copies are no loops.
 HEADLINE: tuple[str, ...] = ()
 
 

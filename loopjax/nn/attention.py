@@ -138,7 +138,7 @@ class Attention(nnx.Module):
     query, key, value = self._rotated(x, view.tables)
     if cache is not None:
       cache = cache.write(slot, key, value, view.places)
-      key, value = cache.key[slot], cache.value[slot]
+      key, value = cache.read(slot)
     causal = self.causal and view.visible is None
     mixed = dot_product.attend(
       query, key, value, causal=causal, visible=view.visible
@@ -154,7 +154,7 @@ class Attention(nnx.Module):
       x: [B, S, D].
       past: keys and values of P earlier tokens; P may be 0.
       tables: from `rope_tables`, for P + S positions.
-      visible: bool [B, S, P + S], the keys that a query sees; `causal` is
+      visible: bool [B or 1, S, P + S], the keys that a query sees; `causal` is
         ignored. The output of a query that sees no key is finite but arbitrary.
 
     Returns:
@@ -172,6 +172,10 @@ class Attention(nnx.Module):
       visible=visible,
     )
     return self._merged(mixed), past
+
+  def kept(self, x: Array, view: View) -> tuple[Array, Array]:
+    """What a cache keeps of x [B, S, D]: rotated keys, and values."""
+    return self._rotated(x, view.tables)[1:]
 
   def weights(self, x: Array, view: View) -> Array:
     """The attention weights that `__call__` mixes with: f32 [B, H, S, S]."""

@@ -82,6 +82,10 @@ class Block(nnx.Module):
     x = dropout_lib.dropout(x, self.dropout, key)
     return x.astype(self.precision.accumulate)
 
+  def kept(self, x: Array, view: attention.View) -> tuple[Array, Array]:
+    """What a cache keeps of the block's input x, [B, S, G, d_h] each."""
+    return self.attention.kept(self.attention_norm(x), view)
+
   def attention_weights(self, x: Array, view: attention.View) -> Array:
     """The block's attention weights on input x, f32 [B, H, S, S]."""
     return self.attention.weights(self.attention_norm(x), view)

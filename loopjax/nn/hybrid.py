@@ -1,8 +1,9 @@
 """Alternating attention and fast weights: the stack of models that sleep.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group is
-a number of attention blocks followed by a memory block; every parameter has a
-leading axis of groups, so that one group is compiled whatever their number.
+a number of attention blocks followed by a number of memory blocks; every
+parameter has a leading axis of groups, so that one group is compiled whatever
+their number.
 """
 
 import dataclasses
@@ -46,10 +47,10 @@ class MemoryShape:
 
 
 class Memory(NamedTuple):
-  """What the groups keep of earlier tokens; a leading axis of groups.
+  """What the groups keep of earlier tokens.
 
   Attributes:
-    state: of the memory layers.
+    state: of the memory layers, [groups, layers, B, ...].
     past: keys and values of P tokens, [groups, layers, B, P, G, d_h].
   """
 
@@ -58,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Groups(NamedTuple):
-  """Attention blocks [groups, layers, ...] and memory blocks [groups, ...]."""
+  """Attention blocks and memory blocks, each [groups, layers, ...]."""
 
   attention: block.Block
   memory: "MemoryBlock"
@@ -118,7 +119,7 @@ def make_memories(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> MemoryBlock:
-  """Memory blocks with stacked parameters, [groups, ...]; for `grouped`."""
+  """Memory blocks with stacked parameters, [layers, ...]; for `grouped`."""
 
   def make(key: Array) -> MemoryBlock:
     rngs = nnx.Rngs(params=key)
@@ -128,12 +129,14 @@ def make_memories(
 
 
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
-  """Distributes the layers of `stack.make_layers` evenly over the memories."""
-  num_groups = len(jax.tree.leaves(memories)[0])
-  blocks = jax.tree.map(
-    lambda x: x.reshape(num_groups, -1, *x.shape[1:]), layers
+  """Distributes the layers of the more frequent kind evenly over the other's.
+
+  The number of groups is that of layers of the less frequent kind.
+  """
+  num_groups = min(len(jax.tree.leaves(x)[0]) for x in (layers, memories))
+  return jax.tree.map(
+    lambda x: x.reshape(num_groups, -1, *x.shape[1:]), Groups(layers, memories)
   )
-  return Groups(blocks, memories)
 
 
 def empty_memory(
@@ -148,8 +151,9 @@ def empty_memory(
   state = groups.memory.memory.initial_state(
     batch, carry_convolutions=carry_convolutions
   )
+  memories = jax.tree.leaves(groups.memory)[0].shape[:2]
   stacked = jax.tree.map(
-    lambda x: jnp.broadcast_to(x[None], (outer[0], *x.shape)), state
+    lambda x: jnp.broadcast_to(x, (*memories, *x.shape)), state
   )
   return Memory(stacked, attention.Past(none, none))
 
@@ -182,25 +186,33 @@ def run_groups(
     x: residual stream [B, S, D].
     memory: before the window, with P past tokens.
     tables: rotary tables for P + S positions.
-    visible: bool [B, S, P + S], see `Attention.attend_with_past`.
+    visible: bool [B or 1, S, P + S], see `Attention.attend_with_past`.
     mask: bool [B, S], False for padding; None for no padding.
     unroll: whether to compile each block separately.
 
   Returns:
     The residual stream [B, S, D]; the memory after the window, with P + S
-    past tokens; statistics of every memory layer, [groups, ...] by name.
+    past tokens; statistics of every memory layer, [groups, layers, ...] by
+    name.
   """
 
   def attend(x: Array, of_layer: tuple[block.Block, attention.Past]):
     layer, past = of_layer
     return layer.attend_with_past(x, past, tables, visible)
 
+  def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
+    layer, state = of_layer
+    x, *outputs = layer(x, state, mask)
+    return x, outputs
+
   def step(x: Array, of_group: tuple[Groups, Memory]):
     group, memory = of_group
     x, past = jax.lax.scan(
       attend, x, (group.attention, memory.past), unroll=unroll
     )
-    x, state, stats = group.memory(x, memory.state, mask)
+    x, (state, stats) = jax.lax.scan(
+      remember, x, (group.memory, memory.state), unroll=unroll
+    )
     return x, (Memory(state, past), stats)
 
   x, (memory, stats) = jax.lax.scan(step, x, (groups, memory), unroll=unroll)
@@ -223,7 +235,7 @@ def read_groups(
     groups: from `grouped`; there may be none.
     x: residual stream [B, S, D].
     cache: of keys and values; a slot is an attention layer.
-    state: of the memory layers.
+    state: of the memory layers, [groups, layers, B, ...].
     view: what the tokens see.
     mask: bool [B, S], False for what is not there.
     first_slot: of the cache, for the first layer.
@@ -240,10 +252,14 @@ def read_groups(
     layer, slot = of_layer
     return layer(x, view, cache, slot), None
 
+  def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
+    layer, state = of_layer
+    return layer(x, state, mask)[:2]
+
   def step(carry: Any, of_group: Any):
     group, state, slots = of_group
     (x, cache), _ = jax.lax.scan(attend, carry, (group.attention, slots))
-    x, state, _ = group.memory(x, state, mask)
+    x, state = jax.lax.scan(remember, x, (group.memory, state))
     return (x, cache), state
 
   slots = jnp.arange(num_groups * num_layers).reshape(num_groups, -1)

@@ -13,7 +13,7 @@ from flax import nnx
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import shape as shape_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.cache import Cache, Kept
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
@@ -120,3 +120,12 @@ def run_layers(
     step, (x, cache), (layers, keys, slots), unroll=unroll, remat=remat
   )
   return carry
+
+
+def kept_of(layers: block.Block, x: Array, view: attention.View) -> Kept:
+  """What a cache would keep if x [B, S, D] were the input of every block."""
+
+  def of_layer(_: None, layer: block.Block) -> tuple[None, Kept]:
+    return None, Kept(*layer.kept(x, view))
+
+  return jax.lax.scan(of_layer, None, layers)[1]

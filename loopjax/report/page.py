@@ -4,8 +4,9 @@ import itertools
 import pathlib
 from collections.abc import Sequence
 
+from loopjax import document
 from loopjax.errors import UserError
-from loopjax.report import document, papers, sections, tables
+from loopjax.report import papers, sections, tables
 
 MAX_RUNS_WITH_FIGURES = 6
 

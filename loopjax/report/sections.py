@@ -5,9 +5,10 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loopjax.report import document, papers, plots, tables
+from loopjax import document
+from loopjax.document import Cell
 from loopjax.report import paper as paper_lib
-from loopjax.report.document import Cell
+from loopjax.report import papers, plots, tables
 
 _MAX_VALUES = 6  # Values shown of one fact about the scale.
 

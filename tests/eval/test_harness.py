@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from eval_examples import LENGTH, choices, make_run, texts, write
 
+from loopjax import subject
 from loopjax.errors import UserError
 from loopjax.eval import __main__ as entry
-from loopjax.eval import bits_per_byte, requests, subject
+from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.batches import Request
 from loopjax.eval.scorer import Scorer
 

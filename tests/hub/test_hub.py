@@ -14,9 +14,8 @@ from safetensors.numpy import load_file
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import program, sharding, teacher, train
+from loopjax import program, sharding, subject, teacher, train
 from loopjax.errors import UserError
-from loopjax.eval import subject
 from loopjax.hub import __main__ as hub
 from loopjax.hub import convert, layouts, weights
 from loopjax.models import looped
@@ -452,8 +451,10 @@ def test_tensors_of_the_published_models(layers, count):
   "arguments",
   [
     [],
-    ["push", "x"],
     ["import", "missing", "run"],
+    ["push", "x"],
+    ["push", "missing", "me/model"],
+    ["card", "missing", "out"],
     ["export", "missing", "out", "--layout=ouro"],
     ["export", "missing", "out", "--layout=gpt2"],
   ],

@@ -271,3 +271,31 @@ def test_chunks_are_the_default():
   assert not is_chunked(implementation="reference")
   with pytest.raises(ValueError, match="'fast' is not one of"):
     is_chunked(implementation="fast")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_scores_of_tokens(case):
+  """Losses, and the first of the most likely tokens, padding left out."""
+  hidden, table, targets = arrays(case, jnp.float32)
+  real, options = case["vocab"] - case.get("padding", 0), chunks(case).keywords
+  for rows in (table, table.at[real // 2 :].set(table[0])):
+    scores = functools.partial(chunked.token_scores, **options)
+    losses, best = jax.jit(scores, compiler_options=FAST)(hidden, rows, targets)
+    expected, _ = plain(case)(hidden, rows, targets)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    logits = np.einsum("btd,vd->btv", hidden, rows)[..., :real]
+    # Equal rows have equal logits up to the order of summation.
+    nearly = logits >= logits.max(axis=-1, keepdims=True) - 1e-5
+    np.testing.assert_array_equal(best, np.argmax(nearly, axis=-1))
+
+
+def test_of_equal_tokens_the_first_is_the_most_likely():
+  hidden, table = jnp.ones((2, 3, 4)), jnp.ones((37, 4))
+  _, best = chunked.token_scores(
+    hidden,
+    table.at[:11].set(0.0),
+    jnp.zeros((2, 3), jnp.int32),
+    num_padding_tokens=3,
+    chunk_size=8,
+  )
+  np.testing.assert_array_equal(best, 11)

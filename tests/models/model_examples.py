@@ -31,7 +31,8 @@ def graph(family, config, spec, options=LoopOptions()):
 
 @functools.cache
 def _drawn(family, config, spec):
-  model = family.Model(config, spec, rngs=nnx.Rngs(params=0))
+  with jax.ensure_compile_time_eval():  # Whoever asks first may be traced.
+    model = family.Model(config, spec, rngs=nnx.Rngs(params=0))
   return nnx.to_pure_dict(nnx.state(model))
 
 

@@ -278,6 +278,40 @@ def test_the_router_learns_through_the_remainder():
   )
 
 
+def test_the_prior_is_a_truncated_geometric_distribution():
+  """Value and gradient, of a router that says the same to every token."""
+  config = dataclasses.replace(SMALL, ponder_weight=0.25, ponder_prior=0.3)
+  graphdef = examples.graph(adaptive, config, SPEC)
+  params = examples.params_of(adaptive, config, SPEC)
+  weights = jnp.ones(TOKENS.shape)
+  batch = {"inputs": TOKENS, "targets": TOKENS, "weights": weights}
+
+  def found(bias):
+    router = {**params["layers"]["router"], "bias": jnp.full((2, 1), bias)}
+    layers = {**params["layers"], "router": router}
+    model = nnx.merge(graphdef, {**params, "layers": layers})
+    total, metrics = adaptive.loss(model, batch, None, None, None)
+    return metrics["prior"], total - metrics["cross_entropy"]
+
+  def expected(bias):
+    p = jax.nn.sigmoid(bias)
+    halting = jnp.stack([p, (1 - p) * p, (1 - p) ** 2])
+    prior = jnp.array([0.3, 0.7 * 0.3, 0.7**2 * 0.3])
+    return jnp.sum(halting * jnp.log(halting / (prior / jnp.sum(prior))))
+
+  run = jax.jit(jax.value_and_grad(found, has_aux=True))
+  for bias in (0.0, 1.3):
+    (value, added), slope = run(bias)
+    wanted, wanted_slope = jax.value_and_grad(expected)(bias)
+    np.testing.assert_allclose(value, wanted, rtol=1e-4)
+    np.testing.assert_allclose(added, 0.25 * wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(slope, wanted_slope, rtol=1e-3)
+  (value, _), slope = run(200.0)  # All halt at once, none goes on.
+  first = 0.3 / (0.3 + 0.7 * 0.3 + 0.7**2 * 0.3)
+  np.testing.assert_allclose(value, -np.log(first), rtol=1e-5)
+  assert np.isfinite(slope)
+
+
 @pytest.mark.parametrize("placement", ["in_loop", "pre_layer", "post_layer"])
 @pytest.mark.parametrize("gate", ["vector", "scalar"])
 def test_closed_gates_are_no_memory(placement, gate):
@@ -451,6 +485,12 @@ def test_the_z_loss_is_the_mean_square_of_the_log_normaliser():
       "gate_bias has no effect",
     ),
     ({"num_loops": 1, "ponder_weight": 0.1}, "ponder_weight has no effect"),
+    ({"ponder_prior": 0.2}, "ponder_prior has no effect while .*weight=0"),
+    ({"ponder_prior": 1.0, "ponder_weight": 0.1}, "ponder_prior=1.0 must be"),
+    (
+      {"ponder_prior": 0.2, "ponder_weight": 0.1, "halting_mass": "printed"},
+      "ponder_prior=0.2 needs model.halting_mass=remainder",
+    ),
     ({"num_loops": 1, "halting_mass": "printed"}, "halting_mass has no effect"),
     ({"num_loops": 1, "scale_from_step": 2, "loop_scale": 0.0}, "loop_scale"),
   ],

@@ -12,12 +12,19 @@ import pytest
 from flax import nnx
 from tests_support import array_sizes, strict_dtypes
 
-from loopjax import models
+from loopjax import models, step
+from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import stack
-from loopjax.types import LoopOptions, TaskSpec
+from loopjax.types import (
+  PRECISIONS,
+  LoopOptions,
+  Output,
+  TaskSpec,
+  TokenScores,
+)
 
 VOCABULARY, LENGTH, PADDING = 23, 8, 2
 SPEC = TaskSpec(VOCABULARY, LENGTH, tuple((i,) for i in range(LENGTH)), PADDING)
@@ -75,6 +82,7 @@ VALUES = {
   "halting_mass": ("printed",), "num_local_slots": (5,),
   "num_global_slots": (5,), "memory_placement": ("pre_layer",),
   "memory_gate": ("scalar",), "gate_bias": (3.0,), "z_weight": (0.1,),
+  "ponder_prior": (0.2,),
 }  # fmt: skip
 # What has to be set for all others to matter.
 MATTER = {
@@ -274,6 +282,65 @@ def test_training_makes_no_array_of_tokens_by_vocabulary(name, top_k):
 
   compiled = jax.jit(jax.grad(loss)).lower(params).compile(examples.FAST)
   assert max(array_sizes(compiled.as_text())) < data["inputs"].size * 8192
+
+
+@functools.partial(jax.jit, compiler_options=examples.FAST)
+def read_out(hidden, table, targets):
+  return token_losses.read_out(
+    hidden,
+    table,
+    targets,
+    num_padding_tokens=PADDING,
+    precision=PRECISIONS["float32"],
+  )
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_scores_read_of_hidden_states_is_what_they_read_of_logits(name):
+  output, targets = forward(name), batch()["targets"]
+  model = examples.merged(MODELS[name], config_of(name), SPEC)
+  got = read_out(output.hidden, model.readout_table(), targets)
+  losses, predicted = token_losses.scores(output, targets)
+  np.testing.assert_allclose(got.losses, losses, atol=1e-5)
+  np.testing.assert_array_equal(got.predicted, predicted)
+  # Of the last tokens alone, as where a model predicts no others.
+  last = read_out(output.hidden[:, 3:], model.readout_table(), targets)
+  np.testing.assert_allclose(last.losses, losses[:, 3:], atol=1e-5)
+
+
+def test_evaluation_makes_no_array_of_tokens_by_vocabulary():
+  """Of 24 tokens by 8,192 ids, as in training."""
+  spec = dataclasses.replace(SPEC, vocab_size=8192)
+  model = examples.abstract(MODELS["looped"], config_of("looped"), spec)
+  graphdef, params = nnx.split(model)
+  evaluate = functools.partial(
+    step.eval_step,
+    graphdef=graphdef,
+    score=TASKS["text"].score,
+    group_sizes=(),
+    num_loops=LOOPS,
+    kind="scan",
+  )
+  data = {**batch(), "bytes": jnp.ones((3, LENGTH)), "valid": jnp.ones(3, bool)}
+  compiled = jax.jit(evaluate).lower(params, data).compile(examples.FAST)
+  assert max(array_sizes(compiled.as_text())) < 24 * 8192
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_no_task_reads_logits_where_there_are_scores(name):
+  task = TASKS[name]
+  batch = task.abstract_batch(task.Config(), 4)
+  shape = batch["targets"].shape
+  tokens = TokenScores(
+    jax.ShapeDtypeStruct(shape, jnp.float32),
+    jax.ShapeDtypeStruct(shape, jnp.int32),
+  )
+
+  def score(tokens, batch):
+    return task.score(Output(None, {}, {}, {}, {}, tokens=tokens), batch)
+
+  scores = jax.eval_shape(score, tokens, batch)
+  assert {x.shape for x in jax.tree.leaves(scores)} == {(4,)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -308,7 +308,9 @@ def by_hand(config, params, inputs, num_answer):
   """
   spec = spec_of(inputs.shape[1], num_answer)
   model = examples.merged(sleep, config, spec, params)
-  each = config.num_layers // config.num_memory_layers
+  num_groups = min(config.num_layers, config.num_memory_layers)
+  each = config.num_layers // num_groups
+  num_memories = config.num_memory_layers // num_groups
   head_width = config.width // config.num_heads
   first = config.num_prelude_layers // each
   last = (config.num_layers - config.num_coda_layers) // each
@@ -317,19 +319,20 @@ def by_hand(config, params, inputs, num_answer):
     tables = rope.rope_tables(window.positions, head_width, config.rope_base)
     memory = list(memory)
     for group in groups:
-      state, *pasts = memory[group]
+      states, pasts = map(list, memory[group])
       for n in range(each):
         layer = at(group * each + n, model.layers)
         hidden, pasts[n] = layer.attend_with_past(
           hidden, pasts[n], tables, window.visible
         )
-      layer = at(group, model.memories)
-      hidden, state, _ = layer(hidden, state, window.mask)
+      for n in range(num_memories):
+        layer = at(group * num_memories + n, model.memories)
+        hidden, states[n], _ = layer(hidden, states[n], window.mask)
       keep = [
         attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts
       ]
-      memory[group] = (state, *keep)
+      memory[group] = states, keep
     return hidden, memory
 
   num_past = config.window - 1 if config.eviction == "sliding" else 0
@@ -337,8 +340,9 @@ def by_hand(config, params, inputs, num_answer):
   state = model.memories.memory.initial_state(
     len(inputs), carry_convolutions=config.carry_convolutions
   )
-  groups = range(config.num_memory_layers)
-  kept = [(state, *[attention.Past(none, none)] * each) for _ in groups]
+  groups = range(num_groups)
+  past = attention.Past(none, none)
+  kept = [([state] * num_memories, [past] * each) for _ in groups]
   seen = jnp.zeros((len(inputs), num_past), bool)
   num_windows = (inputs.shape[1] - 1) // config.window
   edges = config.window * np.arange(1, num_windows + 1)
@@ -350,9 +354,12 @@ def by_hand(config, params, inputs, num_answer):
     for n in range(config.num_passes):
       before = list(after)
       for group in groups[first:last]:  # Only fast weights go on.
-        old, *pasts = kept[group]
-        state = old._replace(fast=(after if n else kept)[group][0].fast)
-        before[group] = (state, *pasts)
+        states, pasts = kept[group]
+        fast = [state.fast for state in (after if n else kept)[group][0]]
+        states = [
+          state._replace(fast=x) for state, x in zip(states, fast, strict=True)
+        ]
+        before[group] = states, pasts
       if config.gradient_passes and 0 < n <= (
         config.num_passes - config.gradient_passes
       ):
@@ -382,8 +389,9 @@ def by_hand(config, params, inputs, num_answer):
         "carry_convolutions": True,
       },
     ),
+    (28, {"num_memory_layers": 6, "num_prelude_layers": 1}),
   ],
-  ids=["plain", "sliding", "coda", "prelude"],
+  ids=["plain", "sliding", "coda", "prelude", "memories"],
 )
 def test_algorithm_1_by_hand(length, changes):
   """Three windows, so that what the second leaves depends on the first's;
@@ -395,6 +403,13 @@ def test_algorithm_1_by_hand(length, changes):
   expected = run_by_hand(params, inputs)
   got = run(inputs, num_passes=2, **changes).logits
   np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_retention_is_of_the_memories_that_run_in_every_pass():
+  changes = {"num_memory_layers": 6, "num_prelude_layers": 1}
+  loops = run(tokens(28), num_passes=2, **changes).loops
+  found = {name for name in loops if name.startswith("retention")}
+  assert found == {f"retention/memory={n}" for n in (3, 4, 5)}
 
 
 def test_cut_gradients_by_hand():
@@ -529,7 +544,7 @@ READ = [
   {},
   {"carry_convolutions": True, "memory": "jet", "num_passes": 1},
   {"num_layers": 4, "num_prelude_layers": 2, "num_coda_layers": 0},
-  {"num_layers": 3, "num_memory_layers": 3, "num_coda_layers": 1},
+  {"num_memory_layers": 4, "num_coda_layers": 1},
 ]
 
 
@@ -586,6 +601,16 @@ def test_every_pass_costs_the_same_and_answers_one():
   outside = config_of(num_prelude_layers=1)
   flops = sleep.costs(outside, spec, 3)["flops_per_example"]
   assert flops == [3 * layers[0] * (1 + n) + answer for n in (1, 2, 3)]
+  # Three memory layers after each attention layer.
+  more = [
+    block.flops(shape, n) + 3 * hybrid.memory_flops(shape, memory, n)
+    for n in (8, 4)
+  ]
+  flops = sleep.costs(config_of(num_memory_layers=6), spec, 3)
+  head = 2 * 4 * 16 * VOCABULARY
+  assert flops["flops_per_example"] == [
+    3 * 2 * more[0] * n + 2 * more[1] + head for n in (1, 2, 3)
+  ]
   # Where all is predicted, the coda reads the first pass and the last.
   coda = config_of(num_coda_layers=1)
   flops = sleep.costs(coda, spec_of(20, 0), 3)["flops_per_example"]
@@ -636,6 +661,7 @@ def test_training_counts_the_passes_that_have_a_gradient(
     ({"window": 3}, "window=3 must be at least 4"),
     ({"num_passes": 0}, "num_passes=0"),
     ({"num_layers": 3}, "num_memory_layers=2 must divide"),
+    ({"num_memory_layers": 3}, "num_layers=2 or be a multiple of it"),
     ({"num_layers": 4, "num_coda_layers": 1}, "multiple of 2"),
     ({"num_prelude_layers": 1, "num_coda_layers": 1}, "leaves no layer"),
     ({"A_range": (3.0, 1.0)}, "A_range"),

@@ -58,17 +58,27 @@ def test_norms_of_bfloat16_are_float32(kind):
   assert layer(X.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
-def test_rotation_turns_every_pair_by_its_angle():
-  positions = jnp.array([[0], [3]])
-  tables = rope.rope_tables(positions, 4, 100.0)
-  x = np.asarray(jax.random.normal(jax.random.key(0), (1, 2, 1, 4)))
-  got = np.asarray(rope.rotate(x, tables))
+@pytest.mark.parametrize(
+  ("position", "angles"),
+  [
+    ([3], [3.0, 0.3]),  # 100^(-0/2), 100^(-1/2).
+    # Coordinates in turns, each with frequencies of its own.
+    ([3, 5], [3.0, 5.0, 0.3, 0.5]),
+  ],
+)
+def test_rotation_turns_every_pair_by_its_angle(position, angles):
+  positions, pairs = jnp.array([[0] * len(position), position]), len(angles)
+  tables = rope.rope_tables(positions, 2 * pairs, 100.0)
+  x = jax.random.normal(jax.random.key(0), (1, 2, 1, 2 * pairs))
+  got, x = np.asarray(rope.rotate(x, tables)), np.asarray(x)
   np.testing.assert_allclose(got[0, 0], x[0, 0], atol=1e-6)
-  for pair, frequency in enumerate([1.0, 0.1]):  # 100^(-0/2), 100^(-1/2).
-    turned = complex(x[0, 1, 0, pair], x[0, 1, 0, pair + 2])
-    turned *= np.exp(3j * frequency)
+  for pair, angle in enumerate(angles):
+    turned = complex(x[0, 1, 0, pair], x[0, 1, 0, pair + pairs])
+    turned *= np.exp(1j * angle)
     np.testing.assert_allclose(got[0, 1, 0, pair], turned.real, atol=1e-5)
-    np.testing.assert_allclose(got[0, 1, 0, pair + 2], turned.imag, atol=1e-5)
+    np.testing.assert_allclose(
+      got[0, 1, 0, pair + pairs], turned.imag, atol=1e-5
+    )
 
 
 def test_rotated_products_depend_on_differences():

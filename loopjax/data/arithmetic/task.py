@@ -21,7 +21,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()
 HEADLINE = ("exact_match",)
 _STREAMS, _OPERATIONS = {"train": 0, "validation": 1, "test": 2}, 3
 
@@ -179,9 +179,6 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
 
   "exact_match": the value is right; "loss": its cross-entropy in nats.
   """
-  logits, target = output.logits[:, -1], batch["targets"][:, -1]
-  right = jnp.argmax(logits, axis=-1) == target
-  return {
-    "exact_match": right.astype(jnp.float32),
-    "loss": token_losses.token_cross_entropy(logits, target),
-  }
+  losses, predicted = token_losses.scores(output, batch["targets"])
+  right = predicted[:, -1] == batch["targets"][:, -1]
+  return {"exact_match": right.astype(jnp.float32), "loss": losses[:, -1]}

@@ -26,7 +26,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 ANSWER = 2  # Token id; the ids of cells are their values.
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("exact_match", "label_accuracy")
 _STREAMS = {"train": 0, "test": 1, "validation": 2}
 
@@ -155,17 +155,16 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   share of the labels that are right; "loss": mean cross-entropy of the labels
   in nats.
   """
-  predicted = output.logits.shape[1]  # All tokens, or only the last ones.
-  targets = batch["targets"][:, -predicted:]
-  weights = batch["weights"][:, -predicted:]
+  losses, predicted = token_losses.scores(output, batch["targets"])
+  num = losses.shape[1]  # All tokens, or only the last ones.
+  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
   num_labels = jnp.sum(weights, axis=1)
-  right = (jnp.argmax(output.logits, axis=-1) == targets).astype(jnp.float32)
+  right = (predicted == targets).astype(jnp.float32)
   num_right = jnp.sum(right * weights, axis=1)
-  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
   return {
     "exact_match": (num_right == num_labels).astype(jnp.float32),
     "label_accuracy": num_right / num_labels,
-    "loss": jnp.sum(cross_entropy * weights, axis=1) / num_labels,
+    "loss": jnp.sum(losses * weights, axis=1) / num_labels,
   }
 
 

@@ -16,7 +16,7 @@ from loopjax.data.depo.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("exact_match", "answer_accuracy")
 # Different from the streams in `problems`.
 _STREAMS = {"train": 3, "test": 4, "validation": 5}
@@ -115,12 +115,10 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   figure 3); "answer_accuracy": share of the answers whose tokens are all right;
   "exact_match": all answers of the example are right.
   """
-  predicted = output.logits.shape[1]  # All tokens, or only the last ones.
-  targets = batch["targets"][:, -predicted:]
-  weights = batch["weights"][:, -predicted:]
-  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
-  missed = jnp.argmax(output.logits, axis=-1) != targets
-  wrong = jnp.where(missed, weights, 0.0)
+  losses, predicted = token_losses.scores(output, batch["targets"])
+  num = losses.shape[1]  # All tokens, or only the last ones.
+  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
+  wrong = jnp.where(predicted != targets, weights, 0.0)
   errors = jnp.cumsum(wrong, axis=1)
   # The tokens of an answer are adjacent, and no two answers are.
   starts = jnp.diff(weights, axis=1, prepend=0) == 1
@@ -128,7 +126,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   before = jax.lax.cummax(jnp.where(starts, errors - wrong, 0.0), axis=1)
   right = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
   return {
-    "loss": jnp.sum(cross_entropy * weights, axis=1) / jnp.sum(weights, axis=1),
+    "loss": jnp.sum(losses * weights, axis=1) / jnp.sum(weights, axis=1),
     "answer_accuracy": right / jnp.sum(ends, axis=1, dtype=jnp.float32),
     "exact_match": (errors[:, -1] == 0).astype(jnp.float32),
   }

@@ -16,7 +16,7 @@ from loopjax.data.gsm.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("exact_match",)
 # Different from the streams in `problems`.
 _STREAMS, _OPERATIONS = {"train": 4, "test": 5, "validation": 7}, 6
@@ -120,13 +120,11 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": all digits and END are right (the paper's accuracy); "loss":
   their mean cross-entropy in nats.
   """
-  predicted = output.logits.shape[1]  # All tokens, or only the last ones.
-  targets = batch["targets"][:, -predicted:]
-  weights = batch["weights"][:, -predicted:]
-  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
-  missed = jnp.argmax(output.logits, axis=-1) != targets
-  wrong = jnp.where(missed, weights, 0.0)
+  losses, predicted = token_losses.scores(output, batch["targets"])
+  num = losses.shape[1]  # All tokens, or only the last ones.
+  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
+  wrong = jnp.where(predicted != targets, weights, 0.0)
   return {
     "exact_match": (jnp.sum(wrong, axis=1) == 0).astype(jnp.float32),
-    "loss": jnp.sum(cross_entropy * weights, axis=1) / jnp.sum(weights, axis=1),
+    "loss": jnp.sum(losses * weights, axis=1) / jnp.sum(weights, axis=1),
   }

@@ -20,7 +20,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("exact_match",)
 _ATTRIBUTES = tuple(language.ATTRIBUTES)
 _TRAINING, _EVALUATED, _PHRASES = range(3)  # Streams of random numbers.
@@ -185,12 +185,12 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   completes statements, and extractable if it answers held-out questions.
   """
   targets, weights = batch["targets"], batch["weights"]
-  wrong = (jnp.argmax(output.logits, axis=-1) != targets).astype(jnp.float32)
-  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
+  losses, predicted = token_losses.scores(output, targets)
+  wrong = (predicted != targets).astype(jnp.float32)
   num_wrong = jnp.sum(wrong * weights, axis=1)
   return {
     "exact_match": (num_wrong == 0).astype(jnp.float32),
-    "loss": jnp.sum(cross_entropy * weights, axis=1),
+    "loss": jnp.sum(losses * weights, axis=1),
   }
 
 

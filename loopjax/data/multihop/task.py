@@ -130,13 +130,10 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   nats; if the model shows its prediction after every loop,
   "stage<k>_accuracy": loop k predicts the answer (table 1 and figure 3).
   """
-  prediction = jnp.argmax(output.logits, axis=-1)
-  cross_entropy = token_losses.token_cross_entropy(
-    output.logits, batch["targets"]
-  )
+  losses, predicted = token_losses.scores(output, batch["targets"])
   scores = {
-    "accuracy": stage_accuracy(prediction[None], batch)[0],
-    "loss": jnp.sum(cross_entropy * batch["weights"], axis=1),
+    "accuracy": stage_accuracy(predicted[None], batch)[0],
+    "loss": jnp.sum(losses * batch["weights"], axis=1),
   }
   if "prediction" in output.trace:
     stages = stage_accuracy(output.trace["prediction"], batch)

@@ -18,7 +18,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` uses only the logits.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("bits_per_byte", "loss")
 _BLOCK = 1024  # Rows of training in which each source has exactly its share.
 _FEW_BYTES = 1e-3  # Next to nothing, but not zero.
@@ -86,7 +86,7 @@ def make_dataset(
 
   Raises:
     UserError: see `corpus.make` and `overlap.report`; or a source has no rows
-      of the split.
+      of the split; or the vocabulary is that of another tokenizer.
   """
   is_test = split == "test" and bool(config.test_files)
   names = config.test_sources if is_test else config.sources
@@ -95,8 +95,9 @@ def make_dataset(
       "task.train_files is empty; give text files, such as"
       " --config.task.train_files='books/*.txt'"
     )
-  corpora = [corpus.make(config, name, is_test=is_test) for name in names]
   tokenizer = Tokenizer(config.tokenizer, config.end_token)
+  _check_vocabulary(config, tokenizer)
+  corpora = [corpus.make(config, name, is_test=is_test) for name in names]
   counts = np.array([one.num_rows(split) for one in corpora])
   for one, count in zip(corpora, counts, strict=True):
     if not count:
@@ -149,6 +150,20 @@ def make_dataset(
   if split == "train" and config.overlap_files:
     facts |= overlap.report(corpora, config.overlap_sources, config.on_overlap)
   return Dataset(batches, {"source": names}, facts)
+
+
+def _check_vocabulary(config: Config, tokenizer: Tokenizer) -> None:
+  """Raises UserError if most ids of the vocabulary would never occur.
+
+  Without data such a vocabulary is fine: to describe a model, or to see whether
+  it fits a machine.
+  """
+  if config.vocab_size > 2 * tokenizer.num_ids:
+    raise UserError(
+      f"task.vocab_size={config.vocab_size} is that of another tokenizer:"
+      f" task.tokenizer={config.tokenizer} has {tokenizer.num_ids} ids; give"
+      " the path of its tokenizer.json, or task.vocab_size=0 for these ids"
+    )
 
 
 def mixed(
@@ -237,14 +252,13 @@ def score(
   weighted by their tokens and by their bytes, so that means are those of the
   corpus.
   """
-  predicted = output.logits.shape[1]  # All tokens, or the last ones alone.
-  targets = batch["targets"][:, -predicted:]
-  weights = batch["weights"][:, -predicted:]
-  cross_entropy = token_losses.token_cross_entropy(output.logits, targets)
-  nats = jnp.sum(cross_entropy * weights, axis=1)
+  losses, _ = token_losses.scores(output, batch["targets"])
+  num = losses.shape[1]  # All tokens, or the last ones alone.
+  weights = batch["weights"][:, -num:]
+  nats = jnp.sum(losses * weights, axis=1)
   num_tokens = jnp.sum(weights, axis=1)
   # The ends of documents may be all that a row predicts; their bits count.
-  num_bytes = jnp.sum(batch["bytes"][:, -predicted:], axis=1)
+  num_bytes = jnp.sum(batch["bytes"][:, -num:], axis=1)
   num_bytes = jnp.maximum(num_bytes, _FEW_BYTES)
   bits = nats / jnp.log(2.0)
   return {

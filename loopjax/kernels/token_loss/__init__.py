@@ -1,5 +1,5 @@
 """Read-out and cross-entropy together, without an array of all logits."""
 
-from loopjax.kernels.token_loss.api import token_loss
+from loopjax.kernels.token_loss.api import token_loss, token_scores
 
-__all__ = ["token_loss"]
+__all__ = ["token_loss", "token_scores"]

@@ -1,4 +1,4 @@
-"""Chooses the implementation of `token_loss`."""
+"""Chooses the implementation of `token_loss` and `token_scores`."""
 
 from loopjax.kernels.token_loss import chunked, reference
 from loopjax.types import Array
@@ -52,4 +52,25 @@ def token_loss(
     )
   raise ValueError(
     f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
+  )
+
+
+def token_scores(
+  hidden: Array, table: Array, targets: Array, *, num_padding_tokens: int = 0
+) -> tuple[Array, Array]:
+  """-log softmax(h W^T)[target] per token, and the most likely token.
+
+  In one pass over the chunks of the vocabulary, as `token_loss`, whose
+  arguments it takes; without a gradient.
+
+  Returns:
+    Two arrays [...]: nats, in float32, or float64 for float64 inputs; ids i32,
+    the first of equals.
+  """
+  return chunked.token_scores(
+    hidden,
+    table,
+    targets,
+    num_padding_tokens=num_padding_tokens,
+    chunk_size=CHUNK_SIZE,
   )

@@ -32,6 +32,19 @@ class Options(NamedTuple):
   num_chunks: int
 
 
+class Sums(NamedTuple):
+  """What a pass over the chunks adds up, for each token.
+
+  Attributes:
+    top: the largest logit so far. total: sum of exp(logit - top).
+    picked: the target's logit; 0 until its chunk.
+  """
+
+  top: Array
+  total: Array
+  picked: Array
+
+
 def token_loss(
   hidden: Array,
   table: Array,
@@ -41,12 +54,44 @@ def token_loss(
   chunk_size: int,
 ) -> tuple[Array, Array]:
   """As in `api.token_loss`; makes arrays of [..., chunk_size] at most."""
-  options = Options(
-    len(table) - num_padding_tokens,
-    vocabulary.num_chunks(len(table), chunk_size),
-  )
-  folded = vocabulary.fold(table, options.num_chunks)
+  folded, options = _folded(table, num_padding_tokens, chunk_size)
   return _token_loss(hidden, folded, targets, options)
+
+
+def token_scores(
+  hidden: Array,
+  table: Array,
+  targets: Array,
+  *,
+  num_padding_tokens: int,
+  chunk_size: int,
+) -> tuple[Array, Array]:
+  """As in `api.token_scores`; makes arrays of [..., chunk_size] at most."""
+  folded, options = _folded(table, num_padding_tokens, chunk_size)
+  unknown = jnp.int32(folded.shape[0] * options.num_chunks)
+
+  def step(chunk: Array, carry: tuple[Sums, Array]) -> tuple[Sums, Array]:
+    before, best = carry
+    logits, ids = _logits(hidden, folded, chunk, options)
+    sums = _add(before, logits, ids, targets)
+    is_top = logits == sums.top[..., None]
+    first = jnp.min(jnp.where(is_top, ids, unknown), axis=-1)
+    # A chunk without a logit this high leaves `first` unknown.
+    first = jnp.where(sums.top > before.top, first, jnp.minimum(first, best))
+    return sums, first
+
+  start = _empty(hidden, targets), jnp.full(targets.shape, unknown)
+  sums, best = jax.lax.fori_loop(0, options.num_chunks, step, start)
+  return _losses(sums)[0], best
+
+
+def _folded(
+  table: Array, num_padding_tokens: int, chunk_size: int
+) -> tuple[Array, Options]:
+  """The table by chunks of at most `chunk_size` tokens."""
+  num_chunks = vocabulary.num_chunks(len(table), chunk_size)
+  options = Options(len(table) - num_padding_tokens, num_chunks)
+  return vocabulary.fold(table, num_chunks), options
 
 
 def _logits(
@@ -66,29 +111,41 @@ def _token_loss(
   return _forward(hidden, folded, targets, options)[0]
 
 
-def _forward(hidden, folded, targets, options):
+def _empty(hidden: Array, targets: Array) -> Sums:
+  """Before the first chunk."""
   wide = jnp.promote_types(jnp.float32, hidden.dtype)
-
-  def step(chunk, carry):
-    top, total, picked = carry
-    logits, ids = _logits(hidden, folded, chunk, options)
-    higher = jnp.maximum(top, jnp.max(logits, axis=-1))
-    weights = jnp.exp(logits - higher[..., None])
-    total = total * jnp.exp(top - higher) + jnp.sum(weights, axis=-1)
-    found = jnp.where(ids == targets[..., None], logits, 0)
-    return higher, total, picked + jnp.sum(found, axis=-1)
-
-  start = (
+  return Sums(
     jnp.full(targets.shape, -jnp.inf, wide),
     jnp.zeros(targets.shape, wide),
     jnp.zeros(targets.shape, wide),
   )
-  top, total, picked = jax.lax.fori_loop(0, options.num_chunks, step, start)
+
+
+def _add(sums: Sums, logits: Array, ids: Array, targets: Array) -> Sums:
+  """With the logits [..., C] of one more chunk."""
+  top, total, picked = sums
+  higher = jnp.maximum(top, jnp.max(logits, axis=-1))
+  weights = jnp.exp(logits - higher[..., None])
+  total = total * jnp.exp(top - higher) + jnp.sum(weights, axis=-1)
+  found = jnp.where(ids == targets[..., None], logits, 0)
+  return Sums(higher, total, picked + jnp.sum(found, axis=-1))
+
+
+def _losses(sums: Sums) -> tuple[Array, Array]:
+  """Cross-entropy and log normaliser."""
+  top, total, picked = sums
   log_total = jnp.log(total)
   # The maximum first: top + log_total would round away the loss of a token that
   # is almost certain.
-  losses = (top - picked) + log_total, top + log_total
-  return losses, (hidden, folded, targets, top, total)
+  return (top - picked) + log_total, top + log_total
+
+
+def _forward(hidden, folded, targets, options):
+  def step(chunk, sums):
+    return _add(sums, *_logits(hidden, folded, chunk, options), targets)
+
+  sums = jax.lax.fori_loop(0, options.num_chunks, step, _empty(hidden, targets))
+  return _losses(sums), (hidden, folded, targets, sums.top, sums.total)
 
 
 def _backward(options, residuals, cotangents):

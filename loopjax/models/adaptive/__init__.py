@@ -13,7 +13,9 @@ from loopjax.models.adaptive.model import (
 )
 from loopjax.models.reading import empty_cache, read
 
+CACHES = ("per_loop",)  # Of each layer, which loops by itself.
 __all__ = [
+  "CACHES",
   "HEADLINE",
   "TRACES",
   "Config",

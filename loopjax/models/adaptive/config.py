@@ -35,6 +35,10 @@ class Config:
     memory_gate: one gate a feature ("vector") or one a token ("scalar").
     gate_bias: b_g at first; the paper takes -3, 0 and 3.
     ponder_weight: lambda of equation 11.
+    ponder_prior: what lambda weighs. 0: the expected number of iterations
+      (equation 12). In (0, 1): lambda_p of PonderNet (arXiv 2107.05407,
+      equation 8), the divergence of the halting distribution from a geometric
+      one, truncated after N iterations.
     z_weight: of the mean squared log normaliser of the read-out.
     tied: one table encodes and decodes.
     rope_base: longest wavelength over 2 pi, in tokens.
@@ -59,6 +63,7 @@ class Config:
   memory_gate: str = "vector"
   gate_bias: float = 0.0
   ponder_weight: float = 0.0
+  ponder_prior: float = 0.0
   z_weight: float = 0.0
   tied: bool = False
   rope_base: float = 10_000.0
@@ -87,11 +92,27 @@ class Config:
     if self.scale_from_step > self.num_loops:
       because = f"model.scale_from_step is over {self.num_loops} loops"
       checks.without_effect("model", self, because, "loop_scale")
+    self._check_prior()
     if self.num_loops == 1:
       because = "model.num_loops=1"
       idle = ("ponder_weight", "halting_mass")
       checks.without_effect("model", self, because, *idle)
     self.block_shape()
+
+  def _check_prior(self) -> None:
+    """Raises UserError unless halting can be compared with the prior."""
+    if not 0 <= self.ponder_prior < 1:
+      raise UserError(
+        f"model.ponder_prior={self.ponder_prior} must be in [0, 1)"
+      )
+    if not self.ponder_weight:
+      because = "model.ponder_weight=0"
+      checks.without_effect("model", self, because, "ponder_prior")
+    if self.ponder_prior and self.halting_mass != "remainder":
+      raise UserError(
+        f"model.ponder_prior={self.ponder_prior} needs"
+        " model.halting_mass=remainder, whose weights are a distribution"
+      )
 
   def block_shape(self) -> shape_lib.Shape:
     """What a layer repeats; raises UserError if there is no such block."""

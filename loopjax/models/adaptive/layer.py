@@ -27,6 +27,8 @@ class Carry(NamedTuple):
     h: h^(t), f32 [B, T, D].
     output: sum of p_halt^(i) h^(i) up to t, f32 [B, T, D].
     steps: sum of i p_halt^(i) up to t, f32 [B, T].
+    divergence: sum of p_halt^(i) log(p_halt^(i) / g_i) up to t, f32 [B, T], if
+      there is a prior g; else 0.
     halting: whose `spent` is the sum of p_halt^(i) up to t.
     cache: of earlier tokens, if there is one.
   """
@@ -34,6 +36,7 @@ class Carry(NamedTuple):
   h: Array
   output: Array
   steps: Array
+  divergence: Array
   halting: halting.HaltingState
   cache: Cache | None
 
@@ -116,22 +119,18 @@ class Layer(nnx.Module):
       h, p_halt = sharding.by_example(h), sharding.by_example(p_halt)
       output = carry.output + p_halt[..., None] * h  # (4)
       steps = carry.steps + t * p_halt  # E[n], (12)
+      divergence = carry.divergence + self._divergence(p_halt, i, num_loops)
       seen = {"hidden": h, "halting": p_halt}
       record = {"weight": jnp.sum(counted * p_halt, axis=1), "reads": read}
       record |= {name: seen[name] for name in seen if name in trace}
-      return Carry(h, output, steps, state, cache), record
+      return Carry(h, output, steps, divergence, state, cache), record
 
     if where == "pre_layer":
       h, reads = self.enrich(h, global_bank, counted, trace)
+    zeros, none = jnp.zeros_like(h), jnp.zeros(h.shape[:2])
     carry, records, steps_run = driver.run_loop(
       step,
-      Carry(
-        h,
-        jnp.zeros_like(h),
-        jnp.zeros(h.shape[:2]),
-        rule.init(h.shape[:2]),
-        cache,
-      ),
+      Carry(h, zeros, none, none, rule.init(h.shape[:2]), cache),
       num_loops,
       kind=options.kind,
       remat=options.remat,
@@ -157,6 +156,7 @@ class Layer(nnx.Module):
     return output, carry.cache, {
       **records, "steps": mean, "steps_std": jnp.sqrt(variance), "run": run,
       "reads": reads,
+      "divergence": jnp.sum(counted * carry.divergence, axis=1),
     }  # fmt: skip
 
   def scales(self) -> Array:
@@ -166,6 +166,23 @@ class Layer(nnx.Module):
     if config.scale_from_step > config.num_loops:
       return ones
     return jnp.concatenate([ones, jax.nn.softplus(self.loop_scale[...])])
+
+  def log_prior(self, num_loops: int) -> Array:
+    """log g_t of t = 1 .. N: g_t ~ (1 - lambda_p)^(t - 1), of sum 1, f32 [N].
+
+    PonderNet's geometric prior, truncated and normalised.
+    """
+    going_on = jnp.log1p(-jnp.float32(self.config.ponder_prior))
+    places = jnp.arange(num_loops, dtype=jnp.float32)
+    return jax.nn.log_softmax(places * going_on)
+
+  def _divergence(self, p_halt: Array, i: Array, num_loops: int) -> Array:
+    """p_halt log(p_halt / g_i), f32 [B, T]; 0 if there is no prior g."""
+    if not self.config.ponder_prior:
+      return jnp.zeros_like(p_halt)
+    least = jnp.finfo(jnp.float32).tiny  # Finite at 0, as its gradient is.
+    log_ratio = jnp.log(jnp.maximum(p_halt, least))
+    return p_halt * (log_ratio - self.log_prior(num_loops)[i])
 
   def enrich(
     self,

@@ -176,11 +176,14 @@ class Model(nnx.Module):
       if name in records:
         traces[name] = jnp.moveaxis(records[name], 0, 2)
     scales = jax.vmap(Layer.scales)(self.layers)[:, :num_loops]
+    losses = {"ponder": (jnp.mean(steps) - 1) / max(num_loops - 1, 1)}  # (12)
+    if self.config.ponder_prior:
+      losses["prior"] = jnp.mean(records["divergence"])
     return Output(
       logits=linear.token_logits(
         hidden, self.readout_table(), self.spec.num_padding_tokens
       ),
-      losses={"ponder": (jnp.mean(steps) - 1) / max(num_loops - 1, 1)},  # (12)
+      losses=losses,
       stats={
         "loops_run": jnp.full(len(hidden), jnp.mean(records["run"])),
         "ponder_steps": jnp.mean(steps, axis=0),
@@ -218,7 +221,9 @@ def loss(
 ) -> tuple[Array, Metrics]:
   """Cross-entropy + lambda n~ (equation 11) + a z-loss.
 
-  n~ is a mean over layers and examples, in each of them over its tokens.
+  n~ is a mean over layers and examples, in each of them over its tokens. With
+  `ponder_prior`, so is KL(p_halt || g), which takes its place (PonderNet,
+  equation 8).
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
@@ -233,13 +238,13 @@ def loss(
     num_padding_tokens=model.spec.num_padding_tokens,
     precision=PRECISIONS[config.precision],
   )
-  ponder = output.losses["ponder"]
-  total = cross_entropy + config.ponder_weight * ponder
+  price = output.losses["prior" if config.ponder_prior else "ponder"]
+  total = cross_entropy + config.ponder_weight * price
   total = total + config.z_weight * z_loss
   return total, {
     "loss": total,
     "cross_entropy": cross_entropy,
-    "ponder": ponder,
+    **output.losses,
     "z_loss": z_loss,
     **{name: jnp.mean(value) for name, value in output.stats.items()},
     **output.loops,

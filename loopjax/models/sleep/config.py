@@ -17,7 +17,9 @@ class Config:
 
   Attributes:
     width: D. num_layers: attention layers. num_heads: attention heads.
-    num_memory_layers: memory layers, spread evenly among the attention layers.
+    num_memory_layers: memory layers. The number of either kind divides the
+      other's: layers form groups, with one layer of the less frequent kind and
+      an even share of the other kind. Attention comes first in each.
     mlp: "swiglu", "geglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
     memory_mlp: whether memory layers have their own MLP; without one their
@@ -33,8 +35,8 @@ class Config:
     num_passes: N, over every window that is dropped; 1 is the plain hybrid.
     eviction: "hard" drops a window whole; "sliding" keeps the keys and values
       of the last pass over the last L - 1 tokens.
-    num_prelude_layers, num_coda_layers: attention layers at either end that,
-      with the memory layers after them, run once per window, whatever N.
+    num_prelude_layers, num_coda_layers: attention layers of the groups at
+      either end that run once per window, whatever N.
     pass_norm: also apply the final norm between two passes, as in `looped`.
     inject: add the input of the first pass to the input of every later one.
     carry_state: a pass starts from the fast weights of the previous pass
@@ -137,6 +139,11 @@ class Config:
     """N, under the name that all families share."""
     return self.num_passes
 
+  @property
+  def num_groups(self) -> int:
+    """Of attention layers, and memory layers after them."""
+    return min(self.num_layers, self.num_memory_layers)
+
   def _check_layers(self) -> None:
     """Raises UserError unless the layers form groups."""
     checks.one_of("model", self, memory=hybrid.MEMORIES)
@@ -153,18 +160,18 @@ class Config:
       rope_base=1,
       init_std=0,
     )
-    each, rest = divmod(self.num_layers, self.num_memory_layers)
-    if rest or not each:
+    if max(self.num_layers, self.num_memory_layers) % self.num_groups:
       raise UserError(
         f"model.num_memory_layers={self.num_memory_layers} must divide"
-        f" model.num_layers={self.num_layers}: each follows the same number of"
-        " attention layers"
+        f" model.num_layers={self.num_layers} or be a multiple of it: all"
+        " groups have the same layers"
       )
+    each = self.num_layers // self.num_groups
     for name in ("num_prelude_layers", "num_coda_layers"):
       if getattr(self, name) % each:
         raise UserError(
           f"model.{name}={getattr(self, name)} must be a multiple of {each},"
-          " the attention layers before each memory layer"
+          " the attention layers of a group"
         )
     if self.num_prelude_layers + self.num_coda_layers >= self.num_layers:
       raise UserError(
@@ -231,12 +238,12 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   num_windows = -(-(spec.sequence_length - num_last) // length)
   outside = config.num_prelude_layers + config.num_coda_layers
   inside = config.num_layers - outside
-  each = config.num_layers // config.num_memory_layers
+  per_layer = config.num_memory_layers / config.num_layers
 
   def of_layer(num_tokens: int) -> float:
-    """FLOPs of an attention layer and its share of a memory layer."""
+    """FLOPs of an attention layer and its share of the memory layers."""
     memory = hybrid.memory_flops(shape, config.memory_shape(), num_tokens)
-    return block.flops(shape, num_tokens, past) + memory / each
+    return block.flops(shape, num_tokens, past) + memory * per_layer
 
   slept = num_windows * of_layer(length)
   last = (inside + outside) * of_layer(num_last)

@@ -216,15 +216,18 @@ class Model(nnx.Module):
     hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
     there = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
     tokens = jnp.sum(there, axis=1)
-    norms = jnp.mean(jnp.linalg.norm(fast, axis=(-2, -1)), axis=(0, 2))
+    norms = jnp.linalg.norm(fast, axis=(-2, -1))  # [groups, layers, B, H]
+    norms = jnp.mean(norms, axis=(0, 1, 3))
     record = {
       "num_tokens": jnp.sum(tokens),
       "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * there),
       "fast_weight_norm": jnp.sum(norms * tokens),
     }
-    each = self.config.num_layers // self.config.num_memory_layers
-    first = self.config.num_prelude_layers // each
-    for layer, retention in enumerate(stats["retention"], start=first):
+    retentions = jnp.concatenate(stats["retention"])  # [layers, B, H]
+    config = self.config
+    per_layer = config.num_memory_layers / config.num_layers
+    first = round(per_layer * config.num_prelude_layers)
+    for layer, retention in enumerate(retentions, start=first):
       means = jnp.mean(retention, axis=-1)
       record[f"retention/memory={layer}"] = jnp.sum(means * tokens)
     return record
@@ -262,7 +265,7 @@ class Model(nnx.Module):
   def parts(self) -> list[hybrid.Groups]:
     """The groups that run once, N times, and once; each may be empty."""
     config, groups = self.config, hybrid.grouped(self.layers, self.memories)
-    each = config.num_layers // config.num_memory_layers
+    each = config.num_layers // config.num_groups
     first = config.num_prelude_layers // each
     last = (config.num_layers - config.num_coda_layers) // each
     return [

@@ -17,6 +17,7 @@ from loopjax.nn import cache as cache_lib
 from loopjax.types import PRECISIONS, Array, Output
 
 States = tuple[fast_weights.State, ...]
+CACHES = ("fast_weights",)
 
 
 class Cache(NamedTuple):
@@ -44,10 +45,15 @@ class Cache(NamedTuple):
 
 
 def empty_cache(
-  model: Model, batch: int, max_tokens: int, *, num_loops: int | None = None
+  model: Model,
+  batch: int,
+  max_tokens: int,
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
 ) -> Cache:
   """Room for a window, however many tokens there will be."""
-  del max_tokens, num_loops
+  del max_tokens, num_loops, kind
   config, precision = model.config, PRECISIONS[model.config.precision]
   room = model.num_past + config.window
   states = model.empty_state(batch, num_past=0, carry_convolutions=True)
@@ -194,8 +200,8 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
     )
 
   def of_full(new: Array, old: Array) -> Array:
-    """new, [groups, B, ...], in the rows that sleep."""
-    return jnp.where(full.reshape(1, -1, *[1] * (new.ndim - 2)), new, old)
+    """new, [groups, layers, B, ...], in the rows that sleep."""
+    return jnp.where(full.reshape(-1, *[1] * (new.ndim - 3)), new, old)
 
   recent, known = _evict(model, recent, cache.known, start, full)
   return cache._replace(

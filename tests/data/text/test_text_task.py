@@ -445,6 +445,16 @@ def test_vocabularies_that_do_not_fit(config, tokenizer):
     Tokenizer(path)
 
 
+def test_a_vocabulary_of_another_tokenizer_is_not_trained_on(config):
+  """As in the presets of language models, which name no tokenizer."""
+  large = change(config, vocab_size=129_280)
+  assert task.spec(large).vocab_size == 129_280  # To be described.
+  message = "vocab_size=129280 is that of another tokenizer: .*bytes has 258"
+  with pytest.raises(UserError, match=message) as caught:
+    task.make_dataset(large, "train", batch_size=4, seed=0)
+  assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [

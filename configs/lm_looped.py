@@ -1,0 +1,107 @@
+"""LoopLM (Ouro) on text: one stack looped, and a gate that says when to exit.
+
+  python -m loopjax.main --config=configs/lm_looped.py
+
+Source: arXiv 2510.25741; MELT (arXiv 2605.07721) and others start from it.
+Training is over all exits at once; what a gate of its own makes of the trained
+model (section 3.4) is `:second_stage,run.init_from=runs/lm_looped`. Text of
+yours: --config.task.train_files='books/*.txt'. Presets:
+
+  tiny    bytes of made-up arithmetic, or of your text; two layers of width 128,
+          four loops.
+  gpu     the same with twelve layers of width 512. Not measured.
+  paper   1,434,652,673 parameters, stage 1b: 3 trillion tokens. Give text by
+          task.train_files, SmolLM2's tokenizer by task.tokenizer. Not run.
+  looplm_1_4b  the paper's 1.4 B model, as `paper`.
+  looplm_2_6b  2,667,974,657 parameters, twice the layers. Not run.
+  smoke   what the tests run.
+"""
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax import presets
+
+_COMMON = presets.beside(__file__, "common.py")
+_TINY = {
+  "task": {
+    "train_files": "made:arithmetic", "vocab_size": 0, "sequence_length": 128,
+    "validation_share": 0.02, "test_share": 0.02,
+  },
+  "model": {
+    "width": 128, "num_layers": 2, "num_heads": 4, "rope_base": 1e4,
+    "init_std": 0.05, "precision": "float32",
+  },
+  "optim": {
+    "name": "muon", "learning_rate": 4e-3, "muon_learning_rate": 0.02,
+    "final_learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 50,
+    "b2": 0.98, "weight_decay": 0.01, "ema_decay": 0.99,
+  },
+  "loop": {"remat": "auto"},
+  "run": {
+    "num_steps": 1000, "batch_size": 16, "steps_per_call": 10, "log_every": 50,
+    "checkpoint_every": 500,
+  },
+  "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
+}  # fmt: skip
+PRESETS = {
+  "paper": {
+    "task": {"vocab_size": 49_152, "sequence_length": 4096},
+    "model": {
+      "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
+      "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
+      "exit_gate": "joint", "entropy_weight": 0.05, "rope_base": 1e4,
+      "precision": "bfloat16",
+    },
+    "optim": {
+      "learning_rate": 3e-4, "schedule": "constant", "warmup_steps": 0,
+      "b2": 0.95, "weight_decay": 0.1, "decay": "tables", "ema_decay": 0.0,
+    },
+    "loop": {"remat": "full"},
+    "run": {
+      "num_steps": 715_000, "batch_size": 1024, "steps_per_call": 1,
+      "log_every": 100, "checkpoint_every": 1000,
+    },
+    "eval": {"every": 1000, "batch_size": 128, "num_examples": 1024,
+             "depth_factor": 0},
+  },
+  "looplm_1_4b": {},
+  "looplm_2_6b": {"model": {"num_layers": 48}},
+  "gpu": presets.merged(_TINY, {
+    "task": {"sequence_length": 1024},
+    "model": {"width": 512, "num_layers": 12, "num_heads": 8,
+              "init_std": 0.02, "precision": "bfloat16"},
+    "loop": {"remat": "outputs"},
+    "run": {"num_steps": 4000, "batch_size": 64},
+  }),
+  "tiny": _TINY,
+  "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"]),
+}  # fmt: skip
+CHANGES = {
+  "second_stage": {
+    "model": {"exit_gate": "alone"}, "optim": {"frozen": "^(?!exit_gate)"},
+  },
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The config of `[preset][,change...][,section.key=value...]`."""
+  sections = config_lib.make("looped", "text")
+  return presets.apply(sections, arg, PRESETS, CHANGES)
+
+
+def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
+  """Overrides by sweep and item: loops, and how exits are trained."""
+  axis, product = config_lib.axis, config_lib.product
+  once = {"model.num_loops": 1, "model.exit_gate": "none"}
+  no_exits = {"model.exit_gate": "none"}
+  deep = {"model.num_layers": config.model.num_layers * config.model.num_loops}
+  return {
+    # The last one has the FLOPs of the others' default, without sharing.
+    "loops": [once, *axis("model.num_loops", 2, 4, 8), {**once, **deep}],
+    "exits": product(
+      [no_exits, *axis("model.entropy_weight", 0.0, 0.05, 0.1)],
+      axis("run.seed", 0, 1, 2),
+    ),
+    "learning_rates": _COMMON["learning_rates"](config),
+  }

@@ -1,0 +1,77 @@
+"""The documentation as a site.
+
+  pip install -e '.[docs]' && sphinx-build -W -c docs . build/site
+
+The source is the whole repository, so that pages link to results and to the
+files they speak of; the first page is docs/index.md.
+"""
+
+import loopjax
+
+project = "loopjax"
+author = "The loopjax authors"
+version = release = loopjax.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = [
+  "docs/**",
+  "benchmarks/*.md",
+  "benchmarks/results/*.md",
+  "CHANGELOG.md",
+  "CONTRIBUTING.md",
+]
+# The sections of papers.md are parts of the pages about families.
+exclude_patterns = ["docs/papers.md", "docs/_templates"]
+templates_path = ["_templates"]
+
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = "loopjax"
+html_additional_pages = {"index": "to_first_page.html"}
+html_show_copyright = False
+html_copy_source = False
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_preserve_defaults = True
+# A record's fields are documented once, in its docstring.
+napoleon_use_ivar = True
+# A name of a field is not a reference.
+suppress_warnings = ["ref.python"]
+
+
+def _plain(app, what, name, obj, options, lines):
+  """Takes a docstring's words as they are; it is no reStructuredText.
+
+  What is indented after a blank line, an equation or a table, stays so.
+  """
+  taken, before, as_it_is = lines[:], "", False
+  lines.clear()
+  for line in taken:
+    if line.strip():
+      starts = line.startswith(" ") and not before.strip()
+      if starts and not as_it_is:
+        lines += ["::", ""]
+      as_it_is = line.startswith(" ") and (starts or as_it_is)
+    lines.append(line if as_it_is else _escaped(line))
+    before = line
+
+
+def _escaped(line):
+  for mark in "\\*|":
+    line = line.replace(mark, f"\\{mark}")
+  return line.replace("_ ", "\\_ ")
+
+
+def _skip(app, what, name, obj, skip, options):
+  """Leaves out what nobody has written a docstring for."""
+  documentation = getattr(obj, "__doc__", None) or ""
+  return True if documentation.startswith("Alias for field") else None
+
+
+def setup(app):
+  """Connects the two functions to autodoc."""
+  app.connect("autodoc-process-docstring", _plain, priority=0)
+  app.connect("autodoc-skip-member", _skip)

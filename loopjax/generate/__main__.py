@@ -1,0 +1,95 @@
+"""Command line: `python -m loopjax.generate --workdir=DIR --prompt=TEXT`."""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from typing import NoReturn
+
+from loopjax.errors import UserError
+from loopjax.generate import command
+from loopjax.generate.sampling import Sampling
+from loopjax.loop import exits
+
+
+class _Parser(argparse.ArgumentParser):
+  """Reports mistakes in the flags like all other mistakes."""
+
+  def error(self, message: str) -> NoReturn:
+    raise UserError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Writes texts to the terminal; returns the exit status."""
+  parser = _Parser(
+    prog="python -m loopjax.generate",
+    description="Continues a text, or talks, with a language model.",
+  )
+  parser.add_argument("--workdir", type=pathlib.Path, help="of a run")
+  parser.add_argument(
+    "--hub", type=pathlib.Path, help="a downloaded folder instead of a run"
+  )
+  parser.add_argument(
+    "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
+  )
+  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
+  parser.add_argument("--prompt", help="a text to continue")
+  parser.add_argument(
+    "--chat", action="store_true", help="talk, by the model's chat template"
+  )
+  parser.add_argument(
+    "--max_new_tokens", type=int, default=256, help="of a text [256]"
+  )
+  parser.add_argument(
+    "--max_tokens", type=int, help="room in the cache [as in training]"
+  )
+  parser.add_argument(
+    "--samples", type=int, default=1, help="texts, of seeds that follow [1]"
+  )
+  parser.add_argument(
+    "--stop", action="append", default=[], help="ends a text; may be repeated"
+  )
+  for field in dataclasses.fields(Sampling):
+    parser.add_argument(
+      f"--{field.name}",
+      type=type(field.default),
+      default=field.default,
+      help=f"[{field.default}]",
+    )
+  parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
+  parser.add_argument(
+    "--exit_threshold",
+    type=float,
+    default=1.0,
+    help="below 1, tokens leave the loop early [1.0]",
+  )
+  parser.add_argument(
+    "--exit_rule", choices=exits.RULES, help="[the gate, where there is one]"
+  )
+  parser.add_argument(
+    "--exit_kept",
+    choices=exits.KEPT,
+    default="copy",
+    help="what a skipped loop leaves in the cache [copy]",
+  )
+  parser.add_argument("--cache_kind", help="[the family's own]")
+  parser.add_argument(
+    "--report", action="store_true", help="speed, loops, and memory, at the end"
+  )
+  try:
+    options = vars(parser.parse_args(argv))
+    sampling = Sampling(
+      **{x.name: options.pop(x.name) for x in dataclasses.fields(Sampling)}
+    )
+    command.run(command.Options(sampling=sampling, **options))
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print()
+    return 130
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,215 @@
+"""The command: texts to the terminal as they are written."""
+
+import collections
+import dataclasses
+import pathlib
+import sys
+import time
+from typing import NamedTuple
+
+from loopjax import subject as subject_lib
+from loopjax.errors import UserError
+from loopjax.generate import chat, source
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Request, Token
+from loopjax.generate.sampling import Sampling
+from loopjax.generate.text import Text
+from loopjax.hub import convert
+from loopjax.subject import Subject
+
+
+class Options(NamedTuple):
+  """The flags, see `loopjax.generate.__main__`."""
+
+  workdir: pathlib.Path | None
+  hub: pathlib.Path | None
+  dtype: str | None
+  checkpoint: int | None
+  prompt: str | None
+  chat: bool
+  max_new_tokens: int
+  max_tokens: int | None
+  samples: int
+  stop: list[str]
+  sampling: Sampling
+  num_loops: int | None
+  exit_threshold: float
+  exit_rule: str | None
+  exit_kept: str
+  cache_kind: str | None
+  report: bool
+
+
+def run(options: Options) -> None:
+  """Writes.
+
+  Raises:
+    UserError: flags that contradict each other, a model that cannot be read, or
+      a text that it has no room for.
+  """
+  _check(options)
+  subject = _subject(options)
+  writer = _Writer(subject, options)
+  if options.chat:
+    folder = options.hub or _workdir(options) / convert.DIRECTORY
+    _talk(writer, folder, options)
+  else:
+    assert options.prompt is not None
+    prompt = source.opened(subject.tokenizer, options.prompt)
+    writer.write(prompt, show=options.prompt)
+  if options.report:
+    print(writer.report(), file=sys.stderr)
+
+
+class _Writer:
+  """Writes texts with an engine, and counts what that takes."""
+
+  def __init__(self, subject: Subject, options: Options):
+    self._subject, self._options = subject, options
+    self._engine: Engine = source.make_engine(
+      subject,
+      num_slots=options.samples,
+      max_tokens=options.max_tokens or subject.context_length,
+      cache_kind=options.cache_kind,
+      exit_rule=options.exit_rule,
+      exit_kept=options.exit_kept,
+    )
+    self._seconds = self._first = 0.0
+    self._loops: collections.Counter[int] = collections.Counter()
+
+  def encode(self, text: str) -> tuple[int, ...]:
+    """Token ids of a text, special tokens that are written out included."""
+    (ids,) = self._subject.tokenizer.encode([text])
+    return tuple(ids.tolist())
+
+  def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
+    """The texts after a prompt; they are printed, a single one as it grows.
+
+    Args:
+      prompt: token ids.
+      show: what is printed before each text.
+    """
+    options, seed = self._options, self._options.sampling.seed
+    numbers = [
+      self._engine.add(
+        Request(
+          prompt=prompt,
+          max_new_tokens=options.max_new_tokens,
+          sampling=dataclasses.replace(
+            options.sampling, seed=(seed + n) % 2**32
+          ),
+          stop_tokens=(self._subject.tokenizer.end,),
+          num_loops=0,
+          exit_threshold=options.exit_threshold,
+        )
+      )
+      for n in range(options.samples)
+    ]
+    texts = {
+      number: Text(self._subject.tokenizer, options.stop) for number in numbers
+    }
+    alone = len(texts) == 1
+    print(show if alone else "", end="", flush=True)
+    started = time.monotonic()
+    while not self._engine.idle:
+      for token in self._engine.step():
+        self._first = self._first or time.monotonic() - started
+        self._read(token, texts[token.request], alone)
+    self._seconds += time.monotonic() - started
+    if alone:
+      print(flush=True)
+    for number, text in texts.items() if not alone else ():
+      print(f"--- {number + 1} ({text.finish})\n{show}{text.text}", flush=True)
+    return [text.text for text in texts.values()]
+
+  def _read(self, token: Token, text: Text, alone: bool) -> None:
+    """Takes a token, of which there are some after the end of a text."""
+    if text.finish:
+      return
+    self._loops[token.loops] += 1
+    added = text.read([token])
+    if alone:
+      print(added, end="", flush=True)
+    if text.finish and not token.finish:  # A stop that is no token.
+      self._engine.cancel(token.request)
+
+  def report(self) -> str:
+    """Speed, loops, and memory, several lines."""
+    engine, total = self._engine, sum(self._loops.values())
+    loops = sum(n * count for n, count in self._loops.items())
+    rate = total / self._seconds if self._seconds else 0.0
+    lines = [
+      f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
+      f" first after {self._first:.2f} s, in which programs are compiled",
+      f"{loops / max(total, 1):.3f} of {engine.num_loops} loops a token;"
+      f" exits: {engine.exit_rule}, threshold {self._options.exit_threshold}",
+      *(
+        f"  read out after loop {n}: {count / total:.1%}"
+        for n, count in sorted(self._loops.items())
+      ),
+      f"cache: {engine.cache_kind}, {engine.cache_bytes:,} bytes for"
+      f" {engine.num_slots} text(s) of "
+      + (f"{engine.max_tokens} tokens" if engine.max_tokens else "any length"),
+    ]
+    if self._options.exit_kept == "computed":
+      lines.append("all loops are computed: exits save no time")
+    return "\n".join(lines)
+
+
+def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
+  """Answers what is said, line by line, until there is no more."""
+  prompt_of = chat.template(folder)
+  messages: list[dict[str, str]] = []
+  said = options.prompt
+  while True:
+    if said is None:
+      print("> ", end="", flush=True)
+      said = sys.stdin.readline()
+      if not said:
+        print()
+        return
+    if said.strip():
+      messages.append({"role": "user", "content": said.strip()})
+      (answer,) = writer.write(writer.encode(prompt_of(messages)))
+      messages.append({"role": "assistant", "content": answer})
+    said = None
+
+
+def _subject(options: Options) -> Subject:
+  """The model."""
+  if options.hub:
+    return source.of_folder(
+      options.hub,
+      dtype=options.dtype or "bfloat16",
+      num_loops=options.num_loops,
+    )
+  return subject_lib.load(
+    _workdir(options),
+    num_loops=options.num_loops,
+    checkpoint=options.checkpoint,
+  )
+
+
+def _workdir(options: Options) -> pathlib.Path:
+  assert options.workdir is not None  # `_check` has seen to that.
+  return options.workdir
+
+
+def _check(options: Options) -> None:
+  """Raises UserError for flags that contradict each other."""
+  if (options.workdir is None) == (options.hub is None):
+    raise UserError("give --workdir=DIR of a run, or --hub=DIR, a folder")
+  if options.workdir and options.dtype:
+    raise UserError("--dtype has no effect on the model of a run")
+  if options.hub and options.checkpoint is not None:
+    raise UserError("--checkpoint has no effect on a folder")
+  if options.prompt is None and not options.chat:
+    raise UserError("give --prompt=TEXT, or --chat")
+  for name, value in (
+    ("samples", options.samples),
+    ("num_loops", options.num_loops),
+  ):
+    if value is not None and value < 1:
+      raise UserError(f"--{name}={value} must be at least 1")
+  if options.chat and options.samples > 1:
+    raise UserError(f"--samples={options.samples}: a chat has one answer")

@@ -1,0 +1,376 @@
+"""Many texts at once: a batch whose slots pass from text to text.
+
+A request waits until a slot is free. Its prompt is read in parts into the slot
+while the others go on, then it is written token by token until it ends. What a
+text says depends on its own request alone, up to the rounding of sums.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from loopjax.errors import UserError
+from loopjax.generate import program
+from loopjax.generate import sampling as sampling_lib
+from loopjax.generate.requests import Request, Token, check_range
+from loopjax.generate.sampling import Sampling
+from loopjax.loop import exits
+from loopjax.protocols import CausalFamily, ExitsEarly
+
+_FINISH = {program.STOP: "stop", program.LENGTH: "length"}
+_SMALLEST_PART = 16  # Tokens of a prompt that are read at once, and times 4.
+
+
+@dataclasses.dataclass
+class _Text:
+  """A request in a slot, and how much of its prompt has been read."""
+
+  number: int
+  request: Request
+  num_read: int = 0
+
+
+class Engine:
+  """Continues prompts with a model.
+
+  Attributes:
+    num_slots: texts that are written at once.
+    max_tokens: of a prompt and what is written after it; None for any number,
+      with a family whose memory does not grow.
+    num_loops: that a token runs at most.
+    cache_kind: a kind of the family's.
+    exit_rule: when a row leaves the loop before that, see `loop.exits.Exits`.
+    cache_bytes: size of the cache.
+  """
+
+  def __init__(
+    self,
+    family: CausalFamily,
+    graphdef: nnx.GraphDef,
+    params: Any,
+    *,
+    num_slots: int,
+    max_tokens: int,
+    num_loops: int | None = None,
+    cache_kind: str | None = None,
+    exit_rule: str | None = None,
+    exit_kept: str = "copy",
+    tokens_per_dispatch: int = 8,
+    prompt_part: int = 256,
+  ):
+    """Makes the cache; programs are compiled when they are first needed.
+
+    Args:
+      family: of the model, a value of `loopjax.models.CAUSAL`.
+      graphdef: the model without its parameters.
+      params: its parameters.
+      num_slots: B, texts that are written at once.
+      max_tokens: M, of a text.
+      num_loops: the trained number if None.
+      cache_kind: one of the family's CACHES; the first if None.
+      exit_rule: one of `exits.RULES`; the gate, if None and there is one.
+      exit_kept: one of `exits.KEPT`, what a skipped loop leaves in the cache.
+      tokens_per_dispatch: that are drawn between two looks at them.
+      prompt_part: tokens of a prompt that are read at once, at most.
+
+    Raises:
+      UserError: a number is impossible, or the family has no such cache or no
+        such exits.
+    """
+    for name, value in (
+      ("num_slots", num_slots),
+      ("max_tokens", max_tokens),
+      ("tokens_per_dispatch", tokens_per_dispatch),
+      ("prompt_part", prompt_part),
+    ):
+      check_range(name, value, 1, 2**31 - 1)
+    self.num_slots, self._params = num_slots, params
+    model: Any = nnx.merge(graphdef, params)
+    spec, config = model.spec, model.config
+    self._num_tokens = spec.vocab_size - spec.num_padding_tokens
+    self.num_loops = config.num_loops if num_loops is None else num_loops
+    check_range("num_loops", self.num_loops, 1, 2**31 - 1)
+    family.costs(config, spec, self.num_loops)  # Raises if that is too many.
+    self.cache_kind = cache_kind or family.CACHES[0]
+    self.has_exits = isinstance(family, ExitsEarly)
+    gated = getattr(config, "exit_gate", "none") != "none"
+    self.exit_rule = exit_rule or ("gate" if gated else "fixed")
+    _check_kinds(family, config, self.cache_kind, self.exit_rule, exit_kept)
+    reader = program.Reader(
+      family,
+      graphdef,
+      self.num_loops,
+      max_tokens,
+      self.cache_kind,
+      self.exit_rule,
+      exit_kept,
+    )
+    self.max_tokens = max_tokens if _grows(reader, params) else None
+    make = jax.jit(
+      functools.partial(
+        program.empty_state,
+        reader=reader,
+        num_slots=num_slots,
+        vocab_size=spec.vocab_size,
+      )
+    )
+    self._state = make(params)
+    self.cache_bytes = sum(x.nbytes for x in jax.tree.leaves(self._state.cache))
+    self._programs = program.programs(
+      reader, reader.batch_axes(params), tokens_per_dispatch
+    )
+    self._parts = _powers(_SMALLEST_PART, min(prompt_part, max_tokens))
+    self._groups = _powers(1, num_slots)
+    self._waiting: collections.deque[_Text] = collections.deque()
+    self._reading: dict[int, _Text] = {}  # By slot, in order of arrival.
+    self._writing: dict[int, _Text] = {}
+    self._free = list(range(num_slots))[::-1]
+    self._next_number = 0
+
+  def add(self, request: Request) -> int:
+    """Queues a request; returns its number.
+
+    Raises:
+      UserError: it is impossible with this model and cache.
+    """
+    self._check(request)
+    number = self._next_number
+    self._next_number += 1
+    self._waiting.append(_Text(number, request))
+    return number
+
+  def cancel(self, number: int) -> None:
+    """Ends a request, wherever it is; one that has ended is no error."""
+    for text in self._waiting:
+      if text.number == number:
+        self._waiting.remove(text)
+        return
+    for texts in (self._reading, self._writing):
+      for slot, text in texts.items():
+        if text.number == number:
+          self._release(texts, slot)
+          return
+
+  @property
+  def idle(self) -> bool:
+    """Whether there is nothing to do."""
+    return not (self._waiting or self._reading or self._writing)
+
+  def step(self) -> list[Token]:
+    """Reads on and writes on; the new tokens, those of a text in order."""
+    while self._free and self._waiting:
+      self._reading[self._free.pop()] = self._waiting.popleft()
+    found = self._read_on() if self._reading else []
+    return found + (self._write_on() if self._writing else [])
+
+  def generate(self, requests: Sequence[Request]) -> list[list[Token]]:
+    """The tokens of each request, in their order."""
+    for request in requests:
+      self._check(request)
+    found: dict[int, list[Token]] = {self.add(one): [] for one in requests}
+    while not self.idle:
+      for token in self.step():
+        if token.request in found:  # Others may have been there before.
+          found[token.request].append(token)
+    return list(found.values())
+
+  def _check(self, request: Request) -> None:
+    """Raises UserError for what cannot be done here."""
+    wrong = [x for x in request.prompt if not 0 <= x < self._num_tokens]
+    if wrong:
+      raise UserError(
+        f"the prompt has a token {wrong[0]}; there are {self._num_tokens}"
+      )
+    if self.max_tokens and len(request.prompt) > self.max_tokens:
+      raise UserError(
+        f"the prompt has {len(request.prompt)} tokens, and the cache has room"
+        f" for {self.max_tokens}"
+      )
+    least = 1 if self.has_exits else self.num_loops
+    if request.num_loops and not least <= request.num_loops <= self.num_loops:
+      raise UserError(
+        f"num_loops={request.num_loops} is not in [{least}, {self.num_loops}]"
+      )
+    if request.exit_threshold < 1 and self.exit_rule == "fixed":
+      raise UserError(
+        f"exit_threshold={request.exit_threshold} has no effect on a fixed"
+        " number of loops"
+      )
+
+  def _read_on(self) -> list[Token]:
+    """Reads a part of prompts whose parts are about as long."""
+    parts = {slot: self._part(text) for slot, text in self._reading.items()}
+    length = next(iter(parts.values()))  # Of the one that came first.
+    slots = [slot for slot, part in parts.items() if part == length]
+    num_rows = next(size for size in self._groups if size >= len(slots))
+    texts = [self._reading[slot] for slot in slots]
+    prompts = _prompts(texts, slots, num_rows, length, self)
+    num_top = max(text.request.top_log_probabilities for text in texts)
+    self._state, record = self._programs.prefill(
+      self._params,
+      self._state,
+      prompts,
+      num_top=program.MAX_TOP if num_top else 0,
+    )
+    for row, (slot, text) in enumerate(zip(slots, texts, strict=True)):
+      text.num_read += int(prompts.valid[row].sum())
+      if prompts.is_last[row]:
+        self._writing[slot] = self._reading.pop(slot)
+    if not np.any(prompts.is_last):
+      return []
+    return self._tokens(jax.device_get(record), slots)
+
+  def _write_on(self) -> list[Token]:
+    """Draws the next tokens of all texts."""
+    kept = np.zeros(self.num_slots, bool)
+    kept[list(self._writing)] = True
+    texts = self._writing.values()
+    num_top = max(text.request.top_log_probabilities for text in texts)
+    self._state, records = self._programs.decode(
+      self._params,
+      self._state,
+      kept,
+      num_top=program.MAX_TOP if num_top else 0,
+    )
+    records, slots = jax.device_get(records), list(range(self.num_slots))
+    found = []
+    for n in range(len(records.drawn)):
+      record = program.Record(*(values[n] for values in records))
+      found += self._tokens(record, slots)
+    return found
+
+  def _tokens(
+    self, record: program.Record, slots: Sequence[int]
+  ) -> list[Token]:
+    """Tokens of rows that are in slots; texts that end leave theirs."""
+    found = []
+    for row in np.flatnonzero(record.drawn).tolist():
+      text = self._writing[slots[row]]
+      num_top = text.request.top_log_probabilities
+      finish = _FINISH.get(int(record.finish[row]))
+      top = zip(
+        record.top_tokens[row, :num_top].tolist(),
+        record.top_log_probabilities[row, :num_top].tolist(),
+        strict=True,
+      )
+      found.append(
+        Token(
+          request=text.number,
+          token=int(record.token[row]),
+          log_probability=float(record.log_probability[row]),
+          top=tuple(top),
+          loops=int(record.loops[row]),
+          finish=finish,
+        )
+      )
+      if finish:
+        self._release(self._writing, slots[row])
+    return found
+
+  def _release(self, texts: dict[int, _Text], slot: int) -> None:
+    """Makes room in a slot."""
+    del texts[slot]
+    self._free.append(slot)
+
+  def _part(self, text: _Text) -> int:
+    """Places for the next part of a prompt."""
+    left = len(text.request.prompt) - text.num_read
+    fits = [size for size in self._parts if size >= left]
+    return fits[0] if fits else self._parts[-1]
+
+
+def _prompts(
+  texts: Sequence[_Text],
+  slots: Sequence[int],
+  num_rows: int,
+  length: int,
+  engine: Engine,
+) -> program.Prompts:
+  """The next `length` tokens of texts, as arrays on the host."""
+  tokens = np.zeros((num_rows, length), np.int32)
+  valid = np.zeros((num_rows, length), bool)
+  left = np.zeros(num_rows, np.int32)
+  place = np.zeros(num_rows, np.int32)
+  stops = np.full((num_rows, program.MAX_STOPS), -1, np.int32)
+  is_first, is_last = np.zeros((2, num_rows), bool)
+  num_loops = np.full(num_rows, engine.num_loops, np.int32)
+  threshold = np.ones(num_rows, np.float32)
+  for row, text in enumerate(texts):
+    request, start = text.request, text.num_read
+    part = request.prompt[start : start + length]
+    tokens[row, : len(part)] = part
+    valid[row, : len(part)] = True
+    is_first[row] = start == 0
+    is_last[row] = start + len(part) == len(request.prompt)
+    place[row] = len(request.prompt)
+    if is_last[row]:  # Until then there is nothing to write.
+      left[row] = request.max_new_tokens
+      if engine.max_tokens:  # The last token is not read.
+        room = engine.max_tokens - len(request.prompt) + 1
+        left[row] = min(left[row], room)
+    stops[row, : len(request.stop_tokens)] = request.stop_tokens
+    num_loops[row] = request.num_loops or engine.num_loops
+    threshold[row] = request.exit_threshold
+  none = [Sampling()] * (num_rows - len(texts))
+  slots = [*slots, *[engine.num_slots] * len(none)]
+  return program.Prompts(
+    tokens=tokens,
+    valid=valid,
+    slots=np.array(slots, np.int32),
+    is_first=is_first,
+    is_last=is_last,
+    rows=program.Rows(
+      token=np.zeros(num_rows, np.int32),
+      place=place,
+      left=left,
+      seen=np.zeros((num_rows, 0), bool),
+      stops=stops,
+      sampling=sampling_lib.rows(
+        [*(text.request.sampling for text in texts), *none]
+      ),
+      num_loops=num_loops,
+      exit_threshold=threshold,
+    ),
+  )
+
+
+def _check_kinds(
+  family: CausalFamily, config: Any, kind: str, rule: str, kept: str
+) -> None:
+  """Raises UserError for a cache or exits that the family does not have."""
+  rules = exits.RULES if isinstance(family, ExitsEarly) else ("fixed",)
+  for name, value, there_are in (
+    ("cache_kind", kind, family.CACHES),
+    ("exit_rule", rule, rules),
+    ("exit_kept", kept, exits.KEPT),
+  ):
+    if value not in there_are:
+      raise UserError(
+        f"{name}={value!r} is not one of {', '.join(there_are)} for this model"
+      )
+  if isinstance(family, ExitsEarly):
+    family.check_exits(config, rule, kept, kind)
+
+
+def _grows(reader: program.Reader, params: Any) -> bool:
+  """Whether a cache depends on the number of tokens that it has room for."""
+
+  def shapes(max_tokens: int) -> list[tuple[int, ...]]:
+    make = functools.partial(reader.empty_cache, batch=1, max_tokens=max_tokens)
+    return [x.shape for x in jax.tree.leaves(jax.eval_shape(make, params))]
+
+  return shapes(1) != shapes(2)
+
+
+def _powers(least: int, most: int) -> list[int]:
+  """least, 4 least, 16 least ... below `most`, and `most`."""
+  sizes = [least]
+  while sizes[-1] * 4 < most:
+    sizes.append(sizes[-1] * 4)
+  return [size for size in sizes if size < most] + [most]

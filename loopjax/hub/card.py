@@ -1,0 +1,195 @@
+"""The model card of an exported folder, from what its run has written.
+
+Every number is from summary.json or eval/*.json, with what it depends on;
+nothing is filled in by hand. Paths of the machine are left out.
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from loopjax import config as config_lib
+from loopjax import document
+from loopjax.document import Bullets, Cell, Code, Heading, Paragraph, Table
+from loopjax.errors import UserError
+from loopjax.hub import convert
+from loopjax.run import workdir as workdir_lib
+
+FILE = "README.md"
+_SCORES = ("bits_per_byte", "accuracy", "accuracy_per_char", "greedy_match")
+
+
+def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
+  """Writes FOLDER/README.md; an earlier one is replaced.
+
+  Args:
+    workdir: of the run.
+    folder: that the run was exported to.
+
+  Raises:
+    UserError: the run has no summary, or one of another step than the folder.
+  """
+  text = card(workdir, folder)
+  (folder / FILE).write_text(text)
+
+
+def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
+  """The text of the card, see `write`."""
+  settings = config_lib.of_run(workdir, str(workdir))
+  summary = workdir_lib.read_json(workdir / "summary.json")
+  exported = workdir_lib.read_json(folder / "config.json")
+  step = exported.get(convert.STEP)
+  if step != summary.get("steps"):
+    raise UserError(
+      f"{folder}: has parameters of step {step}, {workdir}/summary.json is of"
+      f" step {summary.get('steps')}: its scores are of another model"
+    )
+  blocks = [
+    Heading(1, folder.name),
+    Paragraph(_about(settings, summary)),
+    Heading(2, "Data"),
+    *_data(settings, summary),
+    Heading(2, "Scores"),
+    *_scores(settings, summary),
+    *_tasks(workdir, summary["steps"]),
+    Heading(2, "Digests"),
+    *_digests(summary, folder),
+  ]
+  front = ["library_name: loopjax", "pipeline_tag: text-generation"]
+  if source := summary.get("imported"):
+    front.append(f"base_model: {json.dumps(pathlib.PurePath(source).name)}")
+  return "---\n" + "\n".join(front) + "\n---\n\n" + document.to_markdown(blocks)
+
+
+def _about(settings: config_lib.Settings, summary: Mapping[str, Any]) -> str:
+  model = settings.plain["model"]
+  loops = settings.model.num_loops
+  text = (
+    f"A looped language model: {summary['parameters']:,} parameters,"
+    f" {model['num_layers']} layers of width {model['width']}, applied"
+    f" {loops} {'time' if loops == 1 else 'times'} to each token."
+    f" It reads {settings.spec.sequence_length:,} tokens at once."
+  )
+  if "imported" in summary:
+    return f"{text} Imported, not trained here."
+  run = settings.run
+  return (
+    f"{text} Trained for {summary['steps']:,} steps of"
+    f" {run.batch_size:,} rows with {settings.optim.name}, seed {run.seed}, in"
+    f" {summary['wall_seconds']:,.0f} s on {summary['devices']}."
+  )
+
+
+def _data(
+  settings: config_lib.Settings, summary: Mapping[str, Any]
+) -> list[document.Block]:
+  """Sources by the names of their files, and counts of every split."""
+  task, facts = settings.plain["task"], summary.get("data", {})
+  tokenizer = pathlib.PurePath(task["tokenizer"]).name
+  if not facts:
+    return [Paragraph(f"Tokenizer: {tokenizer}. No data was read here.")]
+  sources = [
+    pathlib.PurePath(source.strip()).name
+    for source in task["train_files"].split(",")
+  ]
+  counts = ("documents", "rows", "tokens", "bytes")
+  rows = [
+    [Cell(split), *(Cell(f"{facts[f'{split}_{name}']:,}") for name in counts)]
+    for split in ("train", "validation", "test")
+    if f"{split}_rows" in facts
+  ]
+  points = [f"Sources: {', '.join(sources)}", f"Tokenizer: {tokenizer}"]
+  overlap = [
+    f"{name}: {value}" for name, value in facts.items() if "overlap" in name
+  ]
+  return [
+    Bullets([*points, *overlap]),
+    Table([Cell("split"), *map(Cell, counts)], rows),
+  ]
+
+
+def _scores(
+  settings: config_lib.Settings, summary: Mapping[str, Any]
+) -> list[document.Block]:
+  """The task's own scores of both splits that training did not see."""
+  metrics = summary["metrics"]
+  rows = [
+    [Cell(split), Cell(name), _value(metrics, f"{split}/{name}")]
+    for split in ("validation", "test")
+    for name in settings.task_module.HEADLINE
+    if f"{split}/{name}" in metrics
+  ]
+  if not rows:
+    return [Paragraph("None of the run itself.")]
+  protocol = (
+    f"Of all rows of the split, with {settings.eval_loops} loops and documents"
+    " separated, as means over tokens (loss, nats) and bytes (bits_per_byte);"
+    " ± is a standard error over rows."
+  )
+  header = [Cell("split"), Cell("score"), Cell("value")]
+  return [Paragraph(protocol), Table(header, rows)]
+
+
+def _tasks(workdir: pathlib.Path, step: int) -> list[document.Block]:
+  """What `loopjax.eval` has written about the same step."""
+  rows, others = [], 0
+  for path in sorted((workdir / "eval").glob("*.json")):
+    found = workdir_lib.read_json(path)
+    if found["step"] != step:
+      others += 1
+      continue
+    protocol = (
+      f"{found['num_loops']} loops, exit {found['exit']['threshold']},"
+      f" {found['num_fewshot']} examples, context {found['context_length']},"
+      f" limit {found['limit']}, sha256 {found['sha256'][:12]}"
+    )
+    metrics = found["metrics"]
+    rows += [
+      [
+        Cell(found["task"], protocol),
+        Cell(name),
+        _value(metrics, name),
+        Cell(f"{metrics['n']:,.0f}"),
+      ]
+      for name in _SCORES
+      if name in metrics
+    ]
+  header = [Cell(name) for name in ("task", "score", "value", "questions")]
+  tables: list[document.Block] = [Table(header, rows)] if rows else []
+  if others:
+    tables.append(
+      Paragraph(f"Results of other steps that are left out: {others}.")
+    )
+  return tables
+
+
+def _value(metrics: Mapping[str, float], name: str) -> Cell:
+  error = metrics.get(f"{name}/standard_error")
+  text = f"{metrics[name]:.4f}"
+  return Cell(text if error is None else f"{text} ± {error:.4f}")
+
+
+def _digests(
+  summary: Mapping[str, Any], folder: pathlib.Path
+) -> list[document.Block]:
+  files = "\n".join(
+    f"{_sha256(path)}  {path.name}"
+    for path in sorted(folder.glob("*.safetensors"))
+  )
+  versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
+  return [
+    Bullets(
+      [
+        f"Arrays of the run: {summary['digest']}",
+        f"Versions: {versions}; revision {summary['revision'] or 'unknown'}",
+      ]
+    ),
+    Code(files),
+  ]
+
+
+def _sha256(path: pathlib.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,56 @@
+"""Uploading an exported folder to the Hugging Face Hub."""
+
+import pathlib
+import re
+
+from loopjax.errors import UserError, one_line
+from loopjax.hub import card, convert, files
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+# What else is in the folder stays where it is.
+PATTERNS = ("config.json", "*.safetensors", files.INDEX, card.FILE)
+
+
+def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
+  """Uploads a folder that has a model card; returns the commit's address.
+
+  Args:
+    folder: from `convert.export_run`, with a card.
+    repository: OWNER/NAME; it is made if there is none.
+    public: whether everybody can read a new one.
+
+  Raises:
+    UserError: the folder is incomplete, or the upload failed.
+  """
+  if not _REPOSITORY.fullmatch(repository):
+    raise UserError(f"{repository}: write it as OWNER/NAME")
+  if not (folder / card.FILE).is_file():
+    raise UserError(
+      f"{folder}: contains no {card.FILE}; write it with python -m loopjax.hub"
+      f" card WORKDIR {folder}"
+    )
+  if not (folder / "config.json").is_file():
+    raise UserError(f"{folder}: contains no config.json")
+  files.tensors(folder)  # Complete, and not damaged.
+  try:
+    import huggingface_hub
+  except ImportError:
+    raise UserError(
+      "push needs the package huggingface_hub; install it with pip install"
+      " 'loopjax[hub]'"
+    ) from None
+  try:
+    api = huggingface_hub.HfApi()
+    api.create_repo(repository, private=not public, exist_ok=True)
+    commit = api.upload_folder(
+      repo_id=repository,
+      folder_path=str(folder),
+      allow_patterns=[*PATTERNS, *convert.FILES],
+      commit_message="Export from loopjax",
+    )
+  except Exception as error:  # Whatever the network or the library raises.
+    raise UserError(
+      f"{repository}: the upload failed ({type(error).__name__}:"
+      f" {one_line(error)}); check the name, the network and hf auth login"
+    ) from error
+  return str(commit.commit_url)

@@ -1,0 +1,102 @@
+"""Reading with exits, for families whose loop is the whole stack."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from loopjax.errors import UserError
+from loopjax.loop import driver, exits
+from loopjax.models import reading
+from loopjax.nn import attention, stack
+from loopjax.nn import cache as cache_lib
+from loopjax.nn.cache import Cache
+from loopjax.types import Array, Output
+
+
+def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
+  """Raises UserError for exits that the model or its cache does not have."""
+  if rule == "gate" and config.exit_gate == "none":
+    raise UserError(
+      "exits by the gate need a model that has one: model.exit_gate is 'none'"
+    )
+  if kept == "state" and kind != "per_loop":
+    raise UserError(
+      f"a cache of kind {kind!r} keeps nothing of single loops, so what is kept"
+      " of skipped ones cannot be 'state'"
+    )
+
+
+def read(
+  model: Any,
+  tokens: Array,
+  cache: Cache,
+  *,
+  num_loops: int | None = None,
+  valid: Array | None = None,
+  leave: exits.Exits | None = None,
+) -> tuple[Output, Cache]:
+  """Reads on; every row leaves the loop as `leave` says, or none does.
+
+  The loop ends when all rows have left it. Rows of several tokens are parts of
+  prompts, which run all the loops that they may. The output's "loops_run" are
+  the loops after which a row is read out.
+  """
+  num_loops = model.config.num_loops if num_loops is None else num_loops
+  if leave is None:
+    return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
+  cache_lib.check(cache, num_loops * model.config.num_layers)
+  valid = jnp.ones(tokens.shape, bool) if valid is None else valid
+  head_width = model.config.block_shape().head_width
+  view = attention.view(
+    tokens.shape, head_width, model.config.rope_base, cache=cache, valid=valid
+  )
+  computed = leave.kept == "computed"
+  rule = leave.rule if tokens.shape[1] == 1 else "fixed"
+  nowhere = cache.key.shape[2]
+
+  def step(carry: Any, k: Array) -> tuple[Any, None]:
+    hidden, chosen, cache, running = carry
+    live = running.live[:, None]
+    # What has left writes nothing, whose keys later loops would share.
+    places = jnp.where(live | computed, view.places, nowhere)
+    here = view._replace(places=places)
+    new, cache = model.transform((hidden, cache), here, k, "scan", None)
+    chosen = jnp.where(live[..., None], new, chosen)
+    evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
+    running = exits.after_loop(leave, rule, running, evidence)
+    return (new if computed else chosen, chosen, cache, running), None
+
+  start = model.embed(tokens, None)
+  running = exits.start(jnp.any(valid, axis=1))
+  (_, hidden, cache, running), _, _ = driver.run_loop(
+    step,
+    (start, start, cache, running),
+    num_loops,
+    kind="scan" if computed else "while",
+    done_fn=lambda carry: ~jnp.any(carry[3].live),
+  )
+  if rule != "fixed" and not computed:
+    own = None
+    if leave.kept == "state":
+      own = stack.kept_of(model.layers, hidden, view)
+    cache = cache.with_skipped(num_loops, running.loops, view.places, own)
+  output = Output(
+    logits=model.logits(hidden),
+    losses={},
+    stats={"loops_run": running.loops.astype(jnp.float32)},
+    loops={},
+    trace={},
+    hidden=model.normed(hidden),
+  )
+  return output, cache.longer(view.places)
+
+
+def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:
+  """What a loop is judged by, f32 [B], of the states [B, D] around it."""
+  if rule == "gate":
+    return model.exit_logits(after)
+  if rule == "change":
+    return exits.relative_change(before, after)
+  if rule == "entropy":
+    return exits.relative_entropy(model.logits(after))
+  return jnp.zeros(len(after))

@@ -1,0 +1,85 @@
+"""What the documentation says: its pages, links, commands and code spans."""
+
+import re
+import shlex
+from typing import NamedTuple
+
+from tests_support import ROOT
+
+RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
+# Those that speak of the code as it is; results and changes are history.
+PAGES = [
+  ROOT / "README.md",
+  ROOT / "CONTRIBUTING.md",
+  ROOT / "benchmarks/README.md",
+  ROOT / "notebooks/README.md",
+  *sorted((ROOT / "docs").rglob("*.md")),
+]
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+
+
+class Command(NamedTuple):
+  """A line of code that names one of our programs or flags.
+
+  Attributes:
+    words: as a shell splits them.
+    module: of `python -m`; "" if there is none.
+    config: what follows --config=, and the argument after its colon.
+  """
+
+  words: list[str]
+  module: str
+  config: tuple[str, str] | None
+
+  def values(self, flag: str) -> list[str]:
+    """The values of a flag."""
+    start = f"--{flag}="
+    return [w.removeprefix(start) for w in self.words if w.startswith(start)]
+
+
+def prose_of(text: str) -> str:
+  """A page without fenced and indented code."""
+  text = re.sub(r"(?ms)^(```+).*?^\1", "", text)
+  return re.sub(r"(?m)^ {4}.*$", "", text)
+
+
+def spans_of(text: str) -> list[str]:
+  """The code within sentences, each on one line."""
+  spans = re.findall(r"(?s)`([^`]+)`", prose_of(text))
+  return [" ".join(span.split()) for span in spans]
+
+
+def links_of(text: str) -> list[str]:
+  """The targets of all links and pictures."""
+  text = re.sub(r"`[^`]*`", "", prose_of(text))
+  return re.findall(r"\]\(([^()\s]+)\)", text)
+
+
+def anchors_of(text: str) -> set[str]:
+  """The anchors of a page's headings, as GitHub makes them."""
+  heads = re.findall(r"(?m)^#+ (.*)$", prose_of(text))
+  kept = [re.sub(r"[^\w\- ]", "", head.lower()) for head in heads]
+  return {head.replace(" ", "-") for head in kept}
+
+
+def commands_of(text: str) -> list[Command]:
+  """The commands in code blocks and in sentences."""
+  fenced = re.findall(r"(?ms)^```(?:bash|sh|console)?\n(.*?)^```", text)
+  indented = re.findall(r"(?m)^ {4}(.*)$", text)
+  blocks = "\n".join([*fenced, *indented]).replace("\\\n", " ")
+  lines = [*blocks.splitlines(), *spans_of(text)]
+  return [found for line in lines if (found := _command(line))]
+
+
+def _command(line: str) -> Command | None:
+  if not re.search(r"--\w|python -m loopjax|(benchmarks|launch)/", line):
+    return None
+  try:
+    words = shlex.split(line.removeprefix("$ "), comments=True)
+  except ValueError:  # An apostrophe of a sentence.
+    return None
+  modules = re.findall(r"-m (loopjax[\w.]*)", line)
+  configs = [w.partition("=")[2] for w in words if w.startswith("--config=")]
+  named = [config.partition(":") for config in configs if "$" not in config]
+  config = (named[0][0], named[0][2]) if named else None
+  return Command(words, modules[0] if modules else "", config)

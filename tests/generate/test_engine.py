@@ -1,0 +1,174 @@
+"""The engine against full forward passes, one for every token."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from generate_examples import (
+  LENGTH,
+  NUM_TOKENS,
+  PROMPTS,
+  engine_of,
+  ids,
+  logits_after,
+  requests,
+  written_out,
+)
+
+from loopjax.errors import UserError
+from loopjax.generate.requests import Request
+from loopjax.generate.sampling import Sampling
+from loopjax.models import CAUSAL
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.mark.parametrize("name", sorted(CAUSAL))
+def test_greedy_text_is_that_of_full_forward_passes(name):
+  """In slots that change hands: four prompts and two slots."""
+  prompts = [prompt for prompt in PROMPTS if len(prompt) < 16]
+  asked = [Request(one, 6, GREEDY) for one in (*prompts, (5, 4, 3))]
+  engine = engine_of(name, num_slots=2)
+  for request, found in zip(asked, engine.generate(asked), strict=True):
+    expected = written_out(name, request)
+    assert ids(found) == [token for token, _ in expected]
+    np.testing.assert_allclose(
+      [one.log_probability for one in found],
+      [value for _, value in expected],
+      atol=1e-4,
+    )
+
+
+# Of all kinds, each alone in its engine and all in one.
+MIXED = [
+  Request(PROMPTS[0], 9, Sampling(seed=7)),
+  Request(PROMPTS[1], 5, GREEDY, num_loops=1),
+  Request(PROMPTS[2], 5, Sampling(0.7, 5, 0.9, 0.01, 1.3, seed=8)),
+  Request(PROMPTS[3], 12, GREEDY, exit_threshold=0.4),
+  Request(PROMPTS[0], 7, Sampling(seed=9), exit_threshold=0.6),
+  Request(PROMPTS[3], 12, Sampling(0.5, seed=2**32 - 1), num_loops=2),
+]
+
+
+@pytest.mark.parametrize("options", [
+  {}, {"exit_kept": "state"}, {"exit_kept": "computed"},
+  {"cache_kind": "last_loop"}, {"cache_kind": "mean"},
+], ids=str)  # fmt: skip
+def test_a_text_is_what_it_is_alone(options):
+  """Whatever its neighbours, its slot, and who had that before."""
+  together = engine_of("looped", **options)
+  found = together.generate([*MIXED, *reversed(MIXED)])
+  assert len({one.loops for text in found for one in text}) == 3
+  for request, first, again in zip(MIXED, found, found[::-1], strict=False):
+    alone = engine_of("looped", **options).generate([request])[0]
+    for text in (first, again):
+      assert [one[1:2] + one[4:] for one in text] == [
+        one[1:2] + one[4:] for one in alone
+      ]
+      np.testing.assert_allclose(
+        [one.log_probability for one in text],
+        [one.log_probability for one in alone],
+        atol=1e-4,
+      )
+
+
+def test_fewer_loops_are_those_of_a_model_with_fewer():
+  asked = [
+    Request(prompt, 6, GREEDY, num_loops=loops)
+    for prompt, loops in zip(PROMPTS, (1, 2, 2, 3), strict=True)
+  ]
+  for request, found in zip(
+    asked, engine_of("looped").generate(asked), strict=True
+  ):
+    expected = written_out("looped", request, num_loops=request.num_loops)
+    assert ids(found) == [token for token, _ in expected]
+    assert {one.loops for one in found} == {request.num_loops}
+
+
+def test_log_probabilities_are_of_the_model_whatever_is_drawn():
+  sampling = Sampling(0.5, top_k=3, repetition_penalty=2.0, seed=3)
+  request = Request(PROMPTS[0], 5, sampling, top_log_probabilities=4)
+  text = list(request.prompt)
+  for one in engine_of("looped").generate([request])[0]:
+    logits = logits_after("looped", text).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(
+      one.log_probability, expected[one.token], atol=1e-4
+    )
+    best = np.argsort(-expected)[:4]
+    assert [token for token, _ in one.top] == best.tolist()
+    np.testing.assert_allclose(
+      [value for _, value in one.top], expected[best], atol=1e-4
+    )
+    text.append(one.token)
+
+
+def test_a_stop_token_ends_its_text_and_no_other():
+  asked = requests(8, sampling=GREEDY)
+  plain = engine_of("looped").generate(asked)
+  stop = ids(plain[0])[2]
+  asked[0] = dataclasses.replace(asked[0], stop_tokens=(NUM_TOKENS, stop))
+  found = engine_of("looped").generate(asked)
+  end = ids(plain[0]).index(stop) + 1
+  assert ids(found[0]) == ids(plain[0])[:end]
+  assert [one.finish for one in found[0]] == [None] * (end - 1) + ["stop"]
+  assert [ids(text) for text in found[1:]] == [ids(text) for text in plain[1:]]
+  assert all(text[-1].finish == "length" for text in plain)
+
+
+def test_a_text_ends_when_the_cache_is_full():
+  request = Request(PROMPTS[2], 99, GREEDY)
+  (found,) = engine_of("looped").generate([request])
+  assert len(found) == LENGTH - len(request.prompt) + 1
+  assert ids(found) == [token for token, _ in written_out("looped", request)]
+  (endless,) = engine_of("sleep").generate([request])
+  assert len(endless) == 99
+
+
+def test_cancelled_requests_leave_their_slots():
+  """Wherever they are: writing, in their prompts, or waiting."""
+  engine = engine_of("looped", num_slots=2)
+  writing = engine.add(Request(PROMPTS[0], 9, GREEDY))
+  long = engine.add(Request(PROMPTS[2], 3, GREEDY))
+  waiting = engine.add(Request(PROMPTS[1], 9, GREEDY))
+  assert {one.request for one in engine.step()} == {writing}
+  for number in (writing, long, waiting):
+    engine.cancel(number)
+  assert engine.idle
+  engine.cancel(writing)  # No error.
+  asked = requests(6, sampling=GREEDY)
+  for request, found in zip(asked, engine.generate(asked), strict=True):
+    expected = written_out("looped", request)
+    assert ids(found) == [token for token, _ in expected]
+
+
+@pytest.mark.parametrize(("request_of", "says"), [
+  (lambda: Request((), 1), "the prompt is empty"),
+  (lambda: Request((1,), 0), "max_new_tokens=0"),
+  (lambda: Request((1,), 1, top_log_probabilities=21), "top_log_prob"),
+  (lambda: Request((1,), 1, stop_tokens=tuple(range(9))), "9 stop tokens"),
+  (lambda: Request((1,), 1, exit_threshold=0.0), "exit_threshold=0.0"),
+  (lambda: Request((0,) * 25, 1), "25 tokens, and the cache has room for 24"),
+  (lambda: Request((1, NUM_TOKENS), 1), f"token {NUM_TOKENS}"),
+  (lambda: Request((1,), 1, num_loops=4), "num_loops=4"),
+])  # fmt: skip
+def test_impossible_requests_are_refused(request_of, says):
+  engine = engine_of("looped")
+  with pytest.raises(UserError, match=says):
+    engine.add(request_of())
+  assert engine.idle
+
+
+@pytest.mark.parametrize(("name", "options", "says"), [
+  ("sleep", {"cache_kind": "per_loop"}, "fast_weights"),
+  ("transformer", {"cache_kind": "mean"}, "cache_kind='mean'"),
+  ("disco", {"exit_rule": "change"}, "exit_rule='change'"),
+  ("looped", {"exit_rule": "sure"}, "fixed, gate, change, entropy"),
+  ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "'mean' keeps"),
+  ("looped", {"changes": {"exit_gate": "none"}, "exit_rule": "gate"}, "gate"),
+  ("looped", {"num_slots": 0}, "num_slots=0"),
+  ("transformer", {"num_loops": 3}, "num_loops=3"),
+])  # fmt: skip
+def test_impossible_engines_are_refused(name, options, says):
+  with pytest.raises(UserError, match=says):
+    engine_of(name, **options)

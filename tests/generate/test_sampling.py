@@ -1,0 +1,109 @@
+"""What may be drawn, and how often, against NumPy."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loopjax.errors import UserError
+from loopjax.generate import sampling
+from loopjax.generate.sampling import Sampling
+
+LOGITS = np.random.default_rng(0).normal(size=(5, 13)).astype(np.float32) * 2
+RULES = [
+  Sampling(),
+  Sampling(0.5, top_k=4),
+  Sampling(1.5, top_p=0.7),
+  Sampling(min_p=0.2),
+  Sampling(0.8, 6, 0.8, 0.1),
+]
+
+
+def softmax(x):
+  chances = np.exp(x - x.max())
+  return chances / chances.sum()
+
+
+def expected(logits, rule):
+  """Chances as the rule is defined, one step after another."""
+  logits = logits.astype(np.float64) / rule.temperature
+  if rule.top_k:
+    logits[logits < np.sort(logits)[-rule.top_k]] = -np.inf
+  order = np.argsort(-logits)
+  before = np.cumsum(softmax(logits)[order]) - softmax(logits)[order]
+  logits[order[before >= rule.top_p]] = -np.inf
+  chances = softmax(logits)
+  logits[chances < rule.min_p * chances.max()] = -np.inf
+  return softmax(logits)
+
+
+def test_what_is_left_out_is_as_defined():
+  """Each row by its own rule, beside rows of all others."""
+  rows = sampling.rows(RULES)
+  scaled = LOGITS / rows.temperature[:, None]
+  found = np.asarray(jax.jit(sampling.kept)(jnp.asarray(scaled), rows))
+  for logits, rule, kept in zip(LOGITS, RULES, found, strict=True):
+    np.testing.assert_array_equal(kept, expected(logits, rule) > 0)
+  assert len({kept.sum() for kept in found}) >= 4
+
+
+@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
+def test_tokens_are_drawn_as_often_as_they_should(rule):
+  num = 4000
+  rows = sampling.rows([rule] * num)
+  rows = rows._replace(seed=np.arange(num, dtype=np.uint32))
+  logits = jnp.broadcast_to(LOGITS[0], (num, 13))
+  seen = jnp.zeros(logits.shape, bool)
+  drawn = jax.jit(sampling.draw)(logits, seen, rows, jnp.full(num, 3))
+  shares = np.bincount(np.asarray(drawn), minlength=13) / num
+  chances = expected(LOGITS[0], rule)
+  assert not shares[chances == 0].any()
+  # Four standard deviations.
+  bounds = 4 * np.sqrt(chances * (1 - chances) / num)
+  assert (np.abs(shares - chances) <= bounds).all()
+
+
+def test_a_draw_is_of_its_seed_and_its_place():
+  rows = sampling.rows([Sampling(seed=one) for one in (1, 1, 2, 2, 1)])
+  flat, seen = jnp.zeros((5, 997)), jnp.zeros((5, 997), bool)
+  place = jnp.asarray([4, 4, 4, 5, 5])
+  a, b, c, d, e = np.asarray(sampling.draw(flat, seen, rows, place)).tolist()
+  assert a == b
+  assert len({a, c, d, e}) == 4
+
+
+def test_temperature_zero_takes_the_most_likely_whatever_the_others_do():
+  rules = [Sampling(temperature=0), Sampling(5.0), Sampling(0, seed=9)]
+  logits, seen = jnp.asarray(LOGITS[[0, 1, 0]]), jnp.zeros((3, 13), bool)
+  found = sampling.draw(logits, seen, sampling.rows(rules), jnp.arange(3))
+  assert found[0] == found[2] == LOGITS[0].argmax()
+
+
+def test_the_penalty_lowers_what_was_seen():
+  seen = jnp.zeros((1, 3), bool).at[0, :2].set(True)
+  logits = jnp.asarray([[3.0, -3.0, 3.0]])
+  found = sampling.penalised(logits, seen, jnp.asarray([1.5]))
+  np.testing.assert_allclose(found, [[2.0, -4.5, 3.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+  ("temperature", -1), ("temperature", float("nan")), ("top_k", 1.5),
+  ("top_k", -1), ("top_p", 0), ("top_p", 1.1), ("min_p", 2),
+  ("repetition_penalty", 0), ("seed", -1), ("seed", 2**32), ("seed", True),
+])  # fmt: skip
+def test_impossible_values_are_refused(field, value):
+  with pytest.raises(UserError, match=field):
+    Sampling(**{field: value})
+
+
+@pytest.mark.parametrize(("num", "right"), [(5, 0), (5, 2), (5, 5), (6, 1)])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
+  samples = [True] * right + [False] * (num - right)
+  subsets = list(itertools.combinations(samples, k))
+  share = sum(map(any, subsets)) / len(subsets)
+  assert sampling.pass_at_k(num, right, k) == pytest.approx(share)
+  with pytest.raises(UserError, match=f"pass@{num + 1}"):
+    sampling.pass_at_k(num, right, num + 1)

@@ -1,0 +1,203 @@
+"""Model cards, and what is uploaded."""
+
+import json
+import shutil
+import sys
+import types
+
+import hub_examples as examples
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from loopjax.errors import UserError
+from loopjax.hub import __main__ as hub
+from loopjax.hub import card, convert, push
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+  """An imported run, and the folder that it was exported to."""
+  directory = tmp_path_factory.mktemp("card")
+  folder = examples.make_folder(directory / "hub" / "Ouro-tiny")
+  run, out = directory / "run", directory / "out"
+  convert.import_folder(folder, run, sequence_length=9)
+  convert.export_run(run, out, convert.Export("ouro", "float32"))
+  return run, out
+
+
+@pytest.fixture
+def copies(made, tmp_path):
+  """The same, to be changed."""
+  return [shutil.copytree(path, tmp_path / path.name) for path in made]
+
+
+def trained(run, **changes):
+  """Makes the run one that was trained, with scores."""
+  path = run / "summary.json"
+  summary = json.loads(path.read_text())
+  summary.pop("imported")
+  summary |= {
+    "wall_seconds": 12.4,
+    "data": {
+      f"{split}_{name}": 1000 * number + len(name)
+      for number, split in enumerate(("train", "validation", "test"), 1)
+      for name in ("rows", "documents", "tokens", "bytes")
+    },
+    "metrics": {
+      "validation/loss": 1.5,
+      "test/loss": 1.25,
+      "test/loss/standard_error": 0.0625,
+      "test/loss/source=/home/me/secret.txt": 1.0,
+      "test/bits_per_byte": 1.8034,
+      "train/loss": 9.0,
+    },
+    **changes,
+  }
+  path.write_text(json.dumps(summary))
+  config = json.loads((run / "config.json").read_text())
+  config["task"]["train_files"] = "/home/me/a|b.txt, /home/me/<c>/*.jsonl"
+  (run / "config.json").write_text(json.dumps(config))
+
+
+def score(run, task, step=0, **changes):
+  (run / "eval").mkdir(exist_ok=True)
+  found = {
+    "task": task, "step": step, "num_loops": 4, "num_fewshot": 5,
+    "exit": {"loop_kind": "scan", "threshold": None}, "context_length": 9,
+    "limit": 40, "sha256": "5ec0" * 16,
+    "metrics": {"accuracy": 0.3, "accuracy/standard_error": 0.0725, "n": 40.0},
+    **changes,
+  }  # fmt: skip
+  (run / "eval" / f"{task}.json").write_text(json.dumps(found))
+
+
+def test_a_card_has_what_the_run_has_written(copies):
+  run, out = copies
+  trained(run)
+  score(run, "arc")
+  score(run, "late", step=7)
+  text = card.card(run, out)
+  summary = json.loads((run / "summary.json").read_text())
+  assert text.startswith("---\nlibrary_name: loopjax\n")
+  for expected in (
+    f"{summary['parameters']:,} parameters",
+    "applied 4 times",
+    summary["digest"],
+    "Sources: a\\|b.txt, \\*.jsonl",
+    "| train | 1,009 | 1,004 | 1,006 | 1,005 |",
+    "| validation | loss | 1.5000 |",
+    "| test | loss | 1.2500 ± 0.0625 |",
+    "| test | bits\\_per\\_byte | 1.8034 |",
+    "accuracy | 0.3000 ± 0.0725 | 40 |",
+    "4 loops, exit None, 5 examples, context 9, limit 40, sha256 5ec05ec05ec0",
+    "Results of other steps that are left out: 1.",
+  ):
+    assert expected in text, expected
+  for secret in ("/home/me", "9.0000", "late", str(run)):
+    assert secret not in text
+
+
+def test_a_cards_checksums_are_those_of_the_files(copies):
+  run, out = copies
+  before = card.card(run, out)
+  tensors = load_file(out / "model.safetensors")
+  tensors["model.norm.weight"][3] += 1
+  save_file(tensors, out / "model.safetensors")
+  after = card.card(run, out)
+  (line,) = [x for x in before.splitlines() if "model.safetensors" in x]
+  assert len(line.split()[0]) == 64
+  assert line not in after
+
+
+def test_an_imported_model_names_its_base_and_has_no_scores(made):
+  text = card.card(*made)
+  assert 'base_model: "Ouro-tiny"' in text
+  assert "Imported, not trained here." in text
+  assert "None of the run itself." in text
+
+
+def test_scores_of_another_step_are_not_the_models(copies, capsys):
+  run, out = copies
+  trained(run, steps=800)
+  arguments = ["card", str(run), str(out)]
+  assert hub.main(arguments) == 2
+  error = capsys.readouterr().err
+  assert "has parameters of step 0" in error and "of step 800" in error
+  assert error.count("\n") == 1
+  assert not (out / "README.md").exists()
+  trained_at = json.loads((out / "config.json").read_text())
+  trained_at[convert.STEP] = 800
+  (out / "config.json").write_text(json.dumps(trained_at))
+  with pytest.raises(UserError, match="cannot be read"):
+    card.card(run, out.parent)  # There is nothing exported.
+  assert hub.main(arguments) == 0
+  assert (out / "README.md").read_text() == card.card(run, out)
+
+
+@pytest.fixture
+def hub_of_others(monkeypatch):
+  """The library's calls, without its network."""
+  calls = []
+
+  class Api:
+    def create_repo(self, name, **options):
+      calls.append(("create", name, options))
+
+    def upload_folder(self, **options):
+      calls.append(("upload", options.pop("repo_id"), options))
+      if "full" in calls[-1][1]:
+        raise ConnectionError("no\nroute")
+      return types.SimpleNamespace(commit_url="https://hub/commit/1")
+
+  module = types.SimpleNamespace(HfApi=Api)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+  return calls
+
+
+def test_what_is_pushed(copies, hub_of_others, capsys):
+  run, out = copies
+  card.write(run, out)
+  assert hub.main(["push", str(out), "me/model"]) == 0
+  assert "https://hub/commit/1" in capsys.readouterr().out
+  create, upload = hub_of_others
+  assert create == ("create", "me/model", {"private": True, "exist_ok": True})
+  assert upload[:2] == ("upload", "me/model")
+  assert upload[2]["folder_path"] == str(out)
+  patterns = upload[2]["allow_patterns"]
+  assert {"config.json", "*.safetensors", "README.md"} <= set(patterns)
+  assert {"model.safetensors.index.json", "tokenizer.json"} <= set(patterns)
+  assert "*" not in patterns
+  push.push(out, "me/model", public=True)
+  assert hub_of_others[2][2]["private"] is False
+
+
+def cut(folder):
+  path = folder / "model.safetensors"
+  path.write_bytes(path.read_bytes()[:-5])
+
+
+@pytest.mark.parametrize(
+  ("damage", "name", "message"),
+  [
+    (lambda x: (x / "README.md").unlink(), "me/m", "contains no README.md"),
+    (lambda x: (x / "config.json").unlink(), "me/m", "contains no config.json"),
+    (cut, "me/m", "cannot be read"),
+    (lambda x: None, "m", "m: write it as OWNER/NAME"),
+    (lambda x: None, "me/full", "failed .ConnectionError: no route"),
+  ],
+)
+def test_mistakes_upload_nothing(damage, name, message, copies, hub_of_others):
+  run, out = copies
+  card.write(run, out)
+  damage(out)
+  with pytest.raises(UserError, match=message):
+    push.push(out, name)
+  assert not hub_of_others or name == "me/full"
+
+
+def test_the_library_is_asked_for(copies, monkeypatch):
+  run, out = copies
+  card.write(run, out)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+  with pytest.raises(UserError, match=r"pip install 'loopjax\[hub\]'"):
+    push.push(out, "me/model")

@@ -1,0 +1,259 @@
+"""The documentation: what it names is there, and what it claims was run."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+import urllib.parse
+
+import pytest
+from docs_examples import (
+  NAMES,
+  PAGES,
+  RESULTS,
+  anchors_of,
+  commands_of,
+  links_of,
+  prose_of,
+  spans_of,
+)
+from tests_support import CONFIGS, ROOT, load_config, namespace
+
+from loopjax import config as config_lib
+from loopjax import run_config, sections, sharding
+from loopjax.data import TASKS
+from loopjax.models import MODELS
+from loopjax.optim import chain
+from loopjax.types import LoopOptions
+
+HOSTS = {"arxiv.org", "github.com", "ui.perfetto.dev"}
+README = (ROOT / "README.md").read_text()
+every_page = pytest.mark.parametrize("path", PAGES, ids=NAMES)
+
+
+@pytest.mark.parametrize(
+  "path", [*PAGES, ROOT / "CHANGELOG.md", *RESULTS], ids=lambda p: p.stem
+)
+def test_links_lead_somewhere(path):
+  for link in links_of(path.read_text()):
+    if link.startswith("http"):
+      assert urllib.parse.urlparse(link).hostname in HOSTS, link
+      continue
+    place, _, anchor = link.partition("#")
+    target = path.parent / place if place else path
+    assert target.exists(), link
+    if anchor:
+      assert anchor in anchors_of(target.read_text()), link
+
+
+@every_page
+def test_commands_are_understood(path):
+  """Modules, scripts, configs with presets, sweeps, settings and flags."""
+  for command in commands_of(path.read_text()):
+    if command.module:
+      assert _is_a_program(command.module), command.words
+    for word in command.words:
+      if re.fullmatch(r"(benchmarks|launch|tests|docs)/[\w./]+", word):
+        assert (ROOT / word).exists(), word
+    if command.config:
+      _check_config(command)
+    for flag in _flags(command):
+      assert _knows(command.module, flag), (flag, command.words)
+
+
+def _is_a_program(module: str) -> bool:
+  found = importlib.util.find_spec(module)
+  if found and found.submodule_search_locations:
+    found = importlib.util.find_spec(f"{module}.__main__")
+  return (
+    found is not None and "__main__" in pathlib.Path(found.origin).read_text()
+  )
+
+
+def _check_config(command) -> None:
+  file, argument = command.config
+  if file in ("FILE", "..."):
+    return
+  path = pathlib.Path(file)
+  assert (ROOT / path).exists(), file
+  config = load_config(path.stem, argument)
+  for word in command.words:
+    if found := re.match(r"--config\.([\w.]+)=(.*)", word):
+      key, text = found.groups()
+      old = sections.flatten(config).get(key)
+      value = text if isinstance(old, str) else ast.literal_eval(text)
+      config_lib.override(config, {key: value})
+  for sweep in command.values("sweep"):
+    assert sweep in namespace(path.stem)["sweeps"](config), sweep
+
+
+def _flags(command) -> list[str]:
+  words = [word.partition("=")[0] for word in command.words]
+  flags = [word.removeprefix("--") for word in words if word.startswith("--")]
+  own = bool(command.module) and command.module != "loopjax.eval.harness"
+  return [flag for flag in flags if own and not flag.startswith("config")]
+
+
+def _knows(module: str, flag: str) -> bool:
+  """Whether a module, or what all commands share, defines a flag."""
+  path = ROOT / module.replace(".", "/")
+  own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+  shared = ("loopjax/command_line.py", "loopjax/run/processes.py")
+  files = [*own, *(ROOT / file for file in shared)]
+  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"'
+  return any(re.search(pattern, file.read_text()) for file in files)
+
+
+RECORDS = {
+  "model": [family.Config for family in MODELS.values()],
+  "task": [task.Config for task in TASKS.values()],
+  "optim": [chain.Config],
+  "loop": [LoopOptions],
+  "mesh": [sharding.Config],
+  "run": [run_config.Run],
+  "eval": [run_config.Eval],
+}
+
+
+@every_page
+def test_settings_are_settings(path):
+  """`model.num_loops`, and without a config --config.model.num_loops=3."""
+  for span in spans_of(path.read_text()):
+    found = re.match(r"(?:--config\.)?(\w+)\.(\w+)(?:=|$)", span)
+    section, key = found.groups() if found else ("", "")
+    if section in RECORDS and key not in ("name", "safetensors"):
+      records = [make() for make in RECORDS[section]]
+      assert any(hasattr(record, key) for record in records), span
+
+
+@every_page
+def test_files_are_there(path):
+  starts = ("loopjax", "configs", "docs", "tests", "benchmarks", "launch")
+  for span in spans_of(path.read_text()):
+    if not re.fullmatch(r"[\w./-]+", span) or re.search("[A-Z]{3}", span):
+      continue
+    if span.split("/")[0] in starts and "/" in span:
+      assert (ROOT / span).exists(), span
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_sweep_is_on_the_page_of_its_family(name):
+  config = load_config(name, "tiny")
+  config.run.init_from = "runs/vanilla"  # Some start from a trained run.
+  family = config.model.name
+  page = (ROOT / f"docs/families/{family}.md").read_text()
+  assert f"configs/{name}.py" in page
+  for sweep in namespace(name)["sweeps"](config):
+    assert f"`{sweep}`" in page, sweep
+
+
+def _defined(path: pathlib.Path) -> set[str]:
+  """Names of a file: functions, classes, their members, assignments."""
+  names = set()
+  for node in ast.parse(path.read_text()).body:
+    inner = getattr(node, "body", []) if isinstance(node, ast.ClassDef) else []
+    for item in (node, *inner):
+      before = f"{node.name}." if item is not node else ""
+      targets = getattr(item, "targets", None) or [
+        getattr(item, "target", None)
+      ]
+      own = [getattr(item, "name", None)]
+      own += [getattr(target, "id", None) for target in targets]
+      names |= {f"{before}{name}" for name in own if name}
+  return names
+
+
+def test_equations_have_their_functions_and_tests():
+  """docs/papers.md: `FILE: NAME` and `test_NAME`."""
+  tests = {
+    name
+    for file in (ROOT / "tests").rglob("test_*.py")
+    for name in _defined(file)
+  }
+  file, checked = None, 0
+  for span in spans_of((ROOT / "docs/papers.md").read_text()):
+    path, _, name = span.partition(": ")
+    if re.fullmatch(r"[\w/]+\.py", path):
+      places = [ROOT / part / path for part in ("loopjax", "tests", ".")]
+      # A file beside the one before, such as `chains.py` after `graph.py`.
+      places += [file.parent / path] if file else []
+      places += list((ROOT / "tests").rglob(path))
+      found = [place for place in places if place.exists()]
+      assert found, span
+      file = found[0]
+      if name:
+        assert name in _defined(file), span
+        checked += 1
+    elif span.startswith("test_"):
+      assert span in tests, span
+      checked += 1
+  assert checked > 100
+
+
+def test_every_paper_is_on_one_page():
+  """Pages of families include the sections of docs/papers.md."""
+  papers = (ROOT / "docs/papers.md").read_text()
+  headings = re.findall(r"(?m)^## .*$", papers)
+  included = [
+    heading
+    for path in (ROOT / "docs/families").glob("*.md")
+    for heading in re.findall(r':start-after: "(.*)"', path.read_text())
+  ]
+  assert sorted(included) == sorted(headings)
+
+
+def test_modules_of_the_reference_exist():
+  pages = (ROOT / "docs/api").glob("*.md")
+  named = [
+    module
+    for page in pages
+    for module in re.findall(r"automodule:: ([\w.]+)", page.read_text())
+  ]
+  assert len(named) > 50
+  assert len(set(named)) == len(named)
+  for module in named:
+    assert importlib.util.find_spec(module), module
+
+
+def test_the_readme_is_short_and_has_the_two_commands():
+  assert README.count("\n") <= 150
+  make = "    python3 -m venv .venv && .venv/bin/pip install -e "
+  train = ".venv/bin/python -m loopjax.main --config=configs/sudoku_utm.py\n"
+  assert f"{make}. && {train}" in README
+  assert f"{make}'.[test]' && .venv/bin/pytest\n" in README
+  for line in re.findall(r"(?m)^    (loopjax/\S+|\w+/\S*) ", README):
+    assert (ROOT / line).exists(), line
+  assert {"2510.25741", "2605.07721"} <= set(
+    re.findall(r"\d{4}\.\d{5}", README)
+  )
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_results_are_those_of_their_pages(page):
+  """The decimals of a result's row are on the page that the row links to."""
+  checked = 0
+  path = ROOT / page
+  for row in re.findall(r"(?m)^\|.*\|$", prose_of(path.read_text())):
+    linked = [link for link in links_of(row) if "benchmarks/results" in link]
+    for number in re.findall(r"\b\d+\.\d{3,}\b", row) if linked else []:
+      text = (path.parent / linked[0]).read_text()
+      assert number in text, (number, linked[0])
+      checked += 1
+  assert checked > 25 or page != "README.md"
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning(tmp_path):
+  for package in ("sphinx", "myst_parser", "furo"):
+    pytest.importorskip(package)
+  build = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "."]
+  done = subprocess.run(
+    [sys.executable, *build, str(tmp_path)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / "docs/families/utm.html").exists()
