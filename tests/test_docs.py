@@ -102,7 +102,8 @@ def _knows(module: str, flag: str) -> bool:
   own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
   shared = ("loopjax/command_line.py", "loopjax/run/processes.py")
   files = [*own, *(ROOT / file for file in shared)]
-  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"'
+  # Some flags are the fields of a record.
+  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"|\n  {flag}: \w+ = '
   return any(re.search(pattern, file.read_text()) for file in files)
 
 
