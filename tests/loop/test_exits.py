@@ -64,11 +64,11 @@ def test_the_default_threshold_of_one_never_exits():
 
 
 def test_logits_in_bfloat16_do_not_round_chances():
-  """Gates that are sure: 1 - sigmoid(8) is 0 in bfloat16, and 3.4e-4 here."""
-  logits = jnp.full((3, 1), 8.0, jnp.bfloat16)
-  found = jnp.exp(exits.log_distribution(logits))
+  """Of a gate that is sure 1 - sigmoid(8) is 0 in bfloat16, and 3.4e-4 here."""
+  sure_and_not = np.tile([8.0, 0.25], (3, 1))  # Both are bfloat16 numbers.
+  found = jnp.exp(exits.log_distribution(jnp.bfloat16(sure_and_not)))
   assert found.dtype == jnp.float32
-  np.testing.assert_allclose(found, chances(np.full((3, 1), 8.0)), rtol=1e-5)
+  np.testing.assert_allclose(found, chances(sure_and_not), rtol=1e-5)
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9, 1.0])

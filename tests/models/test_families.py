@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from tests_support import array_sizes, strict_dtypes
 
-from loopjax import step
+from loopjax import models, step
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -55,7 +55,7 @@ SMALL = {
   "transformer": STACK,
 }  # fmt: skip
 FAMILIES = sorted(MODELS)
-CAUSAL = sorted(set(MODELS) - {"utm"})
+CAUSAL = sorted(models.CAUSAL)
 # Those that run more loops than they are trained with, and leave earlier loops
 # as they were.
 LOOPED = sorted(set(MODELS) - {"adaptive", "melt", "transformer"})
