@@ -8,10 +8,18 @@ by window length L with one pass, and by passes N with windows of one length.
 Windows are read one after another, so short ones leave a device idle; N passes
 should cost N times as much except for what is read once. A step is loss and
 gradient on random tokens, all predicted. Forms alternate in one process; their
-ratios are what counts. With L = T there is one window: the plain hybrid in
-parallel, whose attention also has the most to compute. Columns:
+ratios are what counts. Windows are read
+
+  hard      one after another, each dropped whole
+  sliding   one after another, but for their last L - 1 tokens
+  parallel  all at once: the same sliding-window hybrid, whose attention has the
+            windows as a batch; it computes what "sliding" computes, which is
+            checked first
+
+With L = T there is one window, the hybrid with full attention. Columns:
 
   ms       median of a step
+  cpu      the same in CPU time of the process, for a machine with other work
   tokens   thousands per second
   ratio    of tokens per second to the first row's
   temp     temporaries of the compiled program, in MiB
@@ -19,6 +27,7 @@ parallel, whose attention also has the most to compute. Columns:
 
 import json
 import time
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +36,12 @@ from absl import app, flags
 from flax import nnx
 
 from loopjax.analysis import draw
+from loopjax.loop import windows
+from loopjax.losses import tokens as token_losses
 from loopjax.models import sleep
+from loopjax.nn import attention, block, hybrid, rope
 from loopjax.run import provenance
-from loopjax.types import LoopOptions, TaskSpec
+from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed steps of every form.")
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences.")
@@ -47,17 +59,32 @@ _REMAT = flags.DEFINE_string("remat", "full", "Of windows, where N varies.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to, as JSON.")
 _FIGURE = flags.DEFINE_string("figure", None, "File to write the plot to.")
 _VOCABULARY = 256
+_READ = ("hard", "sliding", "parallel")
+
+
+class Form(NamedTuple):
+  """How a sequence is read. remat: of what is read in one go."""
+
+  window: int
+  read: str = "hard"
+  passes: int = 1
+  remat: str = "none"
 
 
 def main(argv):
   del argv
-  by_window = _table(
-    "windows, one pass",
-    {f"L = {size}": (size, 1, "none") for size in _WINDOWS.value},
-  )
+  _check_parallel(min(_WINDOWS.value))
+  forms = {}
+  for size in _WINDOWS.value:
+    for read in _READ if size < _TOKENS.value else _READ[:1]:
+      forms[f"L = {size} {read}"] = Form(size, read)
+  by_window = _table("windows, one pass", forms)
   by_passes = _table(
     f"passes, L = {_PASS_WINDOW.value}",
-    {f"N = {n}": (_PASS_WINDOW.value, n, _REMAT.value) for n in _PASSES.value},
+    {
+      f"N = {n}": Form(_PASS_WINDOW.value, "hard", n, _REMAT.value)
+      for n in _PASSES.value
+    },
   )
   if _JSON.value:
     report = {"rows": by_window + by_passes, **provenance.environment()}
@@ -67,41 +94,64 @@ def main(argv):
     _draw(by_window, by_passes)
 
 
-def _table(title: str, forms: dict[str, tuple[int, int, str]]) -> list[dict]:
+def _table(title: str, forms: dict[str, Form]) -> list[dict]:
   """Times the forms alternately; prints and returns one row for each."""
-  steps = {name: _compiled(*form) for name, form in forms.items()}
-  seconds: dict[str, list[float]] = {name: [] for name in forms}
+  steps = {name: _compiled(form) for name, form in forms.items()}
+  seconds: dict[str, list[np.ndarray]] = {name: [] for name in forms}
   for turn in range(_CALLS.value + 1):  # The first one warms up.
     for name, (call, _) in steps.items():
-      start = time.perf_counter()
+      start = np.array([time.perf_counter(), time.process_time()])
       call()
+      end = np.array([time.perf_counter(), time.process_time()])
       if turn:
-        seconds[name].append(time.perf_counter() - start)
-  print(f"\n{title}\n{'':12}{'ms':>10}{'tokens':>9}{'ratio':>8}{'temp':>9}")
+        seconds[name].append(end - start)
+  header = f"{'ms':>10}{'cpu':>10}{'tokens':>9}{'ratio':>8}{'temp':>9}"
+  print(f"\n{title}\n{'':20}{header}")
   rows: list[dict] = []
   for name, (_, temporaries) in steps.items():
-    median = float(np.median(seconds[name]))
+    median, cpu = np.median(seconds[name], axis=0).tolist()
     rate = _BATCH.value * _TOKENS.value / median
     row = {
       "title": title,
-      "window": forms[name][0],
-      "passes": forms[name][1],
+      "window": forms[name].window,
+      "read": forms[name].read,
+      "passes": forms[name].passes,
       "ms": 1e3 * median,
+      "cpu_ms": 1e3 * cpu,
       "tokens_per_second": rate,
       "temp_bytes": temporaries,
     }
     rows.append(row)
     row["ratio"] = rate / rows[0]["tokens_per_second"]
     print(
-      f"{name:12}{row['ms']:10.1f}{rate / 1e3:9.2f}{row['ratio']:8.3f}"
-      f"{temporaries / 2**20:9.1f}"
+      f"{name:20}{row['ms']:10.1f}{row['cpu_ms']:10.1f}{rate / 1e3:9.2f}"
+      f"{row['ratio']:8.3f}{temporaries / 2**20:9.1f}"
     )
   return rows
 
 
-def _compiled(window: int, num_passes: int, remat: str):
+def _compiled(form: Form):
   """(a step that waits for its results, bytes of temporaries)."""
-  tokens = _TOKENS.value
+  graphdef, params = _make(form)
+  loss = _loss_of(form, graphdef)
+  compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+  temporaries = compiled.memory_analysis().temp_size_in_bytes
+  return lambda: jax.block_until_ready(compiled(params)), temporaries
+
+
+def _check_parallel(window: int) -> None:
+  """Raises AssertionError unless the parallel form has the loss in turn."""
+  losses = []
+  for read in _READ[1:]:
+    form = Form(window, read)
+    graphdef, params = _make(form)
+    losses.append(float(jax.jit(_loss_of(form, graphdef))(params)))
+  np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+def _make(form: Form) -> tuple[nnx.GraphDef, Any]:
+  """The model and its parameters, which are the same for every form."""
+  tokens, window = _TOKENS.value, form.window
   assert tokens % window == 0, f"--window={window} does not divide {tokens}"
   spec = TaskSpec(_VOCABULARY, tokens, tuple((i,) for i in range(tokens)))
   heads = _WIDTH.value // 64
@@ -115,13 +165,21 @@ def _compiled(window: int, num_passes: int, remat: str):
     key_width=48,
     value_width=128,
     window=window,
-    num_passes=num_passes,
+    num_passes=form.passes,
+    eviction="hard" if form.read == "hard" else "sliding",
+    # Convolutions that begin anew in every window cannot be read at once.
+    carry_convolutions=form.read != "hard",
     precision=_PRECISION.value,
   )
   model = sleep.Model(
-    config, spec, LoopOptions("scan", remat), rngs=nnx.Rngs(params=0)
+    config, spec, LoopOptions("scan", form.remat), rngs=nnx.Rngs(params=0)
   )
-  graphdef, params = nnx.split(model)
+  return nnx.split(model)
+
+
+def _loss_of(form: Form, graphdef: nnx.GraphDef) -> Any:
+  """params -> mean cross-entropy."""
+  tokens = _TOKENS.value
   inputs = jax.random.randint(
     jax.random.key(0), (_BATCH.value, tokens), 0, _VOCABULARY
   )
@@ -132,28 +190,72 @@ def _compiled(window: int, num_passes: int, remat: str):
   }
 
   def loss(params):
-    model = nnx.merge(graphdef, params)
-    return sleep.loss(model, batch, jax.random.key(0), jnp.asarray(0), {})[0]
+    model: Any = nnx.merge(graphdef, params)
+    if form.read != "parallel":
+      return sleep.loss(model, batch, jax.random.key(0), jnp.asarray(0), {})[0]
+    return token_losses.next_token(
+      _parallel(model, inputs),
+      model.readout_table(),
+      batch,
+      precision=PRECISIONS[_PRECISION.value],
+    )[0]
 
-  compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
-  temporaries = compiled.memory_analysis().temp_size_in_bytes
-  return lambda: jax.block_until_ready(compiled(params)), temporaries
+  return loss
+
+
+def _parallel(model: sleep.Model, inputs: Array) -> Array:
+  """What is read out of all tokens, [B, T, D]: attention to L tokens each.
+
+  Attention has all windows as a batch, each after the one before it; the
+  layers of fast weights read all tokens in one go.
+  """
+  config, length = model.config, model.config.window
+  batch = len(inputs)
+  of_windows = (batch * (inputs.shape[1] // length), length)
+  first = jnp.arange(of_windows[0]) % (of_windows[0] // batch) == 0
+  seen = jnp.broadcast_to(~first[:, None], (of_windows[0], length - 1))
+  window = windows.view(seen, None, length, length)
+  tables = rope.rope_tables(
+    window.positions, config.block_shape().head_width, config.rope_base
+  )
+
+  def attend(x: Array, layer: block.Block) -> tuple[Array, None]:
+    x = x.reshape(*of_windows, -1)
+    own = layer.attention._keys(layer.attention_norm(x))
+    past = attention.Past(*(jnp.roll(y, 1, axis=0)[:, 1:] for y in own))
+    x, _ = layer.attend_with_past(x, past, tables, window.visible)
+    return x.reshape(*inputs.shape, -1), None
+
+  def remember(x: Array, layer: hybrid.MemoryBlock) -> tuple[Array, None]:
+    state = layer.memory.initial_state(batch, carry_convolutions=True)
+    return layer(x, state, None)[0], None
+
+  def step(x: Array, group: hybrid.Groups) -> tuple[Array, None]:
+    x, _ = jax.lax.scan(attend, x, group.attention)
+    return jax.lax.scan(remember, x, group.memory)
+
+  groups = hybrid.grouped(model.layers, model.memories)
+  x, _ = jax.lax.scan(step, model.token_embedding(inputs), groups)
+  return model.final_norm(x)
 
 
 def _draw(by_window: list[dict], by_passes: list[dict]) -> None:
-  """Both curves, and 1 / N."""
+  """Curves by window, by passes, and 1 / N."""
   figure = draw.new(9.2, 3.4)
   left, right = figure.subplots(1, 2)
-  for axes, rows, key, label in (
-    (left, by_window, "window", "L, tokens"),
-    (right, by_passes, "passes", "N, passes"),
-  ):
-    places = [row[key] for row in rows]
-    rates = [row["tokens_per_second"] / 1e3 for row in rows]
-    axes.plot(places, rates, "o-", color=draw.BLUE, label="measured")
-    axes.set_ylim(bottom=0)
-    draw.tidy(axes, "Training throughput", label, "thousand tokens / s")
+  labels = (
+    "in turn, dropped whole",
+    "in turn, sliding",
+    "in parallel, sliding",
+  )
+  for read, label, color in zip(_READ, labels, draw.PALETTE, strict=False):
+    rows = [row for row in by_window if row["read"] == read]
+    _draw_rates(left, rows, "window", label, color)
+  _draw_rates(right, by_passes, "passes", "measured", draw.BLUE)
+  draw.tidy(left, "Training throughput", "L, tokens", "thousand tokens / s")
+  draw.tidy(right, "Training throughput", "N, passes", "thousand tokens / s")
   left.set_xscale("log", base=2)
+  left.legend(frameon=False, fontsize=9)
   first = by_passes[0]["tokens_per_second"] / 1e3
   counts = [row["passes"] for row in by_passes]
   right.plot(
@@ -165,6 +267,13 @@ def _draw(by_window: list[dict], by_passes: list[dict]) -> None:
   )
   right.legend(frameon=False, fontsize=9)
   figure.savefig(_FIGURE.value, dpi=120, bbox_inches="tight")
+
+
+def _draw_rates(axes, rows, key: str, label: str, color) -> None:
+  """Thousand tokens a second over a setting."""
+  rates = [row["tokens_per_second"] / 1e3 for row in rows]
+  axes.plot([row[key] for row in rows], rates, "o-", color=color, label=label)
+  axes.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":

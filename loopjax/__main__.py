@@ -3,16 +3,19 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-generate, serve, hub and watch; they take the flags of their modules, which
-`loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run on its
-own task; `eval` scores language models on request files, `generate` writes with
-them, `serve` answers over HTTP; `hub` reads and writes their published layout.
-`watch` shows runs at the terminal, in progress or finished.
+generate, serve, hub, watch and play; they take the flags of their modules,
+which `loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run
+on its own task; `eval` scores language models on request files, `generate`
+writes with them, `serve` answers over HTTP; `hub` reads and writes their
+published layout. `watch` shows runs in a terminal, in progress or finished;
+`play` shows in the browser what a model thinks of a puzzle.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
 import runpy
 import sys
+
+from loopjax.errors import similar
 
 # The module that is run, and the flags that the subcommand implies.
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -28,6 +31,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "hub": ("loopjax.hub",),
   "serve": ("loopjax.serve",),
   "watch": ("loopjax.watch",),
+  "play": ("loopjax.play",),
 }
 
 
@@ -41,7 +45,8 @@ def main() -> None:
     word, rest = "train", ["--list"]
   if word not in _WORDS:
     there_are = ", ".join(_WORDS)
-    print(f"error: no command {word!r}; there are {there_are}", file=sys.stderr)
+    said = f"no command {word!r}; there are {there_are}{similar(word, _WORDS)}"
+    print(f"error: {said}", file=sys.stderr)
     sys.exit(2)
   module, *flags = _WORDS[word]
   sys.argv = [f"loopjax {word}", *flags, *rest]

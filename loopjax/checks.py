@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from loopjax.errors import UserError
+from loopjax.errors import UserError, similar
 from loopjax.types import TaskSpec
 
 
@@ -15,7 +15,7 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
     if getattr(record, field) not in values:
       raise UserError(
         f"{section}.{field}={getattr(record, field)!r} is not one of"
-        f" {', '.join(values)}"
+        f" {', '.join(values)}{similar(getattr(record, field), values)}"
       )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import sys
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from loopjax.errors import UserError
+from loopjax.errors import UserError, similar
 
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, FILE[:preset][,section.key=value...]."
@@ -106,13 +107,36 @@ def _parse(argv: list[str]) -> list[str]:
   except UserError:
     raise
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+    if isinstance(e, AttributeError | KeyError) and "Traceback" not in str(e):
+      _check_settings(argv)  # The file is right, so that it can be read again.
     said: object = e
     while isinstance(said, Exception) and said.args:
       said = said.args[0]
     raise UserError(_in_one_line(str(said))) from e
   except (OSError, ImportError, SyntaxError) as error:
+    path = pathlib.Path(config_name().partition(":")[0])
+    if not path.exists():
+      there = [other.name for other in path.parent.glob("*.py")]
+      said = f"--config: there is no file {path}{similar(path.name, there)}"
+      raise UserError(said) from error
     last_line = str(error).strip().splitlines()[-1].strip()
     raise UserError(f"--config: {last_line}") from error
+
+
+def _check_settings(argv: list[str]) -> None:
+  """Raises UserError for an unknown setting in --config.section.key=value."""
+  from loopjax import config as config_lib
+  from loopjax import presets, sections
+
+  flag = "--config"
+  given = [word.removeprefix(flag) for word in argv if word.startswith(flag)]
+  files = [word[1:] for word in given if word.startswith("=")]
+  keys = [word[1:].partition("=")[0] for word in given if word.startswith(".")]
+  if files and keys:
+    path, _, argument = files[-1].partition(":")
+    known = presets.read(path)["get_config"](argument)
+    for key in keys:
+      config_lib.check_key(key, sections.flatten(known))
 
 
 def _in_one_line(message: str) -> str:

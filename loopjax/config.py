@@ -18,7 +18,7 @@ import ml_collections
 
 from loopjax import checks, run_config, sharding
 from loopjax.data import TASKS
-from loopjax.errors import UserError
+from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
@@ -72,6 +72,16 @@ class Settings(NamedTuple):
     return examples * profiling.training_flops(costs)
 
 
+class RunOf(NamedTuple):
+  """A setting's value in a sweep: the work directory of an earlier item.
+
+  The item is for `run.init_from` or `run.teacher`, and runs once that one is
+  complete.
+  """
+
+  item: int
+
+
 def make(model: str, task: str) -> ml_collections.ConfigDict:
   """All sections with their defaults, unlocked.
 
@@ -110,14 +120,14 @@ def override(
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
       continue
-    _check_key(key, flatten(config))
+    check_key(key, flatten(config))
     try:
       config.update_from_flattened_dict({key: value})
     except (KeyError, AttributeError, TypeError, ValueError) as error:
       raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
 
 
-def _check_key(key: str, known: Mapping[str, Any]) -> None:
+def check_key(key: str, known: Mapping[str, Any]) -> None:
   """Raises UserError for an unknown setting, and suggests similar names."""
   if key in known:
     return
@@ -228,6 +238,7 @@ def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
   if name not in names:
     raise UserError(
       f"{section}.name={name!r} is not one of {', '.join(sorted(names))}"
+      + similar(name, names)
     )
 
 

@@ -6,13 +6,11 @@ from typing import Any
 
 import jax
 import ml_collections
-from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import step
 from loopjax import teacher as teacher_lib
-from loopjax.models import CAUSAL
 from loopjax.optim import chain
 
 
@@ -39,6 +37,7 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   costs = settings.family.costs(
     settings.model, settings.spec, settings.eval_loops
   )
+  by_token, by_row = program_lib.cache_bytes(settings)
   return {
     "config": settings.plain,
     "parameters": _size(state.params),
@@ -54,30 +53,9 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
       flops / settings.spec.sequence_length
       for flops in costs["flops_per_example"]
     ],
-    **_cache(settings),
-    **_teacher(settings),
-  }
-
-
-def _cache(settings: config_lib.Settings) -> dict[str, int]:
-  """Bytes of the buffers that a cache is made of; none if nothing is kept."""
-  family = CAUSAL.get(settings.plain["model"]["name"])
-  if family is None:
-    return {"cache_bytes_per_token": 0, "cache_bytes_per_row": 0}
-  graphdef, params = program_lib.abstract_model(settings)
-
-  def size(max_tokens: int) -> int:
-    def make(params: Any) -> Any:
-      model, loops = nnx.merge(graphdef, params), settings.eval_loops
-      return family.empty_cache(model, 1, max_tokens, num_loops=loops)
-
-    buffers = jax.tree.leaves(jax.eval_shape(make, params))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in buffers)
-
-  by_token = size(2) - size(1)
-  return {
     "cache_bytes_per_token": by_token,
-    "cache_bytes_per_row": size(1) - by_token,
+    "cache_bytes_per_row": by_row,
+    **_teacher(settings),
   }
 
 

@@ -1,11 +1,14 @@
-"""A small document, written as one HTML file or as Markdown."""
+"""A small document, written as Markdown, and as one HTML page of it."""
 
 import base64
 import html
 import re
 import urllib.parse
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import markdown_it
+from markdown_it import token as token_lib
 
 
 class Heading(NamedTuple):
@@ -69,35 +72,33 @@ class Fold(NamedTuple):
   blocks: Sequence["Block"]
 
 
+_SHADED = "shaded"  # The info string of a fence.
 Block = Heading | Paragraph | Bullets | Code | Table | Image | Shaded | Fold
+_Kind = TypeVar("_Kind", Image, Shaded)
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1c1f23;
-  --soft: #5c6570; --line: #d9dee4; --shade: #f5f7f9; --ours: #0b61a4;
-  --paper: #8a5a00; --paper-shade: #fdf6e7; }
+  --soft: #5c6570; --line: #d9dee4; --shade: #f5f7f9;
+  --paper-shade: #fdf6e7; }
 @media (prefers-color-scheme: dark) { :root { --page: #15181c;
   --text: #e4e7ea; --soft: #9aa4af; --line: #343b43; --shade: #1e2329;
-  --ours: #7cbcf5; --paper: #e5b65c; --paper-shade: #2a2418; } }
+  --paper-shade: #2a2418; } }
 body { margin: 0 auto; max-width: 80rem; padding: 2rem 1.25rem 5rem;
   background: var(--page); color: var(--text); line-height: 1.5;
   font-family: system-ui, sans-serif; }
-h1 { font-size: 1.7rem; margin: 0 0 .5rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; padding-top: 1.25rem;
   border-top: 1px solid var(--line); }
 h3 { font-size: 1.02rem; margin: 1.5rem 0 .4rem; }
-.scroll { overflow-x: auto; margin: .75rem 0; }
-table { border-collapse: collapse; font-size: .9rem;
+table { display: block; overflow-x: auto; margin: .75rem 0;
+  border-collapse: collapse; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .38rem .7rem; border-bottom: 1px solid var(--line);
-  text-align: right; vertical-align: top; }
+  vertical-align: top; }
 thead th { vertical-align: bottom; border-bottom-width: 2px; }
-th:first-child, td:first-child { text-align: left; }
-tbody th { font-weight: 500; }
 .paper { background: var(--paper-shade); }
-.mark { display: block; font-size: .72rem; font-weight: 600; }
-.ours .mark { color: var(--ours); } .paper .mark { color: var(--paper); }
-.small { display: block; font-size: .76rem; color: var(--soft);
-  font-weight: 400; }
+small, em { color: var(--soft); font-weight: 400; font-style: normal; }
+td small, th small { display: block; font-size: .76rem; }
 ul { padding-left: 1.2rem; margin: .5rem 0; } li { color: var(--soft);
   font-size: .9rem; }
 pre { background: var(--shade); border: 1px solid var(--line);
@@ -110,79 +111,91 @@ details { border: 1px solid var(--line); border-radius: 6px;
   padding: .5rem .9rem; margin: .75rem 0; }
 summary { cursor: pointer; font-weight: 500; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
-figure { margin: 1rem 0; }
-figcaption { color: var(--soft); font-size: .85rem; }
+@media print { body { max-width: none; padding: 0; font-size: 9pt; }
+  h2 { break-after: avoid; } tr, img, pre { break-inside: avoid; }
+  table { display: table; font-size: 7.5pt; } th, td { padding: .15rem .3rem; }
+  pre { white-space: pre-wrap; }
+  details::details-content { content-visibility: visible; display: block; } }
 """
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
   """One self-contained page, with styles and pictures embedded."""
-  body = "\n".join(_html(block) for block in blocks)
+  reader = markdown_it.MarkdownIt("commonmark").enable("table")
+  tokens = reader.parse(to_markdown(blocks))
+  _embed(tokens, _pictures(blocks))
+  _mark_columns(tokens)
+  _shade(tokens, _of_kind(blocks, Shaded))
+  body = reader.renderer.render(tokens, reader.options, {})
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-    f"<body>\n{body}\n</body>\n</html>\n"
+    f"<body>\n{body}</body>\n</html>\n"
   )
+
+
+def _of_kind(blocks: Sequence[Block], kind: type[_Kind]) -> list[_Kind]:
+  """The blocks of a kind, those of folds included, in their order."""
+  found: list[_Kind] = []
+  for block in blocks:
+    if isinstance(block, kind):
+      found.append(block)
+    elif isinstance(block, Fold):
+      found += _of_kind(block.blocks, kind)
+  return found
+
+
+def _pictures(blocks: Sequence[Block]) -> dict[str, bytes]:
+  """The PNGs of a document by the path of their link."""
+  images = _of_kind(blocks, Image)
+  return {urllib.parse.quote(image.path): image.data for image in images}
+
+
+def _embed(
+  tokens: Sequence[token_lib.Token], pictures: dict[str, bytes]
+) -> None:
+  """Puts pictures into the page in place of links to them."""
+  for token in tokens:
+    for inner in token.children or ():
+      if inner.type == "image":
+        data = base64.b64encode(pictures[str(inner.attrs["src"])]).decode()
+        inner.attrSet("src", f"data:image/png;base64,{data}")
+
+
+def _mark_columns(tokens: Sequence[token_lib.Token]) -> None:
+  """Marks the columns of tables whose header says that they are a paper's."""
+  column, kinds = 0, list[str]()
+  for place, token in enumerate(tokens):
+    if token.type == "table_open":
+      kinds = []
+    if token.type == "tr_open":
+      column = 0
+    if token.type == "th_open":
+      of_paper = re.match("paper(: |$)", tokens[place + 1].content)
+      kinds.append("paper" if of_paper else "")
+    if token.type in ("th_open", "td_open"):
+      if kinds[column]:
+        token.attrSet("class", kinds[column])
+      column += 1
+
+
+def _shade(tokens: Sequence[token_lib.Token], texts: Sequence[Shaded]) -> None:
+  """Puts shaded texts into the page in place of plain ones."""
+  plain = [token for token in tokens if token.info == _SHADED]
+  for token, text in zip(plain, texts, strict=True):
+    spans = "".join(
+      f'<span style="--shade-of: {shade:.3f}" title="{html.escape(title)}">'
+      f"{html.escape(words)}</span>"
+      for words, shade, title in text.pieces
+    )
+    token.type = "html_block"
+    token.content = f'<pre class="shaded">{spans}</pre>\n'
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
   """The same with links to the pictures, relative to the document."""
   return "\n\n".join(_markdown(block) for block in blocks) + "\n"
-
-
-def _html(block: Block) -> str:
-  text = html.escape
-  match block:
-    case Heading(level, words):
-      return f"<h{level}>{text(words)}</h{level}>"
-    case Paragraph(words):
-      return f"<p>{text(words)}</p>"
-    case Bullets(items):
-      points = "".join(f"<li>{text(item)}</li>" for item in items)
-      return f"<ul>{points}</ul>"
-    case Code(words):
-      return f"<pre>{text(words)}</pre>"
-    case Image(data, _, words):
-      encoded = base64.b64encode(data).decode()
-      return (
-        f'<figure><img alt="{text(words)}" src="data:image/png;base64,'
-        f'{encoded}"><figcaption>{text(words)}</figcaption></figure>'
-      )
-    case Shaded(pieces):
-      spans = "".join(
-        f'<span style="--shade-of: {shade:.3f}" title="{text(of_piece)}">'
-        f"{text(words)}</span>"
-        for words, shade, of_piece in pieces
-      )
-      return f'<pre class="shaded">{spans}</pre>'
-    case Fold(title, blocks):
-      inside = "\n".join(_html(inner) for inner in blocks)
-      return f"<details><summary>{text(title)}</summary>\n{inside}\n</details>"
-    case Table(header, rows):
-      head = "".join(_html_cell("th", cell, True) for cell in header)
-      lines = "\n".join(
-        "<tr>"
-        + "".join(
-          _html_cell("td" if place else "th", cell, False)
-          for place, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-      )
-      return (
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{lines}\n</tbody></table></div>"
-      )
-
-
-def _html_cell(tag: str, cell: Cell, marked: bool) -> str:
-  """A cell; one in the header marks whose numbers are below."""
-  kind = f' class="{cell.kind}"' if cell.kind else ""
-  mark = f'<span class="mark">{cell.kind}</span>' if marked and kind else ""
-  small = html.escape(cell.small)
-  below = f'<span class="small">{small}</span>' if small else ""
-  return f"<{tag}{kind}>{mark}{html.escape(cell.text)}{below}</{tag}>"
 
 
 def _markdown(block: Block) -> str:
@@ -194,14 +207,12 @@ def _markdown(block: Block) -> str:
     case Bullets(items):
       return "\n".join(f"- {_plain(item)}" for item in items)
     case Shaded(pieces):  # Markdown has no shades.
-      return _markdown(Code("".join(words for words, _, _ in pieces)))
+      return _fenced("".join(words for words, _, _ in pieces), _SHADED)
     case Code(words):
-      fence = "`" * max(
-        3, 1 + max(map(len, re.findall("`+", words)), default=0)
-      )
-      return f"{fence}\n{words}\n{fence}"
+      return _fenced(words)
     case Image(_, path, words):
-      return f"![{_plain(words)}]({urllib.parse.quote(path)})"
+      link = f"![{_plain(words)}]({urllib.parse.quote(path)})"
+      return f"{link}\n\n*{_plain(words)}*"
     case Fold(title, blocks):
       inside = "\n\n".join(_markdown(inner) for inner in blocks)
       return (
@@ -217,11 +228,18 @@ def _markdown(block: Block) -> str:
       return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _fenced(words: str, kind: str = "") -> str:
+  """Preformatted text, whatever backticks it has."""
+  fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
+  return f"{fence}{kind}\n{words}\n{fence}"
+
+
 def _markdown_cell(cell: Cell, marked: bool) -> str:
+  """A cell; one in the header says whose numbers are below."""
   text = _plain(cell.text)
   if marked and cell.kind:
-    text = f"{text} ({cell.kind})"
-  return f"{text} ({_plain(cell.small)})" if cell.small else text
+    text = f"{cell.kind}: {text}" if text else cell.kind
+  return f"{text} <small>{_plain(cell.small)}</small>" if cell.small else text
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.errors import UserError
+from loopjax.errors import UserError, similar
 
 # {"section": {"key": value}}.
 Block = Mapping[str, Mapping[str, Any]]
@@ -53,7 +53,8 @@ def apply(
       config_lib.override(config, sections.flatten(changes[part]))
     elif part not in presets:
       there_are = ", ".join(sorted({*presets, *changes}))
-      raise UserError(f"no preset {part!r}; there are {there_are}")
+      near = similar(part, {*presets, *changes})
+      raise UserError(f"no preset {part!r}; there are {there_are}{near}")
   return config
 
 

@@ -1,6 +1,7 @@
 """What a run compiles: the model laid out over the mesh, and its steps."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 
 from loopjax import config as config_lib
 from loopjax import sharding, step
+from loopjax.models import CAUSAL
 from loopjax.nn import remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import CarriesState, Model
@@ -135,6 +137,34 @@ def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
   model = nnx.eval_shape(lambda: _fresh(settings, jax.random.key(0)))
   graphdef, params = nnx.split(model)
   return graphdef, nnx.to_pure_dict(params)
+
+
+def cache_bytes(
+  settings: config_lib.Settings, kind: str | None = None
+) -> tuple[int, int]:
+  """Bytes of the buffers of a cache: by token, and by row whatever its length.
+
+  Args:
+    settings: of a model that predicts next tokens; else nothing is kept.
+    kind: of the cache; the family's own if None.
+  """
+  family = CAUSAL.get(settings.plain["model"]["name"])
+  if family is None:
+    return 0, 0
+  graphdef, params = abstract_model(settings)
+
+  def size(max_tokens: int) -> int:
+    def make(params: Any) -> Any:
+      model, loops = nnx.merge(graphdef, params), settings.eval_loops
+      return family.empty_cache(
+        model, 1, max_tokens, num_loops=loops, kind=kind
+      )
+
+    buffers = jax.tree.leaves(jax.eval_shape(make, params))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in buffers)
+
+  by_token = size(2) - size(1)
+  return by_token, size(1) - by_token
 
 
 def _on_platform(

@@ -39,7 +39,11 @@ def test_every_config_has_the_presets_and_says_what_they_are(name):
 def test_every_sweep_item_resolves(name, preset):
   base = load_config(name, preset)
   for items in namespace(name)["sweeps"](base).values():
-    for item in items:
+    for place, item in enumerate(items):
+      earlier = [x for x in item.values() if isinstance(x, config_lib.RunOf)]
+      assert all(0 <= run.item < place for run in earlier)
+      # The sweep puts a directory in its place.
+      item = {key: "runs/a" if x in earlier else x for key, x in item.items()}
       config = load_config(name, preset)
       config_lib.override(config, item)
       settings = config_lib.resolve(config)
@@ -109,6 +113,13 @@ PAPERS = {
     "optim.learning_rate": 3e-3, "model.width": 768, "model.num_layers": 12,
     "model.num_local_slots": 1024, "model.num_global_slots": 512,
     "model.loop_scale": -7.0, "model.update": "literal",
+  },
+  # MELT-1.6B (table 6).
+  "lm_melt": {
+    "run.num_steps": 500, "run.batch_size": 32, "task.sequence_length": 10_000,
+    "model.chunk_size": 500, "model.num_layers": 24, "model.width": 2048,
+    "model.num_loops": 4, "optim.learning_rate": 8e-6, "optim.gate_rate": 62.5,
+    "optim.b2": 0.95, "optim.weight_decay": 1e-4, "optim.clip_norm": 1.0,
   },
   # Stage 1b: 3 trillion tokens, 4 loops (arXiv 2510.25741).
   "lm_looped": {
@@ -255,6 +266,8 @@ def test_blocks_lie_on_top_of_each_other():
   ("arg", "message"),
   [
     ("huge", "no preset 'huge'; there are gpu, nine, paper, smoke, tiny"),
+    ("nin", "smoke, tiny; did you mean 'nine'?"),
+    ("model.name=lopped", "utm; did you mean 'looped'?"),
     ("tiny,gpu", "presets tiny and gpu: name one"),
     ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
     ("smoke,model.width=wide", "model.width='wide'"),
@@ -272,6 +285,7 @@ def test_wrong_arguments_are_named(arg, message):
   [
     ({"model.name": "gpt"}, "model.name='gpt'"),
     ({"task.name": "chess"}, "task.name='chess'"),
+    ({"model.halting": "atc"}, "act, ponder, fixed; did you mean 'act'"),
     ({"loop.kind": "while"}, "loop.kind='while'"),
     ({"loop.remat": "some"}, "loop.remat='some'"),
     ({"run.num_steps": 0}, "run.num_steps=0"),

@@ -36,9 +36,11 @@ def start(monkeypatch, *arguments):
     (["report", "runs/a"], ["loopjax.report", "runs/a"]),
     (["fit", "--help"], ["loopjax.fit", "--help"]),
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
+    (["generate", "--chat"], ["loopjax.generate", "--chat"]),
     (["eval", "runs/a", "--tasks=t"], ["loopjax.eval", "runs/a", "--tasks=t"]),
-    (["serve", "--port=1"], ["loopjax.serve", "--port=1"]),
     (["watch", "runs/a"], ["loopjax.watch", "runs/a"]),
+    (["play", "runs/a"], ["loopjax.play", "runs/a"]),
+    (["serve", "--port=1"], ["loopjax.serve", "--port=1"]),
     (["--list"], ["loopjax.main", "--list"]),
   ],
 )
@@ -64,8 +66,11 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert (ended.value.code, started) == (2, [])
   assert capsys.readouterr().err == (
     "error: no command 'dance'; there are train, score, describe, sweep,"
-    " report, fit, analysis, eval, generate, hub, serve, watch\n"
+    " report, fit, analysis, eval, generate, hub, serve, watch, play\n"
   )
+  with pytest.raises(SystemExit):
+    start(monkeypatch, "swep")
+  assert capsys.readouterr().err.endswith("; did you mean 'sweep'?\n")
 
 
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):

@@ -18,7 +18,8 @@ from loopjax.run import machine
   ("arguments", "message"),
   [
     ([], "--config=FILE is missing"),
-    (["--config=configs/nothing.py"], "nothing.py"),
+    (["--config=configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config=configs/sudoko_utm.py"], "did you mean 'sudoku_utm.py'?"),
     (["--config=configs/sudoku_utm.py:huge"], "error: no preset 'huge'"),
     (
       ["--config=configs/sudoku_utm.py:smoke,model.widht=3"],
@@ -26,7 +27,7 @@ from loopjax.run import machine
     ),
     (
       ["--config=configs/sudoku_utm.py:smoke", "--config.model.witdh=3"],
-      "error: 'witdh' Did you mean \"width\"",
+      "error: no setting 'model.witdh'; there is model.width",
     ),
     (
       ["--config=configs/sudoku_utm.py:smoke", "--config.model.width=wide"],

@@ -25,6 +25,7 @@ SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),
   "disco": ("multihop_disco", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
+  "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
   "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),

@@ -13,6 +13,7 @@ from loopjax.analysis import draw, series
 
 _STEPS = "optimizer steps"
 _SCORE_COLORS = (draw.GREEN, draw.PURPLE)
+_OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in _SCORE_COLORS)
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale and (split, metric, label, colour).
@@ -243,7 +244,7 @@ def draw_depth(
   colors = dict(zip(headline, itertools.cycle(_SCORE_COLORS)))
   ordered = sorted(names, key=lambda name: scores[name].max())
   for index, name in enumerate(ordered):
-    color = colors.get(name, draw.PALETTE[index % len(draw.PALETTE)])
+    color = colors.get(name, _OTHER_COLORS[index % len(_OTHER_COLORS)])
     mean, error = scores[name], scores[f"{name}/standard_error"]
     loops = np.arange(1, len(mean) + 1)
     best = int(np.argmax(mean))

@@ -82,12 +82,11 @@ def _view_after(
   valid: Array | None,
 ) -> View:
   """What tokens see that go on where the rows of a cache end."""
-  max_tokens = cache.key.shape[2]
-  assert shape[1] <= max_tokens, (shape, cache.key.shape)
+  assert shape[1] <= cache.room, (shape, cache.room)
   places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
-  tables = rope.rope_tables(places[..., None], head_width, base)
-  there = jnp.arange(max_tokens)
-  return View(tables, there[None, None] <= places[..., None], places)
+  positions = cache.positions(places)[..., None]
+  tables = rope.rope_tables(positions, head_width, base)
+  return View(tables, cache.visible(places), places)
 
 
 class Attention(nnx.Module):
@@ -143,7 +142,7 @@ class Attention(nnx.Module):
     mixed = dot_product.attend(
       query, key, value, causal=causal, visible=view.visible
     )
-    return self._merged(mixed), cache
+    return self.merged(mixed), cache
 
   def attend_with_past(
     self, x: Array, past: Past, tables: tuple[Array, Array], visible: Array
@@ -166,12 +165,12 @@ class Attention(nnx.Module):
     last = tables[0][num_past:], tables[1][num_past:]
     compute = self.precision.compute
     mixed = dot_product.attend(
-      rope.rotate(self._queries(x), last).astype(compute),
+      rope.rotate(self.queries(x), last).astype(compute),
       rope.rotate(past.key, tables).astype(compute),
       past.value,
       visible=visible,
     )
-    return self._merged(mixed), past
+    return self.merged(mixed), past
 
   def kept(self, x: Array, view: View) -> tuple[Array, Array]:
     """What a cache keeps of x [B, S, D]: rotated keys, and values."""
@@ -195,7 +194,7 @@ class Attention(nnx.Module):
     """[B, S, heads, d_h]."""
     return x.reshape(*x.shape[:-1], -1, self.head_width)
 
-  def _merged(self, x: Array) -> Array:
+  def merged(self, x: Array) -> Array:
     """Combines the outputs of all heads [B, S, H, d_h]: [B, S, D]."""
     return self.output(x.reshape(*x.shape[:-2], -1))
 
@@ -205,12 +204,13 @@ class Attention(nnx.Module):
     """Rotated queries [B, S, H, d_h] and keys, and values [B, S, G, d_h]."""
     compute, own = self.precision.compute, self._keys(x)
     return (
-      rope.rotate(self._queries(x), tables).astype(compute),
+      rope.rotate(self.queries(x), tables).astype(compute),
       rope.rotate(own.key, tables).astype(compute),
       own.value,
     )
 
-  def _queries(self, x: Array) -> Array:
+  def queries(self, x: Array) -> Array:
+    """Queries [B, S, H, d_h], not rotated."""
     return self.query_norm(self._heads(self.query(x)))
 
   def _keys(self, x: Array) -> Past:

@@ -53,7 +53,7 @@ class Block(nnx.Module):
     x = sharding.by_example(x)
     normed = self.attention_norm(x)
     mixed, cache = self.attention(normed, view, cache, slot)
-    return self._add(x, mixed, key), cache
+    return self.add(x, mixed, key), cache
 
   def attend_with_past(
     self,
@@ -66,9 +66,9 @@ class Block(nnx.Module):
     x = sharding.by_example(x)
     normed = self.attention_norm(x)
     mixed, past = self.attention.attend_with_past(normed, past, tables, visible)
-    return self._add(x, mixed), past
+    return self.add(x, mixed), past
 
-  def _add(self, x: Array, mixed: Array, key: Array | None = None) -> Array:
+  def add(self, x: Array, mixed: Array, key: Array | None = None) -> Array:
     """The residual stream after adding attention's output, then the MLP's."""
     mixed = self.attention_post_norm(checkpoint_name(mixed, "attention"))
     x = x + self._branch(mixed, dropout_lib.fold(key, 0))

@@ -60,19 +60,45 @@ def attend(
   Returns:
     [B, T, H, d_h] in the value's dtype.
   """
-  return _attend(query, key, value, visible, causal)
+  return _attend(query, key, value, visible, causal)[0]
+
+
+def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
+  """`attend` to several sequences of keys as if they were one.
+
+  Each part is attended to alone, and weighted by the sum of the exponentials
+  of its logits, so that no keys or values are concatenated.
+
+  Args:
+    query: [B, T, H, d_h].
+    parts: keys and values [B, S, G, d_h], and `visible`, as in `attend`. A
+      query sees a key in one of them at least.
+
+  Returns:
+    [B, T, H, d_h] in the values' dtype.
+  """
+  mixed, sums = zip(
+    *(_attend(query, *part, False) for part in parts), strict=True
+  )
+  shares = jax.nn.softmax(jnp.stack(sums), axis=0)
+  wide = shares.dtype
+  total = sum(
+    share * x.astype(wide) for share, x in zip(shares, mixed, strict=True)
+  )
+  return jnp.asarray(total).astype(parts[0][1].dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
   query: Array, key: Array, value: Array, visible: Array | None, causal: bool
-) -> Array:
+) -> tuple[Array, Array]:
+  """The output, and the log of the sum of exponentials, f32 [B, T, H, 1]."""
   return _forward(query, key, value, visible, causal)[0]
 
 
 def _forward(
   query: Array, key: Array, value: Array, visible: Array | None, causal: bool
-) -> tuple[Array, _Residuals]:
+) -> tuple[tuple[Array, Array], _Residuals]:
   logits = _logits(query, key, visible, causal)
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
@@ -81,12 +107,15 @@ def _forward(
     "bgts,bgsd->bgtd", weights.astype(value.dtype), _by_head(value, value)
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
-  return output, _Residuals(query, key, value, visible, output, largest, total)
+  sums = _by_token(largest + jnp.log(total), query)
+  kept = _Residuals(query, key, value, visible, output, largest, total)
+  return (output, sums), kept
 
 
 def _backward(
-  causal: bool, kept: _Residuals, cotangent: Array
+  causal: bool, kept: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
+  cotangent, of_sums = cotangents
   query, key, value = kept.query, kept.key, kept.value
   scale = query.shape[-1] ** -0.5
   logits = _logits(query, key, kept.visible, causal)
@@ -98,7 +127,9 @@ def _backward(
   )
   of_output = (_by_head(cotangent, value) / kept.total).astype(value.dtype)
   of_weights = _product("bgtd,bgds->bgts", of_output, _columns(value, value))
-  of_logits = weights * (of_weights - _by_head(mean, value) / kept.total)
+  # A logit's own share of the sum of exponentials is its weight, too.
+  mean = _by_head(mean - of_sums, value)
+  of_logits = weights * (of_weights - mean / kept.total)
   weights, of_logits = (x.astype(value.dtype) for x in (weights, of_logits))
   of_query = scale * _product("bgts,bgsd->bgtd", of_logits, _by_head(key, key))
   of_key = scale * _product("bgdt,bgts->bgds", _columns(query, key), of_logits)

@@ -37,6 +37,7 @@ class Config:
       "matrices", only kernels of linear maps and taps of convolutions; or
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
+    gate_rate: factor of the learning rate, for the gates of MELT.
     ema_decay: of the parameter average that evaluation uses; 0 for none.
     frozen: regular expression of parameters that are not trained; "" for none.
   """
@@ -55,6 +56,7 @@ class Config:
   weight_decay: float = 0.01
   decay: str = "all"
   clip_norm: float = 1.0
+  gate_rate: float = 1.0
   ema_decay: float = 0.999
   frozen: str = ""
 
@@ -75,7 +77,7 @@ class Config:
       clip_norm=0,
       final_learning_rate=0,
     )
-    for field in ("learning_rate", "muon_learning_rate", "eps"):
+    for field in ("learning_rate", "muon_learning_rate", "eps", "gate_rate"):
       if not getattr(self, field) > 0:
         raise UserError(f"optim.{field}={getattr(self, field)} must be > 0")
     for field in ("b1", "b2", "muon_momentum", "ema_decay"):
@@ -193,7 +195,8 @@ def make_optimizer(
     if config.clip_norm
     else optax.identity()
   )
-  tx = optax.chain(clip, tx, parameters.scale_by_rate())
+  rates = {"gate_rate": config.gate_rate}
+  tx = optax.chain(clip, tx, parameters.scale_by_rate(rates))
   if not config.frozen:
     return tx
   # Earlier, their gradients would count in the norm; later, they would decay.

@@ -7,6 +7,7 @@ stack of layers have the names of one layer's, and one more leading dimension.
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,14 +33,15 @@ class Row:
       separated first.
     decay: the narrowest `optim.decay` under which weight decay applies: one of
       DECAYS.
-    rate: factor of the optimizer's learning rate.
+    rate: setting of section optim that is a factor of the optimizer's learning
+      rate; "" for none.
   """
 
   pattern: str
   split: P
   optimizer: str
   decay: str
-  rate: float = 1.0
+  rate: str = ""
 
 
 # The first row whose pattern matches applies.
@@ -59,6 +61,10 @@ TABLE = (
   Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
   Row("A_log|dt_bias", P(), "adamw", "all"),
   Row("gate/(weight|bias)", P(), "adamw", "all"),
+  # MELT's, of every feature or of a token, new beside a trained model.
+  Row("latent_gates/(input|latent)/kernel", P(("fsdp", "tensor"), None),
+      "adamw", "matrices", rate="gate_rate"),
+  Row("latent_gates/bias", P(), "adamw", "all", rate="gate_rate"),
   Row("router/kernel", P(), "adamw", "matrices"),
   Row("router/bias", P(), "adamw", "all"),
   Row("exit_gate/kernel", P(), "adamw", "matrices"),
@@ -123,15 +129,32 @@ def decay_mask(params: Any, decay: str) -> Any:
   return jax.tree.map(lambda row: row.decay in applied, rows(params))
 
 
-def scale_by_rate() -> optax.GradientTransformation:
-  """Multiplies updates by their rows' rates; a rate of 1 leaves them as is."""
+def scale_by_rate(rates: Mapping[str, float]) -> optax.GradientTransformation:
+  """Multiplies updates by the rates that their rows name, if these are not 1.
 
-  def scale(updates: Any, params: Any) -> Any:
+  Args:
+    rates: by setting of section optim.
+
+  Raises:
+    UserError: when the state is made, a rate that no parameter has.
+  """
+  rates = {name: rate for name, rate in rates.items() if rate != 1}
+
+  def init(params: Any) -> optax.EmptyState:
+    there_are = {row.rate for row in jax.tree.leaves(rows(params))}
+    for name, rate in rates.items():
+      # `optax.tree.map_params` makes the state of no parameters.
+      if there_are and name not in there_are:
+        raise UserError(f"optim.{name}={rate}: no parameter has such a rate")
+    return optax.EmptyState()
+
+  def scale(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
-    return jax.tree.map(
-      lambda update, row: update if row.rate == 1 else row.rate * update,
+    scaled = jax.tree.map(
+      lambda x, row: rates[row.rate] * x if row.rate in rates else x,
       updates,
       rows(updates),
     )
+    return scaled, state
 
-  return optax.stateless(scale)
+  return optax.GradientTransformation(init, scale)

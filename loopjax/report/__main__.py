@@ -1,23 +1,43 @@
-"""Command line: `python -m loopjax.report WORKDIR`."""
+"""Command line: `python -m loopjax.report WORKDIR...`."""
 
 import argparse
 import pathlib
 import sys
+from typing import NoReturn
 
 from loopjax.errors import UserError
 from loopjax.report import page
 
 
+class _Parser(argparse.ArgumentParser):
+  """Reports mistakes in the flags like all other mistakes."""
+
+  def error(self, message: str) -> NoReturn:
+    raise UserError(message)
+
+
 def main(argv: list[str] | None = None) -> int:
   """Writes the report and prints its paths; returns the exit status."""
-  parser = argparse.ArgumentParser(
+  parser = _Parser(
     prog="python -m loopjax.report",
-    description="Writes WORKDIR/report.html and WORKDIR/report.md.",
+    description="Writes report.html, report.md and report.csv.",
   )
-  parser.add_argument("workdir", help="of a sweep or of a single run")
-  arguments = parser.parse_args(argv)
+  parser.add_argument(
+    "workdirs",
+    nargs="+",
+    type=pathlib.Path,
+    metavar="WORKDIR",
+    help="of a run or a sweep, or a folder of these",
+  )
+  parser.add_argument(
+    "--out", type=pathlib.Path, help="folder to write to [the only WORKDIR]"
+  )
   try:
-    paths = page.write(pathlib.Path(arguments.workdir))
+    arguments = parser.parse_args(argv)
+    workdirs, out = arguments.workdirs, arguments.out
+    if out is None and len(workdirs) > 1:
+      raise UserError("--out=FOLDER is needed for several work directories")
+    paths = page.write(workdirs, out or workdirs[0])
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

@@ -1,12 +1,13 @@
-"""The whole report: WORKDIR/report.html and WORKDIR/report.md."""
+"""The whole report: report.html, report.md and report.csv."""
 
 import itertools
+import os
 import pathlib
 from collections.abc import Sequence
 
 from loopjax import document
 from loopjax.errors import UserError
-from loopjax.report import papers, sections, tables
+from loopjax.report import papers, rows, sections, tables
 
 MAX_RUNS_WITH_FIGURES = 6
 
@@ -14,51 +15,59 @@ _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"
   " they were not run here, and mostly at another scale. A number is the mean"
   " over seeds ± the sample standard deviation; the small print has the single"
-  " seeds."
+  " seeds and the standard error (se): over seeds if there are several, else"
+  " over examples. Numbers agree if they differ by at most two standard errors"
+  " of both, where a single run of a paper counts as exact."
 )
 
 
-def write(workdir: pathlib.Path) -> list[pathlib.Path]:
-  """Writes the report about a directory of runs, or about a single run.
+def write(
+  workdirs: Sequence[pathlib.Path], out: pathlib.Path
+) -> list[pathlib.Path]:
+  """Writes the report about directories of runs, or about a single run.
+
+  Args:
+    workdirs: of runs and sweeps, or of folders of these.
+    out: a folder, made if it is not there.
 
   Returns:
-    The paths of the HTML page and of the Markdown text.
+    The paths of the HTML page, the Markdown text, and the numbers as CSV.
 
   Raises:
     UserError: there is nothing to report, or the report cannot be written.
   """
-  plans, others = tables.collect(workdir)
+  plans, others = tables.collect(workdirs)
   plans.sort(key=_place)
-  title = f"loopjax: {workdir.resolve().name}"
-  html, markdown = workdir / "report.html", workdir / "report.md"
+  title = f"loopjax: {', '.join(path.resolve().name for path in workdirs)}"
+  html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
   try:
+    out.mkdir(parents=True, exist_ok=True)
     blocks = [
       document.Heading(1, title),
-      *_body(workdir, plans, others),
+      *_body(out, plans, others),
     ]
     html.write_text(document.to_html(title, blocks))
     markdown.write_text(document.to_markdown(blocks))
+    data.write_text(rows.to_csv(plans))
   except OSError as error:
-    raise UserError(
-      f"{workdir}: cannot be written: {error.strerror}"
-    ) from error
-  return [html, markdown]
+    raise UserError(f"{out}: cannot be written: {error.strerror}") from error
+  return [html, markdown, data]
 
 
 def _body(
-  workdir: pathlib.Path,
+  out: pathlib.Path,
   plans: Sequence[tables.Plan],
   others: Sequence[tables.Run],
 ) -> list[document.Block]:
-  if not plans and [run.directory for run in others] == [workdir]:
-    figures = _figures(others[0], workdir)
+  if not plans and len(others) == 1:
+    figures = _figures(others[0], out)
     return [*sections.run_blocks(others[0]), *figures]
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
   for task, model in sorted({(plan.task, plan.model) for plan in plans}):
     if paper := papers.of(task, model):
       blocks.append(document.Bullets(paper.caveats))
   for plan in plans:
-    blocks += sections.sweep_blocks(plan, workdir / "report_figures")
+    blocks += sections.sweep_blocks(plan, out / "report_figures")
   if others:
     blocks += [
       document.Heading(2, "Runs of no sweep"),
@@ -68,12 +77,30 @@ def _body(
   folds = [
     document.Fold(f"{run.directory.name} (figures: {len(figures)})", figures)
     for run in _representatives(plans, others)
-    if (figures := _figures(run, workdir))
+    if (figures := _figures(run, out))
   ]
   if folds:
     heading = document.Heading(2, "Figures of single runs")
     blocks += [heading, *folds[:MAX_RUNS_WITH_FIGURES]]
-  return blocks
+  return [*blocks, _missing(plans)]
+
+
+def _missing(plans: Sequence[tables.Plan]) -> document.Fold:
+  """The tables and figures of all papers that no directory has."""
+  absent = rows.missing(plans)
+  table = document.Table(
+    [document.Cell(text) for text in ("paper", "table or figure", "sweep")],
+    [
+      [
+        document.Cell(paper.name),
+        document.Cell(paper.sweeps[name].source, paper.sweeps[name].title),
+        document.Cell(name),
+      ]
+      for paper, name in absent
+    ],
+  )
+  title = f"Not in these directories: {len(absent)} sweeps, with their numbers"
+  return document.Fold(f"{title} in report.csv", [table])
 
 
 def _place(plan: tables.Plan) -> tuple[str, int, str]:
@@ -99,10 +126,12 @@ def _representatives(
   return list({run.directory: run for run in turns if run}.values())
 
 
-def _figures(run: tables.Run, workdir: pathlib.Path) -> list[document.Block]:
+def _figures(run: tables.Run, out: pathlib.Path) -> list[document.Block]:
   return [
     document.Image(
-      path.read_bytes(), path.relative_to(workdir).as_posix(), path.stem
+      path.read_bytes(),
+      pathlib.Path(os.path.relpath(path, out)).as_posix(),
+      path.stem,
     )
     for path in sorted((run.directory / "figures").glob("*.png"))
   ]

@@ -1,5 +1,7 @@
 """Records for the numbers of a paper."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +22,12 @@ class Number(NamedTuple):
   std: float | None = None
   seeds: Mapping[int, float] = {}
   text: str = ""
+
+  @property
+  def standard_error(self) -> float:
+    """Of the mean over seeds; 0 where the paper has a single run."""
+    runs = len(self.seeds)
+    return self.std / math.sqrt(runs) if self.std and runs else 0.0
 
 
 class Column(NamedTuple):
@@ -120,6 +128,8 @@ class Paper(NamedTuple):
     columns: of a sweep that is not in `sweeps`.
     scale: sizes, ours and the paper's, the most informative first.
     caveats: for every comparison with the paper.
+    size: settings of a run whose numbers can be compared with the paper's, as
+      in `Row.settings`; None if no run here is of its size.
   """
 
   name: str
@@ -127,17 +137,32 @@ class Paper(NamedTuple):
   columns: tuple[Column, ...]
   scale: tuple[Scale, ...]
   caveats: tuple[str, ...]
+  size: Mapping[str, Any] | None = None
 
 
-def metric(name: str, factor: float = 1.0):
+@dataclasses.dataclass(frozen=True)
+class Metric:
   """A `Column.value` that reads one metric of summary.json."""
 
-  def value(config, summary):
-    del config
-    found = summary.get("metrics", {}).get(name)
-    return None if found is None else factor * found
+  name: str
+  factor: float = 1.0
 
-  return value
+  def __call__(
+    self, config: Mapping[str, Any], summary: Mapping[str, Any]
+  ) -> float | None:
+    del config
+    found = summary.get("metrics", {}).get(self.name)
+    return None if found is None else self.factor * found
+
+  def standard_error(self, summary: Mapping[str, Any]) -> float | None:
+    """That of the evaluation, over its examples."""
+    error = dataclasses.replace(self, name=f"{self.name}/standard_error")
+    return error({}, summary)
+
+
+def metric(name: str, factor: float = 1.0) -> Metric:
+  """A `Column.value` that reads one metric, times a factor."""
+  return Metric(name, factor)
 
 
 def at_depth(name: str, factor: float, multiple: float):

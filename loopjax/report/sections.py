@@ -23,12 +23,12 @@ def sweep_blocks(
     pictures: directory beside the document for the plot.
   """
   paper = papers.of(plan.task, plan.model)
-  sweep = _sweep_of(plan, paper)
+  sweep = sweep_of(plan, paper)
   groups = tables.group_by_seed(plan.runs)
   blocks: list[document.Block] = [
     document.Heading(2, f"{sweep.title} ({plan.name})"),
     document.Paragraph(_source(sweep, paper)),
-    _comparison(sweep, groups),
+    _comparison(sweep, groups, paper),
   ]
   if same := _same_everywhere(groups):
     blocks.insert(2, document.Paragraph(f"In every run: {same}."))
@@ -168,7 +168,7 @@ def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
   return document.Image(picture, f"{path.parent.name}/{path.name}", text)
 
 
-def _sweep_of(
+def sweep_of(
   plan: tables.Plan, paper: paper_lib.Paper | None
 ) -> paper_lib.Sweep:
   """What is known of a sweep, or a plain table for an unknown one."""
@@ -185,10 +185,14 @@ def _source(sweep: paper_lib.Sweep, paper: paper_lib.Paper | None) -> str:
 
 
 def _comparison(
-  sweep: paper_lib.Sweep, groups: Sequence[tables.Group]
+  sweep: paper_lib.Sweep,
+  groups: Sequence[tables.Group],
+  paper: paper_lib.Paper | None,
 ) -> document.Table:
   """The table itself."""
   header = [Cell("setting")]
+  if sweep.rows:
+    header.append(Cell("with the paper"))
   for column in sweep.columns:
     header.append(Cell(column.label, kind="ours"))
     if sweep.rows:
@@ -205,6 +209,9 @@ def _comparison(
         tables.as_text(changed) or "as the config is", row.label if row else ""
       )
     ]
+    if sweep.rows:
+      assert paper is not None  # Whose rows they are.
+      cells.append(Cell(tables.verdict(group, sweep, paper) or "–"))
     for column in sweep.columns:
       cells.append(_ours_cell(group, column))
       if sweep.rows:
@@ -219,7 +226,9 @@ def _ours_cell(group: tables.Group, column: paper_lib.Column) -> Cell:
     states = {run.state for run in group.runs}
     nothing_run = states == {"not run"}
     return Cell("not run" if nothing_run else "–", kind="ours")
-  return _spread_cell(found, column.digits, "", "ours")
+  error = found.standard_error
+  text = f"se\u00a0{error:.2g}" if error is not None else ""
+  return _spread_cell(found, column.digits, text, "ours")
 
 
 def _paper_cell(row: paper_lib.Row | None, column: paper_lib.Column) -> Cell:

@@ -1,13 +1,14 @@
 """Finds the runs under a directory and averages them over seeds."""
 
+import math
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import sections
 from loopjax.errors import UserError
-from loopjax.report.paper import Column, Row
+from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
 from loopjax.run import workdir as workdir_lib
 
 SEEDS = ("run.seed", "task.graph_seed", "task.split_seed")
@@ -42,12 +43,14 @@ class Plan(NamedTuple):
   """A sweep as planned in its sweep-NAME.json.
 
   Attributes:
+    directory: of the sweep.
     name: of the sweep.
     command: to run it.
     task: task.name of its config. model: model.name of its first item.
     runs: in its order.
   """
 
+  directory: pathlib.Path
   name: str
   command: str
   task: str
@@ -74,32 +77,55 @@ class Spread(NamedTuple):
     mean: of them.
     std: sample standard deviation (n - 1); None for a single number.
     seeds: by seed.
+    evaluation: standard error over the examples of the evaluation, the mean of
+      the seeds'; None if unknown.
   """
 
   mean: float
   std: float | None
   seeds: Mapping[int, float]
+  evaluation: float | None = None
+
+  @property
+  def standard_error(self) -> float | None:
+    """Of the mean: over seeds if there are several, else over examples."""
+    if self.std is None:
+      return self.evaluation
+    return self.std / math.sqrt(len(self.seeds))
 
 
-def collect(workdir: pathlib.Path) -> tuple[list[Plan], list[Run]]:
-  """The sweeps under a directory, and the runs that belong to none.
+def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
+  """The sweeps under some directories, and the runs that belong to none.
 
   Raises:
-    UserError: the directory is missing or contains no run, or a file in it
-      is malformed.
+    UserError: a directory is missing or contains no run, or a file in it is
+      malformed.
   """
-  if not workdir.is_dir():
-    raise UserError(f"{workdir}: there is no such directory")
-  plans = [_read_plan(path) for path in sorted(workdir.glob("sweep-*.json"))]
-  known = {run.directory.resolve() for plan in plans for run in plan.runs}
-  others = [
-    read_run(path, {}, {})
-    for path in [workdir, *sorted(workdir.iterdir())]
-    if (path / "config.json").is_file() and path.resolve() not in known
-  ]
-  if not plans and not others:
-    raise UserError(f"{workdir}: contains no run and no sweep")
-  return plans, others
+  plans: dict[pathlib.Path, Plan] = {}
+  found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.
+  for root in roots:
+    if not root.is_dir():
+      raise UserError(f"{root}: there is no such directory")
+    directories = list(_directories(root))
+    sweeps = [path for d in directories for path in sorted(d.glob("sweep-*"))]
+    sweeps = [path for path in sweeps if path.suffix == ".json"]
+    runs = [d for d in directories if (d / "config.json").is_file()]
+    if not sweeps and not runs:
+      raise UserError(f"{root}: contains no run and no sweep")
+    plans |= {path.resolve(): _read_plan(path) for path in sweeps}
+    found |= {path.resolve(): path for path in runs}
+  known = {run.directory.resolve() for p in plans.values() for run in p.runs}
+  others = [read_run(found[key], {}, {}) for key in found if key not in known]
+  return list(plans.values()), others
+
+
+def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A directory and those in it, except what is within a run."""
+  yield root
+  if not (root / "config.json").is_file():
+    for path in sorted(root.iterdir()):
+      if path.is_dir():
+        yield from _directories(path)
 
 
 def read_run(
@@ -150,19 +176,55 @@ def spread(values: Mapping[int, float]) -> Spread | None:
 
 def ours(group: Group, column: Column) -> Spread | None:
   """One quantity over the completed runs of a group."""
-  values = {}
+  values, errors = {}, []
   for run in group.runs:
     if run.done:
       value = column.value(run.config, run.summary)
       if value is not None:
         values[run.config["run"]["seed"]] = value
-  return spread(values)
+        if isinstance(column.value, Metric):
+          errors.append(column.value.standard_error(run.summary))
+  found, known = spread(values), [e for e in errors if e is not None]
+  if found is None or not known:
+    return found
+  return found._replace(evaluation=statistics.fmean(known))
 
 
 def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
   """The row of the paper that fits an item, with the most settings."""
   fitting = [row for row in rows if fits(row.settings, settings)]
   return max(fitting, key=lambda row: len(row.settings), default=None)
+
+
+def verdict(group: Group, sweep: Sweep, paper: Paper) -> str:
+  """Whether a group's numbers are the paper's.
+
+  Numbers agree if they differ by at most two standard errors of both, ours and
+  the paper's over its seeds, in every column that both have.
+
+  Returns:
+    "agrees", "disagrees", "not run", or "not run at this scale"; "" if the
+    paper has no numbers for it.
+  """
+  row = row_of(group.settings, sweep.rows)
+  pairs = [
+    (ours(group, column), theirs.mean, theirs.standard_error)
+    for column in sweep.columns
+    if (theirs := row and row.values.get(column.key))
+    and theirs.mean is not None
+  ]
+  if not pairs:
+    return ""
+  if not any(mine for mine, _, _ in pairs):
+    return "not run"
+  if paper.size is None or not fits(paper.size, group.settings):
+    return "not run at this scale"
+  agree = all(
+    abs(mine.mean - mean) <= 2 * math.hypot(mine.standard_error or 0.0, error)
+    for mine, mean, error in pairs
+    if mine
+  )
+  return "agrees" if agree else "disagrees"
 
 
 def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
@@ -215,11 +277,13 @@ def _read_plan(path: pathlib.Path) -> Plan:
       f"--workdir={path.parent}",
     ]
     return Plan(
+      directory=path.parent,
       # The file name is safe as the name of a plot.
       name=path.stem.removeprefix("sweep-"),
       command=" ".join(["python -m loopjax.sweep", *arguments]),
       task=manifest.get("task", ""),
-      model=models[0] if models else "",
+      # The first may be of the family that others start from.
+      model=models[-1] if models else "",
       runs=[
         read_run(
           path.parent / item["directory"],

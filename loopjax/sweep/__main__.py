@@ -44,8 +44,10 @@ def main(argv: list[str]) -> int:
   if _ITEM.present and _LIMIT.present:
     raise UserError("--limit has no effect with --item")
   config_name, common = command_line.config_name(), command_line.overrides()
+  base = naming.workdir(config_name, common, config_lib.to_dict(config))
+  workdir = pathlib.Path(command_line.WORKDIR.value or f"{base}-{name}")
   items = items_lib.make_items(
-    config, items_lib.load_sweeps(config_name), name, common
+    config, items_lib.load_sweeps(config_name), name, common, workdir
   )
   if _COUNT.value:
     print(len(items))
@@ -54,8 +56,6 @@ def main(argv: list[str]) -> int:
     raise UserError(
       f"--item={_ITEM.value}: sweep {name} has {len(items)} items, from 0"
     )
-  base = naming.workdir(config_name, common, config_lib.to_dict(config))
-  workdir = pathlib.Path(command_line.WORKDIR.value or f"{base}-{name}")
   print(f"work directory: {workdir}", flush=True)
   if not _DRY_RUN.value:
     items_lib.write_manifest(workdir, name, config_name, common, items)

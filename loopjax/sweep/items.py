@@ -1,14 +1,15 @@
 """The items of a named sweep: their overrides and directories."""
 
+import hashlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets, sections
-from loopjax.errors import UserError
+from loopjax.errors import UserError, similar
 from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
 
@@ -20,11 +21,13 @@ class Item(NamedTuple):
     overrides: {"section.key": value} applied to the config.
     config: resolved, as plain data.
     slug: name of its directory; the same for the same experiment.
+    needs: slugs of earlier items, whose runs it goes on from.
   """
 
   overrides: dict[str, Any]
   config: dict[str, Any]
   slug: str
+  needs: tuple[str, ...] = ()
 
 
 def make_items(
@@ -32,6 +35,7 @@ def make_items(
   sweeps: Any,
   name: str,
   common: Mapping[str, Any],
+  workdir: pathlib.Path = pathlib.Path(),
 ) -> list[Item]:
   """The items of a sweep, all checked before any of them runs.
 
@@ -40,6 +44,7 @@ def make_items(
     sweeps: the config file's function.
     name: of the sweep.
     common: the command line's overrides.
+    workdir: of the sweep, where items find the runs of earlier ones.
 
   Raises:
     UserError: no such sweep, or an item that is invalid with this config.
@@ -55,10 +60,18 @@ def make_items(
   if name not in there_are:
     raise UserError(
       f"--sweep={name}: no such sweep; there are {', '.join(sorted(there_are))}"
+      + similar(name, there_are)
     )
   base = config_lib.to_dict(config)
-  items = []
-  for overrides in there_are[name]:
+  items: list[Item] = []
+  for wanted in there_are[name]:
+    earlier = {
+      key: items[value.item].slug
+      for key, value in wanted.items()
+      if isinstance(value, config_lib.RunOf)
+    }
+    found = {key: str(workdir / name) for key, name in earlier.items()}
+    overrides = {**wanted, **found}
     if clash := sorted(set(common) & set(overrides)):
       raise UserError(
         f"--config.{clash[0]} has no effect: sweep {name} sets it itself"
@@ -70,14 +83,17 @@ def make_items(
       plain = config_lib.resolve(changed).plain
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error
-    items.append(
-      Item(dict(overrides), dict(plain), slug(base, plain, overrides))
-    )
+    directory = slug(base, plain, overrides, earlier)
+    needs = tuple(dict.fromkeys(earlier.values()))
+    items.append(Item(overrides, dict(plain), directory, needs))
   return items
 
 
 def slug(
-  base: Mapping[str, Any], changed: Mapping[str, Any], keys: Sequence[str]
+  base: Mapping[str, Any],
+  changed: Mapping[str, Any],
+  keys: Iterable[str],
+  earlier: Mapping[str, str] = {},
 ) -> str:
   """A directory name for an item's changes: `num_memory_tokens=8,seed=42`.
 
@@ -89,8 +105,12 @@ def slug(
     base: config without the item's overrides, as plain data.
     changed: config with them.
     keys: "section.key" of the settings that the item sets.
+    earlier: by setting, the name of an earlier item's run: a digest of it is
+      in the place of its path.
   """
   before, after = sections.flatten(base), sections.flatten(changed)
+  for key, name in earlier.items():
+    after[key] = hashlib.sha256(name.encode()).hexdigest()[:8]
   kept = [k for k in keys if before.get(k) != after[k] or k == "run.seed"]
   return naming.settings(kept, after) or "base"
 

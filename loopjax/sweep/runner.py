@@ -49,6 +49,8 @@ def run_items(
           state = f"{state}, past --limit"
         elif dry_run:
           state = f"{state}, would run"
+        elif missing := _missing(item, items, workdir):
+          state, message = "failed", f"goes on from {missing}, not complete"
         else:
           stopped, state, message = _run(item, workdir, arguments, stop)
       if message:
@@ -77,6 +79,14 @@ def _item_arguments(
   if name := rest.pop("model.name", ""):
     first += f"{',' if ':' in first else ':'}model.name={name}"
   return [first, *others, *config_arguments(rest)]
+
+
+def _missing(item: Item, items: Sequence[Item], workdir: pathlib.Path) -> str:
+  """The first of the runs that an item goes on from that is not complete."""
+  for other in (x for x in items if x.slug in item.needs):
+    if _state(workdir / other.slug, other.config)[0] != "complete":
+      return other.slug
+  return ""
 
 
 def _state(

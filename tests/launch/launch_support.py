@@ -8,7 +8,16 @@ import sys
 from tests_support import ROOT
 
 LAUNCH = ROOT / "launch"
-TOOLS = ["gcloud", "git", "sbatch", "srun", "scontrol", "kubectl", "python"]
+TOOLS = [
+  "gcloud",
+  "git",
+  "sbatch",
+  "srun",
+  "scontrol",
+  "kubectl",
+  "xpk",
+  "python",
+]
 # Notes its arguments as one line; answers with a line of its file of answers:
 # an exit status and what to say. Without a line: 0 and nothing.
 STAND_IN = """#!/bin/bash

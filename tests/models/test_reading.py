@@ -24,6 +24,8 @@ KEPT = [
   ("adaptive", {"update": "delta", "num_loops": 3}),
   ("disco", {"num_loops": 3, "loop_norm": "final_only"}),
   ("looped", {"num_loops": 3}),
+  ("melt", {"num_loops": 3}),
+  ("melt", {"gate": "scalar", "num_key_value_heads": 1}),
   ("ponderlm", {"num_loops": 3, "residual": "running"}),
   ("sleep", {"eviction": "sliding", "num_passes": 3}),
   ("sleep", {"num_passes": 2, "carry_convolutions": True, "num_layers": 4,
@@ -187,7 +189,10 @@ def test_bytes_of_a_cache_are_those_of_its_buffers():
   assert least < bytes_of["cache_bytes_per_row"] < 3 * least
 
 
-LARGE = {"sleep": {"window": 1000, "eviction": "sliding", "num_layers": 4}}
+LARGE = {
+  "melt": {"num_layers": 4},
+  "sleep": {"window": 1000, "eviction": "sliding", "num_layers": 4},
+}
 
 
 def test_every_causal_family_is_read():

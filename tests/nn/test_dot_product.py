@@ -69,6 +69,34 @@ def test_output_and_gradients_are_those_of_the_definition(case):
     np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-7)
 
 
+@pytest.mark.parametrize("cut", [1, 3, 5])
+def test_parts_are_attended_to_as_one_sequence(cut):
+  """Also where a query sees nothing of a part; with gradients."""
+  query, key, value, _, visible = _inputs("causal-grouped-masked")
+  visible[0, 2] = np.arange(6) == 0
+  cotangent = np.random.default_rng(1).normal(size=query.shape)
+  with jax.enable_x64(True):
+    operands = tuple(map(jnp.asarray, (query, key, value)))
+    seen = jnp.asarray(visible)
+
+    def whole(query, key, value):
+      return dot_product.attend(query, key, value, visible=seen)
+
+    def parts(query, key, value):
+      first, last = slice(0, cut), slice(cut, None)
+      return dot_product.attend_to_parts(
+        query,
+        *((key[:, s], value[:, s], seen[..., s]) for s in (last, first)),
+      )
+
+    results = []
+    for form in (whole, parts):
+      output, transpose = jax.vjp(form, *operands)
+      results.append((output, transpose(jnp.asarray(cotangent))))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-12)
+
+
 def test_nothing_of_all_pairs_of_tokens_is_kept_for_the_backward_pass():
   query = jax.ShapeDtypeStruct((2, 32, 4, 8), jnp.float32)
 

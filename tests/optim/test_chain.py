@@ -202,18 +202,21 @@ def test_impossible_settings_are_named(changes, message):
 def test_a_row_has_its_own_learning_rate(name, monkeypatch):
   """A factor scales step and decay alike; 1 leaves the very same numbers."""
   config = chain.Config(name=name, warmup_steps=0, weight_decay=0.1)
+  slow = dataclasses.replace(config, gate_rate=0.25)
   params = {
     "query": {"kernel": jnp.eye(3)},
     "router": {"kernel": jnp.ones((3, 1)), "bias": jnp.ones(1)},
   }
 
-  def updates():
+  def updates(config):
     tx = chain.make_optimizer(config, 2000)
     return tx.update(params, tx.init(params), params)[0]
 
-  before = updates()
+  before = updates(config)
+  with pytest.raises(UserError, match="optim.gate_rate=0.25: no parameter"):
+    updates(slow)
   table = [
-    dataclasses.replace(row, rate=0.25)
+    dataclasses.replace(row, rate="gate_rate")
     if row.pattern in ("(query|key|value|gate)/kernel", "router/bias")
     else row
     for row in parameters.TABLE
@@ -221,15 +224,16 @@ def test_a_row_has_its_own_learning_rate(name, monkeypatch):
   monkeypatch.setattr(parameters, "TABLE", table)
   factors = {"query": {"kernel": 0.25}, "router": {"kernel": 1, "bias": 0.25}}
   expected = jax.tree.map(lambda update, by: by * update, before, factors)
-  jax.tree.map(np.testing.assert_array_equal, updates(), expected)
+  jax.tree.map(np.testing.assert_array_equal, updates(slow), expected)
+  jax.tree.map(np.testing.assert_array_equal, updates(config), before)
 
 
 def test_no_factor_adds_no_operation():
-  assert all(row.rate == 1 for row in parameters.TABLE)
-  scale = parameters.scale_by_rate()
+  scale = parameters.scale_by_rate({"gate_rate": 1.0})
   leaf = jnp.ones((2, 2))
-  updates, state = scale.update({"head": {"kernel": leaf}}, scale.init(None))
-  assert updates["head"]["kernel"] is leaf
+  params = {"latent_gates": {"input": {"kernel": leaf}}}
+  updates, state = scale.update(params, scale.init(params))
+  assert updates["latent_gates"]["input"]["kernel"] is leaf
   assert not jax.tree.leaves(state)
 
 

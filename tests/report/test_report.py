@@ -1,6 +1,7 @@
 """The report: arithmetic, matching the paper's rows, escaping, states."""
 
 import base64
+import csv
 import json
 import re
 import statistics
@@ -18,6 +19,7 @@ from loopjax.report.papers import (
   adaptive,
   disco,
   disco_language,
+  melt,
   of,
   sleep,
   utm,
@@ -95,8 +97,13 @@ def workdir(tmp_path):
   return tmp_path
 
 
+def written(workdir):
+  """The report about a directory: its page and its Markdown."""
+  return page.write([workdir], workdir)[:2]
+
+
 def plan_of(workdir):
-  (plan,), others = tables.collect(workdir)
+  (plan,), others = tables.collect([workdir])
   assert others == []
   return plan
 
@@ -113,6 +120,114 @@ def test_mean_and_sample_deviation(workdir):
   assert tables.ours(groups[2], exact) is None
 
 
+def test_the_standard_error_is_that_of_seeds_or_else_of_examples(workdir):
+  groups = tables.group_by_seed(plan_of(workdir).runs)
+  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  three, one = (tables.ours(group, exact) for group in groups[:2])
+  assert three.standard_error == pytest.approx(26.457513 / 3**0.5)
+  assert one.standard_error == pytest.approx(1.0)  # 0.01, in percent.
+  assert "se\u00a015; s0:\u00a010.0" in written(workdir)[1].read_text()
+
+
+def of_the_papers_size(exact):
+  """Three seeds with T = 8 and a deviation of 1, as large as the paper's."""
+  config = flatten(load_config("sudoku_utm", "paper").to_dict())
+  values = (exact - 1.0, exact, exact + 1.0)
+  runs = [
+    tables.Run(
+      None,
+      {},
+      {**config, "model.num_memory_tokens": 8},
+      "completed",
+      {"run": {"seed": seed}},
+      {"metrics": {"test/exact_match": value / 100}},
+    )
+    for seed, value in enumerate(values)
+  ]
+  return tables.Group({}, runs)
+
+
+def test_numbers_agree_within_two_standard_errors_of_both():
+  """57.4 +- 0.7 of three seeds at T = 8; ours has a deviation of 1."""
+  sweep = utm.PAPER.sweeps["memory_curve"]
+  bound = 2 * ((1.0 + 0.7**2) / 3) ** 0.5
+  for exact, expected in (
+    (57.4 + 0.99 * bound, "agrees"),
+    (57.4 - 0.99 * bound, "agrees"),
+    (57.4 + 1.01 * bound, "disagrees"),
+  ):
+    group = of_the_papers_size(exact)
+    assert tables.verdict(group, sweep, utm.PAPER) == expected
+  small = utm.PAPER._replace(size={"model.width": 2048})
+  for paper in (small, utm.PAPER._replace(size=None)):
+    said = tables.verdict(of_the_papers_size(57.4), sweep, paper)
+    assert said == "not run at this scale"
+  none = tables.Group({}, [r._replace(state="not run") for r in group.runs])
+  assert tables.verdict(none, sweep, utm.PAPER) == "not run"
+  ours = sweep._replace(rows=())
+  assert tables.verdict(of_the_papers_size(57.4), ours, utm.PAPER) == ""
+
+
+@pytest.mark.parametrize(
+  ("file", "paper"),
+  [
+    ("sudoku_utm", utm.PAPER),
+    ("multihop_disco", disco.PAPER),
+    ("language_disco", disco.PAPER),
+    ("lm_disco", disco_language.PAPER),
+    ("automaton_sleep", sleep.AUTOMATON),
+    ("depo_sleep", sleep.DEPO),
+    ("lm_adaptive", adaptive.PAPER),
+  ],
+)
+def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
+  fitting = [
+    preset
+    for preset in namespace(file)["PRESETS"]
+    if tables.fits(paper.size, flatten(load_config(file, preset).to_dict()))
+  ]
+  assert {"paper"} <= set(fitting) <= {"paper", "hybrid"}
+
+
+def test_the_numbers_as_data(workdir):
+  """Ours and the paper's in one row each, and the papers' that were not run."""
+  text = page.write([workdir], workdir)[2].read_text()
+  data = list(csv.DictReader(text.splitlines()))
+  first = data[0]
+  assert first["setting"] == "model.num_memory_tokens=0"
+  assert float(first["ours"]) == pytest.approx(30.0)
+  assert float(first["ours_standard_error"]) == pytest.approx(15.2752523)
+  assert (first["ours_seeds"], first["evaluated"]) == ("3", "520.0")
+  assert (first["paper_mean"], first["paper_std"]) == ("2.5", "0.2")
+  assert first["verdict"] == "not run at this scale"
+  assert data[-1]["verdict"] == "not run"
+  assert "--sweep=memory_curve" in first["command"]
+  absent = [row for row in data if not row["directory"]]
+  assert not [row for row in absent if row["sweep"] == "memory_curve"]
+  for name in (utm.PAPER.name, disco.PAPER.name, sleep.GSM.name):
+    assert name in {row["paper"] for row in absent}
+  cold = [row for row in absent if row["row"] == "lambda 0.001, no warm-up"]
+  assert [row["paper_mean"] for row in cold] == ["3.8", "3.7"]
+
+
+def test_several_directories_are_one_report(workdir, tmp_path, capsys):
+  """Folders of runs and of sweeps, wherever they are; each run once."""
+  runs = tmp_path / "elsewhere" / "runs"
+  config = plan_of(workdir).runs[0].config
+  make_run(runs / "deep" / "by_hand", config, 0.75)
+  out = tmp_path / "report"
+  folders = [str(workdir), str(runs), str(runs / "deep")]
+  assert command.main([*folders, f"--out={out}"]) == 0
+  assert capsys.readouterr().out.split()[0] == str(out / "report.html")
+  text = (out / "report.md").read_text()
+  assert text.count("exact match, %: 75.0") == 1
+  assert "30.0\u00a0±\u00a026.5" in text
+  (path,) = re.findall(r"\]\((\S*by_hand/figures/curves.png)\)", text)
+  assert (out / path).is_file()
+  assert command.main(folders) == 2
+  assert "--out=FOLDER is needed" in capsys.readouterr().err
+
+
 def test_what_is_not_there_is_said(workdir):
   runs = plan_of(workdir).runs
   assert [run.state for run in runs[:6]] == [
@@ -120,7 +235,7 @@ def test_what_is_not_there_is_said(workdir):
     "incomplete, step 10 of 20",
     "not run",
   ]
-  html, markdown = (path.read_text() for path in page.write(workdir))
+  html, markdown = (path.read_text() for path in written(workdir))
   for text in (html, markdown):
     assert "30.0\u00a0±\u00a026.5" in text
     assert "1\u00a0of\u00a03" in text
@@ -137,7 +252,7 @@ def test_a_diverged_run_does_not_count(workdir):
   groups = tables.group_by_seed(plan_of(workdir).runs)
   exact = utm.PAPER.sweeps["memory_curve"].columns[0]
   assert tables.ours(groups[0], exact).mean == pytest.approx(15.0)
-  assert "1 diverged" in page.write(workdir)[0].read_text()
+  assert "1 diverged" in written(workdir)[0].read_text()
 
 
 def test_another_configuration_does_not_count(workdir):
@@ -161,6 +276,7 @@ def test_another_configuration_does_not_count(workdir):
     *(("depo_sleep", sleep.DEPO, name) for name in sleep.DEPO.sweeps),
     *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
     *(("lm_adaptive", adaptive.PAPER, n) for n in adaptive.PAPER.sweeps),
+    *(("lm_melt", melt.PAPER, name) for name in melt.PAPER.sweeps),
   ],
 )
 @pytest.mark.parametrize("preset", ["", "tiny", "smoke"])
@@ -174,9 +290,10 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
     row.label for row in rows if row.settings.get("task.format") in formats
   }
   assert expected == {row.label for row in matched if row}
-  if rows:  # The paper has no PonderLM here.
+  if rows:  # The paper has no PonderLM here, or not its own teacher.
     others = [i for i, row in zip(items, matched, strict=True) if row is None]
-    assert all(i.overrides["model.name"] == "ponderlm" for i in others)
+    outside = ("ponderlm", "looped") if file == "lm_melt" else ("ponderlm",)
+    assert all(i.overrides["model.name"] in outside for i in others)
   for settings in planned:  # No two rows fit equally well.
     fits = [
       len(row.settings) for row in rows if tables.fits(row.settings, settings)
@@ -189,7 +306,7 @@ def test_an_english_task_has_no_numbers_of_the_symbolic_one(tmp_path):
     workdir = tmp_path / file
     items = items_of("models", "smoke", file)
     items_lib.write_manifest(workdir, "models", file, {}, items)
-    markdown = page.write(workdir)[1].read_text()
+    markdown = written(workdir)[1].read_text()
     assert ("71.1" in markdown) == bool(vanilla)
     assert ("about 90" in markdown) != bool(vanilla)
 
@@ -200,7 +317,7 @@ def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
   for item in manifest["items"]:
     del item["config"]
   workdir_lib.write_json(path, manifest)
-  assert "57.4\u00a0±\u00a00.7" in page.write(workdir)[1].read_text()
+  assert "57.4\u00a0±\u00a00.7" in written(workdir)[1].read_text()
 
 
 def drawn_by(monkeypatch, groups, panels):
@@ -278,7 +395,7 @@ def test_the_picture_of_the_runs_is_in_the_report(workdir, monkeypatch):
   metrics = {f"depth/exact_match/loop={k}": 0.5 for k in range(3)}
   summary = {**run.summary, "metrics": metrics}
   workdir_lib.write_json(run.directory / "summary.json", summary)
-  assert "memory_curve_runs.png" in page.write(workdir)[1].read_text()
+  assert "memory_curve_runs.png" in written(workdir)[1].read_text()
   picture = workdir / "report_figures" / "memory_curve_runs.png"
   assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -296,6 +413,7 @@ def test_the_report_knows_every_sweep():
   for task in ("automaton", "depo", "gsm"):
     assert set(PAPERS[task].sweeps) == names_of(f"{task}_sleep")
   assert set(adaptive.PAPER.sweeps) == names_of("lm_adaptive")
+  assert set(melt.PAPER.sweeps) == names_of("lm_melt")
 
 
 def test_a_task_may_have_a_paper_for_each_family():
@@ -352,7 +470,7 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
   ((_, _, x, y),) = drawn_by(monkeypatch, groups, panels)[panels[1].title]
   assert (x, y) == ([3.0, 2.0], [1.5, 2.5])
   # Our numbers stand beside the paper's.
-  markdown = page.write(tmp_path)[1].read_text()
+  markdown = written(tmp_path)[1].read_text()
   assert "1.687" in markdown
   assert "step 5,000: 2.034; 20,000: 1.819" in markdown
 
@@ -383,10 +501,10 @@ def test_floors_of_word_problems_stand_beside_the_papers_numbers(tmp_path):
     for rule, value in zip(gsm_floors.RULES, found, strict=True)
   }
   make_run(tmp_path / items[0].slug, items[0].config, 0.5, data=data)
-  text = page.write(tmp_path)[1].read_text()
+  text = written(tmp_path)[1].read_text()
   assert text.count("2 operations, best floor, %") == 2  # Ours; the paper's.
-  (row,) = (line for line in text.splitlines() if "(N = 1)" in line)
-  assert "25.0" in row.split("|")[4]
+  (row,) = (line for line in text.splitlines() if "<small>N = 1<" in line)
+  assert "25.0" in row.split("|")[5]
   assert "floor, % by operations: lone constant" in text
   assert "1: 12.5, 2: 18.8" in text
   assert "1: 6.2, 2: 25.0" in text
@@ -455,7 +573,7 @@ def test_only_one_varying_number_makes_a_curve():
 
 
 def test_the_page_loads_nothing_and_runs_nothing(workdir):
-  html = page.write(workdir)[0].read_text()
+  html = written(workdir)[0].read_text()
   sources = re.findall(r'(?:src|href)="([^"]*)"', html)
   assert sources
   assert all(source.startswith("data:image/png;base64,") for source in sources)
@@ -466,7 +584,7 @@ def test_the_page_loads_nothing_and_runs_nothing(workdir):
 
 
 def test_markdown_links_to_files_that_are_there(workdir):
-  text = page.write(workdir)[1].read_text()
+  text = written(workdir)[1].read_text()
   links = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
   assert any("report_figures/memory_curve.png" in link for link in links)
   for link in links:
@@ -486,7 +604,7 @@ def test_values_are_escaped(workdir):
     "items": [{"overrides": {"model.x": bad}, "directory": bad}],
   }
   workdir_lib.write_json(workdir / "sweep-<img src=x>.json", manifest)
-  html, markdown = (path.read_text() for path in page.write(workdir))
+  html, markdown = (path.read_text() for path in written(workdir))
   assert "<img src=x" not in html
   assert "&lt;img src=x onerror" in html
   outside_code = re.sub(r"(?s)(`{3,})\n.*?\n\1", "", markdown)
@@ -496,7 +614,7 @@ def test_values_are_escaped(workdir):
 
 def test_a_single_run(workdir):
   single = plan_of(workdir).runs[0].directory
-  html, markdown = (path.read_text() for path in page.write(single))
+  html, markdown = (path.read_text() for path in written(single))
   for text in (html, markdown):
     assert "State: completed" in text
     assert "0.1 ± 0.01" in text
@@ -507,14 +625,14 @@ def test_a_single_run(workdir):
 
 def test_a_single_run_that_is_not_finished(workdir):
   single = plan_of(workdir).runs[4].directory
-  html = page.write(single)[0].read_text()
+  html = written(single)[0].read_text()
   assert "incomplete, step 10 of 20" in html
 
 
 def test_runs_of_no_sweep_are_listed(workdir):
   config = plan_of(workdir).runs[0].config
   make_run(workdir / "by_hand", config, 0.75)
-  html = page.write(workdir)[0].read_text()
+  html = written(workdir)[0].read_text()
   assert "Runs of no sweep" in html
   assert "exact match, %: 75.0" in html
 
@@ -523,7 +641,7 @@ def test_figures_of_a_few_runs_only(workdir):
   config = plan_of(workdir).runs[0].config
   for number in range(8):
     make_run(workdir / f"by_hand_{number}", config, 0.5)
-  html = page.write(workdir)[0].read_text()
+  html = written(workdir)[0].read_text()
   assert html.count("(figures: 1)") == page.MAX_RUNS_WITH_FIGURES
 
 
@@ -538,14 +656,14 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert error.count("\n") == 1
   (tmp_path / "sweep-x.json").write_text("[1]")
   with pytest.raises(UserError, match="sweep-x.json"):
-    page.write(tmp_path)
+    written(tmp_path)
 
 
 def test_the_command_prints_its_files(workdir, capsys):
   assert command.main([str(workdir)]) == 0
   printed = capsys.readouterr().out.split()
   assert printed == [
-    str(workdir / name) for name in ("report.html", "report.md")
+    str(workdir / f"report.{ending}") for ending in ("html", "md", "csv")
   ]
 
 

@@ -366,6 +366,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     (["--config=configs/nothing.py"], "configs/nothing.py"),
     ([], "--config=FILE and --sweep=NAME are needed"),
     (["--sweep=depht", "--workdir=x"], "no such sweep; there are ablation"),
+    (["--sweep=depht", "--workdir=x"], "width; did you mean 'depth'?"),
     (["--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
   ],
 )
@@ -498,3 +499,42 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
     "--config.run.seed=1",
   ]
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
+
+
+def chain(config):
+  """A run, one that goes on from it, and one from both."""
+  begun = {"run.init_from": config_lib.RunOf(0), "run.seed": 1}
+  both = {"run.init_from": config_lib.RunOf(1), "run.seed": 1}
+  return {"chain": [{}, begun, both], "end": [{"run.seed": 2}, begun]}
+
+
+def chained(workdir, name="chain"):
+  return items_lib.make_items(smoke(), chain, name, {}, workdir)
+
+
+def test_items_go_on_from_earlier_ones(monkeypatch, tmp_path):
+  """Each from the directory of the run that it names, once that is complete."""
+  items = chained(tmp_path)
+  first, second, third = (item.slug for item in items)
+  assert items[1].config["run"]["init_from"] == str(tmp_path / first)
+  assert items[2].overrides["run.init_from"] == str(tmp_path / second)
+  assert (items[0].needs, items[2].needs) == ((), (second,))
+  runner, failed, status = start(
+    monkeypatch, items, tmp_path, {second: (3, "")}
+  )
+  assert (runner.names, status) == ([first, second], 1)
+  assert failed[third] == f"goes on from {second}, not complete"
+  runner, failed, _ = start(monkeypatch, items[1:], tmp_path)
+  assert set(failed) == {second, third}  # It would diverge again.
+  (tmp_path / second / "summary.json").unlink()
+  runner, failed, status = start(monkeypatch, items, tmp_path)
+  assert (runner.names, failed, status) == ([second, third], {}, 0)
+  assert f"--config.run.init_from={tmp_path / second}" in runner.commands[1]
+
+
+def test_names_of_items_that_go_on_tell_what_from(tmp_path):
+  """And not where from: the same experiment has the same name everywhere."""
+  slugs = [item.slug for item in chained(tmp_path)]
+  assert slugs == [item.slug for item in chained(tmp_path / "elsewhere")]
+  assert len(set(slugs)) == 3
+  assert chained(tmp_path, "end")[1].slug not in slugs  # From another run.

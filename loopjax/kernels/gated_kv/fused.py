@@ -92,11 +92,11 @@ def _backward(kernels, residuals, cotangents):
   )
   x, d_after = inputs.reshape(-1, width), d_after.reshape(-1, width)
   if latent is None:
-    after, d_latent, zero = x, None, jnp.zeros_like
+    after, d_latent = x, None
     d_inputs = d_after.astype(jnp.float32)
     d_inputs += product("me,de->md", d_key, weights.key)
     d_inputs += product("me,de->md", d_value, weights.value)
-    d_gate = [zero(x) for x in weights[:3]]
+    d_gate = jax.tree.map(jnp.zeros_like, weights[:3])
   else:
     h = latent.reshape(-1, width)
     after, d_gate_in, d_inputs, d_latent = kernels.pull_back(

@@ -1,6 +1,6 @@
 """Reference implementation of `gated_kv` in plain JAX."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from loopjax.types import Array
 class Weights(NamedTuple):
   """Parameters of the update, for inputs of width D and G heads of width d_h.
 
+  Those of the gate may be None where no latent goes in.
+
   Attributes:
     gate_input: W_z [D, D].
     gate_latent: U_z [D, D].
@@ -20,9 +22,9 @@ class Weights(NamedTuple):
     value: W_V [D, G d_h].
   """
 
-  gate_input: Array
-  gate_latent: Array
-  gate_bias: Array
+  gate_input: Any
+  gate_latent: Any
+  gate_bias: Any
   key: Array
   value: Array
 

@@ -1,12 +1,20 @@
 """The papers' numbers as data, by task and family."""
 
 from loopjax.report.paper import Paper
-from loopjax.report.papers import adaptive, disco, disco_language, sleep, utm
+from loopjax.report.papers import (
+  adaptive,
+  disco,
+  disco_language,
+  melt,
+  sleep,
+  utm,
+)
 
 # By task.name, or task.name/model.name where a task has several papers.
 PAPERS: dict[str, Paper] = {
   "arithmetic": disco_language.PAPER,
   "arithmetic/adaptive": adaptive.PAPER,
+  "arithmetic/melt": melt.PAPER,
   "automaton": sleep.AUTOMATON,
   "depo": sleep.DEPO,
   "gsm": sleep.GSM,
@@ -15,6 +23,7 @@ PAPERS: dict[str, Paper] = {
   "sudoku": utm.PAPER,
   "text": disco_language.PAPER,
   "text/adaptive": adaptive.PAPER,
+  "text/melt": melt.PAPER,
 }
 
 

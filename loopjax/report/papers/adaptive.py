@@ -196,6 +196,7 @@ _SCALE = (
 
 PAPER = Paper(
   name="Frey et al., arXiv 2603.08391",
+  size={"model.width": 768, "run.num_steps": 38_620},
   sweeps=_SWEEPS,
   columns=(_BPB, _STEPS, _LOSS),
   scale=_SCALE,

@@ -215,6 +215,13 @@ _SCALE = (
 
 PAPER = Paper(
   name="Fu et al., arXiv 2607.00341",
+  # In English the steps are more. The paper does not state the model's size:
+  # GPT-2's is our reading.
+  size={
+    "task.num_entities": 500,
+    "model.width": 768,
+    "run.num_steps": frozenset((120_000, 200_000)),
+  },
   sweeps=_SWEEPS,
   columns=(_IN, _OUT, _LOSS),
   scale=_SCALE,

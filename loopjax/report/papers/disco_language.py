@@ -101,6 +101,7 @@ _SCALE = (
 
 PAPER = Paper(
   name="Fu et al., arXiv 2607.00341",
+  size={"model.width": 1024, "run.num_steps": 19_074},
   sweeps=_SWEEPS,
   columns=(_BITS, _NATS, _EXACT),
   scale=_SCALE,

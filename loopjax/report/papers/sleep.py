@@ -145,6 +145,7 @@ def _rates(*columns: Column) -> Sweep:
 
 AUTOMATON = Paper(
   name=_NAME,
+  size={"model.width": 256, "run.num_steps": 98_000},
   sweeps={
     "passes": Sweep(
       title="Passes over a window before it is dropped",
@@ -191,6 +192,7 @@ _NUM_HOPS = (1, 2, 4, 8, 16)
 _HOPS = tuple(_hop_loss(hops) for hops in _NUM_HOPS)
 DEPO = Paper(
   name=_NAME,
+  size={"model.width": 512, "task.num_nodes": 75, "run.num_steps": 100_000},
   sweeps={
     "passes": Sweep(
       title="Passes over a window before it is dropped",
@@ -244,6 +246,7 @@ _PRETRAINED = (
 )
 GSM = Paper(
   name=_NAME,
+  size=None,  # It fine-tunes models of billions of parameters.
   sweeps={
     "passes": Sweep(
       title="Passes over a window before it is dropped",

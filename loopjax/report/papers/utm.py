@@ -289,6 +289,13 @@ _SCALE = (
 
 PAPER = Paper(
   name="Sapunov, arXiv 2604.21999",
+  size={
+    "task.box_rows": 3,
+    "task.box_cols": 3,
+    "model.width": frozenset((512, 768)),
+    # Twice as many for half the batch.
+    "run.num_steps": frozenset((59_872, 119_744)),
+  },
   sweeps=_SWEEPS,
   columns=(_EXACT, _HALT),
   scale=_SCALE,

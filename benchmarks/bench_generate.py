@@ -1,0 +1,231 @@
+"""Generated tokens a second, each part against the form that it replaces.
+
+  python benchmarks/bench_generate.py --parts=cache,slots,exits,torch
+
+  cache   256 tokens of one text: the engine, and a full forward pass over the
+          whole text for every token (both compiled; the same greedy tokens)
+  slots   64 requests of mixed lengths: 32 slots, and one after another
+  exits   full depth, half by num_loops, and by a gate that leaves there, one
+          text and eight; of a run with --workdir at --threshold
+  torch   width 512, 8 layers, 4 loops, texts of 64 + 64 tokens: the engine, and
+          plain PyTorch with a cache of its own that is as long as the text;
+          batch 1 and 8, the same weights and greedy tokens
+
+Forms take turns in one process after a turn that compiles; "seconds" are all
+turns, and a rate is that of the median. "cpu_seconds" are those of the process,
+for a machine that has other work.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from flax import nnx
+
+from loopjax import subject as subject_lib
+from loopjax.generate import source
+from loopjax.generate.engine import Engine, Request
+from loopjax.generate.sampling import Sampling
+from loopjax.models import looped
+from loopjax.run import provenance
+from loopjax.types import TaskSpec
+
+_PARTS = flags.DEFINE_list("parts", ["cache", "slots", "exits"], "To run.")
+_TURNS = flags.DEFINE_integer("turns", 3, "Timed turns.")
+_BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Of exits and torch.")
+_WORKDIR = flags.DEFINE_string("workdir", "", "A run whose exits to time.")
+_THRESHOLD = flags.DEFINE_float("threshold", 0.5, "Of that run's gate.")
+GREEDY = Sampling(temperature=0)
+VOCABULARY = 258
+TINY = {"width": 128, "num_layers": 2, "num_heads": 4, "num_loops": 4}
+LARGE = {"width": 512, "num_layers": 8, "num_heads": 8, "num_loops": 4}
+
+
+def main(argv):
+  del argv
+  rows = []
+  for part in _PARTS.value:
+    rows += {"cache": cache, "slots": slots, "exits": exits, "torch": torch}[
+      part
+    ]()
+  options = {"turns": _TURNS.value, "workdir": _WORKDIR.value}
+  load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
+  report = {"rows": rows, **options, **load, **provenance.environment()}
+  print(json.dumps(report, indent=2))
+
+
+def compare(part, forms, num_tokens, *, same=True):
+  """Times forms in turns; the texts of all must be `same`."""
+  seconds, cpu_seconds, found = {}, {}, {}
+  for turn in range(_TURNS.value + 1):
+    for form, run in forms.items():
+      start, cpu_start = time.perf_counter(), time.process_time()
+      found[form] = run()
+      if turn:
+        seconds.setdefault(form, []).append(time.perf_counter() - start)
+        used = time.process_time() - cpu_start
+        cpu_seconds.setdefault(form, []).append(used)
+  first = next(iter(found.values()))
+  if same:
+    assert all(texts == first for texts in found.values()), part
+  return [
+    {
+      "part": part,
+      "form": form,
+      "tokens_per_second": num_tokens / float(np.median(seconds[form])),
+      "of_the_last_form": float(
+        np.median(seconds[list(forms)[-1]]) / np.median(seconds[form])
+      ),
+      "seconds": seconds[form],
+      "cpu_seconds": cpu_seconds[form],
+    }
+    for form in forms
+  ]
+
+
+def make_model(sizes, length, **changes):
+  """(graphdef, parameters) whose predictions are not all alike."""
+  config = looped.Config(
+    **sizes, mlp="swiglu", mlp_ratio=2.75, init_std=0.05, **changes
+  )
+  spec = TaskSpec(VOCABULARY, length, tuple((i,) for i in range(length)))
+  model = looped.Model(config, spec, rngs=nnx.Rngs(params=0))
+  graphdef, params = nnx.split(model)
+  return graphdef, jax.device_put(nnx.to_pure_dict(params))
+
+
+def writer(engine, requests):
+  """Ids of the texts of requests."""
+  return lambda: [
+    [token.token for token in text] for text in engine.generate(requests)
+  ]
+
+
+def prompts(num, least, most):
+  generator = np.random.default_rng(0)
+  sizes = generator.integers(least, most + 1, num)
+  return [tuple(generator.integers(0, 256, n).tolist()) for n in sizes]
+
+
+def cache():
+  """One text with the engine, and by full forward passes."""
+  num, length = 256, 320
+  graphdef, params = make_model(TINY, length)
+  (prompt,) = prompts(1, 64, 64)
+
+  @jax.jit
+  def next_token(params, tokens, size):
+    model = nnx.merge(graphdef, params)
+    hidden = model(tokens[None]).hidden[0, size - 1]
+    return jnp.argmax(model.readout_table() @ hidden)
+
+  def recomputed():
+    tokens = np.zeros(length, np.int32)
+    tokens[: len(prompt)] = prompt
+    for size in range(len(prompt), len(prompt) + num):
+      new = int(next_token(params, tokens, size))
+      if size < length:
+        tokens[size] = new
+    return [tokens[len(prompt) :].tolist()]
+
+  engine = Engine(
+    looped, graphdef, params, num_slots=1, max_tokens=length,
+    tokens_per_dispatch=32,
+  )  # fmt: skip
+  forms = {
+    "engine": writer(engine, [Request(prompt, num, GREEDY)]),
+    "full forward": recomputed,
+  }
+  return compare("cache", forms, num)
+
+
+def slots():
+  """Mixed requests together, and one after another."""
+  graphdef, params = make_model(TINY, 256)
+  sizes = np.random.default_rng(1).integers(16, 129, 64).tolist()
+  asked = [
+    Request(prompt, size, GREEDY)
+    for prompt, size in zip(prompts(64, 8, 64), sizes, strict=True)
+  ]
+  forms = {
+    f"{num} slots": writer(
+      Engine(looped, graphdef, params, num_slots=num, max_tokens=256), asked
+    )
+    for num in (32, 8, 1)
+  }
+  return compare("slots", forms, sum(sizes))
+
+
+def exits():
+  """Full depth against half."""
+  num, rows = 128, []
+  if _WORKDIR.value:
+    subject = subject_lib.load(pathlib.Path(_WORKDIR.value))
+    loops, threshold = subject.call["num_loops"], _THRESHOLD.value
+    make = lambda size: source.make_engine(  # noqa: E731
+      subject, num_slots=size, max_tokens=256
+    )
+  else:
+    graphdef, params = make_model(TINY, 256, exit_gate="joint")
+    # After two loops the chance of an exit so far is 0.75.
+    params["exit_gate"] = jax.tree.map(jnp.zeros_like, params["exit_gate"])
+    loops, threshold = 4, 0.7
+    make = lambda size: Engine(  # noqa: E731
+      looped, graphdef, params, num_slots=size, max_tokens=256
+    )
+  for size in map(int, _BATCHES.value):
+    engine = make(size)
+    given = prompts(size, 32, 32)
+    forms = {
+      "half, by num_loops": {"num_loops": loops // 2},
+      f"gate at {threshold}": {"exit_threshold": threshold},
+      "full": {},
+    }
+    asked = {
+      form: [Request(one, num, GREEDY, **options) for one in given]
+      for form, options in forms.items()
+    }
+    found = compare(
+      f"exits, batch {size}",
+      {form: writer(engine, of) for form, of in asked.items()},
+      num * size,
+      same=False,
+    )
+    for row in found:
+      texts = engine.generate(asked[row["form"]])
+      row["loops_per_token"] = float(
+        np.mean([token.loops for text in texts for token in text])
+      )
+    rows += found
+  return rows
+
+
+def torch():
+  """The engine, and plain PyTorch."""
+  import torch_looped  # Beside this file.
+
+  num, rows = 64, []
+  graphdef, params = make_model(LARGE, 128)
+  for size in map(int, _BATCHES.value):
+    given = prompts(size, 64, 64)
+    engine = Engine(
+      looped, graphdef, params, num_slots=size, max_tokens=128,
+      tokens_per_dispatch=16,
+    )  # fmt: skip
+    oracle = torch_looped.Model(LARGE, params)
+    forms = {
+      "engine": writer(engine, [Request(x, num, GREEDY) for x in given]),
+      "torch": functools.partial(oracle.generate, given, num),
+    }
+    rows += compare(f"torch, batch {size}", forms, num * size)
+  return rows
+
+
+if __name__ == "__main__":
+  app.run(main)

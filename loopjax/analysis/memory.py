@@ -1,0 +1,193 @@
+"""What a model keeps of the tokens it has read, in bytes.
+
+  python -m loopjax.analysis.memory --config=FILE[:preset] [--tokens=32768]
+  python -m loopjax.analysis.memory
+
+The first prints a table of the kinds of caches of a config's family; the
+second, table 2 of MELT (arXiv 2605.07721) beside the paper's numbers. All
+sizes are those of the buffers that `empty_cache` makes, which are not made. MB
+and GB are powers of ten, as in the paper.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+from absl import flags
+
+from loopjax import command_line
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.errors import UserError
+from loopjax.models import CAUSAL
+
+flags.adopt_module_key_flags(command_line)  # So that --help shows them.
+_TOKENS = flags.DEFINE_integer(
+  "tokens", 0, "Length of a text; 0 for the config's rows.", 0
+)
+
+# Of the paper's table: what differs from its own rows.
+SLIPS = """\
+Where the paper's numbers differ (it prints 6.29, 25.17 and 3.67 GB for 32k, and
+totals of 9.49, 27.97 and 7.07 GB):
+- Its column for 32,768 tokens is that of 32,000.
+- Its totals add the caches to 2 bytes for 1.6, 1.4 and 1.7 billion parameters,
+  not to the model memory beside them: 9.56, 28.04 and 7.11 GB by its own rows.
+- Qwen3-1.7B shares keys and values in groups of queries' heads (8 of 16), not
+  among all (MQA).
+- Fewer bytes are kept, not read: each loop reads the cache again, whatever the
+  kind.
+"""
+
+
+class Size(NamedTuple):
+  """Of one kind of cache; bytes.
+
+  Attributes:
+    kind: one of the family's.
+    by_token, by_row: what grows with the text, and what does not.
+    parameters: of the model.
+  """
+
+  kind: str
+  by_token: int
+  by_row: int
+  parameters: int
+
+  def cache(self, num_tokens: int) -> int:
+    """Of a text."""
+    return self.by_token * num_tokens + self.by_row
+
+
+def sizes(settings: config_lib.Settings) -> list[Size]:
+  """Sizes of every kind of cache that a config's family has.
+
+  Raises:
+    UserError: the family predicts no next tokens.
+  """
+  name = settings.plain["model"]["name"]
+  if name not in CAUSAL:
+    raise UserError(f"model.name={name!r} predicts no next tokens: no cache")
+  _, params = program_lib.abstract_model(settings)
+  total = sum(
+    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params)
+  )
+  return [
+    Size(kind, *program_lib.cache_bytes(settings, kind), total)
+    for kind in CAUSAL[name].CACHES
+  ]
+
+
+def main(argv: list[str]) -> int:
+  """Prints the table; returns the exit status."""
+  del argv
+  if command_line.WORKDIR.value:
+    raise UserError("--workdir has no effect: nothing is written")
+  config = command_line.CONFIG.value
+  if config is None:
+    if _TOKENS.value:
+      raise UserError(f"--tokens={_TOKENS.value} needs --config")
+    print(table_2())
+    return 0
+  settings = config_lib.resolve(config)
+  print(of_config(settings, _TOKENS.value or settings.spec.sequence_length))
+  return 0
+
+
+def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
+  """The kinds of caches of a config, as a table."""
+  lines = [
+    ("cache", "B/token", "B/text", f"MB for {num_tokens:,}", "of the first")
+  ]
+  found = sizes(settings)
+  for size in found:
+    share = size.cache(num_tokens) / found[0].cache(num_tokens)
+    lines.append(
+      (
+        size.kind,
+        f"{size.by_token:,}",
+        f"{size.by_row:,}",
+        f"{size.cache(num_tokens) / 1e6:,.3f}",
+        f"{share:.3f}",
+      )
+    )
+  name, loops = settings.plain["model"]["name"], settings.eval_loops
+  return (
+    f"{name}, {loops} loops, {found[0].parameters / 1e6:,.3f} MB of"
+    f" parameters\n{_aligned(lines)}"
+  )
+
+
+_OURO = {
+  "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
+  "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
+  "exit_gate": "unused",
+}  # fmt: skip
+_QWEN = {
+  **_OURO, "num_layers": 28, "num_loops": 1, "num_key_value_heads": 8,
+  "mlp_ratio": 3.0, "post_norm": False, "qk_norm": True, "tied": True,
+  "exit_gate": "none",
+}  # fmt: skip
+
+
+def published(
+  family: str, model: Mapping[str, object], vocab_size: int = 49_152
+) -> config_lib.Settings:
+  """A model in bfloat16, of which nothing is made."""
+  config = config_lib.make(family, "text")
+  values = {f"model.{name}": value for name, value in model.items()}
+  others = {
+    "model.precision": "bfloat16_params",
+    "task.vocab_size": vocab_size,
+    "optim.warmup_steps": 0,
+    "eval.depth_factor": 0,
+  }
+  config_lib.override(config, {**values, **others})
+  return config_lib.resolve(config)
+
+
+def ouro() -> config_lib.Settings:
+  """Ouro-1.4B (arXiv 2510.25741)."""
+  return published("looped", _OURO)
+
+
+def table_2() -> str:
+  """MELT's table 2, from our buffers and parameters."""
+  melt = {**_OURO, "distill": "none", "chunk_size": 512}
+  rows = (
+    ("MELT-1.6B", published("melt", melt)),
+    ("Ouro-1.4B", ouro()),
+    ("Qwen3-1.7B", published("looped", _QWEN, 151_936)),
+  )
+  lines = [("", "MB/token", "model GB", "32,000", "32,768", "total GB")]
+  for name, settings in rows:
+    size = sizes(settings)[0]
+    cached = size.by_token * 32_768
+    lines.append(
+      (
+        name,
+        f"{size.by_token / 1e6:.6f}",
+        f"{size.parameters / 1e9:.3f}",
+        f"{size.by_token * 32_000 / 1e9:.2f}",
+        f"{cached / 1e9:.2f}",
+        f"{(cached + size.parameters) / 1e9:.2f}",
+      )
+    )
+  return f"{_aligned(lines)}\n\n{SLIPS}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+  """Columns of text, numbers to the right."""
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return "\n".join(
+    "  ".join(
+      cell.rjust(width) if at else cell.ljust(width)
+      for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+    )
+    for line in lines
+  )
+
+
+if __name__ == "__main__":
+  command_line.run(main)

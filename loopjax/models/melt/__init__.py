@@ -1,0 +1,23 @@
+"""MELT (arXiv 2605.07721): loops with one row of keys and values for all.
+
+`layer.py` and `passes.py` are the paper's algorithm, `training.py` its two
+phases, `reading.py` its cache, `config.py` its sizes and switches.
+"""
+
+from loopjax.models.melt.config import Config, costs
+from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
+from loopjax.models.melt.reading import empty_cache, read
+from loopjax.models.melt.training import check_teacher, loss
+
+__all__ = [
+  "CACHES",
+  "HEADLINE",
+  "TRACES",
+  "Config",
+  "Model",
+  "check_teacher",
+  "costs",
+  "empty_cache",
+  "loss",
+  "read",
+]

@@ -1,0 +1,156 @@
+"""Reading in parts: one row of a cache for a token and layer, in all loops.
+
+A part is read in chunks of `Config.prefill_chunk` tokens, inside which tokens
+see each other's rows of the current loop, while those before are final. So what
+is read depends on where chunks end, unless they have one token: with one, any
+parts give what the full forward pass gives; with more, parts that are whole
+numbers of chunks do.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.errors import UserError
+from loopjax.loop import driver
+from loopjax.models.melt import layer as layer_lib
+from loopjax.models.melt.model import Model
+from loopjax.nn import remat as remat_lib
+from loopjax.nn import rope
+from loopjax.types import PRECISIONS, Array, Output
+
+
+class Cache(NamedTuple):
+  """Keys and values of the layers, one after another along a row.
+
+  Attributes:
+    key, value: [B, L R, G, d_h]; layer l has rows l R to l R + R - 1, of which
+      those before the length hold tokens; what lies in the others is
+      arbitrary. R is the most tokens and a chunk, which ends in tokens that are
+      not there. Keys are rotated.
+    length: i32 [B], tokens of each row.
+  """
+
+  key: Array
+  value: Array
+  length: Array
+
+
+def empty_cache(
+  model: Model,
+  batch: int,
+  max_tokens: int,
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
+  prompt_tokens: int = 0,
+) -> Cache:
+  """Room for keys and values of every layer, whatever the number of loops."""
+  del num_loops, kind, prompt_tokens
+  config, shape = model.config, model.config.block_shape()
+  rows = config.num_layers * (max_tokens + config.read_chunk(model.spec))
+  heads = (shape.num_key_value_heads, shape.head_width)
+  compute = PRECISIONS[config.precision].compute
+  none = jnp.zeros((batch, rows, *heads), compute)
+  return Cache(none, none, jnp.zeros(batch, jnp.int32))
+
+
+def read(
+  model: Model,
+  tokens: Array,
+  cache: Cache,
+  *,
+  num_loops: int | None = None,
+  valid: Array | None = None,
+) -> tuple[Output, Cache]:
+  """Reads on after what is in a cache; chunks begin with the first token."""
+  config = model.config
+  chunk = config.read_chunk(model.spec)
+  most = cache.key.shape[1] // config.num_layers - chunk
+  num_tokens = tokens.shape[1]
+  if num_tokens > most:
+    raise UserError(f"{num_tokens} tokens do not fit into a cache of {most}")
+  if valid is None:
+    valid = jnp.ones(tokens.shape, bool)
+  # Tokens that are there first: chunks are of the text, not of its padding.
+  order = jnp.argsort(~valid, axis=1, stable=True)
+  tokens, valid = (
+    jnp.take_along_axis(x, order, axis=1) for x in (tokens, valid)
+  )
+  size = min(chunk, num_tokens)
+  missing = ((0, 0), (0, -num_tokens % size))
+
+  def by_chunk(x: Array) -> Array:
+    x = jnp.pad(x, missing)
+    return jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
+
+  def step(cache: Cache, part: Any) -> tuple[Cache, Array]:
+    tokens, valid = part
+    return _read_chunk(model, tokens, valid, cache, num_loops)
+
+  parts = by_chunk(tokens), by_chunk(valid)
+  if len(parts[0]) == 1:
+    cache, hidden = step(cache, jax.tree.map(lambda x: x[0], parts))
+  else:
+    cache, hidden = jax.lax.scan(step, cache, parts)
+    hidden = jnp.swapaxes(hidden, 0, 1)
+    hidden = hidden.reshape(len(tokens), -1, config.width)
+  back = jnp.argsort(order, axis=1)
+  hidden = jnp.take_along_axis(hidden, back[..., None], axis=1)
+  output = Output(model.logits(hidden), {}, {}, {}, {}, hidden)
+  return output, cache
+
+
+def _read_chunk(
+  model: Model,
+  tokens: Array,
+  valid: Array,
+  cache: Cache,
+  num_loops: int | None,
+) -> tuple[Cache, Array]:
+  """The cache after a chunk [B, C], and the output of its last loop.
+
+  Tokens that are not there come after those that are.
+  """
+  config, plan = model.config, model.plan(num_loops, "scan")
+  size, num_layers = tokens.shape[1], config.num_layers
+  room = cache.key.shape[1] // num_layers
+  count = jnp.sum(valid, axis=1, dtype=jnp.int32)
+  fits = (count > 0) & (cache.length + size <= room)
+  places = cache.length[:, None] + jnp.arange(size)[None]
+  seen = jnp.arange(room)[None, None] <= places[..., None]
+  head_width = config.block_shape().head_width
+  tables = rope.rope_tables(places[..., None], head_width, config.rope_base)
+  stack = model.stack()
+
+  def loop(carry: Any, index: Array) -> tuple[Any, None]:
+    hidden, latents, rows = carry
+
+    def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Array]:
+      hidden, rows = carry
+      layer, number, latent = of_layer
+      x = layer_lib.inputs(layer, hidden)
+      start = jnp.where(fits, number * room + cache.length, -1)
+      latent, rows = layer_lib.update(
+        layer, plan.gate, index, x, latent, tables, rows, start
+      )
+      key, value = (
+        jax.lax.dynamic_slice_in_dim(x, number * room, room, axis=1)
+        for x in rows
+      )
+      mixed = layer_lib.attend(layer, x, tables, (key, value, seen))
+      return (layer.block.add(hidden, mixed), rows), latent
+
+    of_layers = stack.layers, jnp.arange(num_layers), latents
+    (hidden, rows), latents = remat_lib.scan(
+      run_layer, (hidden, rows), of_layers
+    )
+    return (stack.final_norm(hidden), latents, rows), None
+
+  hidden = model.token_embedding(tokens)
+  compute = PRECISIONS[config.precision].compute
+  latents = jnp.zeros((num_layers, *hidden.shape), compute)
+  carry = hidden, latents, (cache.key, cache.value)
+  (hidden, _, rows), _, _ = driver.run_loop(loop, carry, plan.num_loops)
+  return Cache(*rows, cache.length + count), hidden

@@ -1,0 +1,88 @@
+"""Command line: `python -m loopjax.play WORKDIR`."""
+
+import argparse
+import pathlib
+import sys
+from typing import NoReturn
+
+from loopjax.errors import UserError
+from loopjax.play import page, thoughts
+
+_HOST = "127.0.0.1"
+
+
+class _Parser(argparse.ArgumentParser):
+  """Reports mistakes in the flags like all other mistakes."""
+
+  def error(self, message: str) -> NoReturn:
+    raise UserError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Serves the page of a run, or writes it; returns the exit status."""
+  parser = _Parser(
+    prog="python -m loopjax.play",
+    description=(
+      "Shows in the browser what a model trained on Sudoku thinks of a puzzle,"
+      " loop by loop: answers, certainty, halting, attention."
+    ),
+  )
+  parser.add_argument("workdir", type=pathlib.Path, help="of the run")
+  parser.add_argument(
+    "--puzzle", action="append", default=[], help="row by row, . for a blank"
+  )
+  parser.add_argument(
+    "--random", type=int, default=3, help="random puzzles, if none is given [3]"
+  )
+  parser.add_argument(
+    "--num_loops", type=int, help="loops [as the run is evaluated]"
+  )
+  parser.add_argument(
+    "--export", type=pathlib.Path, help="write the page here and serve nothing"
+  )
+  parser.add_argument(
+    "--port", type=int, default=8000, help="of the server [8000]"
+  )
+  try:
+    options = parser.parse_args(argv)
+    _play(options)
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  return 0
+
+
+def _play(options: argparse.Namespace) -> None:
+  if not options.puzzle and options.random < 1:
+    raise UserError(f"--random={options.random} must be at least 1")
+  thinker = thoughts.load(options.workdir, options.num_loops)
+  puzzles = options.puzzle or map(thinker.random, range(options.random))
+  found = [thinker.think(puzzle) for puzzle in puzzles]
+  if options.export:
+    text = page.make(thinker.facts, found, served=False)
+    try:
+      options.export.write_text(text, encoding="utf-8")
+    except OSError as error:
+      raise UserError(
+        f"--export={options.export}: cannot be written: {error.strerror}"
+      ) from error
+    print(options.export)
+    return
+  try:
+    import uvicorn
+
+    from loopjax.play import server
+  except ImportError as error:
+    raise UserError(
+      f"serving the page needs the package {error.name}; install it with pip"
+      " install 'loopjax[serve]', or write the page with --export=FILE"
+    ) from error
+  print(f"http://{_HOST}:{options.port}", flush=True)
+  uvicorn.run(
+    server.make(thinker, found),
+    host=_HOST, port=options.port, log_level="warning",
+  )  # fmt: skip
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,150 @@
+"""What a trained model thinks of a Sudoku in every loop, ready for JSON."""
+
+import base64
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax import trained
+from loopjax.analysis import halting
+from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import generator, solver
+from loopjax.data.sudoku import task as sudoku_task
+from loopjax.errors import UserError
+
+TRACES = ("prediction", "confidence", "weight", "attention")
+
+Thought = dict[str, Any]
+
+
+class Thinker(NamedTuple):
+  """A model and its board.
+
+  Attributes:
+    facts: about the run and the board, for the page.
+    board: geometry.
+    think: (a puzzle in characters, row by row, `.` or 0 for a blank) ->
+      its Thought; raises UserError for what is no puzzle.
+    random: (seed) -> a puzzle with one solution, in characters.
+  """
+
+  facts: dict[str, Any]
+  board: board_lib.Board
+  think: Callable[[str], Thought]
+  random: Callable[[int], str]
+
+
+def load(workdir: pathlib.Path, num_loops: int | None = None) -> Thinker:
+  """Reads a run.
+
+  Args:
+    workdir: of the run.
+    num_loops: K; those of the config's evaluation if None.
+
+  Raises:
+    UserError: there is no run, it is not of Sudoku, its model does not show
+      what the page shows, or it cannot run so many loops.
+  """
+  settings = config_lib.of_run(workdir, str(workdir))
+  task, family = (settings.plain[part]["name"] for part in ("task", "model"))
+  if not isinstance(settings.task, sudoku_task.Config):
+    raise UserError(f"{workdir}: task.name={task!r} is not 'sudoku'")
+  if unseen := set(TRACES).difference(settings.family.TRACES):
+    raise UserError(
+      f"{workdir}: model.name={family!r} does not show the"
+      f" {', '.join(sorted(unseen))} of every loop"
+    )
+  loops = settings.eval_loops if num_loops is None else num_loops
+  if loops < 1:
+    raise UserError(f"--num_loops={loops} must be at least 1")
+  board = settings.task.board
+  run = trained.read(workdir)
+
+  @jax.jit
+  def forward(params, inputs):
+    model = nnx.merge(run.graphdef, params)
+    return model(inputs, num_loops=loops, trace=TRACES)
+
+  facts = {
+    "run": workdir.name,
+    "step": run.step,
+    "loops": loops,
+    "trainedLoops": settings.model.num_loops,
+    "memory": len(run.params.get("memory_tokens", ())),
+    "boxRows": board.box_rows,
+    "boxColumns": board.box_cols,
+  }
+  return Thinker(
+    facts=facts,
+    board=board,
+    think=functools.partial(
+      _think, board, functools.partial(forward, run.params)
+    ),
+    random=lambda seed: characters(
+      generator.generate(board, 1, np.random.default_rng(seed))[0][0]
+    ),
+  )
+
+
+def parse(board: board_lib.Board, puzzle: str) -> np.ndarray:
+  """The digits of a puzzle, int [cells]; 0 for a blank.
+
+  Raises:
+    UserError: it has another number of cells, or other characters.
+  """
+  cells = "".join(puzzle.split())
+  if len(cells) != board.num_cells:
+    raise UserError(
+      f"the puzzle has {len(cells)} cells; this board has {board.num_cells}"
+    )
+  digits = "".join(str(digit) for digit in range(board.size + 1))
+  if wrong := sorted(set(cells) - {".", *digits}):
+    raise UserError(
+      f"{wrong[0]!r} is no cell of a puzzle; there are 1 to {board.size} and ."
+    )
+  return np.array([0 if c == "." else int(c) for c in cells])
+
+
+def characters(digits: np.ndarray) -> str:
+  """A puzzle as `parse` reads it."""
+  return "".join(str(digit) if digit else "." for digit in digits.tolist())
+
+
+def _think(
+  board: board_lib.Board, forward: Callable[[np.ndarray], Any], puzzle: str
+) -> Thought:
+  """A puzzle in the loops of the model.
+
+  Returns:
+    "puzzle" and "solution" in characters, "" unless there is exactly one;
+    "digits" [K + 1][cells] and "certain" (probability in percent), of every
+    loop and of the output; "halted", the loop at which each token stops, memory
+    first, [S]; "attention", of queries to keys, mean over heads, in 255ths of
+    the largest one of its query, uint8 [K, S, S] in base64.
+  """
+  given = parse(board, puzzle)
+  output = jax.device_get(forward((given[None] + 1).astype(np.int32)))
+  trace = {name: value[:, 0] for name, value in output.trace.items()}
+  chances = jax.nn.softmax(output.logits[0])
+  digits = [*trace["prediction"], np.argmax(chances, axis=-1)]
+  certain = [*trace["confidence"], np.max(chances, axis=-1)]
+  attention = trace["attention"].mean(axis=1)
+  attention = attention / attention.max(axis=-1, keepdims=True)
+  solved = solver.solve(board, given[None].astype(np.uint8))
+  unique = solved.num_solutions[0] == 1
+  return {
+    "puzzle": characters(given),
+    "solution": characters(solved.solutions[0]) if unique else "",
+    "digits": [(row - 1).tolist() for row in digits],
+    "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],
+    "halted": halting.steps_taken(trace["weight"]).tolist(),
+    "attention": base64.b64encode(
+      np.rint(255 * attention).astype(np.uint8).tobytes()
+    ).decode(),
+  }

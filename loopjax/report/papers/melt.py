@@ -1,0 +1,156 @@
+"""Numbers of MELT: arXiv 2605.07721.
+
+Every number here is the paper's, of MELT-1.6B after Ouro-1.4B-Thinking:
+accuracy in percent, mean of 16 completions but for MATH-500, one run each.
+"""
+
+from loopjax.report.paper import (
+  Column,
+  Number,
+  Panel,
+  Paper,
+  Row,
+  Scale,
+  Sweep,
+  metric,
+)
+
+_ACCURACY = ("aime24", "aime25", "amc23", "math500")
+_LABELS = ("AIME24, %", "AIME25, %", "AMC23, %", "MATH-500, %")
+
+
+def _not_scored(config, summary):
+  """No such benchmark is run here."""
+  del config, summary
+
+
+def _cache_bytes(config, summary):
+  """Of a token's keys and values in all layers, and loops if these have own."""
+  del summary
+  model = config["model"]
+  heads = model["num_key_value_heads"] or model["num_heads"]
+  width = model["head_width"] or model["width"] // model["num_heads"]
+  size = 4 if model["precision"] == "float32" else 2
+  loops = model["num_loops"] if model["name"] == "looped" else 1
+  return 2 * size * heads * width * model["num_layers"] * loops
+
+
+_BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
+_CACHE = Column("cache", "cache, bytes per token", _cache_bytes, 0)
+_BENCHMARKS = tuple(
+  Column(key, label, _not_scored)
+  for key, label in zip(_ACCURACY, _LABELS, strict=True)
+)
+_PANELS = (
+  Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
+)
+
+
+def _row(label: str, settings, *numbers: float) -> Row:
+  cells = dict(zip(_ACCURACY, map(Number, numbers), strict=True))
+  return Row(label, settings, cells)
+
+
+def _gate(name: str) -> dict:
+  return {"model.name": "melt", "model.gate": name}
+
+
+_ALL = {"model.distill": "all"}
+_CHUNKS = frozenset((2, 3, 16, 128, 500))  # Of the presets.
+_TABLE_4 = (
+  _row("MELT-1.6B", {**_ALL, "model.align_weight": 0.1},
+       46.7, 33.3, 80.2, 93.4),
+  _row("- Att-aligned dist.",
+       {**_ALL, "model.align_weight": 0.0, "model.alpha": 0.0},
+       44.8, 32.9, 77.7, 92.8),
+  _row("- Interpolated trans.",
+       {**_ALL, "model.align_weight": 0.0, "model.alpha": 1.0},
+       35.4, 26.9, 73.0, 86.6),
+  _row("- GKD-allLoops",
+       {"model.distill": "none", "model.chunk_size": _CHUNKS},
+       35.8, 24.4, 67.2, 85.2),
+  _row("- Chunk-wise train",
+       {"model.distill": "none", "model.chunk_size": 0}, 0.0, 0.0, 0.0, 0.0),
+)  # fmt: skip
+_SWEEPS = {
+  "pipeline": Sweep(
+    title="A looped model, and MELT after each phase",
+    source="Tables 1 and 2",
+    columns=(_BPB, _CACHE, *_BENCHMARKS),
+    rows=(
+      _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
+           50.2, 36.7, 81.2, 94.4),
+      _row("MELT-1.6B, phase 1", {**_ALL, "model.align_weight": 0.0},
+           44.8, 32.9, 77.7, 92.8),
+      _row("MELT-1.6B", {**_ALL, "model.align_weight": 0.1},
+           46.7, 33.3, 80.2, 93.4),
+    ),
+    panels=_PANELS,
+    caveats=(
+      "The cache of MELT-1.6B has 196,608 bytes a token, that of its teacher"
+      " 786,432 (Table 2).",
+    ),
+  ),
+  "gates": Sweep(
+    title="What a loop keeps of the latent, after phase 1",
+    source="Table 3",
+    columns=(_BPB, *_BENCHMARKS),
+    rows=(
+      _row("MELT-1.6B-P1", _gate("element"), 44.8, 32.9, 77.7, 92.8),
+      _row("Mean", _gate("mean"), 29.0, 23.3, 68.8, 83.2),
+      _row("EMA-0.2", _gate("ema"), 30.2, 21.5, 68.6, 84.6),
+      _row("Last", _gate("last"), 33.7, 24.0, 69.7, 84.0),
+      _row("Single-gated", _gate("scalar"), 34.4, 23.1, 66.9, 85.6),
+    ),
+    panels=_PANELS,
+  ),
+  "components": Sweep(
+    title="One part of the training after another left out",
+    source="Table 4",
+    columns=(_BPB, *_BENCHMARKS),
+    rows=_TABLE_4,
+    panels=_PANELS,
+    caveats=("All runs are read token by token, whatever they train with.",),
+  ),
+  "chunk_size": Sweep(
+    title="Tokens that are trained in parallel",
+    source="ours; the paper takes 500",
+    columns=(_BPB,),
+    panels=_PANELS,
+  ),
+  "gqa": Sweep(
+    title="Fewer heads of keys and values, teacher and MELT",
+    source="ours; left open by the paper (section 5)",
+    columns=(_BPB, _CACHE),
+  ),
+}  # fmt: skip
+
+_SCALE = (
+  Scale("parameters", lambda _, s: s["parameters"], "1.636 G (our count)"),
+  Scale("layers", lambda c, _: c["model"]["num_layers"], "24"),
+  Scale("width", lambda c, _: c["model"]["width"], "2048"),
+  Scale(
+    "steps x batch",
+    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
+    "500 (phase 1), 300 (phase 2) x 320,000 tokens",
+  ),
+  Scale("tokens of a row", lambda c, _: c["task"].get("sequence_length"),
+        "10,000"),
+  Scale("loops", lambda c, _: c["model"]["num_loops"], "4"),
+  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"],
+        "8e-6, of gates 5e-4"),
+  Scale("hardware", lambda _, s: s["devices"], "8 x H100"),
+)  # fmt: skip
+
+PAPER = Paper(
+  name="MELT, arXiv 2605.07721",
+  size=None,
+  sweeps=_SWEEPS,
+  columns=(_BPB, _CACHE),
+  scale=_SCALE,
+  caveats=(
+    "The paper post-trains Ouro on reasoning traces and scores benchmarks; bits"
+    " per byte of a run here are of its own held-out text. The two do not"
+    " compare.",
+  ),
+)

@@ -1,0 +1,115 @@
+"""The report as data: a row for each number, ours and the paper's."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from loopjax.report import paper as paper_lib
+from loopjax.report import papers, sections, tables
+
+COLUMNS = (
+  "paper", "source", "sweep", "directory", "setting", "row", "quantity",
+  "verdict", "ours", "ours_std", "ours_standard_error", "ours_seeds",
+  "evaluated", "steps", "parameters", "wall_seconds", "paper_mean", "paper_std",
+  "paper_seeds", "paper_says", "command",
+)  # fmt: skip
+
+
+def to_csv(plans: Sequence[tables.Plan]) -> str:
+  """All numbers of the sweeps, and those of sweeps that are not there."""
+  text = io.StringIO()
+  writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+  writer.writeheader()
+  for plan in plans:
+    writer.writerows(_of_plan(plan))
+  for paper, name in missing(plans):
+    sweep = paper.sweeps[name]
+    for row in sweep.rows:
+      for column in sweep.columns:
+        writer.writerow(
+          _about(paper, sweep, name)
+          | {"row": row.label, "quantity": column.label, "verdict": "not run"}
+          | _theirs(row, column)
+        )
+  return text.getvalue()
+
+
+def missing(
+  plans: Sequence[tables.Plan],
+) -> list[tuple[paper_lib.Paper, str]]:
+  """(paper, sweep) of all tables and figures that no directory has."""
+  there = {
+    (id(paper), plan.name)
+    for plan in plans
+    if (paper := papers.of(plan.task, plan.model))
+  }
+  known = {id(paper): paper for paper in papers.PAPERS.values()}
+  return [
+    (paper, name)
+    for key, paper in known.items()
+    for name in paper.sweeps
+    if (key, name) not in there
+  ]
+
+
+def _of_plan(plan: tables.Plan) -> Iterator[dict[str, Any]]:
+  """The numbers of a sweep."""
+  paper = papers.of(plan.task, plan.model)
+  sweep = sections.sweep_of(plan, paper)
+  groups = tables.group_by_seed(plan.runs)
+  keys = tables.varying(groups)
+  for group in groups:
+    row = tables.row_of(group.settings, sweep.rows)
+    changed = {k: v for k, v in group.overrides.items() if k in keys}
+    done = [run.summary for run in group.runs if run.done]
+    facts: dict[str, Any] = {
+      "directory": plan.directory.as_posix(),
+      "setting": ", ".join(f"{k}={v}" for k, v in changed.items()),
+      "row": row.label if row else "",
+      "verdict": tables.verdict(group, sweep, paper) if paper else "",
+      "command": plan.command,
+    }
+    if done:
+      first = done[0]
+      walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
+      facts |= {
+        "evaluated": first.get("metrics", {}).get("test/count"),
+        "steps": first.get("steps"),
+        "parameters": first.get("parameters"),
+        "wall_seconds": sum(walls) / len(walls) if walls else None,
+      }
+    for column in sweep.columns:
+      cells = _about(paper, sweep, plan.name) | facts
+      cells["quantity"] = column.label
+      if mine := tables.ours(group, column):
+        cells |= {
+          "ours": mine.mean,
+          "ours_std": mine.std,
+          "ours_standard_error": mine.standard_error,
+          "ours_seeds": len(mine.seeds),
+        }
+      yield cells | (_theirs(row, column) if row else {})
+
+
+def _about(
+  paper: paper_lib.Paper | None, sweep: paper_lib.Sweep, name: str
+) -> dict[str, Any]:
+  return {
+    "paper": paper.name if paper else "",
+    "source": sweep.source,
+    "sweep": name,
+  }
+
+
+def _theirs(row: paper_lib.Row, column: paper_lib.Column) -> dict[str, Any]:
+  """The paper's number."""
+  number = row.values.get(column.key)
+  if number is None:
+    return {}
+  return {
+    "paper_mean": number.mean,
+    "paper_std": number.std,
+    "paper_seeds": len(number.seeds) or None,
+    "paper_says": number.text,
+  }

@@ -1,0 +1,175 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/1_sudoku.ipynb)
+#
+# # A Sudoku, solved loop by loop
+#
+# The universal transformer with memory tokens (UTM; G. Sapunov, arXiv
+# 2604.21999) is *one* transformer block, applied $K$ times to all cells of a
+# board at once, with $M$ learned memory tokens beside them (section 2.1). After
+# loop $k$ a router reads each token's state $g_k$,
+#
+# $$p_k = \sigma(w^\top g_k + b),$$
+#
+# and a token stops once its $p_k$ sum to $1 - \epsilon$: adaptive computation
+# time, ACT. What it predicts is read from $\sum_k w_k\, g_k$ with weights $w_k
+# = p_k$, and the remainder at its last loop (section 2.2). The router's bias
+# starts at $-3$, so that tokens think for long at first: the paper's deep
+# start.
+#
+# In the code this is `Model.__call__` in `loopjax/models/utm/model.py` and
+# `halting.ACT` in `loopjax/loop/halting.py`.
+
+# %%
+# Finds the repository; on Colab it is fetched and installed first.
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+here = pathlib.Path.cwd()
+if "google.colab" in sys.modules:
+  here = pathlib.Path("/content/loopjax")
+  if not here.exists():
+    url = "https://github.com/OWNER/loopjax"
+    subprocess.run(["git", "clone", "-q", url, here], check=True)
+os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
+runpy.run_path("notebooks/start.py", run_name="__main__")
+
+# The tests set this to a folder: everything is then tiny, and goes there.
+SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
+RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+# %% [markdown]
+# ## Train
+#
+# `configs/sudoku_utm.py` is the experiment: model, data, optimizer and steps.
+# What follows the colon on the command line is the argument here. The preset
+# `tiny` has 6x6 boards and 51,545 parameters; about half of its steps will do.
+# `train.run` is what `python -m loopjax.main --config=configs/sudoku_utm.py`
+# calls. Run again, the cell says that the run is complete; stopped, it resumes.
+
+# %%
+from loopjax import presets, train
+
+get_config = presets.read("configs/sudoku_utm.py")["get_config"]
+steps = "run.num_steps=1400,run.checkpoint_every=700,run.log_every=200"
+config = get_config("smoke" if SMOKE else f"tiny,{steps}")
+workdir = RUNS / "sudoku"
+summary = train.run(config, workdir, "train")
+print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
+
+# %% [markdown]
+# ## Look at puzzles that it has never seen
+#
+# `trained.read` reads a run's last checkpoint. A `View` is the model with its
+# outputs on part of the test split; all figures are drawn from one. This
+# picture is a hard puzzle that is solved: what the model would answer after
+# some of the loops, stronger where it is more certain. Then the output, the
+# weighted sum.
+
+# %%
+from IPython.display import display
+from PIL import Image
+
+from loopjax import trained
+from loopjax.analysis import sudoku
+from loopjax.analysis import view as view_lib
+from loopjax.run import workdir as workdir_lib
+
+run = trained.read(workdir)
+settings = run.settings
+test = settings.task_module.make_dataset(
+  settings.task, "test", batch_size=settings.eval.batch_size, seed=0
+)
+view = view_lib.make_view(
+  settings, run.graphdef, run.params, test,
+  workdir_lib.read_metrics(workdir), workdir / "figures",
+)  # fmt: skip
+
+
+def show(files):  # With few colours, which keeps the notebook small.
+  display(*(Image.open(f).convert("RGB").quantize(200) for f in files))
+
+
+show(sudoku.draw_solved(view))
+
+# %% [markdown]
+# ## More loops than it was trained with
+#
+# Nothing ties a looped model to its training depth. Reading the answer off
+# after every loop, up to four times as many (section 5.2, figure 7), shows how
+# many it needs, and whether more of them harm it.
+
+# %%
+from loopjax.analysis import curves, depth
+
+scores = depth.accuracy_by_depth(view)
+headline, loops = settings.task_module.HEADLINE, settings.model.num_loops
+examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
+show(curves.draw_depth(scores, headline, loops, examples, view.directory))
+
+# %% [markdown]
+# ## When does a cell stop?
+#
+# On the left the mean over puzzles, on the right the puzzle from above. Are the
+# given digits, which only have to be copied, done earlier?
+
+# %%
+show(sudoku.draw_halting_map(view))
+
+# %% [markdown]
+# ## Your own puzzle
+#
+# Type one in, `.` for a blank. `make_forward` compiles a forward pass over
+# given inputs that records what is asked for in every loop: here each loop's
+# prediction, and the weight $w_k$ of each token, memory tokens first. A
+# puzzle's tokens are its digits plus one; a blank is 1. Digits that are not
+# certain, with less than half of the probability, are shown as `·`.
+
+# %%
+import numpy as np
+
+board = settings.task.board
+given = view.batch["inputs"][sudoku.choose(view)[0]] - 1
+puzzle = "".join(str(digit) if digit else "." for digit in given)
+# puzzle = "..." for one of yours: row by row, a character a cell.
+
+cells = [1 if c == "." else int(c) + 1 for c in puzzle]
+tokens = np.array([cells], np.int32)
+forward = view_lib.make_forward(
+  settings, run.graphdef, run.params, {"inputs": tokens}
+)
+output = forward(("prediction", "confidence", "weight"))
+
+
+def lines(digits, certain):
+  shown = np.where(certain, digits.astype(str), "·")
+  return [" ".join(row) for row in shown.reshape(board.size, board.size)]
+
+
+prediction, confidence = output.trace["prediction"], output.trace["confidence"]
+loops = np.unique(np.linspace(0, len(prediction) - 1, 5).astype(int))
+panels = [lines(tokens[0] - 1, tokens[0] > 1)]
+panels += [lines(prediction[k, 0] - 1, confidence[k, 0] > 0.5) for k in loops]
+titles = ["puzzle", *(f"loop {k + 1}" for k in loops)]
+print("    ".join(title.ljust(len(panels[0][0])) for title in titles))
+for row in zip(*panels, strict=True):
+  print("    ".join(row))
+
+# %% [markdown]
+# ## Go on
+#
+# * 9x9: `--config=configs/sudoku_utm.py:nine`, three quarters of an hour on two
+#   cores; `:paper` is the paper's scale and data.
+# * Do memory tokens matter? `python -m loopjax.sweep
+#   --config=configs/sudoku_utm.py --sweep=memory_curve`, then `python -m
+#   loopjax.report` on its folder, puts our numbers next to the paper's Table 3.
+# * Another halting rule: [notebook 7](7_your_own.ipynb).

@@ -1,0 +1,304 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/7_your_own.ipynb)
+#
+# # Your own looped model, in less than a hundred lines
+#
+# A new halting rule, a new model family, a new config; trained by the same
+# trainer, and tested by tests that are there already.
+#
+# The idea: a token stops at the first loop at which the model is *confident* in
+# it, and that loop's prediction is its answer. No router, no remainder. (ACT,
+# arXiv 1603.08983, sums up what a router says, section 2.1; PonderNet, arXiv
+# 2107.05407, samples, equations 6 and 7.) So that every loop's prediction is
+# worth something, the loss is the mean over all loops.
+
+# %%
+# Finds the repository; on Colab it is fetched and installed first.
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+here = pathlib.Path.cwd()
+if "google.colab" in sys.modules:
+  here = pathlib.Path("/content/loopjax")
+  if not here.exists():
+    url = "https://github.com/OWNER/loopjax"
+    subprocess.run(["git", "clone", "-q", url, here], check=True)
+os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
+runpy.run_path("notebooks/start.py", run_name="__main__")
+
+# The tests set this to a folder: everything is then tiny, and goes there.
+SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
+RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+# %% [markdown]
+# ## The rule
+#
+# A halting rule is a frozen record with two functions (`loop/halting.py`). It
+# receives a number in [0, 1] for each token and step, and returns the weight of
+# that step's output; the weights of a token sum to one.
+
+# %%
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax import types as records
+from loopjax.loop import driver, halting
+from loopjax.losses import tokens as losses
+from loopjax.nn import attention, block, linear, rope, shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Confident:
+  """All weight goes to the first step that reaches the threshold."""
+
+  threshold: float
+
+  def init(self, shape):
+    return halting.FixedSteps().init(shape)
+
+  def update(self, state, confidence, is_last):
+    stops = ~state.halted & ((confidence >= self.threshold) | is_last)
+    weight = stops.astype(jnp.float32)
+    return weight, halting.HaltingState(
+      spent=state.spent + weight,
+      steps=state.steps + (~state.halted).astype(jnp.float32),
+      remainder=state.remainder,
+      halted=state.halted | stops,
+    )
+
+
+# %% [markdown]
+# ## The family
+#
+# A family is a module with `Config`, `Model`, `loss`, `costs` and two tuples of
+# names (`protocols.Family`). Here it is made by hand; in the repository it
+# would be a file in `loopjax/models/`, and the last line a line of `MODELS`.
+#
+# The block is the shared one: attention with rotary positions from the task's
+# coordinates (row, column and box), and an MLP. The board is added in each
+# loop.
+
+
+# %%
+@dataclasses.dataclass(frozen=True)
+class Config:
+  width: int = 64
+  num_heads: int = 8
+  num_loops: int = 8
+  threshold: float = 0.9
+  precision: str = "float32"
+
+  def block_shape(self):
+    return shape.Shape(
+      self.width, self.num_heads, num_key_value_heads=self.num_heads,
+      head_width=shape.head_width(self.width, self.num_heads),
+      mlp_width=shape.mlp_width(self.width, 8 / 3),
+    )  # fmt: skip
+
+
+class Model(nnx.Module):
+  def __init__(self, config, spec, options=records.LoopOptions(), *, rngs):
+    self.config, self.spec, self.options = config, spec, options
+    shared = {"precision": records.PRECISIONS[config.precision], "rngs": rngs}
+    vocabulary, width = spec.vocab_size, config.width
+    self.token_embedding = linear.embedding(vocabulary, width, **shared)
+    self.block = block.Block(config.block_shape(), **shared)
+    self.head = linear.readout(width, vocabulary, **shared)
+
+  def __call__(self, inputs, *, num_loops=None, kind=None, trace=()):
+    num_loops = num_loops or self.config.num_loops
+    rule, board = Confident(self.config.threshold), self.token_embedding(inputs)
+    places = jnp.asarray(self.spec.coordinates)
+    head_width = self.config.block_shape().head_width
+    view = attention.View(rope.rope_tables(places, head_width, 10.0))
+
+    def step(carry, k):
+      hidden, answer, state = carry
+      hidden, _ = self.block(hidden + board, view)
+      logits = self.head(hidden)
+      record = {"hidden": hidden, "logits": logits}
+      record |= linear.most_likely(logits)  # "prediction" and "confidence"
+      last = k == num_loops - 1
+      record["weight"], state = rule.update(state, record["confidence"], last)
+      answer = answer + record["weight"][..., None] * logits
+      return (hidden, answer, state), {name: record[name] for name in trace}
+
+    logits = jnp.zeros((*inputs.shape, self.spec.vocab_size), jnp.float32)
+    start = jnp.zeros_like(board), logits, rule.init(inputs.shape)
+    (_, logits, state), traces, steps_run = driver.run_loop(
+      step, start, num_loops, kind=kind or self.options.kind,
+      remat=self.options.remat,
+      done_fn=lambda carry: jnp.all(carry[2].halted),
+    )  # fmt: skip
+    stats = {
+      "ponder_steps": jnp.mean(state.steps, axis=1),
+      "loops_run": jnp.full(len(inputs), steps_run, jnp.float32),
+    }
+    return records.Output(logits, {}, stats, loops={}, trace=traces)
+
+
+def loss(model, batch, key, step, frozen):
+  output = model(batch["inputs"], trace=("logits",))
+  logits = output.trace["logits"]
+  targets = jnp.broadcast_to(batch["targets"][None], logits.shape[:-1])
+  by_token = jnp.mean(losses.token_cross_entropy(logits, targets), axis=0)
+  weights, of_batch = batch["weights"], batch.get("mean_weight")
+  total = losses.weighted_mean(by_token, weights, of_batch)
+  steps = jnp.mean(output.stats["ponder_steps"])
+  return total, {"loss": total, "ponder_steps": steps}
+
+
+def costs(config, spec, num_loops):
+  tokens = spec.sequence_length
+  once = block.flops(config.block_shape(), tokens)
+  once += 2 * tokens * config.width * spec.vocab_size
+  return {"flops_per_example": [once * (k + 1) for k in range(num_loops)]}
+
+
+from loopjax.models import MODELS
+
+family = types.ModuleType("confident")
+family.Config, family.Model = Config, Model
+family.loss, family.costs = loss, costs
+family.TRACES = ("hidden", "logits", "prediction", "confidence", "weight")
+family.HEADLINE = ("ponder_steps",)
+MODELS["confident"] = family
+
+# %% [markdown]
+# ## Tests for free
+#
+# `tests/models/test_families.py` runs over `MODELS`: every parameter gets a
+# gradient, all kinds of loops and rematerialisation agree, the loop that stops
+# early gives the same result, costs are what XLA counts, no setting is without
+# effect, bfloat16 stays where it belongs. With pytest that is automatic; here
+# we call the functions. A family's small size is all that they ask for, and for
+# each setting of its own a value to change it to.
+
+# %%
+sys.path[:0] = ["tests", "tests/loop", "tests/models"]
+import test_families
+import test_halting
+
+test_families.SMALL["confident"] = {"width": 16, "num_heads": 2, "num_loops": 2}
+test_families.VALUES["threshold"] = (0.5,)
+chances = jax.random.uniform(jax.random.key(0), (12, 50))
+test_halting.test_weights_are_a_distribution(Confident(0.9), chances)
+print("passed: test_weights_are_a_distribution")
+for name, test in list(vars(test_families).items()):
+  for mark in getattr(test, "pytestmark", ()):
+    if name.startswith("test_") and "confident" in mark.args[1]:
+      test("confident")
+      print("passed:", name)
+
+# %% [markdown]
+# ## The config
+#
+# A config file has `PRESETS` and `get_config`; `paper` comes first, and the
+# other presets override it. Ours has one more preset, for minutes.
+
+# %%
+from loopjax import config as config_lib
+from loopjax import presets, train
+
+PRESETS = {
+  "paper": {"task": {"augment": True, "box_rows": 2}},
+  "tiny": {
+    "optim": {"learning_rate": 4e-3, "warmup_steps": 100, "ema_decay": 0.98},
+    "run": {
+      "num_steps": 800, "batch_size": 16, "checkpoint_every": 800,
+      "log_every": 200,
+    },
+  },
+  "smoke": presets.read("configs/common.py")["SUDOKU_SMOKE"],
+}  # fmt: skip
+PRESETS["smoke"]["model"] = {"width": 16, "num_heads": 2, "num_loops": 2}
+
+
+def get_config(arg=""):
+  return presets.apply(config_lib.make("confident", "sudoku"), arg, PRESETS)
+
+
+workdir = RUNS / "your_own"
+summary = train.run(get_config("smoke" if SMOKE else ""), workdir, "train")
+print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
+
+# %% [markdown]
+# ## Does it stop when it is right?
+#
+# The threshold can be changed after training, since no parameter depends on it.
+# Lower ones stop earlier; what does that cost? (A batch runs until its slowest
+# cell has stopped.)
+
+# %%
+import numpy as np
+
+from loopjax import program, trained
+from loopjax.analysis import draw
+
+run = trained.read(workdir)
+settings = run.settings
+test = settings.task_module.make_dataset(
+  settings.task, "test", batch_size=1024, seed=0
+)
+batch = test.batches[0]
+
+
+def with_threshold(threshold):
+  """(exact match, loops run by a cell, loops run by the batch)."""
+  model = dataclasses.replace(settings.model, threshold=threshold)
+  graphdef, _ = program.abstract_model(settings._replace(model=model))
+
+  @jax.jit
+  def forward(params, inputs):
+    return nnx.merge(graphdef, params)(inputs, num_loops=16, kind="while")
+
+  output = forward(run.params, batch["inputs"])
+  right = settings.task_module.score(output, batch)["exact_match"]
+  numbers = right, output.stats["ponder_steps"], output.stats["loops_run"]
+  return [float(np.mean(x)) for x in numbers]
+
+
+thresholds = (0.5, 0.7, 0.9, 0.97, 0.99, 0.999)
+found = np.array([with_threshold(threshold) for threshold in thresholds])
+print("threshold  exact match  loops a cell  loops of the batch")
+for threshold, row in zip(thresholds, found, strict=True):
+  print(f"{threshold:9} {row[0]:12.3f} {row[1]:13.2f} {row[2]:19.0f}")
+
+figure = draw.new(6, 3.6)
+axes = figure.subplots()
+axes.plot(found[:, 1], found[:, 0], color=draw.BLUE, marker="o")
+for threshold, row in zip(thresholds, found, strict=True):
+  axes.annotate(
+    f"{threshold:g}", (row[1], row[0]), textcoords="offset points",
+    xytext=(5, -12), fontsize=9,
+  )  # fmt: skip
+title = "Puzzles solved, by the threshold of confidence"
+draw.tidy(axes, title, "loops that a cell runs, mean", "exact match")
+draw.save(figure, workdir / "thresholds.png")
+
+from IPython.display import Image, display
+
+display(Image(filename=workdir / "thresholds.png"))
+
+# %% [markdown]
+# ## Make it stay
+#
+# `CONTRIBUTING.md` has the steps: the family in `loopjax/models/confident.py`,
+# its line in `MODELS`, `configs/sudoku_confident.py`, a row in
+# `docs/papers.md`. Then every command knows it: `python -m loopjax.main
+# --config=configs/sudoku_confident.py`, `--mode=eval
+# --config.eval.loop_kind=while`, sweeps, reports, meshes and checkpoints.

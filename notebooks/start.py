@@ -1,0 +1,79 @@
+"""What every notebook runs first: on Colab installs loopjax, then says where.
+
+Packages are installed at the versions of `constraints.txt`. Colab has a JAX of
+its own; if the session has imported that one, it is restarted.
+"""
+
+import importlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Cannot be replaced in a session that has imported them.
+LOADED_ONCE = ("jax", "jaxlib", "flax", "numpy")
+
+
+def extra() -> str:
+  """The extra of this machine's accelerator, in brackets; "" for a CPU."""
+  if shutil.which("nvidia-smi"):
+    return "[cuda]"
+  devices = (*pathlib.Path("/dev").glob("accel*"), pathlib.Path("/dev/vfio/0"))
+  return "[tpu]" if any(path.exists() for path in devices) else ""
+
+
+def install() -> None:
+  """Installs the package of this folder's repository, unless it is there."""
+  try:
+    metadata.version("loopjax")
+    return
+  except metadata.PackageNotFoundError:
+    pass
+  constraints = HERE / "constraints.txt"
+  package = f"{HERE.parent}{extra()}"
+  subprocess.run(
+    [sys.executable, "-m", "pip", "install", "-q", "-c", constraints]
+    + ["-e", package],
+    check=True,
+  )
+  importlib.invalidate_caches()
+  sys.path.insert(0, str(HERE.parent))  # pip tells later sessions only.
+
+
+def outdated() -> list[str]:
+  """Imported packages that are not of the version that is installed."""
+  return [
+    name
+    for name in LOADED_ONCE
+    if name in sys.modules
+    and sys.modules[name].__version__ != metadata.version(name)
+  ]
+
+
+def main() -> None:
+  """Installs, restarts if it must, and prints versions and the accelerator."""
+  if "google.colab" in sys.modules:
+    install()
+    if stale := outdated():
+      from IPython import get_ipython
+
+      print(f"restarting for another {stale[0]}; please run all cells again")
+      get_ipython().kernel.do_shutdown(restart=True)
+      return
+  import jax
+
+  import loopjax
+
+  device = jax.devices()[0]
+  where = "CPU" if device.platform == "cpu" else device.device_kind
+  print(
+    f"loopjax {loopjax.__version__}, JAX {jax.__version__},"
+    f" {len(jax.devices())} x {where}, {os.cpu_count()} CPU cores"
+  )
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,67 @@
+"""The terminal's end: what is printed, and what is refused."""
+
+import pathlib
+import sys
+
+import pytest
+
+from loopjax.generate import __main__ as entry
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
+from eval_examples import make_run
+
+FLAGS = ("--max_new_tokens=12", "--temperature=0")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """An untrained model with exits."""
+  workdir = tmp_path_factory.mktemp("runs") / "a"
+  return make_run(workdir, model__exit_gate="joint", model__num_loops=2)
+
+
+def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
+  flags = (f"--workdir={run}", "--prompt=Loops", *FLAGS, "--report")
+  assert entry.main([*flags]) == 0
+  whole, report = capsys.readouterr()
+  assert whole.startswith("Loops") and len(whole.encode()) >= 10
+  assert "12 tokens in" in report
+  assert "2.000 of 2 loops a token; exits: gate, threshold 1.0" in report
+  assert "read out after loop 2: 100.0%" in report
+  # Keys and values of two heads of 8, of a layer in two loops, and a length.
+  assert f"per_loop, {2 * 2 * 16 * 4 * 48 + 4:,} bytes" in report
+  assert entry.main([*flags, "--exit_threshold=1e-6"]) == 0
+  assert "1.083 of 2 loops a token" in capsys.readouterr().err  # The first: 2.
+
+
+def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
+  flags = (f"--workdir={run}", "--prompt=L", "--max_new_tokens=9")
+  texts = []
+  for more in ("--samples=2", "--samples=2", "--seed=1"):
+    assert entry.main([*flags, more]) == 0
+    texts.append(capsys.readouterr().out)
+  assert texts[0] == texts[1]
+  first, second = texts[0].split("--- 2")
+  assert first.partition(")\n")[2] != second.partition(")\n")[2]
+  assert texts[2].strip() in second  # The second's seed is 1.
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+  (("--prompt=a",), "give --workdir=DIR of a run, or --hub=DIR"),
+  (("--workdir={run}",), "give --prompt=TEXT, or --chat"),
+  (("--workdir={run}", "--hub=x", "--prompt=a"), "give --workdir=DIR"),
+  (("--workdir={run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
+  (("--workdir={run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
+  (("--workdir={run}", "--prompt=a", "--samples=0"), "--samples=0"),
+  (("--workdir={run}", f"--prompt={'a' * 48}"), "49 tokens, and the cache"),
+  (("--workdir={run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
+  (("--workdir={run}", "--chat"), "has no chat template"),
+  (("--workdir={run}/no", "--prompt=a"), "config.json"),
+  (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),
+])  # fmt: skip
+def test_mistakes_are_one_line(run, capsys, flags, says):
+  flags = [flag.replace("{run}", str(run)) for flag in flags]
+  assert entry.main(flags) == 2
+  printed = capsys.readouterr().err
+  assert printed.startswith("error: ") and printed.count("\n") == 1
+  assert says in printed

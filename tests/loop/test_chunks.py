@@ -1,0 +1,189 @@
+"""Chunks that read each other's rows, against plain autodiff of the same."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests_support import array_sizes
+
+from loopjax.kernels.gated_kv import Weights, reference
+from loopjax.loop import chunks
+from loopjax.nn import dot_product
+
+FAST = {"xla_backend_optimization_level": 0}
+BATCH, HEADS, HEAD_WIDTH, LOOPS = 2, 2, 4, 3
+WIDTH = HEADS * HEAD_WIDTH
+
+
+def melt(params, x, tables, history, first):
+  """Loops over one layer with a gated latent; the last loop's rows stay."""
+  latent, total = None, 0.0
+  for _ in range(LOOPS):
+    query, weights = x @ params["query"], params["weights"]
+    empty = jnp.zeros((*x.shape[:2], HEADS, HEAD_WIDTH), x.dtype)
+    latent, own = reference.gated_kv(
+      x, latent, weights, tables, (empty, empty), jnp.zeros(BATCH, jnp.int32)
+    )
+    query = reference.rotate(query.reshape(empty.shape), tables)
+    own_seen = jnp.tril(jnp.ones((1, x.shape[1], x.shape[1]), bool))
+    seen = jnp.arange(history[0].shape[1]) < first
+    seen = jnp.broadcast_to(seen, (1, x.shape[1], len(seen)))
+    parts = (*own, own_seen), (*history, seen)
+    mixed = dot_product.attend_to_parts(query, *parts)
+    x = jnp.tanh(x + mixed.reshape(x.shape) @ params["output"])
+    total += jnp.sum(x**2, axis=(1, 2))
+  return (x, total), own
+
+
+def arrays(num_chunks, size, dtype=jnp.float64):
+  random = np.random.default_rng(num_chunks)
+
+  def normal(*shape):
+    return jnp.asarray(random.normal(size=shape) * shape[-1] ** -0.5, dtype)
+
+  square = [normal(WIDTH, WIDTH) for _ in range(6)]
+  weights = Weights(*square[:2], normal(WIDTH), *square[2:4])
+  params = {"query": square[4], "output": square[5], "weights": weights}
+  inputs = 3 * normal(num_chunks, BATCH, size, WIDTH)
+  angle = random.normal(size=(num_chunks, BATCH, size, HEAD_WIDTH // 2))
+  tables = tuple(jnp.asarray(f(angle), dtype) for f in (np.cos, np.sin))
+  rows = (BATCH, num_chunks * size, HEADS, HEAD_WIDTH)
+  # Rows that are not written yet must not matter.
+  history = tuple(jnp.full(rows, 1e3, dtype) for _ in range(2))
+  return params, inputs, tables, history
+
+
+def unrolled(params, inputs, tables, history, reach=-1):
+  """The same chunk by chunk in Python, with what is too far back detached."""
+  size = inputs.shape[2]
+  outputs = []
+  for i in range(len(inputs)):
+    seen = history
+    if reach >= 0:
+      row = jnp.arange(history[0].shape[1])[None, :, None, None]
+      near = row >= (i - reach) * size
+      seen = tuple(
+        jnp.where(near, x, jax.lax.stop_gradient(x)) for x in history
+      )
+    chunk = [x[i] for x in tables]
+    result, rows = melt(params, inputs[i], chunk, seen, i * size)
+    outputs.append(result)
+    history = tuple(
+      x.at[:, i * size : (i + 1) * size].set(part)
+      for x, part in zip(history, rows, strict=True)
+    )
+  return jax.tree.map(lambda *x: jnp.stack(x), *outputs), history
+
+
+def scanned(params, inputs, tables, history, reach=-1):
+  return chunks.run(
+    chunks.Options(melt, reach), params, inputs, tables, history
+  )
+
+
+def gradients(form, params, inputs, tables, history):
+  """Results, and gradients of a number that all of them are part of."""
+
+  def value(params, inputs):
+    results = form(params, inputs, tables, history)
+    total = 0.0
+    for i, x in enumerate(jax.tree.leaves(results)):
+      total += jnp.sum(np.random.default_rng(i).normal(size=x.shape) * x)
+    return total, results
+
+  run = jax.grad(value, (0, 1), has_aux=True)
+  return jax.jit(run, compiler_options=FAST)(params, inputs)
+
+
+@pytest.mark.parametrize("reach", [-1, 0, 1, 2])
+def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
+  with jax.enable_x64(True):
+    operands = arrays(4, 3)
+    actual, expected = (
+      gradients(functools.partial(form, reach=reach), *operands)
+      for form in (scanned, unrolled)
+    )
+  for got, want in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    assert np.abs(want).max() > 1e-3
+    np.testing.assert_allclose(
+      got, want, rtol=0, atol=1e-10 * np.abs(want).max()
+    )
+
+
+def test_enough_hops_or_sweeps_are_exact():
+  """Of four chunks three hops, and four sweeps; fewer hops are near."""
+  with jax.enable_x64(True):
+    operands = arrays(4, 3)
+
+    def hopping(params, inputs, tables, history, hops):
+      options = chunks.Options(melt, hops=hops)
+      return chunks.run(options, params, inputs, tables, history)
+
+    def sweeping(params, inputs, tables, history):
+      options = chunks.Options(melt)
+      return chunks.sweeps(options, 4, params, inputs, tables, history)
+
+    exact, all_hops, no_hop, swept, detached = (
+      gradients(form, *operands)
+      for form in (
+        scanned,
+        functools.partial(hopping, hops=3),
+        functools.partial(hopping, hops=0),
+        sweeping,
+        functools.partial(scanned, reach=0),
+      )
+    )
+  for same, expected in (
+    (all_hops, exact), (swept, exact), (no_hop, detached),
+  ):  # fmt: skip
+    for got, want in zip(*map(jax.tree.leaves, (same, expected)), strict=True):
+      np.testing.assert_allclose(
+        got, want, rtol=0, atol=1e-10 * np.abs(want).max()
+      )
+
+
+def test_how_far_a_gradient_goes_back():
+  """The last chunk's output alone, into each chunk's inputs."""
+  with jax.enable_x64(True):
+    params, inputs, tables, history = arrays(4, 3)
+
+    def last(inputs, reach):
+      (x, _), _ = scanned(params, inputs, tables, history, reach)
+      return jnp.sum(x[-1])
+
+    for reach, chunks_reached in ((0, 1), (-1, 4)):
+      found = jax.jit(jax.grad(last), static_argnums=1)(inputs, reach)
+      reached = np.abs(found).max(axis=(1, 2, 3)) > 0
+      assert reached.sum() == chunks_reached
+      assert reached[-1]
+
+
+def test_one_buffer_is_kept():
+  """Of 16 chunks; autodiff of the scan keeps the buffer of each."""
+  num_chunks, size = 16, 8
+  operands = arrays(num_chunks, size, jnp.float32)
+
+  def plain(params, inputs, tables, history):
+    (outputs, history), _ = chunks._forward(
+      chunks.Options(melt), params, inputs, tables, history
+    )
+    return outputs, history
+
+  def compiled(form):
+    def value(params, inputs, tables, history):
+      (x, total), _ = form(params, inputs, tables, history)
+      return jnp.sum(x) + jnp.sum(total)
+
+    run = jax.jit(jax.grad(value), compiler_options=FAST)
+    return run.lower(*operands).compile()
+
+  whole, ours = compiled(plain), compiled(scanned)
+  buffer = operands[3][0].size
+  assert max(array_sizes(whole.as_text())) == num_chunks * buffer
+  assert max(array_sizes(ours.as_text())) < 4 * buffer
+  memory = [x.memory_analysis().temp_size_in_bytes for x in (whole, ours)]
+  assert memory[1] < memory[0] / 4

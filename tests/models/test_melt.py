@@ -1,0 +1,518 @@
+"""MELT against its definition, its identities, and its two phases."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import melt_plain
+import model_examples as examples
+import numpy as np
+import pytest
+from flax import nnx
+from test_families import SPEC
+
+from loopjax.errors import UserError
+from loopjax.loop import chunks
+from loopjax.models import looped, melt
+from loopjax.models.melt import layer as layer_lib
+from loopjax.models.melt import passes, training
+
+LENGTH, LOOPS = 8, 3
+SIZES = {
+  "width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS,
+  "mlp": "swiglu", "mlp_ratio": 2.0, "post_norm": True, "tied": False,
+  "rope_base": 1e4, "init_std": 0.2, "precision": "float32",
+}  # fmt: skip
+TOKENS = jax.random.randint(jax.random.key(5), (2, LENGTH), 0, 20)
+BATCH = {
+  "inputs": TOKENS,
+  "targets": (TOKENS + 1) % 20,
+  "weights": jnp.float32(jnp.arange(16).reshape(2, LENGTH) % 3 > 0),
+}
+DOCUMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3, 3, 3]])
+
+
+def config_of(**changes):
+  untaught = {"chunk_size": 4, "prefill_chunk": 1, "distill": "none"}
+  return melt.Config(**{**SIZES, **untaught, **changes})
+
+
+def params_of(config):
+  """With gates that open by much more or less than a half."""
+  params = examples.params_of(melt, config, SPEC)
+  if "latent_gates" in params:
+    gates = jax.tree.map(lambda x: 4 * x, params["latent_gates"])
+    params = {**params, "latent_gates": gates}
+  return params
+
+
+@functools.cache
+def _pass(config, chunk, keep, with_alpha):
+  def run(params, tokens, alpha, documents):
+    model = examples.merged(melt, config, SPEC, params)
+    plan = model.plan(keep=keep)._replace(chunk_size=chunk)
+    return passes.run(
+      model.stack(),
+      plan,
+      model.token_embedding(tokens),
+      alpha=alpha if with_alpha else None,
+      documents=documents,
+    )[1]
+
+  return jax.jit(run, compiler_options=examples.FAST)
+
+
+def loops(config, chunk, params=None, *, tokens=TOKENS, alpha=None,
+          keep=("hidden",), documents=None):  # fmt: skip
+  """What the loops leave, by name."""
+  run = _pass(config, chunk, keep, alpha is not None)
+  share = jnp.float32(1.0 if alpha is None else alpha)
+  return run(params or params_of(config), tokens, share, documents)
+
+
+def hidden(config, chunk, params=None, **call):
+  return np.asarray(loops(config, chunk, params, **call)["hidden"])
+
+
+TEACHER = looped.Config(**SIZES)
+
+
+@functools.cache
+def taught():
+  """A looped model's parameters, and its output after every loop."""
+  params = examples.params_of(looped, TEACHER, SPEC)
+  output = examples.run(looped, TEACHER, SPEC, TOKENS, trace=("hidden",))
+  return params, np.asarray(output.trace["hidden"])
+
+
+def student(config):
+  """The parameters of MELT that starts from the looped model."""
+  own = params_of(config)
+  gates = {k: v for k, v in own.items() if k == "latent_gates"}
+  return {**taught()[0], **gates}
+
+
+@pytest.mark.parametrize(
+  ("changes", "chunk", "alpha"),
+  [
+    ({}, 4, None),
+    ({"num_key_value_heads": 1}, 2, None),
+    ({"gate": "scalar", "post_norm": False}, 1, None),
+    ({}, 2, 0.3),
+    ({"gate": "mean"}, 4, None),
+    ({"gate": "ema"}, 2, 0.6),
+    ({"gate": "first"}, 4, None),
+    ({"gate": "last"}, 1, None),
+  ],
+)
+def test_loops_are_those_of_the_definition(changes, chunk, alpha):
+  config = config_of(**changes)
+  got, params = hidden(config, chunk, alpha=alpha), params_of(config)
+  for row, tokens in enumerate(np.asarray(TOKENS)):
+    expected = melt_plain.hidden_of_loops(
+      params, config, tokens, chunk, 1.0 if alpha is None else alpha
+    )
+    np.testing.assert_allclose(got[:, row], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 8])
+def test_without_latents_every_loop_is_the_looped_models(chunk):
+  """B.3, 1: alpha = 0, any chunk size."""
+  config = config_of()
+  got = hidden(config, chunk, student(config), alpha=0.0)
+  np.testing.assert_allclose(got, taught()[1], atol=2e-4)
+
+
+def test_a_closed_gate_in_one_chunk_is_the_looped_model():
+  """B.3, 2: z = 0."""
+  config = config_of(gate="last")
+  np.testing.assert_allclose(
+    hidden(config, 8, student(config)), taught()[1], atol=2e-4
+  )
+  # A learned gate far below zero keeps nothing either.
+  config = config_of()
+  params = student(config)
+  gates = jax.tree.map(jnp.zeros_like, params["latent_gates"])
+  gates["bias"] -= 100.0
+  got = hidden(config, 8, {**params, "latent_gates": gates})
+  np.testing.assert_allclose(got, taught()[1], atol=2e-4)
+
+
+def test_one_loop_is_a_transformer():
+  """B.3, 6: whatever the gate and the chunk."""
+  config = config_of(num_loops=1)
+  closed = config_of(num_loops=1, gate="last")
+  expected = hidden(closed, 8, student(closed))
+  np.testing.assert_allclose(expected[0], taught()[1][0], atol=2e-4)
+  for chunk in (1, 4):
+    got = hidden(config, chunk, student(config))
+    np.testing.assert_allclose(got, expected, atol=2e-4)
+
+
+def test_keys_and_values_interpolate_with_their_latent():
+  """B.3, 3: a KV_MELT + (1 - a) KV_base = (a h + (1 - a) x) W."""
+  config = config_of()
+  model = examples.merged(melt, config, SPEC)
+  layer = jax.tree.map(lambda x: x[0], model.stack().layers)
+  x, latent = jax.random.normal(jax.random.key(0), (2, 2, 3, 16))
+  angle = jax.random.normal(jax.random.key(1), (2, 3, 4))
+  tables = jnp.cos(angle), jnp.sin(angle)
+  alpha = jnp.float32(0.3)
+  mixed = layer_lib.mixture(alpha, latent, x)
+  got = layer_lib.project(layer, mixed, tables)
+  ends = [layer_lib.project(layer, y, tables) for y in (latent, x)]
+  for a, of_latent, of_input in zip(got, *ends, strict=True):
+    expected = 0.3 * of_latent + 0.7 * of_input
+    np.testing.assert_allclose(a, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 8])
+def test_later_tokens_change_no_bit(chunk):
+  """B.3, 4."""
+  config = config_of()
+  other = TOKENS.at[:, 5].add(1)
+  same = hidden(config, chunk) == hidden(config, chunk, tokens=other)
+  same = same.all(axis=(0, 1, 3))
+  assert same[:5].all()
+  assert not same[5:].any()
+
+
+def test_outputs_depend_on_where_chunks_end():
+  """B.3, 5: chunks of one token are exact, others are not what they are."""
+  config = config_of()
+  one, two, four = (hidden(config, chunk)[-1] for chunk in (1, 2, 4))
+  np.testing.assert_allclose(one[:, 0], four[:, 0], atol=1e-5)
+  assert np.abs(one - two)[:, 1:].max() > 1e-2
+  assert np.abs(two - four).max() > 1e-2
+
+
+def test_sweeps_over_all_chunks_become_exact():
+  """B.3, 8: s sweeps are exact for s chunks."""
+  config = config_of()
+
+  @functools.partial(jax.jit, static_argnums=1, compiler_options=examples.FAST)
+  def sweep(params, number):
+    model = examples.merged(melt, config, SPEC, params)
+    plan = model.plan()._replace(chunk_size=2, sweeps=number)
+    embedded = model.token_embedding(TOKENS)
+    return passes.run(model.stack(), plan, embedded)[0]
+
+  exact = hidden(config, 2)[-1]
+  for number in (2, 4):
+    apart = np.abs(sweep(params_of(config), number) - exact).max(axis=(0, 2))
+    assert apart[: 2 * number].max() < 1e-4
+    assert number == 4 or apart[2 * number :].min() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ("mode", "shares"),
+  [
+    ("mean", (0.25, 0.25, 0.25, 0.25)),
+    ("ema", (0.008, 0.032, 0.16, 0.8)),
+    ("last", (0, 0, 0, 1)),
+    ("first", (1, 0, 0, 0)),
+  ],
+)
+def test_fixed_gates_are_the_papers_variants(mode, shares):
+  """B.3, 7: the shares of the inputs of four loops in the latent."""
+  model = examples.merged(melt, config_of(gate=mode), SPEC)
+  layer = jax.tree.map(lambda x: x[0], model.stack().layers)
+  inputs = jax.random.normal(jax.random.key(0), (4, 1, 1, 16))
+  none = jnp.ones((1, 1, 4)), jnp.zeros((1, 1, 4))
+  rows, start = layer_lib.no_rows(layer, inputs[0]), jnp.zeros(1, jnp.int32)
+  latent = jnp.full_like(inputs[0], jnp.nan)  # Of no use in the first loop.
+  for loop, x in enumerate(inputs):
+    latent, (_, value) = layer_lib.update(
+      layer, mode, jnp.asarray(loop), x, latent, none, rows, start
+    )
+  expected = jnp.tensordot(jnp.float32(shares), inputs, 1)
+  np.testing.assert_allclose(latent, expected, atol=1e-5)
+  kernel = layer.block.attention.value.kernel[...]
+  np.testing.assert_allclose(
+    value.reshape(1, 1, -1), expected @ kernel, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize("alpha", [None, 0.4])
+def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
+  """Through all earlier chunks, with documents; and of fewer, if asked."""
+  config = config_of()
+
+  def gradients(reach):
+    def total(params):
+      model = examples.merged(melt, config, SPEC, params)
+      plan = model.plan(keep=("hidden",))
+      _, records = passes.run(
+        model.stack(),
+        plan._replace(chunk_size=2, reach=reach),
+        model.token_embedding(TOKENS),
+        alpha=None if alpha is None else jnp.float32(alpha),
+        documents=DOCUMENTS,
+      )
+      weights = jax.random.normal(jax.random.key(7), records["hidden"].shape)
+      return jnp.sum(weights * records["hidden"])
+
+    return jax.jit(jax.grad(total), compiler_options=examples.FAST)(
+      params_of(config)
+    )
+
+  ours, detached = gradients(-1), gradients(0)
+  monkeypatch.setattr(chunks, "run", lambda *x: chunks._forward(*x)[0])
+  plain = gradients(-1)
+  for name in ("latent_gates", "layers", "token_embedding"):
+    trees = (tree[name] for tree in (ours, plain, detached))
+    for got, want, without in zip(*map(jax.tree.leaves, trees), strict=True):
+      scale = np.abs(want).max()
+      np.testing.assert_allclose(got, want, atol=2e-4 * scale)
+      assert np.abs(without - want).max() > 1e-3 * scale
+
+
+@functools.cache
+def _loss(config):
+  def run(params, taught_params, step, batch):
+    model = examples.merged(melt, config, SPEC, params)
+    frozen = examples.merged(looped, TEACHER, SPEC, taught_params)
+    return melt.loss(model, batch, jax.random.key(0), step, frozen)
+
+  run = jax.value_and_grad(run, has_aux=True)
+  return jax.jit(run, compiler_options=examples.FAST)
+
+
+def loss_of(config, params, step=0, batch=BATCH):
+  """The loss, its metrics and its gradients."""
+  (value, metrics), grads = _loss(config)(
+    params, taught()[0], jnp.asarray(step), batch
+  )
+  return value, metrics, grads
+
+
+PHASE_1 = {"distill": "all", "alpha": 0.0, "interpolation_steps": 5}
+
+
+def test_phase_1_begins_as_its_teacher():
+  """No loss, whatever the chunks and their jitter; then the latents come."""
+  for changes in ({}, {"chunk_jitter": True}):
+    config = config_of(**PHASE_1, align_weight=1.0, **changes)
+    batch = {**BATCH, "documents": DOCUMENTS} if changes else BATCH
+    value, metrics, grads = loss_of(config, student(config), batch=batch)
+    assert metrics["alpha"] == 0.0
+    np.testing.assert_allclose(metrics["distill"], np.zeros(3), atol=1e-6)
+    np.testing.assert_allclose(value, 0.0, atol=1e-6)
+    assert not any(jnp.any(x) for x in jax.tree.leaves(grads["latent_gates"]))
+  config = config_of(**PHASE_1, align_weight=1.0)
+  shares = []
+  for step in (1, 4, 9):
+    value, metrics, _ = loss_of(config, student(config), step=step)
+    shares.append(metrics["alpha"])
+    assert value > 1e-3
+    np.testing.assert_allclose(
+      value, jnp.mean(metrics["distill"]) + metrics["align"], rtol=1e-5
+    )
+  np.testing.assert_allclose(shares, [0.25, 1.0, 1.0])
+
+
+def test_alignment_is_the_distance_of_attention_outputs():
+  config = config_of(distill="last", align_weight=0.5)
+  params = student(config)
+  _, metrics, _ = loss_of(config, params)
+  own = loops(config, 4, params, keep=("attention",))["attention"]
+  closed = config_of(gate="last")
+  theirs = loops(closed, 8, taught()[0], keep=("attention",))["attention"]
+  apart = np.mean((np.asarray(own) - np.asarray(theirs)) ** 2, axis=(0, 1, 4))
+  expected = np.sum(apart * BATCH["weights"]) / np.sum(BATCH["weights"])
+  np.testing.assert_allclose(metrics["align"], expected, rtol=1e-4)
+  assert metrics["distill"].shape == (1,)
+
+
+def test_the_teachers_loops_are_run_as_its_own_family_runs_them():
+  frozen = examples.merged(looped, TEACHER, SPEC, taught()[0])
+  config = config_of(distill="all", align_weight=0.5)
+  records = training.taught_by(frozen, config, BATCH)
+  np.testing.assert_allclose(records["hidden"], taught()[1], atol=2e-4)
+  assert records["attention"].shape == (LOOPS, 2, 2, LENGTH, 16)
+
+
+# Settings that are MELT's own, and what each needs in order to matter.
+SETTINGS = {
+  "gate": ("mean", {}),
+  "gate_bias": (1.0, {}),
+  "exit_gate": ("unused", {}),
+  "chunk_size": (2, {}),
+  "history_reach": (1, {}),
+  "history_hops": (1, {}),
+  "sweeps": (1, {}),
+  "chunk_jitter": (True, {}),
+  "alpha": (0.5, {}),
+  "interpolation_steps": (9, {"alpha": 0.5}),
+  "distill": ("last", {}),
+  "distill_beta": (0.25, {}),
+  "align_weight": (0.5, {}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_setting_is_ignored(name):
+  value, needs = SETTINGS[name]
+  plain = config_of(**{"distill": "all", **needs})
+  programs = []
+  for config in (plain, dataclasses.replace(plain, **{name: value})):
+    drawn = jax.make_jaxpr(
+      lambda key, config=config: nnx.split(
+        melt.Model(config, SPEC, rngs=nnx.Rngs(params=key))
+      )
+    )(jax.random.key(0))
+
+    def run(params, config=config):
+      model = examples.merged(melt, config, SPEC, params)
+      frozen = examples.merged(looped, TEACHER, SPEC)
+      key, step = jax.random.key(0), jnp.asarray(0)
+      return melt.loss(model, BATCH, key, step, frozen)[0]
+
+    params = examples.params_of(melt, config, SPEC)
+    trained = jax.make_jaxpr(jax.grad(run))(params)
+    # Functions have addresses, which always differ.
+    programs.append(re.sub("0x[0-9a-f]+", "", f"{drawn} {trained}"))
+  assert programs[0] != programs[1]
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"chunk_size": 3}, "model.chunk_size=3 does not divide the 8 tokens"),
+    ({"alpha": 1.5}, r"model.alpha=1.5 must be in \[0, 1\]"),
+    ({"alpha": -0.5}, r"model.alpha=-0.5 must be in \[0, 1\]"),
+    ({"gate": "gru"}, "model.gate='gru' is not one of element, scalar"),
+    ({"gate": "mean", "gate_bias": 1.0}, "gate_bias has no effect while"),
+    ({"interpolation_steps": 9}, "interpolation_steps has no effect while"),
+    ({"interpolation_steps": 1, "alpha": 0.0}, "must be 0 or at least 2"),
+    ({"align_weight": 0.1}, "align_weight has no effect while"),
+    ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
+    ({"sweeps": 1, "history_hops": 1}, "history_hops has no effect while"),
+    ({"history_reach": 1, "history_hops": 1}, "history_reach has no effect"),
+  ],
+)
+def test_mistakes_are_named(changes, message):
+  with pytest.raises(UserError, match=message) as caught:
+    examples.abstract(melt, config_of(**changes), SPEC)
+  assert "\n" not in str(caught.value)
+
+
+@dataclasses.dataclass
+class Run:
+  """Of a teacher."""
+
+  model: object
+
+
+@pytest.mark.parametrize(
+  ("changes", "theirs", "message"),
+  [
+    ({"distill": "all"}, None, "model.distill='all' needs run.teacher"),
+    ({}, TEACHER, "it has no effect while model.distill='none'"),
+    ({"distill": "all"}, melt.Config(), "not of the family looped"),
+    (
+      {"distill": "all"},
+      dataclasses.replace(TEACHER, num_loops=2),
+      "its num_loops is 2, model.num_loops is 3",
+    ),
+    (
+      {"distill": "last", "align_weight": 0.1},
+      dataclasses.replace(TEACHER, width=32),
+      "its width is 32, model.width is 16",
+    ),
+    (
+      {"distill": "last"},
+      dataclasses.replace(TEACHER, qk_norm=True),
+      "its loops must end in a norm and its keys must have none",
+    ),
+  ],
+)
+def test_unsuitable_teachers_are_named(changes, theirs, message):
+  teacher = None if theirs is None else Run(theirs)
+  with pytest.raises(UserError, match=message) as caught:
+    melt.check_teacher(config_of(**changes), SPEC, teacher)
+  assert "\n" not in str(caught.value)
+  fits = Run(dataclasses.replace(TEACHER, width=32))
+  melt.check_teacher(config_of(distill="all"), SPEC, fits)
+
+
+@functools.cache
+def _reader(config):
+  def run(params, tokens, cache, valid):
+    model = examples.merged(melt, config, SPEC, params)
+    output, cache = melt.read(model, tokens, cache, valid=valid)
+    return output.logits, cache
+
+  return jax.jit(run, compiler_options=examples.FAST)
+
+
+def test_parts_of_whole_chunks_are_read_as_they_are_trained():
+  """Chunks are of the text: padding before or inside of it moves none."""
+  config = config_of(prefill_chunk=4)
+  params = params_of(config)
+  expected = examples.run(melt, config, SPEC, TOKENS, params).logits
+  model = examples.merged(melt, config, SPEC, params)
+  np.testing.assert_allclose(
+    expected, model.logits(hidden(config, 4)[-1]), atol=2e-4
+  )
+  whole, read = jnp.ones((2, LENGTH), bool), _reader(config)
+  cache, got = melt.empty_cache(model, 2, LENGTH), []
+  for part in (slice(0, 4), slice(4, 8)):
+    logits, cache = read(params, TOKENS[:, part], cache, whole[:, part])
+    got.append(logits)
+  np.testing.assert_allclose(jnp.concatenate(got, 1), expected, atol=2e-4)
+  padded = jnp.insert(TOKENS, jnp.array([0, 3, 3]), 7, axis=1)
+  there = jnp.insert(whole, jnp.array([0, 3, 3]), False, axis=1)
+  cache = melt.empty_cache(model, 2, LENGTH + 3)
+  logits, cache = read(params, padded, cache, there)
+  got = logits[there].reshape(expected.shape)
+  np.testing.assert_allclose(got, expected, atol=2e-4)
+  assert cache.length.tolist() == [LENGTH, LENGTH]
+  with pytest.raises(UserError, match="9 tokens do not fit into a cache of 8"):
+    melt.read(model, padded[:, :9], melt.empty_cache(model, 2, LENGTH))
+
+
+def test_a_full_cache_stays_as_it_is():
+  """A token past the last row is lost, and changes no other layer's rows."""
+  config = config_of()
+  params, read = params_of(config), _reader(config)
+  model = examples.merged(melt, config, SPEC, params)
+  cache, one = melt.empty_cache(model, 2, 4), jnp.ones((2, 1), bool)
+  for place in range(5):
+    _, cache = read(params, TOKENS[:, place : place + 1], cache, one)
+  full = cache._replace(length=cache.length + 1)
+  _, after = read(params, TOKENS[:, :1], full, one)
+  np.testing.assert_array_equal(after.key, full.key)
+  np.testing.assert_array_equal(after.value, full.value)
+
+
+def test_training_keeps_one_buffer():
+  """Of 16 chunks; autodiff of the scan keeps the buffer of each."""
+  count, size = 16, 8
+  spec = dataclasses.replace(SPEC, sequence_length=count * size)
+  config = config_of(chunk_size=size, width=16, num_loops=2)
+  shapes = jax.eval_shape(lambda: examples.params_of(melt, config, SPEC))
+  tokens = jax.ShapeDtypeStruct((2, count * size), jnp.int32)
+
+  def temporary(reach, chunk, run=chunks.run):
+    def total(params, tokens):
+      model = examples.merged(melt, config, spec, params)
+      plan = model.plan()._replace(chunk_size=chunk, reach=reach)
+      embedded = model.token_embedding(tokens)
+      with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "run", run)
+        return jnp.sum(passes.run(model.stack(), plan, embedded)[0])
+
+    lowered = jax.jit(jax.grad(total)).lower(shapes, tokens)
+    memory = lowered.compile(examples.FAST).memory_analysis()
+    return memory.temp_size_in_bytes
+
+  ours = temporary(-1, size)
+  plain = temporary(-1, size, lambda *x: chunks._forward(*x)[0])
+  detached = temporary(0, size)
+  buffer = 2 * 4 * 2 * (2 * count * size * 16)  # Keys and values, f32.
+  print(ours, plain, detached, buffer)
+  assert ours < plain / 4
+  assert ours < 1.3 * (detached + buffer)

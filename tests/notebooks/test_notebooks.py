@@ -1,0 +1,96 @@
+"""Notebooks: the same as their text, small, and they run to their end."""
+
+import os
+import re
+
+import pytest
+from tests_support import ROOT
+
+jupytext = pytest.importorskip("jupytext")
+nbformat = pytest.importorskip("nbformat")
+
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_BYTES = 300 * 1024
+every_notebook = pytest.mark.parametrize(
+  "path", PATHS, ids=[path.stem for path in PATHS]
+)
+
+
+def cells(notebook, kind):
+  return [cell for cell in notebook.cells if cell.cell_type == kind]
+
+
+def committed(path):
+  return nbformat.read(path, as_version=4)
+
+
+def test_every_text_is_a_notebook():
+  names = {path.stem for path in (ROOT / "notebooks").glob("[0-9]*.py")}
+  assert names == {path.stem for path in PATHS}
+  readme = (ROOT / "notebooks" / "README.md").read_text()
+  assert all(f"({name}.ipynb)" in readme for name in names)
+
+
+@every_notebook
+def test_the_notebook_says_what_its_text_says(path):
+  text = jupytext.read(path.with_suffix(".py"))
+  both = [
+    [(cell.cell_type, cell.source) for cell in notebook.cells]
+    for notebook in (text, committed(path))
+  ]
+  assert both[0] == both[1]
+
+
+@every_notebook
+def test_all_start_alike_and_open_on_colab(path):
+  notebook, first = committed(path), committed(PATHS[0])
+  starts = [cells(one, "code")[0].source for one in (notebook, first)]
+  assert starts[0] == starts[1]
+  repository = re.search(r"github\.com/([\w.-]+/[\w.-]+)", starts[0])[1]
+  colab = "https://colab.research.google.com/github"
+  address = f"({colab}/{repository}/blob/main/notebooks/{path.name})"
+  assert address in cells(notebook, "markdown")[0].source
+
+
+@every_notebook
+def test_outputs_are_of_one_clean_run_and_small(path):
+  assert path.stat().st_size <= MAX_BYTES
+  code = cells(committed(path), "code")
+  count = list(range(1, len(code) + 1))
+  assert [cell.execution_count for cell in code] == count
+  outputs = [output for cell in code for output in cell.outputs]
+  kinds = {output.output_type for output in outputs}
+  assert kinds <= {"stream", "display_data", "execute_result"}
+  assert any("image/png" in output.get("data", {}) for output in outputs)
+  printed = [output for output in outputs if output.output_type == "stream"]
+  assert {output.name for output in printed} == {"stdout"}
+  text = "".join(output.text for output in printed)
+  assert not re.search(r"(?<!\w)/(home|root|tmp|work|Users|content)/", text)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+  """One for all notebooks: importing JAX takes longer than most of them."""
+  nbclient = pytest.importorskip("nbclient")
+  pytest.importorskip("ipykernel")
+  client = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=250)
+  environment = {
+    **os.environ,
+    "JAX_NUM_CPU_DEVICES": "1",
+    "LOOPJAX_SMOKE": str(tmp_path_factory.mktemp("runs")),
+    "PYTHONPATH": str(ROOT),
+    "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+  }
+  with client.setup_kernel(env=environment, cwd=str(ROOT / "notebooks")):
+    yield client
+
+
+@pytest.mark.long  # Half a minute each, most of it compiling.
+@every_notebook
+def test_it_runs_at_smoke_size(path, kernel):
+  kernel.nb = jupytext.read(path.with_suffix(".py"))
+  kernel.nb.cells.append(nbformat.v4.new_code_cell("%reset -f"))
+  for index, cell in enumerate(kernel.nb.cells):
+    kernel.execute_cell(cell, index)  # Raises what the cell raises.
+  outputs = [out for cell in cells(kernel.nb, "code") for out in cell.outputs]
+  assert any("image/png" in output.get("data", {}) for output in outputs)
