@@ -114,7 +114,6 @@ def serve(
   try:
     yield served
   finally:
-    engine.go_on.set()
     served.client.close()
     server.should_exit = True
     thread.join(30)

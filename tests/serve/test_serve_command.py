@@ -33,16 +33,11 @@ def subject(tmp_path_factory):
   return source.of_folder(folder, dtype="float32")
 
 
-def make_engine(subject, num_slots):
-  return source.make_engine(subject, num_slots=num_slots, max_tokens=32)
-
-
 def test_the_endpoint_says_what_the_engine_writes(subject):
   """Six texts over two slots, half of them with exits."""
   asked = {"temperature": 1.0, "top_k": 5, "seed": 3, "max_tokens": 9, "n": 3}
-  with examples.serve(
-    make_engine(subject, 2), tokenizer=subject.tokenizer
-  ) as served:
+  engine = source.make_engine(subject, num_slots=2, max_tokens=32)
+  with examples.serve(engine, tokenizer=subject.tokenizer) as served:
     answers = [
       served.post(prompt="w3 w4 w5", logprobs=1, exit=exit, **asked).json()
       for exit in (1.0, 0.4)
@@ -54,10 +49,9 @@ def test_the_endpoint_says_what_the_engine_writes(subject):
     for threshold in (1.0, 0.4)
     for n in range(3)
   ]
-  alone = make_engine(subject, 1)
   choices = [choice for answer in answers for choice in answer["choices"]]
   for request, choice in zip(requests, choices, strict=True):
-    (tokens,) = alone.generate([request])
+    (tokens,) = engine.generate([request])  # One at a time.
     text = Text(subject.tokenizer)
     text.read(tokens)
     assert choice["text"] == text.text
