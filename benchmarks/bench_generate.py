@@ -38,6 +38,7 @@ from loopjax.types import TaskSpec
 
 _PARTS = flags.DEFINE_list("parts", ["cache", "slots", "exits"], "To run.")
 _TURNS = flags.DEFINE_integer("turns", 3, "Timed turns.")
+_BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Of exits and torch.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "A run whose exits to time.")
 _THRESHOLD = flags.DEFINE_float("threshold", 0.5, "Of that run's gate.")
 GREEDY = Sampling(temperature=0)
@@ -178,7 +179,7 @@ def exits():
     make = lambda size: Engine(  # noqa: E731
       looped, graphdef, params, num_slots=size, max_tokens=256
     )
-  for size in (1, 8):
+  for size in map(int, _BATCHES.value):
     engine = make(size)
     given = prompts(size, 32, 32)
     forms = {
@@ -211,7 +212,7 @@ def torch():
 
   num, rows = 64, []
   graphdef, params = make_model(LARGE, 128)
-  for size in (1, 8):
+  for size in map(int, _BATCHES.value):
     given = prompts(size, 64, 64)
     engine = Engine(
       looped, graphdef, params, num_slots=size, max_tokens=128,

@@ -1,9 +1,11 @@
 """MELT on text: the loops of a trained model share one row of keys and values.
 
+  python -m loopjax.main --config=configs/lm_melt.py
   python -m loopjax.sweep --config=configs/lm_melt.py --sweep=pipeline
 
-Source: arXiv 2605.07721. The sweep trains a looped model, the teacher, then
-both phases; each is a run of its own, and the same command resumes them. It
+Source: arXiv 2605.07721. The first trains without a teacher, from the start;
+the sweep is the paper's way: it trains a looped model, the teacher, then both
+phases; each is a run of its own, and the same command resumes them. It
 begins with phase 1 after `:tiny,run.init_from=DIR`, a looped model of yours,
 also an imported Ouro (docs/hub.md). Presets:
 
@@ -14,8 +16,6 @@ also an imported Ouro (docs/hub.md). Presets:
           by task.train_files and its tokenizer by task.tokenizer. Not run.
           `:paper,2.6b` is from Ouro-2.6B.
   smoke   what the tests run.
-
-A preset alone trains without a teacher, from the start.
 """
 
 import ml_collections

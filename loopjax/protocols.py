@@ -181,6 +181,7 @@ class CausalFamily(Family, Protocol):
     *,
     num_loops: int | None = None,
     kind: str | None = None,
+    prompt_tokens: int = 0,
   ) -> Any:
     """What is kept of rows of which nothing was read.
 
@@ -191,6 +192,8 @@ class CausalFamily(Family, Protocol):
         not grow with what is read.
       num_loops: that will be read with; the trained number if None.
       kind: one of CACHES; the first if None.
+      prompt_tokens: of M, for tokens that are read several at a time: they keep
+        every loop's keys and values where others share them. 0 for none.
 
     Returns:
       A pytree of arrays of fixed shapes.
@@ -227,6 +230,9 @@ class CausalFamily(Family, Protocol):
 class ExitsEarly(Protocol):
   """A causal family whose `read` takes `leave`, `loop.exits.Exits`, too."""
 
+  def own_rule(self, config: Any) -> str:
+    """The rule of exits that a model was made for."""
+
   def check_exits(self, config: Any, rule: str, kept: str, kind: str) -> None:
     """Raises UserError for exits that cannot be.
 
@@ -235,6 +241,14 @@ class ExitsEarly(Protocol):
       rule, kept: of `loop.exits.Exits`.
       kind: of the cache.
     """
+
+
+@runtime_checkable
+class StacksLayers(Protocol):
+  """A causal family that can set the parameters of its layers apart."""
+
+  def apart(self, model: Any) -> Any:
+    """The model as it reads single tokens fastest on a CPU, inside a jit."""
 
 
 class Teacher(Protocol):

@@ -12,6 +12,7 @@ PAGES = [
   ROOT / "README.md",
   ROOT / "CONTRIBUTING.md",
   ROOT / "benchmarks/README.md",
+  ROOT / "notebooks/README.md",
   *sorted((ROOT / "docs").rglob("*.md")),
 ]
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]

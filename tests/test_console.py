@@ -36,6 +36,7 @@ def start(monkeypatch, *arguments):
     (["report", "runs/a"], ["loopjax.report", "runs/a"]),
     (["fit", "--help"], ["loopjax.fit", "--help"]),
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
+    (["generate", "--chat"], ["loopjax.generate", "--chat"]),
     (["eval", "runs/a", "--tasks=t"], ["loopjax.eval", "runs/a", "--tasks=t"]),
     (["watch", "runs/a"], ["loopjax.watch", "runs/a"]),
     (["play", "runs/a"], ["loopjax.play", "runs/a"]),

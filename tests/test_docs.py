@@ -102,7 +102,8 @@ def _knows(module: str, flag: str) -> bool:
   own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
   shared = ("loopjax/command_line.py", "loopjax/run/processes.py")
   files = [*own, *(ROOT / file for file in shared)]
-  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"'
+  # Some flags are the fields of a record.
+  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"|\n  {flag}: \w+ = '
   return any(re.search(pattern, file.read_text()) for file in files)
 
 
@@ -242,6 +243,18 @@ def test_results_are_those_of_their_pages(page):
       assert number in text, (number, linked[0])
       checked += 1
   assert checked > 25 or page != "README.md"
+
+
+def test_every_page_of_the_site_is_in_its_contents():
+  """Sphinx says so, too, but its test is a long one."""
+  pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs")}
+  listed = {ROOT / "docs/index.md", ROOT / "docs/papers.md"}
+  for path in pages:
+    trees = re.findall(r"(?ms)^```\{toctree\}\n(.*?)^```", path.read_text())
+    for entry in re.findall(r"(?m)^[\w./*-]+$", "\n".join(trees)):
+      found = path.parent.glob(f"{entry}.md")
+      listed |= {place.resolve() for place in found}
+  assert pages <= listed
 
 
 @pytest.mark.long

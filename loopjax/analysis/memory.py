@@ -10,7 +10,7 @@ and GB are powers of ten, as in the paper.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -119,49 +119,50 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
   )
 
 
-def ouro(**changes: object) -> config_lib.Settings:
-  """Ouro-1.4B (arXiv 2510.25741) in bfloat16, or what differs from it."""
-  config = config_lib.make("looped", "text")
-  values: dict[str, object] = {
-    "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
-    "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
-    "exit_gate": "unused", "precision": "bfloat16_params", **changes,
-  }  # fmt: skip
-  vocab_size = values.pop("vocab_size", 49_152)
-  config_lib.override(
-    config,
-    {
-      **{f"model.{name}": value for name, value in values.items()},
-      "task.vocab_size": vocab_size,
-      "optim.warmup_steps": 0,
-      "eval.depth_factor": 0,
-    },
-  )
+_OURO = {
+  "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
+  "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
+  "exit_gate": "unused",
+}  # fmt: skip
+_QWEN = {
+  **_OURO, "num_layers": 28, "num_loops": 1, "num_key_value_heads": 8,
+  "mlp_ratio": 3.0, "post_norm": False, "qk_norm": True, "tied": True,
+  "exit_gate": "none",
+}  # fmt: skip
+
+
+def published(
+  family: str, model: Mapping[str, object], vocab_size: int = 49_152
+) -> config_lib.Settings:
+  """A model in bfloat16, of which nothing is made."""
+  config = config_lib.make(family, "text")
+  values = {f"model.{name}": value for name, value in model.items()}
+  others = {
+    "model.precision": "bfloat16_params",
+    "task.vocab_size": vocab_size,
+    "optim.warmup_steps": 0,
+    "eval.depth_factor": 0,
+  }
+  config_lib.override(config, {**values, **others})
   return config_lib.resolve(config)
+
+
+def ouro() -> config_lib.Settings:
+  """Ouro-1.4B (arXiv 2510.25741)."""
+  return published("looped", _OURO)
 
 
 def table_2() -> str:
   """MELT's table 2, from our buffers and parameters."""
-  models = {size.kind: size for size in sizes(ouro())}
-  # MELT keeps the keys and values of one latent a token, as the last loop's are
-  # kept; its gates are two matrices a layer, with a bias.
-  width, layers = 2048, 24
-  gates = 2 * layers * (2 * width**2 + width)
-  (qwen, *_) = sizes(
-    ouro(
-      num_layers=28, num_loops=1, num_key_value_heads=8, mlp_ratio=3.0,
-      post_norm=False, qk_norm=True, tied=True, exit_gate="none",
-      vocab_size=151_936,
-    )
-  )  # fmt: skip
-  last = models["last_loop"]
+  melt = {**_OURO, "distill": "none", "chunk_size": 512}
   rows = (
-    ("MELT-1.6B", last._replace(parameters=last.parameters + gates)),
-    ("Ouro-1.4B", models["per_loop"]),
-    ("Qwen3-1.7B", qwen),
+    ("MELT-1.6B", published("melt", melt)),
+    ("Ouro-1.4B", ouro()),
+    ("Qwen3-1.7B", published("looped", _QWEN, 151_936)),
   )
   lines = [("", "MB/token", "model GB", "32,000", "32,768", "total GB")]
-  for name, size in rows:
+  for name, settings in rows:
+    size = sizes(settings)[0]
     cached = size.by_token * 32_768
     lines.append(
       (

@@ -74,6 +74,12 @@ def main(argv: list[str] | None = None) -> int:
   )
   parser.add_argument("--cache_kind", help="[the family's own]")
   parser.add_argument(
+    "--prompt_tokens",
+    type=int,
+    default=0,
+    help="of --max_tokens, for prompts that keep every loop [0]",
+  )
+  parser.add_argument(
     "--report", action="store_true", help="speed, loops, and memory, at the end"
   )
   try:

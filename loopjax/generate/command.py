@@ -37,6 +37,7 @@ class Options(NamedTuple):
   exit_rule: str | None
   exit_kept: str
   cache_kind: str | None
+  prompt_tokens: int
   report: bool
 
 
@@ -71,6 +72,7 @@ class _Writer:
       num_slots=options.samples,
       max_tokens=options.max_tokens or subject.context_length,
       cache_kind=options.cache_kind,
+      prompt_tokens=options.prompt_tokens,
       exit_rule=options.exit_rule,
       exit_kept=options.exit_kept,
     )

@@ -18,7 +18,9 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.generate import program
 from loopjax.generate import sampling as sampling_lib
-from loopjax.generate.requests import Request, Token, check_range
+from loopjax.generate.requests import Request as Request
+from loopjax.generate.requests import Token as Token
+from loopjax.generate.requests import check_range
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
@@ -59,6 +61,7 @@ class Engine:
     max_tokens: int,
     num_loops: int | None = None,
     cache_kind: str | None = None,
+    prompt_tokens: int = 0,
     exit_rule: str | None = None,
     exit_kept: str = "copy",
     tokens_per_dispatch: int = 8,
@@ -74,6 +77,8 @@ class Engine:
       max_tokens: M, of a text.
       num_loops: the trained number if None.
       cache_kind: one of the family's CACHES; the first if None.
+      prompt_tokens: of M, for prompts, which then keep every loop's keys and
+        values where the rest shares them; 0 for prompts that share them, too.
       exit_rule: one of `exits.RULES`; the gate, if None and there is one.
       exit_kept: one of `exits.KEPT`, what a skipped loop leaves in the cache.
       tokens_per_dispatch: that are drawn between two looks at them.
@@ -83,13 +88,13 @@ class Engine:
       UserError: a number is impossible, or the family has no such cache or no
         such exits.
     """
-    for name, value in (
-      ("num_slots", num_slots),
-      ("max_tokens", max_tokens),
-      ("tokens_per_dispatch", tokens_per_dispatch),
-      ("prompt_part", prompt_part),
+    for name, value, least in (
+      ("num_slots", num_slots, 1),
+      ("max_tokens", max_tokens, 2),
+      ("tokens_per_dispatch", tokens_per_dispatch, 1),
+      ("prompt_part", prompt_part, 2),  # Families decode one.
     ):
-      check_range(name, value, 1, 2**31 - 1)
+      check_range(name, value, least, 2**31 - 1)
     self.num_slots, self._params = num_slots, params
     model: Any = nnx.merge(graphdef, params)
     spec, config = model.spec, model.config
@@ -99,19 +104,22 @@ class Engine:
     family.costs(config, spec, self.num_loops)  # Raises if that is too many.
     self.cache_kind = cache_kind or family.CACHES[0]
     self.has_exits = isinstance(family, ExitsEarly)
-    gated = getattr(config, "exit_gate", "none") != "none"
-    self.exit_rule = exit_rule or ("gate" if gated else "fixed")
-    _check_kinds(family, config, self.cache_kind, self.exit_rule, exit_kept)
+    own = family.own_rule(config) if isinstance(family, ExitsEarly) else "fixed"
+    self.exit_rule = exit_rule or own
     reader = program.Reader(
       family,
       graphdef,
       self.num_loops,
       max_tokens,
+      prompt_tokens,
       self.cache_kind,
       self.exit_rule,
       exit_kept,
+      next(iter(jax.tree.leaves(params)[0].devices())).platform,
     )
+    _check_kinds(reader, config)
     self.max_tokens = max_tokens if _grows(reader, params) else None
+    self._prompt_tokens = prompt_tokens
     make = jax.jit(
       functools.partial(
         program.empty_state,
@@ -180,6 +188,13 @@ class Engine:
           found[token.request].append(token)
     return list(found.values())
 
+  def room_after(self, num_prompt: int) -> int | None:
+    """Tokens that can be written after a prompt; None for any number."""
+    if self.max_tokens is None:
+      return None
+    # The last one is not read.
+    return self.max_tokens - (self._prompt_tokens or num_prompt) + 1
+
   def _check(self, request: Request) -> None:
     """Raises UserError for what cannot be done here."""
     wrong = [x for x in request.prompt if not 0 <= x < self._num_tokens]
@@ -187,10 +202,11 @@ class Engine:
       raise UserError(
         f"the prompt has a token {wrong[0]}; there are {self._num_tokens}"
       )
-    if self.max_tokens and len(request.prompt) > self.max_tokens:
+    room = self._prompt_tokens or self.max_tokens
+    if room and len(request.prompt) > room:
       raise UserError(
         f"the prompt has {len(request.prompt)} tokens, and the cache has room"
-        f" for {self.max_tokens}"
+        f" for {room}"
       )
     least = 1 if self.has_exits else self.num_loops
     if request.num_loops and not least <= request.num_loops <= self.num_loops:
@@ -311,9 +327,8 @@ def _prompts(
     place[row] = len(request.prompt)
     if is_last[row]:  # Until then there is nothing to write.
       left[row] = request.max_new_tokens
-      if engine.max_tokens:  # The last token is not read.
-        room = engine.max_tokens - len(request.prompt) + 1
-        left[row] = min(left[row], room)
+      room = engine.room_after(len(request.prompt))
+      left[row] = left[row] if room is None else min(left[row], room)
     stops[row, : len(request.stop_tokens)] = request.stop_tokens
     num_loops[row] = request.num_loops or engine.num_loops
     threshold[row] = request.exit_threshold
@@ -340,32 +355,38 @@ def _prompts(
   )
 
 
-def _check_kinds(
-  family: CausalFamily, config: Any, kind: str, rule: str, kept: str
-) -> None:
+def _check_kinds(reader: program.Reader, config: Any) -> None:
   """Raises UserError for a cache or exits that the family does not have."""
+  family, kind = reader.family, reader.kind
   rules = exits.RULES if isinstance(family, ExitsEarly) else ("fixed",)
   for name, value, there_are in (
     ("cache_kind", kind, family.CACHES),
-    ("exit_rule", rule, rules),
-    ("exit_kept", kept, exits.KEPT),
+    ("exit_rule", reader.rule, rules),
+    ("exit_kept", reader.kept, exits.KEPT),
   ):
     if value not in there_are:
       raise UserError(
         f"{name}={value!r} is not one of {', '.join(there_are)} for this model"
       )
+  check_range("prompt_tokens", reader.prompt_tokens, 0, reader.max_tokens - 1)
+  if reader.prompt_tokens and kind == family.CACHES[0]:
+    raise UserError(
+      f"prompt_tokens={reader.prompt_tokens} has no effect on a cache of kind"
+      f" {kind!r}"
+    )
   if isinstance(family, ExitsEarly):
-    family.check_exits(config, rule, kept, kind)
+    family.check_exits(config, reader.rule, reader.kept, kind)
 
 
 def _grows(reader: program.Reader, params: Any) -> bool:
   """Whether a cache depends on the number of tokens that it has room for."""
+  least = reader.prompt_tokens + 1
 
   def shapes(max_tokens: int) -> list[tuple[int, ...]]:
     make = functools.partial(reader.empty_cache, batch=1, max_tokens=max_tokens)
     return [x.shape for x in jax.tree.leaves(jax.eval_shape(make, params))]
 
-  return shapes(1) != shapes(2)
+  return shapes(least) != shapes(least + 1)
 
 
 def _powers(least: int, most: int) -> list[int]:

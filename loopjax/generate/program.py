@@ -15,7 +15,7 @@ from flax import nnx
 from loopjax.generate import sampling
 from loopjax.loop import exits
 from loopjax.nn import linear
-from loopjax.protocols import CausalFamily, ExitsEarly
+from loopjax.protocols import CausalFamily, ExitsEarly, StacksLayers
 from loopjax.types import Array, Output
 
 MAX_STOPS = 8  # Tokens that end a text.
@@ -99,23 +99,32 @@ class Reader(NamedTuple):
 
   Attributes:
     family: of the model. graphdef: the model without its parameters.
-    num_loops: of the cache. max_tokens: of a row of it. kind: of it.
+    num_loops: of the cache. max_tokens, prompt_tokens: of a row of it. kind: of
+      it.
     rule, kept: of `loop.exits.Exits`, if the family has exits.
+    platform: of the devices.
   """
 
   family: CausalFamily
   graphdef: nnx.GraphDef
   num_loops: int
   max_tokens: int
+  prompt_tokens: int
   kind: str
   rule: str
   kept: str
+  platform: str
 
   def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
     """As in `CausalFamily`."""
     model: Any = nnx.merge(self.graphdef, params)
     return self.family.empty_cache(
-      model, batch, max_tokens, num_loops=self.num_loops, kind=self.kind
+      model,
+      batch,
+      max_tokens,
+      num_loops=self.num_loops,
+      kind=self.kind,
+      prompt_tokens=self.prompt_tokens,
     )
 
   def read(
@@ -268,6 +277,8 @@ def decode(
     The state; a record [num_steps, B].
   """
   model: Any = nnx.merge(reader.graphdef, params)
+  if reader.platform == "cpu" and isinstance(reader.family, StacksLayers):
+    model = reader.family.apart(model)
   rows = state.rows
   state = State(state.cache, rows._replace(left=jnp.where(kept, rows.left, 0)))
 

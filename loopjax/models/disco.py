@@ -17,6 +17,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.losses import tokens as token_losses
+from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.nn import attention, block, linear, norm, stack

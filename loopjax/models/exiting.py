@@ -13,6 +13,11 @@ from loopjax.nn.cache import Cache
 from loopjax.types import Array, Output
 
 
+def own_rule(config: Any) -> str:
+  """The gate, where there is one."""
+  return "fixed" if config.exit_gate == "none" else "gate"
+
+
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
   """Raises UserError for exits that the model or its cache does not have."""
   if rule == "gate" and config.exit_gate == "none":
@@ -52,7 +57,7 @@ def read(
   )
   computed = leave.kept == "computed"
   rule = leave.rule if tokens.shape[1] == 1 else "fixed"
-  nowhere = cache.key.shape[2]
+  nowhere = cache.room
 
   def step(carry: Any, k: Array) -> tuple[Any, None]:
     hidden, chosen, cache, running = carry

@@ -20,7 +20,9 @@ from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models.exiting import check_exits as check_exits
+from loopjax.models.exiting import own_rule as own_rule
 from loopjax.models.exiting import read as read
+from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib

@@ -3,7 +3,8 @@
 from typing import Any
 
 from loopjax.nn import cache as cache_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn import stack
+from loopjax.nn.cache import Cache, Prompted
 from loopjax.types import PRECISIONS, Array, Output
 
 
@@ -14,18 +15,28 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
-) -> Cache:
+  prompt_tokens: int = 0,
+) -> Any:
   """Room for keys and values of every layer, in every loop or shared by all."""
-  config = model.config
+  config, kind = model.config, kind or "per_loop"
   num_loops = config.num_loops if num_loops is None else num_loops
-  weight = cache_lib.weights(kind or "per_loop", num_loops)
-  return cache_lib.empty(
-    config.block_shape(),
-    config.num_layers * (num_loops if weight is None else 1),
-    batch,
-    max_tokens,
-    PRECISIONS[config.precision],
-    weight,
+
+  def room(kind: str, num_tokens: int) -> Cache:
+    weight = cache_lib.weights(kind, num_loops)
+    return cache_lib.empty(
+      config.block_shape(),
+      config.num_layers * (num_loops if weight is None else 1),
+      batch,
+      num_tokens,
+      PRECISIONS[config.precision],
+      weight,
+    )
+
+  if not prompt_tokens:
+    return room(kind, max_tokens)
+  assert kind != "per_loop" and prompt_tokens < max_tokens, kind
+  return Prompted(
+    room("per_loop", prompt_tokens), room(kind, max_tokens - prompt_tokens)
   )
 
 
@@ -46,3 +57,9 @@ def read(
     tokens, num_loops=num_loops, kind="scan", cache=cache, valid=valid
   )
   return output._replace(cache=None), output.cache
+
+
+def apart(model: Any) -> Any:
+  """The model for a loop of steps of one token, see `stack.apart`."""
+  model.layers = stack.apart(model.layers)
+  return model

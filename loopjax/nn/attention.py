@@ -82,12 +82,11 @@ def _view_after(
   valid: Array | None,
 ) -> View:
   """What tokens see that go on where the rows of a cache end."""
-  max_tokens = cache.key.shape[2]
-  assert shape[1] <= max_tokens, (shape, cache.key.shape)
+  assert shape[1] <= cache.room, (shape, cache.room)
   places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
-  tables = rope.rope_tables(places[..., None], head_width, base)
-  there = jnp.arange(max_tokens)
-  return View(tables, there[None, None] <= places[..., None], places)
+  positions = cache.positions(places)[..., None]
+  tables = rope.rope_tables(positions, head_width, base)
+  return View(tables, cache.visible(places), places)
 
 
 class Attention(nnx.Module):

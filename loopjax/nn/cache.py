@@ -34,10 +34,23 @@ class Cache(NamedTuple):
     """Layers by loops."""
     return len(self.key) * (1 if self.weight is None else len(self.weight))
 
+  @property
+  def room(self) -> int:
+    """M."""
+    return self.key.shape[2]
+
   def places(self, valid: Array) -> Array:
     """Where new tokens go, i32 [B, S]; M, which is nowhere, unless `valid`."""
     after = self.length[:, None] + jnp.cumsum(valid, axis=1) - 1
     return jnp.where(valid, after, self.key.shape[2])
+
+  def positions(self, places: Array) -> Array:
+    """Of new tokens at places [B, S] in their text."""
+    return places
+
+  def visible(self, places: Array) -> Array:
+    """bool [B, S, M], what new tokens at places [B, S] see."""
+    return jnp.arange(self.room)[None, None] <= places[..., None]
 
   def write(
     self, slot: Array | None, key: Array, value: Array, places: Array
@@ -106,6 +119,82 @@ class Cache(NamedTuple):
     )
 
 
+class Prompted(NamedTuple):
+  """A cache that keeps every loop of prompts, and shares the rest.
+
+  Tokens that are read several at a time are prompts; their places come first.
+
+  Attributes:
+    prompt: of every loop. rest: shared by all loops.
+  """
+
+  prompt: Cache
+  rest: Cache
+
+  @property
+  def num_slots(self) -> int:
+    """Layers by loops."""
+    return self.prompt.num_slots
+
+  @property
+  def room(self) -> int:
+    """Places of both."""
+    return self.prompt.room + self.rest.room
+
+  def places(self, valid: Array) -> Array:
+    """As in `Cache`."""
+    if valid.shape[1] > 1:
+      places = self.prompt.places(valid)
+      return jnp.where(places < self.prompt.room, places, self.room)
+    return self.prompt.room + self.rest.places(valid)
+
+  def positions(self, places: Array) -> Array:
+    """As in `Cache`."""
+    if places.shape[1] > 1:
+      return places + self.rest.length[:, None]
+    return places - self.prompt.room + self.prompt.length[:, None]
+
+  def visible(self, places: Array) -> Array:
+    """As in `Cache`."""
+    prompt, rest = places, places - self.prompt.room
+    if places.shape[1] > 1:
+      rest = jnp.broadcast_to(self.rest.length[:, None] - 1, places.shape)
+    else:
+      prompt = self.prompt.length[:, None] - 1
+    both = self.prompt.visible(prompt), self.rest.visible(rest)
+    return jnp.concatenate(both, axis=2)
+
+  def write(
+    self, slot: Array | None, key: Array, value: Array, places: Array
+  ) -> "Prompted":
+    """As in `Cache`."""
+    if places.shape[1] > 1:
+      written = self.prompt.write(slot, key, value, places)
+      return self._replace(prompt=written)
+    at = places - self.prompt.room
+    return self._replace(rest=self.rest.write(slot, key, value, at))
+
+  def read(self, slot: Array | None) -> tuple[Array, Array]:
+    """As in `Cache`; one after the other, which copies both."""
+    both = zip(self.prompt.read(slot), self.rest.read(slot), strict=True)
+    key, value = (jnp.concatenate(x, axis=1) for x in both)
+    return key, value
+
+  def longer(self, places: Array) -> "Prompted":
+    """As in `Cache`."""
+    if places.shape[1] > 1:
+      return self._replace(prompt=self.prompt.longer(places))
+    at = places - self.prompt.room
+    return self._replace(rest=self.rest.longer(at))
+
+  def with_skipped(
+    self, num_loops: int, loops: Array, places: Array, own: "Kept | None"
+  ) -> "Prompted":
+    """As in `Cache`: what is read one at a time is shared."""
+    del num_loops, loops, places, own
+    return self
+
+
 class Kept(NamedTuple):
   """Keys, rotated, and values of some tokens: [L, B, S, G, d_h]."""
 
@@ -113,9 +202,9 @@ class Kept(NamedTuple):
   value: Array
 
 
-def check(cache: Cache | None, num_slots: int) -> None:
+def check(cache: Cache | Prompted | None, num_slots: int) -> None:
   """A cache, if there is one, was made for as many loops as now run."""
-  assert cache is None or cache.num_slots == num_slots, cache.key.shape
+  assert cache is None or cache.num_slots == num_slots, cache.num_slots
 
 
 def weights(kind: str, num_loops: int) -> Array | None:

@@ -4,6 +4,7 @@ Every parameter has a leading axis of layers. One block is compiled whatever
 their number, and one pattern of a parameter's path covers all layers.
 """
 
+import operator
 from typing import Any
 
 import jax
@@ -80,8 +81,22 @@ def make_layers(
   return jax.vmap(make_layer)(jax.random.split(rngs.params(), num_layers))
 
 
+def apart(layers: block.Block) -> nnx.List:
+  """The blocks, each with parameters of its own, before a loop that runs them.
+
+  On CPUs a product with a slice of stacked parameters copies the slice first,
+  which for one token takes as long as the product. Here all are copied once.
+  """
+  num_layers = len(jax.tree.leaves(layers)[0])
+  each = [
+    jax.tree.map(operator.itemgetter(i), layers) for i in range(num_layers)
+  ]
+  # Without the barrier the slices would move into the loop.
+  return nnx.List(jax.lax.optimization_barrier(each))
+
+
 def run_layers(
-  layers: block.Block,
+  layers: block.Block | nnx.List,
   x: Array,
   cache: Cache | None,
   view: attention.View,
@@ -94,7 +109,7 @@ def run_layers(
   """Applies the blocks one after another.
 
   Args:
-    layers: from `make_layers`.
+    layers: from `make_layers`, or `apart`, then without dropout.
     x: residual stream [B, T, D].
     cache: of earlier tokens, if these are read after others; or None.
     view: what the tokens see.
@@ -107,7 +122,10 @@ def run_layers(
   Returns:
     The residual stream after the last block, [B, T, D], and the cache.
   """
-
+  if isinstance(layers, nnx.List):
+    for index, layer in enumerate(layers):
+      x, cache = layer(x, view, cache, first_slot + index)
+    return x, cache
   num_layers = len(jax.tree.leaves(layers)[0])
   keys = None if key is None else jax.random.split(key, num_layers)
   slots = None if cache is None else first_slot + jnp.arange(num_layers)
@@ -122,8 +140,13 @@ def run_layers(
   return carry
 
 
-def kept_of(layers: block.Block, x: Array, view: attention.View) -> Kept:
+def kept_of(
+  layers: block.Block | nnx.List, x: Array, view: attention.View
+) -> Kept:
   """What a cache would keep if x [B, S, D] were the input of every block."""
+  if isinstance(layers, nnx.List):
+    each = [layer.kept(x, view) for layer in layers]
+    return Kept(*(jnp.stack(both) for both in zip(*each, strict=True)))
 
   def of_layer(_: None, layer: block.Block) -> tuple[None, Kept]:
     return None, Kept(*layer.kept(x, view))

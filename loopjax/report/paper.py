@@ -137,7 +137,7 @@ class Paper(NamedTuple):
   columns: tuple[Column, ...]
   scale: tuple[Scale, ...]
   caveats: tuple[str, ...]
-  size: Mapping[str, Any] | None
+  size: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

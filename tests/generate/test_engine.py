@@ -53,6 +53,7 @@ MIXED = [
 @pytest.mark.parametrize("options", [
   {}, {"exit_kept": "state"}, {"exit_kept": "computed"},
   {"cache_kind": "last_loop"}, {"cache_kind": "mean"},
+  {"cache_kind": "first_loop", "prompt_tokens": 20, "max_tokens": 32},
 ], ids=str)  # fmt: skip
 def test_a_text_is_what_it_is_alone(options):
   """Whatever its neighbours, its slot, and who had that before."""
@@ -167,6 +168,8 @@ def test_impossible_requests_are_refused(request_of, says):
   ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "'mean' keeps"),
   ("looped", {"changes": {"exit_gate": "none"}, "exit_rule": "gate"}, "gate"),
   ("looped", {"num_slots": 0}, "num_slots=0"),
+  ("looped", {"prompt_part": 1}, "prompt_part=1"),
+  ("looped", {"prompt_tokens": 8}, "no effect on a cache of kind 'per_loop'"),
   ("transformer", {"num_loops": 3}, "num_loops=3"),
 ])  # fmt: skip
 def test_impossible_engines_are_refused(name, options, says):

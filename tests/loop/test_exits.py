@@ -69,3 +69,35 @@ def test_logits_in_bfloat16_do_not_round_chances():
   found = jnp.exp(exits.log_distribution(jnp.bfloat16(sure_and_not)))
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, chances(sure_and_not), rtol=1e-5)
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9, 1.0])
+def test_loop_by_loop_rows_leave_at_the_first_such_loop(threshold):
+  """Or with the last one that they may run; who is not there never runs."""
+  logits = jnp.asarray(LOGITS.reshape(4, 15), jnp.float32)
+  most = jnp.arange(15) % 4 + 1
+  there = jnp.arange(15) > 0
+  given = exits.Exits(jnp.full(15, threshold), most, "gate")
+  running = exits.start(there)
+  for evidence in logits:
+    running = exits.after_loop(given, "gate", running, evidence)
+  expected = jnp.minimum(exits.first_loop(logits, threshold) + 1, most)
+  assert np.array_equal(running.loops, jnp.where(there, expected, 0))
+  assert not running.live.any()
+
+
+@pytest.mark.parametrize("rule", ["change", "entropy"])
+def test_what_has_settled_leaves_unless_the_threshold_is_one(rule):
+  threshold = jnp.asarray([0.9, 0.9, 1.0])
+  given = exits.Exits(threshold, jnp.full(3, 9), rule)
+  evidence = jnp.asarray([0.05, 0.2, 0.0])
+  running = exits.after_loop(given, rule, exits.start(threshold > 0), evidence)
+  assert running.live.tolist() == [False, True, True]
+
+
+def test_changes_and_entropies_are_relative():
+  before, after = jnp.asarray([[3.0, 4.0]]), jnp.asarray([[0.0, 8.0]])
+  np.testing.assert_allclose(exits.relative_change(before, after), 5 / 8)
+  np.testing.assert_allclose(exits.relative_entropy(jnp.zeros((1, 7))), 1.0)
+  sure = jnp.asarray([[100.0, 0.0, 0.0]])
+  np.testing.assert_allclose(exits.relative_entropy(sure), 0.0, atol=1e-6)

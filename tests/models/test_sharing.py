@@ -47,11 +47,15 @@ def reader(name, **leave):
   return jax.jit(run, compiler_options=examples.FAST)
 
 
-def in_parts(name, kind, sizes, *, valid=None, threshold=1.0, **leave):
+def in_parts(
+  name, kind, sizes, *, valid=None, threshold=1.0, prompt_tokens=0, **leave
+):
   """Logits [B, S, V] and loops [B, parts] of reading part after part."""
   family, config, params = model_of(name)
   model = examples.merged(family, config, SPEC, params)
-  cache = family.empty_cache(model, BATCH, ROOM, kind=kind)
+  cache = family.empty_cache(
+    model, BATCH, ROOM, kind=kind, prompt_tokens=prompt_tokens
+  )
   valid = jnp.ones(TOKENS.shape, bool) if valid is None else valid
   logits, loops = [], []
   for start, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
@@ -170,7 +174,9 @@ def attend(query, keys, values):
   return np.einsum("hs,shd->hd", weights, values)
 
 
-def reference(row, *, kind="per_loop", threshold=1.0, kept="copy"):
+def reference(
+  row, *, kind="per_loop", threshold=1.0, kept="copy", num_prompt=0
+):
   """Logits and loops of a row that is read token by token, written out."""
   embed, before, after, ends = pieces()
   num_layers = model_of()[1].num_layers
@@ -179,18 +185,18 @@ def reference(row, *, kind="per_loop", threshold=1.0, kept="copy"):
   logits, counts = [], []
   for place, token in enumerate(np.asarray(row)):
     x, own, left, stays, chosen, ran = embed(token), [], 1.0, True, None, 0
+    shares = kind if place >= num_prompt else "per_loop"
     for loop in range(LOOPS):
       own.append([])
       for index in range(num_layers):
         query, *now = map(np.asarray, before(index, x, place))
-        if loop and kind == "first_loop":
+        if loop and shares == "first_loop":
           now = own[0][index]
-        elif loop and kind == "mean":
+        elif loop and shares == "mean":
           kept_so_far = zip(own[-2][index], now, strict=True)
           now = [(a * loop + b) / (loop + 1) for a, b in kept_so_far]
         own[-1].append(now)
-        at = loop if kind == "per_loop" else LOOPS - 1
-        keys, values = past[at][index]
+        keys, values = past[loop][index]
         mixed = attend(query, [*keys, now[0]], [*values, now[1]])
         x = after(index, x, mixed)
       x, chance, read_out = ends(x)
@@ -202,7 +208,7 @@ def reference(row, *, kind="per_loop", threshold=1.0, kept="copy"):
     counts.append(ran)
     for loop in range(LOOPS):
       for index in range(num_layers):
-        source = own[loop][index]
+        source = own[loop if shares == "per_loop" else -1][index]
         if loop >= ran and kept == "copy":
           source = own[ran - 1][index]
         elif loop >= ran and kept == "state":
@@ -217,6 +223,15 @@ def test_tokens_one_by_one_see_what_is_shared(kind):
   found, _ = in_parts("looped", kind, (1,) * LENGTH)
   expected, _ = reference(TOKENS[1], kind=kind)
   np.testing.assert_allclose(found[1], expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_comes_after_a_prompt_shares_and_the_prompt_does_not(kind):
+  found, _ = in_parts("looped", kind, (3, 1, 1, 1, 1), prompt_tokens=4)
+  expected, _ = reference(TOKENS[1], kind=kind, num_prompt=3)
+  np.testing.assert_allclose(found[1], expected, atol=5e-5)
+  alone, _ = in_parts("looped", kind, (3, 1, 1, 1, 1))
+  assert np.abs(alone[1] - expected).max() > 1e-2 or kind == "last_loop"
 
 
 @pytest.mark.parametrize("kept", exits.KEPT)

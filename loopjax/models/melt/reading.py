@@ -44,9 +44,10 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
+  prompt_tokens: int = 0,
 ) -> Cache:
   """Room for keys and values of every layer, whatever the number of loops."""
-  del num_loops, kind
+  del num_loops, kind, prompt_tokens
   config, shape = model.config, model.config.block_shape()
   rows = config.num_layers * (max_tokens + config.read_chunk(model.spec))
   heads = (shape.num_key_value_heads, shape.head_width)

@@ -51,9 +51,10 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
+  prompt_tokens: int = 0,
 ) -> Cache:
   """Room for a window, however many tokens there will be."""
-  del max_tokens, num_loops, kind
+  del max_tokens, num_loops, kind, prompt_tokens
   config, precision = model.config, PRECISIONS[model.config.precision]
   room = model.num_past + config.window
   states = model.empty_state(batch, num_past=0, carry_convolutions=True)

@@ -1,0 +1,62 @@
+"""Downloaded folders write what transformers' models would, and chat."""
+
+import io
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers")
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "hub"))
+import hub_examples as examples
+
+from loopjax.generate import __main__ as entry
+from loopjax.generate import source
+from loopjax.generate.engine import Request, Sampling
+
+
+def test_a_published_layout_writes_what_transformers_would(tmp_path):
+  """Ouro's logits after its last loop, of Gemma 2 arranged as Ouro."""
+  oracle = examples.oracle("ouro")
+  folder = examples.make_folder(tmp_path / "ouro")
+  subject = source.of_folder(folder, dtype="float32")
+  engine = source.make_engine(subject, num_slots=2, max_tokens=16)
+  tokens = np.asarray(oracle["tokens"])
+  found = engine.generate(
+    [Request(tuple(row.tolist()), 1, Sampling(temperature=0)) for row in tokens]
+  )
+  expected = jax.nn.log_softmax(oracle["logits"][-1][:, -1])
+  for (token,), row in zip(found, np.asarray(expected), strict=True):
+    assert token.token == row.argmax()
+    assert token.log_probability == pytest.approx(row.max(), abs=1e-4)
+
+
+def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
+  pytest.importorskip("jinja2")
+  folder = examples.make_folder(tmp_path / "ouro")
+  template = (
+    "{% for m in messages %}{{ m.role[0] == 'u' and 'w1' or 'w2' }}"
+    " {{ m.content }} {% endfor %}{% if add_generation_prompt %}w2{% endif %}"
+  )
+  (folder / "tokenizer_config.json").write_text(
+    json.dumps({"chat_template": template})
+  )
+  monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6\n\nw7\n"))
+  flags = (f"--hub={folder}", "--temperature=0", "--max_new_tokens=3")
+  assert entry.main([*flags, "--dtype=float32", "--chat"]) == 0
+  first, second = capsys.readouterr().out.replace("> ", "").split("\n")[:2]
+  subject = source.of_folder(folder, dtype="float32")
+  engine = source.make_engine(subject, num_slots=1, max_tokens=64)
+  said = "w1 w5 w6 w2"
+  for answer in (first, second):
+    (ids,) = subject.tokenizer.encode([said])
+    request = Request(
+      tuple(ids.tolist()), 3, Sampling(temperature=0), stop_tokens=(0,)
+    )
+    (tokens,) = engine.generate([request])
+    written = [one.token for one in tokens if one.finish != "stop"]
+    assert answer.strip() == subject.tokenizer.decode(written)
+    said += f" {answer.strip()} w1 w7 w2"
