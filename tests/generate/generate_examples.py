@@ -22,6 +22,10 @@ SMALL = {
   },
   "looped": {**STACK, "num_loops": 3, "exit_gate": "joint", "init_std": 0.3},
   "disco": {**STACK, "num_loops": 2, "init_std": 0.3},
+  "melt": {
+    **STACK, "num_loops": 2, "chunk_size": 1, "distill": "none",
+    "rope_base": 1e4, "init_std": 0.3, "precision": "float32",
+  },
   "ponderlm": {**STACK, "num_loops": 2, "tied": False, "init_std": 0.3},
   "sleep": {
     "width": 16, "num_heads": 2, "num_passes": 2, "window": 4,

@@ -98,7 +98,11 @@ def read(
     hidden = hidden.reshape(len(tokens), -1, config.width)
   back = jnp.argsort(order, axis=1)
   hidden = jnp.take_along_axis(hidden, back[..., None], axis=1)
-  output = Output(model.logits(hidden), {}, {}, {}, {}, hidden)
+  loops_run = jnp.full(
+    len(tokens), model.plan(num_loops).num_loops, jnp.float32
+  )
+  stats = {"loops_run": loops_run}
+  output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   return output, cache
 
 
