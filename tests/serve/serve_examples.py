@@ -74,7 +74,7 @@ class Served:
 
   def __init__(self, engine, server, made, url):
     self.engine, self.server, self.worker = engine, server, made
-    self.url, self.client = url, httpx.Client(base_url=url, timeout=30)
+    self.url, self.client = url, httpx.Client(base_url=url, timeout=240)
 
   def post(self, path="/v1/completions", **fields):
     return self.client.post(path, json=fields)
