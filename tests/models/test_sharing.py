@@ -150,7 +150,7 @@ def pieces():
 
   def after(index, x, mixed):
     layer = layer_at(index)
-    return layer._add(x, layer.attention.output(mixed.reshape(1, 1, -1)))
+    return layer.add(x, layer.attention.output(mixed.reshape(1, 1, -1)))
 
   def ends(x):
     x = model.final_norm(x)

@@ -109,6 +109,7 @@ BIASES = {
   )
 }  # fmt: skip
 STACK = text(under("layers", block(GELU)))
+MELT_GATE = ("bias", "input/kernel", "latent/kernel")
 GATE = {"channel/gate/weight": "adamw", "channel/gate/bias": "adamw"}
 READ = {
   **under("query_norm", {"scale": "adamw"}),
@@ -152,6 +153,17 @@ FAMILIES = [
         name: "adamw"
         for name in ("head/kernel", "exit_gate/kernel", "exit_gate/bias")
       },
+    },
+  ),
+  (
+    "melt",
+    {"chunk_size": 48},
+    {
+      **text(under("layers", block(SWIGLU))),
+      **under("latent_gates", dict.fromkeys(MELT_GATE, "adamw")),
+      "layers/attention_post_norm/scale": "adamw",
+      "layers/mlp_post_norm/scale": "adamw",
+      "head/kernel": "adamw",
     },
   ),
   ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
