@@ -73,6 +73,15 @@ def test_a_text_is_what_it_is_alone(options):
       )
 
 
+def test_the_penalty_knows_nothing_of_who_had_the_slot_before():
+  engine = engine_of("looped", num_slots=1)
+  penalised = Sampling(temperature=0.0, repetition_penalty=5.0)
+  asked = Request(PROMPTS[1], 8, penalised)
+  first = ids(engine.generate([asked])[0])
+  engine.generate([Request(tuple(first), 1, GREEDY)])
+  assert ids(engine.generate([asked])[0]) == first
+
+
 def test_fewer_loops_are_those_of_a_model_with_fewer():
   asked = [
     Request(prompt, 6, GREEDY, num_loops=loops)
