@@ -117,8 +117,8 @@ logits = read(run.params, kept, inputs)
 np.testing.assert_allclose(logits, run.model()(inputs).logits, atol=1e-4)
 sizes = [x.size for x in jax.tree.leaves(kept.parts[1].past)]
 print(f"numbers kept as keys and values: {sum(sizes)}")
-fast = kept.parts[1].state.fast  # [memory layers, B, H, d_k, d_v]
-print(f"numbers in fast weights, per example: {fast[:, 0].size}")
+fast = kept.parts[1].state.fast  # [groups, layers, B, H, d_k, d_v]
+print(f"numbers in fast weights, per example: {fast[:, :, 0].size}")
 
 # %% [markdown]
 # ## How many passes does it need?
@@ -151,7 +151,7 @@ from loopjax.analysis import draw
 
 def heads(kept):
   """The matrices of example 0 side by side."""
-  return np.concatenate(list(kept.parts[1].state.fast[0, 0]), axis=1)
+  return np.concatenate(list(kept.parts[1].state.fast[0, 0, 0]), axis=1)
 
 
 by_pass = [sleep(run.params, inputs[:1], n) for n in range(1, passes + 1)]
@@ -197,7 +197,7 @@ def answer_with(change):
 own, other = targets[:, 0], np.roll(targets[:, 0], 1)
 for name, change in {
   "its own": lambda fast: fast,
-  "its neighbour's": lambda fast: np.roll(fast, 1, axis=1),
+  "its neighbour's": lambda fast: np.roll(fast, 1, axis=2),
   "zeros": np.zeros_like,
 }.items():
   said = answer_with(change)
