@@ -1,11 +1,21 @@
-"""The one error type for mistakes of the user."""
+"""The one error type for mistakes of the user, and who raises it for flags."""
 
+import argparse
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 class UserError(ValueError):
   """A mistake by the user: main prints one line and exits with status 2."""
+
+
+class Parser(argparse.ArgumentParser):
+  """Flags of a command, whose mistakes are reported like all others."""
+
+  def error(self, message: str) -> NoReturn:
+    """Raises UserError."""
+    raise UserError(message)
 
 
 def similar(name: object, known: Iterable[str]) -> str:

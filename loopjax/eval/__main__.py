@@ -1,24 +1,15 @@
 """Command line: `python -m loopjax.eval WORKDIR... --tasks=FILE,...`."""
 
-import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.eval import command, scorer
-
-
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
   """Scores runs on tasks, prints a table; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.eval",
     description=(
       "Scores language models on OLMES request files: bits per byte and"

@@ -1,27 +1,18 @@
 """Command line: `python -m loopjax.generate --workdir=DIR --prompt=TEXT`."""
 
-import argparse
 import dataclasses
 import pathlib
 import sys
-from typing import NoReturn
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.generate import command
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 
 
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
-
-
 def main(argv: list[str] | None = None) -> int:
   """Writes texts to the terminal; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.generate",
     description="Continues a text, or talks, with a language model.",
   )

@@ -1,24 +1,15 @@
 """Command line: `python -m loopjax.hub import|export|card|push`."""
 
-import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.hub import card, convert, layouts, push
-
-
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
   """Imports, exports, describes or uploads; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.hub",
     description=(
       "Reads a downloaded folder of the Hugging Face Hub (config.json,"

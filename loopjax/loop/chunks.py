@@ -1,4 +1,4 @@
-"""A sequence by chunks, each of which reads what the ones before left behind.
+"""A sequence by chunks, each of which reads what the ones before have left.
 
 MELT trains so (arXiv 2605.07721, section 3.3): inside a chunk all tokens are
 computed at once, and earlier chunks are seen through the rows that they wrote

@@ -3,24 +3,16 @@
 import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.play import page, thoughts
 
 _HOST = "127.0.0.1"
 
 
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
-
-
 def main(argv: list[str] | None = None) -> int:
   """Serves the page of a run, or writes it; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.play",
     description=(
       "Shows in the browser what a model trained on Sudoku thinks of a puzzle,"

@@ -1,24 +1,15 @@
 """Command line: `python -m loopjax.report WORKDIR...`."""
 
-import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.report import page
-
-
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
   """Writes the report and prints its paths; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.report",
     description="Writes report.html, report.md and report.csv.",
   )

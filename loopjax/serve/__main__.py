@@ -1,26 +1,17 @@
 """Command line: `python -m loopjax.serve --workdir=DIR`."""
 
-import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.loop import exits
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
 
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
-
-
 def main(argv: list[str] | None = None) -> int:
   """Serves a model over HTTP; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.serve",
     description=(
       "Serves a language model to clients of OpenAI: /v1/completions,"

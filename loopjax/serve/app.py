@@ -314,7 +314,7 @@ async def _while_there(
   async def gone() -> Response:
     while (await request.receive())["type"] != "http.disconnect":
       pass
-    return Response(status_code=400)  # Nobody reads it.
+    return Response(status_code=400)  # The client has gone.
 
   tasks = [asyncio.ensure_future(making), asyncio.ensure_future(gone())]
   try:

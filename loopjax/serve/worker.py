@@ -79,7 +79,7 @@ class Worker:
     """The thread begins with `start`.
 
     Args:
-      engine: nobody else may use it from now on.
+      engine: for this worker alone from now on.
       capacity: requests that may be running or waiting.
       on_failure: called in the event loop if the engine fails.
     """

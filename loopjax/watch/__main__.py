@@ -1,30 +1,21 @@
 """Command line: `python -m loopjax.watch WORKDIR...`."""
 
-import argparse
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 import jax
 from rich.console import Console
 from rich.live import Live
 
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.watch import frame, runs
-
-
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
   """Shows runs until they have ended; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.watch",
     description=(
       "Shows loss, scores, loops, rates and time left of runs, in progress or"

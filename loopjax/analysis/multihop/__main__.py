@@ -1,24 +1,15 @@
 """Command line: `python -m loopjax.analysis.multihop WORKDIR`."""
 
-import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
 from loopjax.analysis.multihop import command
-from loopjax.errors import UserError
-
-
-class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in the flags like all other mistakes."""
-
-  def error(self, message: str) -> NoReturn:
-    raise UserError(message)
+from loopjax.errors import Parser, UserError
 
 
 def main(argv: list[str] | None = None) -> int:
   """Analyses a run, prints tables and file paths; returns the exit status."""
-  parser = _Parser(
+  parser = Parser(
     prog="python -m loopjax.analysis.multihop",
     description=(
       "Analyses the newest checkpoint of a multi-hop run between loops. Loops"
