@@ -30,9 +30,11 @@ LAYERS = (
   ("config",),
   ("divergence", "presets", "program", "teacher"),
   ("command_line", "trained"),
-  ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
+  ("hub", "subject"),
+  ("generate",),
+  ("budget", "describe", "evaluate", "analysis"),
   ("train_loop",),
-  ("train", "generate", "listing"),
+  ("train", "listing"),
   ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch"),
   ("__main__",),
 )

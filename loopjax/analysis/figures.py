@@ -22,6 +22,7 @@ from loopjax.analysis import (
   maps,
   passes,
   positions,
+  samples,
   sudoku,
 )
 from loopjax.analysis import view as view_lib
@@ -115,7 +116,10 @@ TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
     Figure("puzzle_failed", ("prediction", "confidence"), sudoku.draw_failed),
     Figure("halting_map", ("prediction", "weight"), sudoku.draw_halting_map),
   ),
-  text_task.Config: (Figure("positions", (), positions.draw_positions),),
+  text_task.Config: (
+    Figure("positions", (), positions.draw_positions),
+    Figure("samples", (), samples.draw_samples),
+  ),
 }
 
 

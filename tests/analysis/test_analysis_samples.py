@@ -1,0 +1,86 @@
+"""The page of samples: which part of a row is a prompt, and what follows it."""
+
+import html
+import re
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.analysis import samples
+from loopjax.analysis import view as view_lib
+from loopjax.types import Dataset
+
+END = 256
+
+
+def test_a_prompt_is_one_document_up_to_the_middle_of_the_row():
+  batch = {
+    "inputs": np.array([[END, 1, 2, END, 3, 4, 5, END], [*b"ABCDEFGH"]]),
+    "documents": np.array([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8]),
+  }  # fmt: skip
+  assert samples.prompt_and_rest(batch, 0) == ((END,), (3, 4, 5))
+  assert samples.prompt_and_rest(batch, 1) == (tuple(b"ABCD"), tuple(b"EFGH"))
+
+
+def _view(directory, name="looped"):
+  config = config_lib.make(name, "text")
+  config_lib.override(
+    config,
+    {
+      "task.train_files": "made:arithmetic", "task.sequence_length": 16,
+      "model.width": 16, "model.num_layers": 1, "model.num_heads": 2,
+      "model.num_loops": 2, "eval.batch_size": 8, "eval.depth_factor": 0,
+      "optim.warmup_steps": 1,
+    },
+  )  # fmt: skip
+  settings = config_lib.resolve(config)
+  graphdef, _ = program_lib.abstract_model(settings)
+  model = settings.family.Model(
+    settings.model, settings.spec, settings.loop, rngs=nnx.Rngs(params=0)
+  )
+  params = nnx.to_pure_dict(nnx.state(model))
+  table = params["token_embedding"]["embedding"]
+  params["token_embedding"]["embedding"] = 20 * table
+  text = np.frombuffer(b"12+30=42;7*8=56;" * 8, np.uint8).reshape(8, 16)
+  weights = np.ones((8, 16), np.float32)
+  weights[1] = 0.0  # Padding.
+  batch = {
+    "inputs": text.astype(np.int32), "targets": text.astype(np.int32),
+    "weights": weights, "documents": np.zeros((8, 16), np.int32),
+    "valid": np.ones(8, bool),
+  }  # fmt: skip
+  return view_lib.make_view(
+    settings,
+    graphdef,
+    params,
+    Dataset(grain.MapDataset.source([batch]), {}, {}),
+    [],
+    directory,
+  )
+
+
+def test_the_likeliest_text_is_what_the_model_says(tmp_path):
+  view = _view(tmp_path)
+  (path,) = samples.draw_samples(view)
+  text = path.read_text()
+  blocks = [
+    html.unescape(found)
+    for found in re.findall(r"<pre><code>(.*?)</code></pre>", text, re.DOTALL)
+  ]
+  assert text.count("<h2>") == 4 and len(blocks) == 16
+  model = nnx.merge(view.graphdef, view.params)
+  tokens = list(b"12+30=42")
+  for _ in range(8):
+    logits = model(jnp.asarray([tokens]), num_loops=2).logits
+    tokens.append(int(jnp.argmax(logits[0, -1, :257])))
+  written = tokens[8:]
+  if END in written:
+    written = written[: written.index(END)]
+  assert blocks[0].rstrip("\n") == "12+30=42"
+  assert blocks[1].rstrip("\n") == ";7*8=56;"
+  assert blocks[2].rstrip("\n") == bytes(written).decode(errors="replace")
+  assert blocks[2] != blocks[3]
