@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from loopjax.nn import fast_weights
 from loopjax.types import Array
 
 
@@ -18,13 +19,13 @@ class Window(NamedTuple):
   Attributes:
     positions: of all P + S tokens, counted from the first of them, [P + S, 1].
     visible: bool [B or 1, S, P + S], the tokens that each token sees.
-    mask: bool [B, S], False for padding; None if there is no padding.
+    packing: of the tokens that are no padding; None if there is none.
     known: bool [B, P + S], False for padding.
   """
 
   positions: Array
   visible: Array
-  mask: Array | None
+  packing: fast_weights.Packing | None
   known: Array
 
 
@@ -74,8 +75,9 @@ def view(
   distance = there[num_past:, None] - there[None]
   near = (distance >= 0) & (distance < reach)
   if mask is None and not num_past:  # The same for all examples.
-    return Window(there[:, None], near[None], mask, known)
-  return Window(there[:, None], near[None] & known[:, None], mask, known)
+    return Window(there[:, None], near[None], None, known)
+  packing = None if mask is None else fast_weights.packing(mask)
+  return Window(there[:, None], near[None] & known[:, None], packing, known)
 
 
 def last(x: Array, size: int, axis: int = 1) -> Array:

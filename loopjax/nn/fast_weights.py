@@ -168,31 +168,51 @@ class FastWeights(nnx.Module):
     return y, fast, {"retention": jnp.exp(jnp.sum(log_decay, axis=1))}
 
 
-def pack(x: Array, mask: Array | None) -> tuple[Array, Array | None]:
-  """Moves the tokens that a mask keeps to the front, in order.
+class Packing(NamedTuple):
+  """Where the tokens go that a mask keeps: to the front, in order.
 
   Masked tokens then come after all others, where nothing depends on them, not
   even convolutions.
 
-  Args:
-    x: [B, T, D].
-    mask: bool [B, T], or None, which leaves x as it is.
-
-  Returns:
-    x with zeros at the end, and a mask of its tokens, bool [B, T].
+  Attributes:
+    mask: bool [B, T], before.
+    seen: bool [B, T], after.
+    order: i32 [B, T], the token that goes to each place.
+    place: i32 [B, T], the place of each token that is kept.
   """
-  if mask is None:
-    return x, None
+
+  mask: Array
+  seen: Array
+  order: Array
+  place: Array
+
+
+def packing(mask: Array) -> Packing:
+  """Sorts once for all layers and passes that read the same tokens.
+
+  Args:
+    mask: bool [B, T].
+  """
   order = jnp.argsort(~mask, axis=1, stable=True)
-  x = jnp.take_along_axis(x, order[..., None], axis=1)
-  seen = jnp.take_along_axis(mask, order, axis=1)
-  return jnp.where(seen[..., None], x, 0), seen
+  return Packing(
+    mask=mask,
+    seen=jnp.take_along_axis(mask, order, axis=1),
+    order=order,
+    place=jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0),
+  )
 
 
-def unpack(y: Array, mask: Array | None) -> Array:
-  """Moves the outputs of packed tokens back into place; zeros where masked."""
-  if mask is None:
+def pack(x: Array, packing: Packing | None) -> tuple[Array, Array | None]:
+  """x [B, T, D] with the kept tokens first and zeros after them, and `seen`."""
+  if packing is None:
+    return x, None
+  x = jnp.take_along_axis(x, packing.order[..., None], axis=1)
+  return jnp.where(packing.seen[..., None], x, 0), packing.seen
+
+
+def unpack(y: Array, packing: Packing | None) -> Array:
+  """Moves packed tokens back into place; zeros where masked."""
+  if packing is None:
     return y
-  place = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-  y = jnp.take_along_axis(y, place[..., None], axis=1)
-  return jnp.where(mask[..., None], y, 0)
+  y = jnp.take_along_axis(y, packing.place[..., None], axis=1)
+  return jnp.where(packing.mask[..., None], y, 0)

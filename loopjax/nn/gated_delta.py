@@ -14,6 +14,7 @@ from loopjax.nn.fast_weights import (
   NORMAL,
   FastWeights,
   Gates,
+  Packing,
   State,
   pack,
   unpack,
@@ -95,21 +96,21 @@ class GatedDeltaNet(nnx.Module):
     return State(fast, tail if carry_convolutions else None)
 
   def __call__(
-    self, x: Array, state: State, *, mask: Array | None = None
+    self, x: Array, state: State, packing: Packing | None = None
   ) -> tuple[Array, State, dict[str, Array]]:
     """Reads a window of tokens.
 
     Args:
       x: [B, T, D], normalised.
       state: from `initial_state`, or from the window before.
-      mask: bool [B, T]; a False token is invisible to the others, leaves the
-        state bit-identical, and its output is zero. None for all True.
+      packing: of the tokens that are there; any other is invisible to them,
+        leaves the state bit-identical, and its output is zero. None for all.
 
     Returns:
       y [B, T, D] in the compute dtype, the state after the window, and
       statistics as from FastWeights.
     """
-    x, seen = pack(x, mask)
+    x, seen = pack(x, packing)
     inputs = (self.query(x), self.key(x), self.value(x))
     tails = state.tail or (None,) * len(inputs)
     query, key, value = (
@@ -120,4 +121,4 @@ class GatedDeltaNet(nnx.Module):
     )
     y, fast, stats = self.fast_weights(x, query, key, value, state.fast, seen)
     tail = convolution.next_tail(inputs, state.tail, seen)
-    return unpack(y, mask), State(fast, tail), stats
+    return unpack(y, packing), State(fast, tail), stats

@@ -98,11 +98,14 @@ class MemoryBlock(nnx.Module):
     self.has_mlp, self.precision = memory.has_mlp, precision
 
   def __call__(
-    self, x: Array, state: fast_weights.State, mask: Array | None
+    self,
+    x: Array,
+    state: fast_weights.State,
+    packing: fast_weights.Packing | None,
   ) -> tuple[Array, fast_weights.State, dict[str, Array]]:
     """x: [B, S, D]; other arguments as in the memory layer."""
     stream = self.precision.accumulate
-    mixed, state, stats = self.memory(self.memory_norm(x), state, mask=mask)
+    mixed, state, stats = self.memory(self.memory_norm(x), state, packing)
     mixed = self.memory_post_norm(checkpoint_name(mixed, "attention"))
     x = x + mixed.astype(stream)
     if self.has_mlp:
@@ -175,7 +178,7 @@ def run_groups(
   memory: Memory,
   tables: tuple[Array, Array],
   visible: Array,
-  mask: Array | None,
+  packing: fast_weights.Packing | None,
   *,
   unroll: bool = False,
 ) -> tuple[Array, Memory, dict[str, Array]]:
@@ -187,7 +190,7 @@ def run_groups(
     memory: before the window, with P past tokens.
     tables: rotary tables for P + S positions.
     visible: bool [B or 1, S, P + S], see `Attention.attend_with_past`.
-    mask: bool [B, S], False for padding; None for no padding.
+    packing: of the tokens that are no padding; None if there is none.
     unroll: whether to compile each block separately.
 
   Returns:
@@ -202,7 +205,7 @@ def run_groups(
 
   def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
     layer, state = of_layer
-    x, *outputs = layer(x, state, mask)
+    x, *outputs = layer(x, state, packing)
     return x, outputs
 
   def step(x: Array, of_group: tuple[Groups, Memory]):
@@ -225,7 +228,7 @@ def read_groups(
   cache: Cache,
   state: fast_weights.State,
   view: attention.View,
-  mask: Array,
+  packing: fast_weights.Packing,
   *,
   first_slot: int,
 ) -> tuple[Array, Cache, fast_weights.State]:
@@ -237,7 +240,7 @@ def read_groups(
     cache: of keys and values; a slot is an attention layer.
     state: of the memory layers, [groups, layers, B, ...].
     view: what the tokens see.
-    mask: bool [B, S], False for what is not there.
+    packing: of the tokens that are there.
     first_slot: of the cache, for the first layer.
 
   Returns:
@@ -254,7 +257,7 @@ def read_groups(
 
   def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
     layer, state = of_layer
-    return layer(x, state, mask)[:2]
+    return layer(x, state, packing)[:2]
 
   def step(carry: Any, of_group: Any):
     group, state, slots = of_group

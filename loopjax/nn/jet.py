@@ -14,6 +14,7 @@ from loopjax.nn.fast_weights import (
   NORMAL,
   FastWeights,
   Gates,
+  Packing,
   State,
   pack,
   unpack,
@@ -80,13 +81,13 @@ class JetBlock(nnx.Module):
     return State(fast, tail if carry_convolutions else None)
 
   def __call__(
-    self, x: Array, state: State, *, mask: Array | None = None
+    self, x: Array, state: State, packing: Packing | None = None
   ) -> tuple[Array, State, dict[str, Array]]:
     """As in `GatedDeltaNet`."""
-    x, seen = pack(x, mask)
+    x, seen = pack(x, packing)
     query, key = jax.nn.silu(self.query(x)), jax.nn.silu(self.key(x))
     value = self.value(x)
     mixed = self.convolution(x, value, state.tail[0] if state.tail else None)
     y, fast, stats = self.fast_weights(x, query, key, mixed, state.fast, seen)
     tail = convolution.next_tail((value,), state.tail, seen)
-    return unpack(y, mask), State(fast, tail), stats
+    return unpack(y, packing), State(fast, tail), stats

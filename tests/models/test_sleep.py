@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
+from jax.extend import core
 
 from loopjax.errors import UserError
 from loopjax.loop import windows
@@ -111,6 +112,27 @@ def test_padding_within_a_window_is_not_there():
   padded = jnp.concatenate([padding, inputs], axis=1)
   plain = run(inputs, window=5).logits
   np.testing.assert_allclose(run(padded).logits, plain, atol=1e-5)
+
+
+def test_padding_is_sorted_out_once_a_window():
+  """And not by every layer in every pass."""
+  spec = spec_of(28, 4)
+
+  def depths(jaxpr, scans=0):
+    """Scans around each sort."""
+    for equation in jaxpr.eqns:
+      if equation.primitive.name == "sort":
+        yield scans
+      for inner in core.jaxprs_in_params(equation.params):
+        within = scans + (equation.primitive.name == "scan")
+        yield from depths(inner, within)
+
+  def logits(params):
+    return examples.merged(sleep, SMALL, spec, params)(tokens(28)).logits
+
+  params = examples.params_of(sleep, SMALL, spec)
+  # Of the windows, in their scan, and of the chunk that ends with the answer.
+  assert sorted(depths(jax.make_jaxpr(logits)(params).jaxpr)) == [0, 1]
 
 
 def test_hard_eviction_leaves_fast_weights_alone():
@@ -327,7 +349,7 @@ def by_hand(config, params, inputs, num_answer):
         )
       for n in range(num_memories):
         layer = at(group * num_memories + n, model.memories)
-        hidden, states[n], _ = layer(hidden, states[n], window.mask)
+        hidden, states[n], _ = layer(hidden, states[n], window.packing)
       keep = [
         attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts

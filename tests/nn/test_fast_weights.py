@@ -11,7 +11,7 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.nn import fast_weights
-from loopjax.nn.fast_weights import Gates, State
+from loopjax.nn.fast_weights import Gates, State, packing
 from loopjax.nn.gated_delta import GatedDeltaNet
 from loopjax.nn.jet import JetBlock
 from loopjax.types import Precision
@@ -48,7 +48,7 @@ def trained(name):
 
 @functools.partial(jax.jit, compiler_options=FAST)
 def apply(layer, x, state, mask=None):
-  return layer(x, state, mask=mask)
+  return layer(x, state, None if mask is None else packing(mask))
 
 
 def full_state(layer, carry=True):
@@ -189,7 +189,7 @@ def gradients(name):
   weights = jax.random.normal(jax.random.key(5), X.shape)
 
   def value(params, state, x, mask):
-    y, _, _ = nnx.merge(graphdef, params)(x, state, mask=mask)
+    y, _, _ = nnx.merge(graphdef, params)(x, state, packing(mask))
     return jnp.sum(weights * y)
 
   run = jax.jit(jax.grad(value, (0, 1, 2)), compiler_options=FAST)

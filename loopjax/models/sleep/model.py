@@ -337,7 +337,7 @@ class Model(nnx.Module):
       prevent_cse=True,  # Answers are read outside of any scan.
     )
     hidden, memory, stats = run_groups(
-      part, hidden, memory, tables, window.visible, window.mask
+      part, hidden, memory, tables, window.visible, window.packing
     )
     past = [windows.last(x, self.num_past, axis=3) for x in memory.past]
     return hidden, memory._replace(past=attention.Past(*past)), stats

@@ -90,8 +90,8 @@ def read(
   length, (batch, size) = model.config.window, tokens.shape
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   counts = jnp.sum(valid, axis=1, dtype=jnp.int32)
-  order = jnp.argsort(~valid, axis=1, stable=True)
-  tokens = jnp.take_along_axis(tokens, order, axis=1)  # Valid ones first.
+  packing = fast_weights.packing(valid)  # Valid ones first.
+  tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
   rows, part = jnp.arange(batch)[:, None], jnp.arange(min(size, length))[None]
 
   def read_on(_: Array, carry: tuple) -> tuple:
@@ -121,7 +121,7 @@ def read(
     num_more = -(-(size - 1) // length)
     carry = jax.lax.fori_loop(0, num_more, read_on, carry)
   cache, _, hidden = carry
-  hidden = fast_weights.unpack(hidden, valid)
+  hidden = fast_weights.unpack(hidden, packing)
   output = Output(
     logits=model.logits(hidden),
     losses={},
@@ -144,12 +144,12 @@ def _awake(
   mask = there if mask is None else mask & there
   places = cache.recent.places(there)
   known = _put(cache.known, places, mask)
-  view = _view(model, places, known)
+  view, packing = _view(model, places, known), fast_weights.packing(mask)
   recent, states, made = cache.recent, [], []
   parts = zip(model.parts(), cache.awake, _slots(model), strict=True)
   for part, state, slot in parts:
     hidden, recent, state = hybrid.read_groups(
-      part, hidden, recent, state, view, mask, first_slot=slot
+      part, hidden, recent, state, view, packing, first_slot=slot
     )
     made.append(hidden)
     states.append(state)
@@ -171,7 +171,9 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
   (_, core, coda), (_, slot, last_slot) = model.parts(), _slots(model)
   start = cache.recent.length - cache.fill
   places = start[:, None] + jnp.arange(config.window)[None]
-  mask = jnp.take_along_axis(cache.known, places, axis=1)
+  packing = fast_weights.packing(
+    jnp.take_along_axis(cache.known, places, axis=1)
+  )
   nowhere = cache.known.shape[1]  # Other rows write nothing.
   places = jnp.where(full[:, None], places, nowhere)
   view = _view(model, places, cache.known)
@@ -183,7 +185,7 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
     hidden = model.between(hidden, cache.entering, n)
     before = old._replace(fast=fast)
     return hybrid.read_groups(
-      core, hidden, recent, before, view, mask, first_slot=slot
+      core, hidden, recent, before, view, packing, first_slot=slot
     )
 
   recent, (first, state, last) = cache.recent, cache.awake
@@ -192,7 +194,13 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
     carry = jax.lax.fori_loop(1, num_passes, one_pass, carry)
     hidden, recent, state = carry
     _, recent, last = hybrid.read_groups(
-      coda, hidden, recent, cache.asleep[2], view, mask, first_slot=last_slot
+      coda,
+      hidden,
+      recent,
+      cache.asleep[2],
+      view,
+      packing,
+      first_slot=last_slot,
     )
   states: States = (first, state, last)
   if not config.carry_convolutions:
