@@ -244,6 +244,19 @@ class ExitsEarly(Protocol):
 
 
 @runtime_checkable
+class HasSpan(Protocol):
+  """A cache that grows with the tokens in it, of which some may be read."""
+
+  def within(self, span: int | None) -> Any:
+    """The same, of which attention looks at the first `span` places alone.
+
+    Args:
+      span: places that hold all tokens of the rows that are read on, new ones
+        included; None for all places.
+    """
+
+
+@runtime_checkable
 class StacksLayers(Protocol):
   """A causal family that can set the parameters of its layers apart."""
 

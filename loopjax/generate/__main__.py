@@ -1,13 +1,11 @@
 """Command line: `python -m loopjax.generate --workdir=DIR --prompt=TEXT`."""
 
 import dataclasses
-import pathlib
 import sys
 
 from loopjax.errors import Parser, UserError
-from loopjax.generate import command
+from loopjax.generate import command, source
 from loopjax.generate.sampling import Sampling
-from loopjax.loop import exits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,23 +14,13 @@ def main(argv: list[str] | None = None) -> int:
     prog="python -m loopjax.generate",
     description="Continues a text, or talks, with a language model.",
   )
-  parser.add_argument("--workdir", type=pathlib.Path, help="of a run")
-  parser.add_argument(
-    "--hub", type=pathlib.Path, help="a downloaded folder instead of a run"
-  )
-  parser.add_argument(
-    "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
-  )
-  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
+  source.add_flags(parser)
   parser.add_argument("--prompt", help="a text to continue")
   parser.add_argument(
     "--chat", action="store_true", help="talk, by the model's chat template"
   )
   parser.add_argument(
     "--max_new_tokens", type=int, default=256, help="of a text [256]"
-  )
-  parser.add_argument(
-    "--max_tokens", type=int, help="room in the cache [as in training]"
   )
   parser.add_argument(
     "--samples", type=int, default=1, help="texts, of seeds that follow [1]"
@@ -47,23 +35,12 @@ def main(argv: list[str] | None = None) -> int:
       default=field.default,
       help=f"[{field.default}]",
     )
-  parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
   parser.add_argument(
     "--exit_threshold",
     type=float,
     default=1.0,
     help="below 1, tokens leave the loop early [1.0]",
   )
-  parser.add_argument(
-    "--exit_rule", choices=exits.RULES, help="[the gate, where there is one]"
-  )
-  parser.add_argument(
-    "--exit_kept",
-    choices=exits.KEPT,
-    default="copy",
-    help="what a skipped loop leaves in the cache [copy]",
-  )
-  parser.add_argument("--cache_kind", help="[the family's own]")
   parser.add_argument(
     "--prompt_tokens",
     type=int,
@@ -78,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     sampling = Sampling(
       **{x.name: options.pop(x.name) for x in dataclasses.fields(Sampling)}
     )
-    command.run(command.Options(sampling=sampling, **options))
+    model = source.flags_of(options)
+    command.run(command.Options(model=model, sampling=sampling, **options))
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

@@ -7,7 +7,6 @@ import sys
 import time
 from typing import NamedTuple
 
-from loopjax import subject as subject_lib
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
@@ -21,22 +20,14 @@ from loopjax.subject import Subject
 class Options(NamedTuple):
   """The flags, see `loopjax.generate.__main__`."""
 
-  workdir: pathlib.Path | None
-  hub: pathlib.Path | None
-  dtype: str | None
-  checkpoint: int | None
+  model: source.Flags
   prompt: str | None
   chat: bool
   max_new_tokens: int
-  max_tokens: int | None
   samples: int
   stop: list[str]
   sampling: Sampling
-  num_loops: int | None
   exit_threshold: float
-  exit_rule: str | None
-  exit_kept: str
-  cache_kind: str | None
   prompt_tokens: int
   report: bool
 
@@ -49,10 +40,11 @@ def run(options: Options) -> None:
       a text that it has no room for.
   """
   _check(options)
-  subject = _subject(options)
+  subject = source.load(options.model)
   writer = _Writer(subject, options)
   if options.chat:
-    folder = options.hub or _workdir(options) / convert.DIRECTORY
+    flags = options.model
+    folder = flags.hub or flags.folder / convert.DIRECTORY
     _talk(writer, folder, options)
   else:
     assert options.prompt is not None
@@ -67,14 +59,11 @@ class _Writer:
 
   def __init__(self, subject: Subject, options: Options):
     self._subject, self._options = subject, options
-    self._engine: Engine = source.make_engine(
+    self._engine: Engine = source.engine_of(
       subject,
+      options.model,
       num_slots=options.samples,
-      max_tokens=options.max_tokens or subject.context_length,
-      cache_kind=options.cache_kind,
       prompt_tokens=options.prompt_tokens,
-      exit_rule=options.exit_rule,
-      exit_kept=options.exit_kept,
     )
     self._seconds = self._first = 0.0
     self._loops: collections.Counter[int] = collections.Counter()
@@ -153,7 +142,7 @@ class _Writer:
       f" {engine.num_slots} text(s) of "
       + (f"{engine.max_tokens} tokens" if engine.max_tokens else "any length"),
     ]
-    if self._options.exit_kept == "computed":
+    if self._options.model.exit_kept == "computed":
       lines.append("all loops are computed: exits save no time")
     return "\n".join(lines)
 
@@ -177,41 +166,12 @@ def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
     said = None
 
 
-def _subject(options: Options) -> Subject:
-  """The model."""
-  if options.hub:
-    return source.of_folder(
-      options.hub,
-      dtype=options.dtype or "bfloat16",
-      num_loops=options.num_loops,
-    )
-  return subject_lib.load(
-    _workdir(options),
-    num_loops=options.num_loops,
-    checkpoint=options.checkpoint,
-  )
-
-
-def _workdir(options: Options) -> pathlib.Path:
-  assert options.workdir is not None  # `_check` has seen to that.
-  return options.workdir
-
-
 def _check(options: Options) -> None:
   """Raises UserError for flags that contradict each other."""
-  if (options.workdir is None) == (options.hub is None):
-    raise UserError("give --workdir=DIR of a run, or --hub=DIR, a folder")
-  if options.workdir and options.dtype:
-    raise UserError("--dtype has no effect on the model of a run")
-  if options.hub and options.checkpoint is not None:
-    raise UserError("--checkpoint has no effect on a folder")
+  source.check(options.model)
   if options.prompt is None and not options.chat:
     raise UserError("give --prompt=TEXT, or --chat")
-  for name, value in (
-    ("samples", options.samples),
-    ("num_loops", options.num_loops),
-  ):
-    if value is not None and value < 1:
-      raise UserError(f"--{name}={value} must be at least 1")
+  if options.samples < 1:
+    raise UserError(f"--samples={options.samples} must be at least 1")
   if options.chat and options.samples > 1:
     raise UserError(f"--samples={options.samples}: a chat has one answer")

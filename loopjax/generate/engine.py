@@ -26,16 +26,19 @@ from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 _FINISH = {program.STOP: "stop", program.LENGTH: "length"}
+MOST_PROMPTS = 16  # That are read at once: their rows of the cache are copied.
 _SMALLEST_PART = 16  # Tokens of a prompt that are read at once, and times 4.
+_SMALLEST_SPAN = 64  # Places that attention looks at, and times 1.5, 2, 3 ...
 
 
 @dataclasses.dataclass
 class _Text:
-  """A request in a slot, and how much of its prompt has been read."""
+  """A request in a slot, how much of its prompt was read, and what written."""
 
   number: int
   request: Request
   num_read: int = 0
+  num_written: int = 0
 
 
 class Engine:
@@ -134,7 +137,8 @@ class Engine:
       reader, reader.batch_axes(params), tokens_per_dispatch
     )
     self._parts = _powers(_SMALLEST_PART, min(prompt_part, max_tokens))
-    self._groups = _powers(1, num_slots)
+    self._groups = _powers(1, min(num_slots, MOST_PROMPTS))
+    self._tokens_per_dispatch = tokens_per_dispatch
     self._waiting: collections.deque[_Text] = collections.deque()
     self._reading: dict[int, _Text] = {}  # By slot, in order of arrival.
     self._writing: dict[int, _Text] = {}
@@ -224,6 +228,7 @@ class Engine:
     parts = {slot: self._part(text) for slot, text in self._reading.items()}
     length = next(iter(parts.values()))  # Of the one that came first.
     slots = [slot for slot, part in parts.items() if part == length]
+    slots = slots[:MOST_PROMPTS]
     num_rows = next(size for size in self._groups if size >= len(slots))
     texts = [self._reading[slot] for slot in slots]
     prompts = _prompts(texts, slots, num_rows, length, self)
@@ -233,6 +238,7 @@ class Engine:
       self._state,
       prompts,
       num_top=program.MAX_TOP if num_top else 0,
+      span=self._span(max(text.num_read for text in texts) + length),
     )
     for row, (slot, text) in enumerate(zip(slots, texts, strict=True)):
       text.num_read += int(prompts.valid[row].sum())
@@ -248,11 +254,14 @@ class Engine:
     kept[list(self._writing)] = True
     texts = self._writing.values()
     num_top = max(text.request.top_log_probabilities for text in texts)
+    # The last token that was written is yet to be read.
+    longest = max(text.num_read + text.num_written for text in texts) - 1
     self._state, records = self._programs.decode(
       self._params,
       self._state,
       kept,
       num_top=program.MAX_TOP if num_top else 0,
+      span=self._span(longest + self._tokens_per_dispatch),
     )
     records, slots = jax.device_get(records), list(range(self.num_slots))
     found = []
@@ -268,6 +277,7 @@ class Engine:
     found = []
     for row in np.flatnonzero(record.drawn).tolist():
       text = self._writing[slots[row]]
+      text.num_written += 1
       num_top = text.request.top_log_probabilities
       finish = _FINISH.get(int(record.finish[row]))
       top = zip(
@@ -288,6 +298,15 @@ class Engine:
       if finish:
         self._release(self._writing, slots[row])
     return found
+
+  def _span(self, num_tokens: int) -> int | None:
+    """Places to look at for rows of so many tokens; few different numbers."""
+    if self.max_tokens is None:
+      return None
+    span = _SMALLEST_SPAN
+    while span < num_tokens:
+      span = span * 4 // 3 if span % 3 == 0 else span * 3 // 2
+    return min(span, self.max_tokens)
 
   def _release(self, texts: dict[int, _Text], slot: int) -> None:
     """Makes room in a slot."""

@@ -15,7 +15,12 @@ from flax import nnx
 from loopjax.generate import sampling
 from loopjax.loop import exits
 from loopjax.nn import linear
-from loopjax.protocols import CausalFamily, ExitsEarly, StacksLayers
+from loopjax.protocols import (
+  CausalFamily,
+  ExitsEarly,
+  HasSpan,
+  StacksLayers,
+)
 from loopjax.types import Array, Output
 
 MAX_STOPS = 8  # Tokens that end a text.
@@ -128,15 +133,26 @@ class Reader(NamedTuple):
     )
 
   def read(
-    self, model: Any, tokens: Array, cache: Any, valid: Array, rows: Rows
+    self,
+    model: Any,
+    tokens: Array,
+    cache: Any,
+    valid: Array,
+    rows: Rows,
+    span: int | None,
   ) -> tuple[Output, Any]:
-    """As in `CausalFamily`, with the exits of rows."""
+    """As in `CausalFamily`, with the exits of rows, within a span."""
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
     if isinstance(self.family, ExitsEarly):
       options["leave"] = exits.Exits(
         rows.exit_threshold, rows.num_loops, self.rule, self.kept
       )
-    return self.family.read(model, tokens, cache, **options)
+    if not isinstance(cache, HasSpan):
+      return self.family.read(model, tokens, cache, **options)
+    output, cache = self.family.read(
+      model, tokens, cache.within(span), **options
+    )
+    return output, cache.within(None)
 
   def batch_axes(self, params: Any) -> Any:
     """The axis of each leaf of a cache that grows with its rows; -1 if none."""
@@ -160,8 +176,8 @@ class Programs(NamedTuple):
   """Compiled when first called; the state is donated.
 
   Attributes:
-    prefill: (params, state, prompts, num_top=) -> (state, record).
-    decode: (params, state, kept, num_top=) -> (state, records).
+    prefill: (params, state, prompts, num_top=, span=) -> (state, record).
+    decode: (params, state, kept, num_top=, span=) -> (state, records).
   """
 
   prefill: Any
@@ -171,7 +187,10 @@ class Programs(NamedTuple):
 @functools.lru_cache(maxsize=8)
 def programs(reader: Reader, axes: Any, num_steps: int) -> Programs:
   """Those of a model, which engines share; see `prefill` and `decode`."""
-  shared: Any = {"static_argnames": "num_top", "donate_argnames": "state"}
+  shared: Any = {
+    "static_argnames": ("num_top", "span"),
+    "donate_argnames": "state",
+  }
   read = functools.partial(prefill, reader=reader, axes=axes)
   write = functools.partial(decode, reader=reader, num_steps=num_steps)
   return Programs(jax.jit(read, **shared), jax.jit(write, **shared))
@@ -205,6 +224,7 @@ def prefill(
   reader: Reader,
   axes: Any,
   num_top: int,
+  span: int | None,
 ) -> tuple[State, Record]:
   """Reads parts of prompts, and draws a token after each that ends.
 
@@ -215,6 +235,7 @@ def prefill(
     reader: the model.
     axes: from `Reader.batch_axes`.
     num_top: most likely tokens to record.
+    span: places of a row that hold all tokens of these, parts included.
 
   Returns:
     The state; a record [P].
@@ -229,7 +250,7 @@ def prefill(
     empty,
   )
   output, part = reader.read(
-    model, prompts.tokens, part, prompts.valid, prompts.rows
+    model, prompts.tokens, part, prompts.valid, prompts.rows, span
   )
   cache = jax.tree.map(
     lambda axis, old, new: _put(axis, old, new, slots), axes, state.cache, part
@@ -262,6 +283,7 @@ def decode(
   reader: Reader,
   num_steps: int,
   num_top: int,
+  span: int | None,
 ) -> tuple[State, Record]:
   """Draws up to `num_steps` tokens for every text.
 
@@ -272,6 +294,7 @@ def decode(
     reader: the model.
     num_steps: at most; fewer if all texts have ended.
     num_top: most likely tokens to record.
+    span: places of a row that hold all tokens of these, new ones included.
 
   Returns:
     The state; a record [num_steps, B].
@@ -286,7 +309,7 @@ def decode(
     cache, rows = state
     live = rows.left > 0
     output, cache = reader.read(
-      model, rows.token[:, None], cache, live[:, None], rows
+      model, rows.token[:, None], cache, live[:, None], rows, span
     )
     rows, record = _draw(
       model,

@@ -136,8 +136,12 @@ class Attention(nnx.Module):
     """
     query, key, value = self._rotated(x, view.tables)
     if cache is not None:
+      assert view.visible is not None, "rows of a cache have lengths"
       cache = cache.write(slot, key, value, view.places)
-      key, value = cache.read(slot)
+      mixed = dot_product.attend_by_head(
+        query, *cache.read(slot), visible=view.visible
+      )
+      return self.merged(mixed), cache
     causal = self.causal and view.visible is None
     mixed = dot_product.attend(
       query, key, value, causal=causal, visible=view.visible

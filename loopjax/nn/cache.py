@@ -1,7 +1,10 @@
 """Keys and values of the tokens that were read."""
 
+import dataclasses
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from loopjax.nn.shape import Shape
@@ -10,24 +13,33 @@ from loopjax.types import Array, Precision
 KINDS = ("per_loop", "last_loop", "first_loop", "mean")
 
 
-class Cache(NamedTuple):
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("key", "value", "length", "weight"),
+  meta_fields=("span",),
+)
+@dataclasses.dataclass(frozen=True)
+class Cache:
   """Keys and values; a slot is one layer in one loop.
 
   A row is a sequence of its own: the places before its length hold its tokens,
-  one after another; what lies in the others is arbitrary.
+  one after another; what lies in the others is arbitrary. A head's tokens lie
+  one after another, as the products of attention read them.
 
   Attributes:
-    key, value: [slots, B, M, G, d_h], for M tokens at most; keys are rotated.
+    key, value: [slots, B, G, M, d_h], for M tokens at most; keys are rotated.
       Where loops share them there are as many slots as layers.
     length: i32 [B], tokens of each row.
     weight: f32 [K], of what a loop makes of a token in what is kept of it; None
       if every loop's is kept.
+    span: N, the places that attention looks at; M if None.
   """
 
   key: Array
   value: Array
   length: Array
   weight: Array | None = None
+  span: int | None = None
 
   @property
   def num_slots(self) -> int:
@@ -37,20 +49,28 @@ class Cache(NamedTuple):
   @property
   def room(self) -> int:
     """M."""
-    return self.key.shape[2]
+    return self.key.shape[3]
+
+  def within(self, span: int | None) -> "Cache":
+    """The same, of which attention looks at the first `span` places alone.
+
+    They must hold all tokens of the rows that are read on, new ones included.
+    """
+    span = None if span is None else min(span, self.room)
+    return dataclasses.replace(self, span=span)
 
   def places(self, valid: Array) -> Array:
     """Where new tokens go, i32 [B, S]; M, which is nowhere, unless `valid`."""
     after = self.length[:, None] + jnp.cumsum(valid, axis=1) - 1
-    return jnp.where(valid, after, self.key.shape[2])
+    return jnp.where(valid, after, self.room)
 
   def positions(self, places: Array) -> Array:
     """Of new tokens at places [B, S] in their text."""
     return places
 
   def visible(self, places: Array) -> Array:
-    """bool [B, S, M], what new tokens at places [B, S] see."""
-    return jnp.arange(self.room)[None, None] <= places[..., None]
+    """bool [B, S, N], what new tokens at places [B, S] see."""
+    return jnp.arange(self.span or self.room)[None, None] <= places[..., None]
 
   def write(
     self, slot: Array | None, key: Array, value: Array, places: Array
@@ -64,24 +84,26 @@ class Cache(NamedTuple):
     rows = jnp.arange(len(places))[:, None]
     if self.weight is not None:
       weight, slot = self.weight[slot // len(self.key)], slot % len(self.key)
-      key = _blend(self.key[slot, rows, places], key, weight)
-      value = _blend(self.value[slot, rows, places], value, weight)
-    at = slot, rows, places
-    return self._replace(
+      key = _blend(self.key[slot, rows, :, places], key, weight)
+      value = _blend(self.value[slot, rows, :, places], value, weight)
+    at = slot, rows, slice(None), places
+    return dataclasses.replace(
+      self,
       key=self.key.at[at].set(key, mode="drop"),
       value=self.value.at[at].set(value, mode="drop"),
     )
 
   def read(self, slot: Array | None) -> tuple[Array, Array]:
-    """Keys and values of a slot, [B, M, G, d_h]."""
+    """Keys and values of a slot, [B, G, N, d_h]."""
     assert slot is not None
     slot = slot if self.weight is None else slot % len(self.key)
-    return self.key[slot], self.value[slot]
+    span = slice(self.span or self.room)
+    return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
   def longer(self, places: Array) -> "Cache":
     """The same, with rows that end after what was written at [B, S]."""
-    added = jnp.sum(places < self.key.shape[2], axis=1, dtype=jnp.int32)
-    return self._replace(length=self.length + added)
+    added = jnp.sum(places < self.room, axis=1, dtype=jnp.int32)
+    return dataclasses.replace(self, length=self.length + added)
 
   def with_skipped(
     self, num_loops: int, loops: Array, places: Array, own: "Kept | None"
@@ -102,7 +124,8 @@ class Cache(NamedTuple):
     from_loop = jnp.minimum(jnp.arange(num_loops)[:, None], loops[None] - 1)
 
     def filled(x: Array, own: Array | None) -> Array:
-      there = x[:, rows, places]  # [K L, B, S, G, d_h]; clipped if nowhere.
+      there = x[:, rows, :, places]  # [B, S, K L, G, d_h]; clipped if nowhere.
+      there = jnp.moveaxis(there, 2, 0)
       there = there.reshape(num_loops, -1, *there.shape[1:])
       by_row = (num_loops, 1, len(places), 1, 1, 1)
       if own is None:
@@ -110,10 +133,11 @@ class Cache(NamedTuple):
         there = jnp.take_along_axis(there, index, axis=0)
       else:
         there = jnp.where(ran.reshape(by_row), there, own[None])
-      there = there.reshape(-1, *there.shape[2:])
-      return x.at[:, rows, places].set(there, mode="drop")
+      there = jnp.moveaxis(there.reshape(-1, *there.shape[2:]), 0, 2)
+      return x.at[:, rows, :, places].set(there, mode="drop")
 
-    return self._replace(
+    return dataclasses.replace(
+      self,
       key=filled(self.key, own and own.key),
       value=filled(self.value, own and own.value),
     )
@@ -140,6 +164,10 @@ class Prompted(NamedTuple):
   def room(self) -> int:
     """Places of both."""
     return self.prompt.room + self.rest.room
+
+  def within(self, span: int | None) -> "Prompted":
+    """As in `Cache`, of each."""
+    return Prompted(self.prompt.within(span), self.rest.within(span))
 
   def places(self, valid: Array) -> Array:
     """As in `Cache`."""
@@ -177,7 +205,7 @@ class Prompted(NamedTuple):
   def read(self, slot: Array | None) -> tuple[Array, Array]:
     """As in `Cache`; one after the other, which copies both."""
     both = zip(self.prompt.read(slot), self.rest.read(slot), strict=True)
-    key, value = (jnp.concatenate(x, axis=1) for x in both)
+    key, value = (jnp.concatenate(x, axis=2) for x in both)
     return key, value
 
   def longer(self, places: Array) -> "Prompted":
@@ -235,8 +263,10 @@ def empty(
   weight: Array | None = None,
 ) -> Cache:
   """A cache of rows without tokens; slots are layers if there is a weight."""
-  heads = (shape.num_key_value_heads, shape.head_width)
-  none = jnp.zeros((num_slots, batch, max_tokens, *heads), precision.compute)
+  heads = shape.num_key_value_heads
+  none = jnp.zeros(
+    (num_slots, batch, heads, max_tokens, shape.head_width), precision.compute
+  )
   return Cache(none, none, jnp.zeros(batch, jnp.int32), weight)
 
 

@@ -88,6 +88,22 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
   return jnp.asarray(total).astype(parts[0][1].dtype)
 
 
+def attend_by_head(
+  query: Array, key: Array, value: Array, *, visible: Array
+) -> Array:
+  """`attend` to keys and values [B, G, S, d_h], as a cache keeps them.
+
+  No key or value is copied into another layout. The backward pass is JAX's.
+  """
+  queries = _by_head(query, key.shape[1])
+  logits = _product("bgtd,bgsd->bgts", queries, key)
+  logits = _hide(logits * query.shape[-1] ** -0.5, visible)
+  weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+  total = jnp.sum(weights, axis=-1, keepdims=True)
+  mixed = _product("bgts,bgsd->bgtd", weights.astype(value.dtype), value)
+  return _by_token((mixed / total).astype(value.dtype), query)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
   query: Array, key: Array, value: Array, visible: Array | None, causal: bool
@@ -104,7 +120,9 @@ def _forward(
   weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, axis=-1, keepdims=True)
   mixed = _product(
-    "bgts,bgsd->bgtd", weights.astype(value.dtype), _by_head(value, value)
+    "bgts,bgsd->bgtd",
+    weights.astype(value.dtype),
+    _by_head(value, value.shape[2]),
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
   sums = _by_token(largest + jnp.log(total), query)
@@ -117,6 +135,7 @@ def _backward(
 ) -> tuple[Array, Array, Array, None]:
   cotangent, of_sums = cotangents
   query, key, value = kept.query, kept.key, kept.value
+  groups = key.shape[2]
   scale = query.shape[-1] ** -0.5
   logits = _logits(query, key, kept.visible, causal)
   weights = jnp.exp(logits - kept.largest)  # Not yet divided by the total.
@@ -125,18 +144,18 @@ def _backward(
   mean = jnp.sum(
     cotangent.astype(wide) * kept.output.astype(wide), axis=-1, keepdims=True
   )
-  of_output = (_by_head(cotangent, value) / kept.total).astype(value.dtype)
-  of_weights = _product("bgtd,bgds->bgts", of_output, _columns(value, value))
+  of_output = (_by_head(cotangent, groups) / kept.total).astype(value.dtype)
+  of_weights = _product("bgtd,bgds->bgts", of_output, _columns(value, groups))
   # A logit's own share of the sum of exponentials is its weight, too.
-  mean = _by_head(mean - of_sums, value)
+  mean = _by_head(mean - of_sums, groups)
   of_logits = weights * (of_weights - mean / kept.total)
   weights, of_logits = (x.astype(value.dtype) for x in (weights, of_logits))
-  of_query = scale * _product("bgts,bgsd->bgtd", of_logits, _by_head(key, key))
-  of_key = scale * _product("bgdt,bgts->bgds", _columns(query, key), of_logits)
+  of_query = _product("bgts,bgsd->bgtd", of_logits, _by_head(key, groups))
+  of_key = _product("bgdt,bgts->bgds", _columns(query, groups), of_logits)
   of_value = _product("bgdt,bgts->bgds", jnp.swapaxes(of_output, 2, 3), weights)
   return (
-    _by_token(of_query.astype(query.dtype), query),
-    jnp.transpose(of_key, (0, 3, 1, 2)).astype(key.dtype),
+    _by_token((scale * of_query).astype(query.dtype), query),
+    jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype),
     jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype),
     None,
   )
@@ -149,7 +168,10 @@ def _logits(
   query: Array, key: Array, visible: Array | None, causal: bool
 ) -> Array:
   """f32 [B, G, R T, S]; hidden keys have a large negative one."""
-  logits = _product("bgtd,bgds->bgts", _by_head(query, key), _columns(key, key))
+  groups = key.shape[2]
+  logits = _product(
+    "bgtd,bgds->bgts", _by_head(query, groups), _columns(key, groups)
+  )
   logits *= query.shape[-1] ** -0.5
   num_queries, num_keys = query.shape[1], key.shape[1]
   if causal:
@@ -158,23 +180,26 @@ def _logits(
       jnp.int32, pairs, 1
     ) >= jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
     visible = earlier if visible is None else visible & earlier
-  if visible is None:
-    return logits
-  by_head = logits.reshape(*logits.shape[:2], -1, num_queries, num_keys)
+  return logits if visible is None else _hide(logits, visible)
+
+
+def _hide(logits: Array, visible: Array) -> Array:
+  """Logits [B, G, R T, S] of which only what is `visible` counts."""
+  by_head = logits.reshape(*logits.shape[:2], -1, *visible.shape[1:])
   by_head = jnp.where(visible[:, None, None], by_head, _HIDDEN)
   return by_head.reshape(logits.shape)
 
 
-def _by_head(x: Array, key: Array) -> Array:
-  """[B, T, H, ...] -> [B, G, R T, ...] for the groups of `key`."""
+def _by_head(x: Array, groups: int) -> Array:
+  """[B, T, H, ...] -> [B, G, R T, ...] for G groups of heads."""
   batch, length, heads, width = x.shape
   x = jnp.transpose(x, (0, 2, 1, 3))
-  return x.reshape(batch, key.shape[2], heads // key.shape[2] * length, width)
+  return x.reshape(batch, groups, heads // groups * length, width)
 
 
-def _columns(x: Array, key: Array) -> Array:
+def _columns(x: Array, groups: int) -> Array:
   """[B, T, H, d_h] -> [B, G, d_h, R T]: the transpose of `_by_head`."""
-  return jnp.swapaxes(_by_head(x, key), 2, 3)
+  return jnp.swapaxes(_by_head(x, groups), 2, 3)
 
 
 def _by_token(x: Array, query: Array) -> Array:

@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 from loopjax.errors import Parser, UserError
-from loopjax.loop import exits
+from loopjax.generate import source
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -18,25 +18,7 @@ def main(argv: list[str] | None = None) -> int:
       " /v1/chat/completions, /v1/models, /health, /metrics."
     ),
   )
-  parser.add_argument("--workdir", type=pathlib.Path, help="of a run")
-  parser.add_argument(
-    "--hub", type=pathlib.Path, help="a downloaded folder instead of a run"
-  )
-  parser.add_argument(
-    "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
-  )
-  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
-  parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
-  parser.add_argument(
-    "--exit_rule", choices=exits.RULES, help="[the gate, where there is one]"
-  )
-  parser.add_argument(
-    "--exit_kept",
-    choices=exits.KEPT,
-    default="copy",
-    help="what a skipped loop leaves in the cache [copy]",
-  )
-  parser.add_argument("--cache_kind", help="[the family's own]")
+  source.add_flags(parser)
   parser.add_argument("--name", help="of the model [that of the directory]")
   parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen at [127.0.0.1]"
@@ -54,9 +36,6 @@ def main(argv: list[str] | None = None) -> int:
     "--max_waiting", type=int, default=64, help="others that may wait [64]"
   )
   parser.add_argument(
-    "--max_tokens", type=int, help="of prompt and text [as in training]"
-  )
-  parser.add_argument(
     "--max_new_tokens", type=int, help="of a text [as --max_tokens]"
   )
   try:
@@ -70,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         f"serving needs the package {error.name}; install it with pip install"
         " 'loopjax[serve]'"
       ) from None
-    return command.run(command.Options(**options))
+    model = source.flags_of(options)
+    return command.run(command.Options(model=model, **options))
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

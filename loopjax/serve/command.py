@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import uvicorn
 
-from loopjax import subject as subject_lib
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
@@ -28,21 +27,13 @@ _GRACE = 30  # Seconds for what is being written when the server is ended.
 class Options(NamedTuple):
   """The flags, see `loopjax.serve.__main__`."""
 
-  workdir: pathlib.Path | None
-  hub: pathlib.Path | None
-  dtype: str | None
-  checkpoint: int | None
-  num_loops: int | None
-  exit_rule: str | None
-  exit_kept: str
-  cache_kind: str | None
+  model: source.Flags
   name: str | None
   host: str
   port: int
   token_file: pathlib.Path | None
   slots: int
   max_waiting: int
-  max_tokens: int | None
   max_new_tokens: int | None
 
 
@@ -58,15 +49,8 @@ def run(options: Options) -> int:
   token = _token(options)
   _check(options)
   with contextlib.closing(_bound(options)) as bound:
-    subject = _subject(options)
-    engine = source.make_engine(
-      subject,
-      num_slots=options.slots,
-      max_tokens=options.max_tokens or subject.context_length,
-      cache_kind=options.cache_kind,
-      exit_rule=options.exit_rule,
-      exit_kept=options.exit_kept,
-    )
+    subject = source.load(options.model)
+    engine = source.engine_of(subject, options.model, num_slots=options.slots)
     # The first client does not wait for what is compiled, or finds it broken.
     engine.generate([Request((subject.tokenizer.end,), 2)])
     return _serve(options, subject, engine, token, bound)
@@ -79,12 +63,11 @@ def _serve(
   token: str,
   bound: socket.socket,
 ) -> int:
-  folder = options.hub or options.workdir
-  assert folder is not None  # `_check` has seen to that.
-  name = options.name or folder.resolve().name
+  flags = options.model
+  name = options.name or flags.folder.resolve().name
   worker = Worker(engine, options.slots + options.max_waiting, lambda: stop())
-  limit = options.max_new_tokens or options.max_tokens or subject.context_length
-  template = _template(options.hub or folder / convert.DIRECTORY)
+  limit = options.max_new_tokens or flags.max_tokens or subject.context_length
+  template = _template(flags.hub or flags.folder / convert.DIRECTORY)
   reader = Reader(name, subject.tokenizer, engine.max_tokens, limit, template)
   local = options.host in _LOCAL
   server = uvicorn.Server(
@@ -124,20 +107,6 @@ def _handled(number: signal.Signals):
     yield
   finally:
     signal.signal(number, before)
-
-
-def _subject(options: Options) -> Subject:
-  """The model."""
-  if options.hub:
-    return source.of_folder(
-      options.hub,
-      dtype=options.dtype or "bfloat16",
-      num_loops=options.num_loops,
-    )
-  assert options.workdir is not None  # `_check` has seen to that.
-  return subject_lib.load(
-    options.workdir, num_loops=options.num_loops, checkpoint=options.checkpoint
-  )
 
 
 def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
@@ -185,19 +154,12 @@ def _bound(options: Options) -> socket.socket:
 
 def _check(options: Options) -> None:
   """Raises UserError for flags that contradict each other."""
-  if (options.workdir is None) == (options.hub is None):
-    raise UserError("give --workdir=DIR of a run, or --hub=DIR, a folder")
-  if options.workdir and options.dtype:
-    raise UserError("--dtype has no effect on the model of a run")
-  if options.hub and options.checkpoint is not None:
-    raise UserError("--checkpoint has no effect on a folder")
+  source.check(options.model)
   if not 0 <= options.port <= 65_535:
     raise UserError(f"--port={options.port} must be from 0 to 65535")
   for name, least in (
-    ("num_loops", 1),
     ("slots", 1),
     ("max_waiting", 0),
-    ("max_tokens", 2),
     ("max_new_tokens", 1),
   ):
     value = getattr(options, name)

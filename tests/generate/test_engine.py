@@ -16,6 +16,7 @@ from generate_examples import (
 )
 
 from loopjax.errors import UserError
+from loopjax.generate import engine as engine_lib
 from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 from loopjax.models import CAUSAL
@@ -48,6 +49,36 @@ MIXED = [
   Request(PROMPTS[0], 7, Sampling(seed=9), exit_threshold=0.6),
   Request(PROMPTS[3], 12, Sampling(0.5, seed=2**32 - 1), num_loops=2),
 ]
+
+
+@pytest.mark.parametrize("options", [
+  {}, {"cache_kind": "mean", "prompt_tokens": 10, "max_tokens": 32},
+], ids=str)  # fmt: skip
+def test_attention_looks_at_no_more_places_than_are_needed(
+  monkeypatch, options
+):
+  """The text is the same, whether the last place is its last token's or not."""
+  asked = [Request(PROMPTS[3], 14, GREEDY), Request(PROMPTS[1], 3, GREEDY)]
+  expected = engine_of("looped", **options).generate(asked)
+  monkeypatch.setattr(engine_lib, "_SMALLEST_SPAN", 4)
+  engine, spans = engine_of("looped", **options), []
+  decode = engine._programs.decode
+
+  def spied(*arguments, span, **more):
+    spans.append(span)
+    return decode(*arguments, span=span, **more)
+
+  engine._programs = engine._programs._replace(decode=spied)
+  found = engine.generate(asked)
+  for text, same in zip(found, expected, strict=True):
+    assert ids(text) == ids(same)
+    np.testing.assert_allclose(
+      [one.log_probability for one in text],
+      [one.log_probability for one in same],
+      atol=1e-5,
+    )
+  # Eight tokens of the prompt and four new ones; of these one is not read.
+  assert spans == [12, 16, 24, 24]
 
 
 @pytest.mark.parametrize("options", [

@@ -6,6 +6,7 @@ pass, and memory does not grow with the number of tokens. That pass is the first
 of the sleep: falling asleep takes the other N - 1.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -233,7 +234,7 @@ def _evict(
   num_past, config = model.num_past, model.config
   length = jnp.where(full, num_past, recent.length)
   if not num_past:
-    return recent._replace(length=length), known
+    return dataclasses.replace(recent, length=length), known
   shift = (start + config.window - num_past)[:, None]
   moved = shift + jnp.arange(num_past)[None]
   # Keys are rotated from their old places to their new ones.
@@ -242,20 +243,23 @@ def _evict(
   tables = rope.rope_tables(back, head_width, config.rope_base)
 
   def kept(x: Array) -> Array:
-    return jnp.take_along_axis(x, moved[None, :, :, None, None], axis=2)
+    return jnp.take_along_axis(x, moved[None, :, None, :, None], axis=3)
 
   def put(old: Array, new: Array) -> Array:
     here = jnp.where(
       full[None, :, None, None, None],
       new.astype(old.dtype),
-      old[:, :, :num_past],
+      old[:, :, :, :num_past],
     )
-    return old.at[:, :, :num_past].set(here)
+    return old.at[:, :, :, :num_past].set(here)
 
-  rotated = jax.vmap(rope.rotate, (0, None))(kept(recent.key), tables)
+  # Heads in the place of slots: tables are of rows and places.
+  rotate = jax.vmap(jax.vmap(rope.rotate, (0, None)), (2, None), 2)
+  rotated = rotate(kept(recent.key)[..., None, :], tables)[..., 0, :]
   seen = jnp.take_along_axis(known, moved, axis=1)
   seen = jnp.where(full[:, None], seen, known[:, :num_past])
-  recent = recent._replace(
+  recent = dataclasses.replace(
+    recent,
     key=put(recent.key, rotated),
     value=put(recent.value, kept(recent.value)),
     length=length,
