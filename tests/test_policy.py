@@ -32,7 +32,9 @@ LAYERS = (
   ("command_line", "trained"),
   ("budget", "describe", "evaluate", "analysis", "hub", "subject"),
   ("train_loop",),
-  ("train", "generate", "listing"),
+  ("generate", "listing"),
+  ("agreement",),
+  ("train",),
   ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch"),
   ("__main__",),
 )
