@@ -1,10 +1,13 @@
 """Sleep on word problems among distractors; figures 4 and 5 of the paper.
 
   python -m loopjax.main --config=configs/gsm_sleep.py
+  python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=looplm
 
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_passes` is N. The
 paper fine-tunes pre-trained models; here half attention and half memory start
-from scratch, or from a trained `looped` model: docs/insertion.md. Presets:
+from scratch, or memory is inserted into a LoopLM (docs/insertion.md): the sweep
+trains one, or takes yours (`:looplm,run.init_from=DIR`), warms up the memory
+alone, then trains everything. Presets:
 
   tiny    short texts on two CPU cores. Not measured.
   gpu     texts of 320 to 512 tokens. Not measured.
@@ -12,13 +15,15 @@ from scratch, or from a trained `looped` model: docs/insertion.md. Presets:
           one sleeps, the rest is read with the answer. Not run.
   smoke   what the tests run.
 
-After one of them: `inserted` and `warm_up`, memory added to a trained model.
+After one of them: `inserted` and `warm_up`, memory added to a trained model;
+`looplm`, the same to Ouro's blocks, with half as many layers of it.
 """
 
 import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets
+from loopjax.config import RunOf
 
 COMMON = presets.beside(__file__, "common.py")
 
@@ -64,16 +69,21 @@ PRESETS = {
   },
   "smoke": COMMON["GSM_SMOKE"],
 }  # fmt: skip
+_INSERTED = {
+  "num_prelude_layers": 0, "num_coda_layers": 0, "memory": "jet",
+  "memory_mlp": False, "pass_norm": True,
+}  # fmt: skip
 CHANGES = {
-  "inserted": {
+  "inserted": {"model": _INSERTED},
+  "looplm": {
     "model": {
-      "num_prelude_layers": 0, "num_coda_layers": 0, "memory": "jet",
-      "memory_mlp": False, "pass_norm": True,
+      **_INSERTED, "post_norm": True, "tied": False, "num_layers": 4,
+      "num_memory_layers": 2, "num_passes": 4,
     },
   },
   "warm_up": {
     "model": {"eviction": "hard"},
-    "optim": {"frozen": "^(token_embedding|layers|final_norm)/"},
+    "optim": {"frozen": "^(?!memories/)"},
     "run": {"init_fresh": "^memories/"},
   },
 }  # fmt: skip
@@ -91,7 +101,22 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   seeds = config_lib.axis("run.seed", 0, 1, 2)
   window = config.model.window // 4  # Of figure 4's.
   sliding = [{"model.eviction": "sliding", "model.window": window}]
+  first = [] if config.run.init_from else [
+    {"model.name": "looped", "model.num_loops": config.model.num_passes}
+  ]  # fmt: skip
+  calls = config.run.num_steps // config.run.steps_per_call
+  third = max(calls // 3, 1) * config.run.steps_per_call
+  warm_up = {
+    "model.eviction": "hard", "optim.frozen": "^(?!memories/)",
+    "run.init_from": config.run.init_from or RunOf(0),
+    "run.init_fresh": "^memories/", "run.num_steps": third,
+  }  # fmt: skip
+  whole = {
+    "model.eviction": "sliding", "run.init_from": RunOf(len(first)),
+    "run.num_steps": 2 * third,
+  }  # fmt: skip
   return {
     "passes": config_lib.product(passes, seeds),  # Figure 4.
     "sliding": config_lib.product(sliding, passes[:3], seeds),  # Figure 5.
+    "looplm": [*first, warm_up, whole],  # Section 6.4.
   }

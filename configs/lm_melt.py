@@ -109,6 +109,16 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
              "run.teacher": teacher, "model.distill": "all",
              "run.num_steps": steps(0.3 if first else 0.6),
              "model.align_weight": 0.1}  # fmt: skip
+  # Nothing is learned: a run has at least a step, here of no size.
+  untrained = {**taught, "model.prefill_chunk": 1, "optim.gate_rate": 1.0,
+               "optim.learning_rate": 1e-12, "optim.final_learning_rate": 0.0,
+               "optim.warmup_steps": 0,
+               "run.num_steps": run.steps_per_call}  # fmt: skip
+  if optim.name == "muon":
+    untrained["optim.muon_learning_rate"] = 1e-12
+  # Exits by a gate: that of a looped model which was trained with one.
+  leaves = {"model.exit_gate": "unused", "optim.frozen": "exit_gate"}
+  gated = [{**item, "model.exit_gate": "joint"} for item in first]
   learned = axis("model.gate", "element", "scalar")
   fixed = axis("model.gate", "mean", "ema", "last")
   fixed = product([{"optim.gate_rate": 1.0}], fixed)
@@ -126,5 +136,12 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     ],
     "chunk_size": [*first, *product(
       [phase_1], axis("model.chunk_size", chunk // 2, chunk, 2 * chunk, 0))],
+    "untrained_sharing": [  # Table 5.
+      *first, *product([untrained], axis("model.gate", "last", "first")),
+    ],
+    "adaptive_depth": [  # Read-outs of every loop learn, or the last alone.
+      *gated, *product([{**phase_1, **leaves}],
+                       axis("model.distill", "all", "last")),
+    ],
     "gqa": [] if run.init_from else gqa,
   }  # fmt: skip

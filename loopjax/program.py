@@ -36,6 +36,7 @@ class Program(NamedTuple):
     step: the same, not compiled.
     abstract_state: shapes, dtypes and shardings of the train state.
     abstract_frozen: the same of the teacher's parameters; {} without one.
+    teacher: settings of the teacher's run; None without one.
   """
 
   settings: config_lib.Settings
@@ -48,6 +49,7 @@ class Program(NamedTuple):
   step: Any
   abstract_state: step.TrainState
   abstract_frozen: Any
+  teacher: config_lib.Settings | None
 
 
 def make_program(
@@ -85,9 +87,8 @@ def make_program(
     _param_shardings, mesh, settings.mesh.min_split_size
   )
   shardings = _state_shardings(mesh, shapes, tx, place(shapes.params))
-  teacher_graphdef, frozen = (
-    abstract_model(_on_platform(teacher, platform)) if teacher else (None, {})
-  )
+  teacher = teacher and _on_platform(teacher, platform)
+  teacher_graphdef, frozen = abstract_model(teacher) if teacher else (None, {})
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
@@ -113,6 +114,7 @@ def make_program(
     step=train,
     abstract_state=_placed(shapes, shardings),
     abstract_frozen=_placed(frozen, place(frozen)),
+    teacher=teacher,
   )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from loopjax import (
+  agreement,
   checks,
   evaluate,
   run_config,
@@ -213,7 +214,7 @@ def _train_and_evaluate(
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        failed = _final_scores(work, state, writer)
+        failed = _final_scores(work, state, frozen.params, writer)
       except (
         preemption.Preempted
       ):  # The state is saved; a restart scores again.
@@ -255,7 +256,10 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
 
 
 def _final_scores(
-  work: train_loop.Work, state: step.TrainState, writer: metrics.Writer
+  work: train_loop.Work,
+  state: step.TrainState,
+  frozen: Any,
+  writer: metrics.Writer,
 ) -> list[str]:
   """Final scores and figures; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
@@ -263,9 +267,12 @@ def _final_scores(
   found = work.evaluator(params, "validation") | work.evaluator(params, "test")
   for split, scores in found.items():
     writer.write(at, split, scores)
+  test = work.datasets["test"]
+  if scores := agreement.measure(work.program, params, frozen, test):
+    writer.write(at, "teacher", scores)
   drawn = _figures(work, params, "test", work.workdir / "figures")
-  if drawn.depth:
-    writer.write(at, "depth", drawn.depth)
+  for split, scores in drawn.scores.items():
+    writer.write(at, split, scores)
   writer.images(at, drawn.files)
   return drawn.failed
 
@@ -290,7 +297,8 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
       values |= metrics.named(part, scores)
     directory = work.workdir / "evaluation" / "figures"
     drawn = _figures(work, params, split, directory)
-    values |= metrics.named("depth", drawn.depth)
+    for part, scores in drawn.scores.items():
+      values |= metrics.named(part, scores)
     failed = drawn.failed
     status = "completed"
   except preemption.Preempted:

@@ -32,7 +32,7 @@ LAYERS = (
   ("command_line", "trained"),
   ("hub", "subject"),
   ("generate",),
-  ("budget", "describe", "evaluate", "analysis"),
+  ("agreement", "budget", "describe", "evaluate", "analysis"),
   ("train_loop",),
   ("train", "listing"),
   ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch"),

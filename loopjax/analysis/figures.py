@@ -23,6 +23,7 @@ from loopjax.analysis import (
   passes,
   positions,
   samples,
+  skipping,
   sudoku,
 )
 from loopjax.analysis import view as view_lib
@@ -51,13 +52,13 @@ class Drawn(NamedTuple):
 
   Attributes:
     files: the files written.
-    depth: vectors over loops by name, for the row of split "depth"; empty if
-      eval.depth_factor is 0.
+    scores: by split, "depth", vectors over loops by name, and "exits"; without
+      those that do not apply to the model or that eval.depth_factor disables.
     failed: names of the figures that could not be drawn.
   """
 
   files: list[pathlib.Path]
-  depth: dict[str, np.ndarray]
+  scores: dict[str, dict[str, Any]]
   failed: list[str]
 
 
@@ -179,10 +180,15 @@ def make_figures(
         (directory / f"{figure.name}.{kind}").unlink(missing_ok=True)
       if set(figure.traces) <= view.output.trace.keys():
         files += attempt(figure.name, figure.draw, view) or []
-    scores = attempt("depth", computed.result)
-  if scores:
-    files += attempt("depth", _depth, view, scores) or []
-  return Drawn(files, scores or {}, failed)
+    by_depth = attempt("depth", computed.result)
+  scores = {}
+  if by_depth:
+    files += attempt("depth", _depth, view, by_depth) or []
+    scores["depth"] = by_depth
+  if found := attempt("skipping", skipping.measure, view):
+    files += attempt("skipping", skipping.draw_curve, view, found) or []
+    scores["exits"] = skipping.scores(found)
+  return Drawn(files, scores, failed)
 
 
 def _depth(

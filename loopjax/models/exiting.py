@@ -1,5 +1,6 @@
 """Reading with exits, for families whose loop is the whole stack."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -55,45 +56,79 @@ def read(
   view = attention.view(
     tokens.shape, head_width, model.config.rope_base, cache=cache, valid=valid
   )
-  computed = leave.kept == "computed"
-  rule = leave.rule if tokens.shape[1] == 1 else "fixed"
   nowhere = cache.room
 
-  def step(carry: Any, k: Array) -> tuple[Any, None]:
-    hidden, chosen, cache, running = carry
-    live = running.live[:, None]
+  def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
     # What has left writes nothing, whose keys later loops would share.
-    places = jnp.where(live | computed, view.places, nowhere)
+    places = jnp.where(live[:, None], view.places, nowhere)
     here = view._replace(places=places)
-    new, cache = model.transform((hidden, cache), here, k, "scan", None)
-    chosen = jnp.where(live[..., None], new, chosen)
-    evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
-    running = exits.after_loop(leave, rule, running, evidence)
-    return (new if computed else chosen, chosen, cache, running), None
+    return model.transform((hidden, cache), here, k, "scan", None)
 
-  start = model.embed(tokens, None)
-  running = exits.start(jnp.any(valid, axis=1))
-  (_, hidden, cache, running), _, _ = driver.run_loop(
-    step,
-    (start, start, cache, running),
-    num_loops,
-    kind="scan" if computed else "while",
-    done_fn=lambda carry: ~jnp.any(carry[3].live),
-  )
-  if rule != "fixed" and not computed:
+  rule = leave.rule if tokens.shape[1] == 1 else "fixed"
+  there = jnp.any(valid, axis=1)
+  start = model.embed(tokens, None), cache
+  hidden, cache, loops = run(model, leave, rule, step, start, there, num_loops)
+  if rule != "fixed" and leave.kept != "computed":
     own = None
     if leave.kept == "state":
       own = stack.kept_of(model.layers, hidden, view)
-    cache = cache.with_skipped(num_loops, running.loops, view.places, own)
+    cache = cache.with_skipped(num_loops, loops, view.places, own)
   output = Output(
     logits=model.logits(hidden),
     losses={},
-    stats={"loops_run": running.loops.astype(jnp.float32)},
+    stats={"loops_run": loops.astype(jnp.float32)},
     loops={},
     trace={},
     hidden=model.normed(hidden),
   )
   return output, cache.longer(view.places)
+
+
+def run(
+  model: Any,
+  leave: exits.Exits,
+  rule: str,
+  step: Callable[[Array, Any, Array, Array], tuple[Array, Any]],
+  start: tuple[Array, Any],
+  there: Array,
+  num_loops: int,
+) -> tuple[Array, Any, Array]:
+  """Loops until all rows have left; what a row skips is not run for it.
+
+  Args:
+    model: reads states out, for the evidence of a rule.
+    leave: when rows leave.
+    rule: that is in force, that of `leave` or "fixed".
+    step: (hidden [B, S, D], kept, loop, live) -> both after the loop. It keeps
+      nothing of rows that are not live, bool [B]; what it returns of their
+      states does not matter.
+    start: hidden and kept, before the first loop.
+    there: bool [B], rows that read tokens.
+    num_loops: K, the most.
+
+  Returns:
+    Each row's state after its last loop, what is kept, and loops, i32 [B].
+  """
+  computed = leave.kept == "computed"
+
+  def loop(carry: Any, k: Array) -> tuple[Any, None]:
+    hidden, chosen, kept, running = carry
+    live = running.live
+    new, kept = step(hidden, kept, k, live | computed)
+    chosen = jnp.where(live[:, None, None], new, chosen)
+    evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
+    running = exits.after_loop(leave, rule, running, evidence)
+    return (new if computed else chosen, chosen, kept, running), None
+
+  hidden, kept = start
+  (_, hidden, kept, running), _, _ = driver.run_loop(
+    loop,
+    (hidden, hidden, kept, exits.start(there)),
+    num_loops,
+    kind="scan" if computed else "while",
+    done_fn=lambda carry: ~jnp.any(carry[3].live),
+  )
+  return hidden, kept, running.loops
 
 
 def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:

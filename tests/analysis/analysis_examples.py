@@ -18,6 +18,11 @@ _MODELS = {  # Small ones, by family.
     "num_global_slots": 4,
   },
   "looped": {"num_layers": 1, "num_loops": 3},
+  "melt": {
+    "num_layers": 2, "num_loops": 3, "mlp": "gelu", "distill": "none",
+    "chunk_size": 1, "exit_gate": "unused", "precision": "float32",
+    "init_std": 0.3, "rope_base": 1e4,
+  },
   "sleep": {
     "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
     "key_width": 8, "value_width": 8, "window": 8, "num_passes": 2,

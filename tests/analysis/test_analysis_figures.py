@@ -61,7 +61,7 @@ def test_all_pictures_of_a_model_that_halts(tmp_path):
   _write_metrics(tmp_path)
   result = _draw(tmp_path)
   _check(tmp_path, result, _ALWAYS | _HALTING | {"curves", "router"})
-  assert {value.shape for value in result.depth.values()} == {(6,)}
+  assert {value.shape for value in result.scores["depth"].values()} == {(6,)}
   path = tmp_path / "figures" / "attention_heads.json"
   numbers = json.loads(path.read_text())
   assert [head["head"] for head in numbers["heads"]] == [0, 1]
@@ -82,7 +82,7 @@ def test_what_does_not_apply_is_left_out(tmp_path):
     eval__depth_factor=0,
   )
   _check(tmp_path, result, _ALWAYS - {"depth"} | {"curves"})
-  assert result.depth == {}
+  assert result.scores == {}
 
 
 def test_ponder_model_without_metrics(tmp_path):
@@ -122,7 +122,7 @@ def test_a_figure_that_fails_is_named_and_the_others_are_drawn(
   monkeypatch.setattr(depth, "accuracy_by_depth", fail)
   result = _draw(tmp_path)
   assert result.failed == ["puzzle", "puzzle_failed", "halting_map", "depth"]
-  assert result.depth == {}
+  assert result.scores == {}
   drawn = {path.stem for path in result.files}
   assert drawn == {
     "curves", "router", "halting", "attention", "attention_heads"

@@ -536,29 +536,23 @@ def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   assert np.abs(one.logits - two.logits).max() > 1e-3
 
 
-def test_a_memory_without_mlp_starts_as_nothing():
+OURO = {"post_norm": True, "tied": False, "exit_gate": "unused"}
+
+
+@pytest.mark.parametrize("changes", [{}, OURO], ids=["plain", "Ouro"])
+def test_a_memory_without_mlp_starts_as_nothing(changes):
   """So that it can be put into a trained stack (section 6.3)."""
-  inputs = tokens(12)
-  output = run(inputs, answer=0, memory="jet", memory_mlp=False, window=12)
-  other = run(
-    inputs,
-    answer=0,
-    memory_mlp=False,
-    window=12,
-    num_memory_layers=1,
-    params=None,
-  )
-  assert output.logits.shape == other.logits.shape
+  inputs, spec = tokens(12), spec_of(12, 0)
   looped_config = looped.Config(
     width=16, num_layers=2, num_heads=2, num_loops=1, mlp="swiglu",
     mlp_ratio=SMALL.mlp_ratio, rope_base=SMALL.rope_base, init_std=0.3,
+    **changes,
   )  # fmt: skip
-  params = examples.params_of(
-    sleep, config_of(memory_mlp=False), spec_of(12, 0)
-  )
+  inserted = {"memory": "jet", "memory_mlp": False, **changes}
+  params = examples.params_of(sleep, config_of(**inserted), spec)
   del params["memories"]
-  plain = examples.run(looped, looped_config, spec_of(12, 0), inputs, params)
-  slept = run(inputs, answer=0, memory_mlp=False, window=12)
+  plain = examples.run(looped, looped_config, spec, inputs, params)
+  slept = run(inputs, answer=0, window=12, **inserted)
   np.testing.assert_allclose(slept.logits, plain.logits, atol=1e-5)
 
 

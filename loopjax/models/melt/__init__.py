@@ -4,6 +4,7 @@
 phases, `reading.py` its cache, `config.py` its sizes and switches.
 """
 
+from loopjax.models.exiting import check_exits, own_rule
 from loopjax.models.melt.config import Config, costs
 from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
 from loopjax.models.melt.reading import empty_cache, read
@@ -15,9 +16,11 @@ __all__ = [
   "TRACES",
   "Config",
   "Model",
+  "check_exits",
   "check_teacher",
   "costs",
   "empty_cache",
   "loss",
+  "own_rule",
   "read",
 ]

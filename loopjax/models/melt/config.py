@@ -28,7 +28,8 @@ class Config:
     post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
     num_loops: K, in training.
     tied: one table encodes and decodes, or the read-out is a matrix of its own.
-    exit_gate: "none", or "unused", one that came with the parameters.
+    exit_gate: "none", or "unused", one that came with the parameters and is not
+      trained further. Tokens can leave the loop by it.
     gate: the share of the latent that a loop keeps, one of GATES (section
       4.4.1). Whatever it is, the first loop's latent is its input.
     gate_bias: b_z at the start; log odds of what is kept.

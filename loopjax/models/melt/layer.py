@@ -131,6 +131,19 @@ def fixed_keep(mode: str, loop: Array) -> Array:
   return keep[mode]
 
 
+def keep(layer: Layer, mode: str, loop: Array, x: Array, h: Array) -> Array:
+  """z of a loop after the first, f32 [B, S, D], or [..., 1] or a scalar.
+
+  Args:
+    layer: its gate.
+    mode: one of GATES. loop: from 0.
+    x: [B, S, D]. h: the latent before the loop.
+  """
+  if mode in LEARNED:
+    return reference.gate(x, h, _weights(layer))
+  return fixed_keep(mode, loop)
+
+
 def attend(
   layer: Layer,
   x: Array,

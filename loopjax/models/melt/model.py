@@ -138,6 +138,13 @@ class Model(nnx.Module):
       hidden, self.readout_table(), self.spec.num_padding_tokens
     )
 
+  def exit_logits(self, hidden: Array) -> Array:
+    """Log odds of the chance to exit after a loop, f32 [...], of H [..., D].
+
+    The gate is that of the looped model whose parameters these were.
+    """
+    return self.exit_gate(hidden)[..., 0]
+
   def readout_table(self) -> Array:
     """W, [V, D]."""
     if self.config.tied:

@@ -5,15 +5,21 @@ see each other's rows of the current loop, while those before are final. So what
 is read depends on where chunks end, unless they have one token: with one, any
 parts give what the full forward pass gives; with more, parts that are whole
 numbers of chunks do.
+
+A token that leaves the loop early skips the rest for good: its row stays what
+its last loop has made of it, and that is what later tokens see, whatever loop
+they are in.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from loopjax.errors import UserError
-from loopjax.loop import driver
+from loopjax.loop import driver, exits
+from loopjax.models import exiting
 from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt.model import Model
 from loopjax.nn import remat as remat_lib
@@ -63,8 +69,13 @@ def read(
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
+  leave: exits.Exits | None = None,
 ) -> tuple[Output, Cache]:
-  """Reads on after what is in a cache; chunks begin with the first token."""
+  """Reads on after what is in a cache; chunks begin with the first token.
+
+  Rows leave the loop as `leave` says, or none does. Those of several tokens are
+  parts of prompts, which run all the loops that they may.
+  """
   config = model.config
   chunk = config.read_chunk(model.spec)
   most = cache.key.shape[1] // config.num_layers - chunk
@@ -85,23 +96,24 @@ def read(
     x = jnp.pad(x, missing)
     return jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
 
-  def step(cache: Cache, part: Any) -> tuple[Cache, Array]:
+  rule = leave.rule if leave is not None and num_tokens == 1 else "fixed"
+
+  def step(cache: Cache, part: Any) -> tuple[Cache, tuple[Array, Array]]:
     tokens, valid = part
-    return _read_chunk(model, tokens, valid, cache, num_loops)
+    return _read_chunk(model, tokens, valid, cache, num_loops, leave, rule)
 
   parts = by_chunk(tokens), by_chunk(valid)
   if len(parts[0]) == 1:
-    cache, hidden = step(cache, jax.tree.map(lambda x: x[0], parts))
+    cache, found = step(cache, jax.tree.map(lambda x: x[0], parts))
+    hidden, loops = found
   else:
-    cache, hidden = jax.lax.scan(step, cache, parts)
+    cache, (hidden, loops) = jax.lax.scan(step, cache, parts)
+    loops = jnp.max(loops, axis=0)
     hidden = jnp.swapaxes(hidden, 0, 1)
     hidden = hidden.reshape(len(tokens), -1, config.width)
   back = jnp.argsort(order, axis=1)
   hidden = jnp.take_along_axis(hidden, back[..., None], axis=1)
-  loops_run = jnp.full(
-    len(tokens), model.plan(num_loops).num_loops, jnp.float32
-  )
-  stats = {"loops_run": loops_run}
+  stats = {"loops_run": loops.astype(jnp.float32)}
   output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   return output, cache
 
@@ -112,49 +124,97 @@ def _read_chunk(
   valid: Array,
   cache: Cache,
   num_loops: int | None,
-) -> tuple[Cache, Array]:
-  """The cache after a chunk [B, C], and the output of its last loop.
+  leave: exits.Exits | None,
+  rule: str,
+) -> tuple[Cache, tuple[Array, Array]]:
+  """The cache after a chunk [B, C], the output of its rows' last loops, and how
+  many these are, i32 [B].
 
   Tokens that are not there come after those that are.
   """
-  config, plan = model.config, model.plan(num_loops, "scan")
-  size, num_layers = tokens.shape[1], config.num_layers
-  room = cache.key.shape[1] // num_layers
+  num_loops = model.plan(num_loops).num_loops
   count = jnp.sum(valid, axis=1, dtype=jnp.int32)
-  fits = (count > 0) & (cache.length + size <= room)
+  there, one_loop = count > 0, loop_over(model, tokens.shape[1], cache)
+
+  def loop(
+    hidden: Array, kept: Any, index: Array, live: Array
+  ) -> tuple[Array, Any]:
+    return one_loop(hidden, kept, index, there & live)[:2]
+
+  def all_live(carry: Any, index: Array) -> tuple[Any, None]:
+    hidden, kept = carry
+    return loop(hidden, kept, index, there), None
+
+  hidden = model.token_embedding(tokens)
+  latents = no_latents(model, tokens.shape)
+  carry = hidden, (latents, (cache.key, cache.value))
+  if leave is None:
+    (hidden, kept), _, _ = driver.run_loop(all_live, carry, num_loops)
+    loops = jnp.full(len(tokens), num_loops, jnp.int32)
+  else:
+    hidden, kept, loops = exiting.run(
+      model, leave, rule, loop, carry, there, num_loops
+    )
+  return Cache(*kept[1], cache.length + count), (hidden, loops)
+
+
+def no_latents(model: Model, shape: tuple[int, ...]) -> Array:
+  """Room for the latents of all layers before the first loop, [L, B, S, D]."""
+  config = model.config
+  compute = PRECISIONS[config.precision].compute
+  return jnp.zeros((config.num_layers, *shape, config.width), compute)
+
+
+def loop_over(
+  model: Model, size: int, cache: Cache
+) -> Callable[[Array, Any, Array, Array], tuple[Array, Any, Array]]:
+  """A loop over the next C tokens after those in a cache.
+
+  Args:
+    model: that reads.
+    size: C.
+    cache: whose places count; its rows come with every call.
+
+  Returns:
+    (hidden [B, C, D]; latents [L, B, C, D] and rows; loop, from 0; live, bool
+    [B]) -> hidden, latents and rows after it, and what the layers read, x in
+    [L, B, C, D]. Rows that are not live are not written.
+  """
+  config, gate = model.config, model.config.gate
+  num_layers = config.num_layers
+  room = cache.key.shape[1] // num_layers
+  fits = cache.length + size <= room
   places = cache.length[:, None] + jnp.arange(size)[None]
   seen = jnp.arange(room)[None, None] <= places[..., None]
   head_width = config.block_shape().head_width
   tables = rope.rope_tables(places[..., None], head_width, config.rope_base)
   stack = model.stack()
 
-  def loop(carry: Any, index: Array) -> tuple[Any, None]:
-    hidden, latents, rows = carry
+  def loop(
+    hidden: Array, kept: Any, index: Array, live: Array
+  ) -> tuple[Array, Any, Array]:
+    latents, rows = kept
+    writes = fits & live
 
-    def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Array]:
+    def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Any]:
       hidden, rows = carry
       layer, number, latent = of_layer
       x = layer_lib.inputs(layer, hidden)
-      start = jnp.where(fits, number * room + cache.length, -1)
+      start = jnp.where(writes, number * room + cache.length, -1)
       latent, rows = layer_lib.update(
-        layer, plan.gate, index, x, latent, tables, rows, start
+        layer, gate, index, x, latent, tables, rows, start
       )
       key, value = (
         jax.lax.dynamic_slice_in_dim(x, number * room, room, axis=1)
         for x in rows
       )
       mixed = layer_lib.attend(layer, x, tables, (key, value, seen))
-      return (layer.block.add(hidden, mixed), rows), latent
+      return (layer.block.add(hidden, mixed), rows), (latent, x)
 
     of_layers = stack.layers, jnp.arange(num_layers), latents
-    (hidden, rows), latents = remat_lib.scan(
+    (hidden, rows), (latents, inputs) = remat_lib.scan(
       run_layer, (hidden, rows), of_layers
     )
-    return (stack.final_norm(hidden), latents, rows), None
+    return stack.final_norm(hidden), (latents, rows), inputs
 
-  hidden = model.token_embedding(tokens)
-  compute = PRECISIONS[config.precision].compute
-  latents = jnp.zeros((num_layers, *hidden.shape), compute)
-  carry = hidden, latents, (cache.key, cache.value)
-  (hidden, _, rows), _, _ = driver.run_loop(loop, carry, plan.num_loops)
-  return Cache(*rows, cache.length + count), hidden
+  return loop

@@ -21,6 +21,11 @@ class Config:
       other's: layers form groups, with one layer of the less frequent kind and
       an even share of the other kind. Attention comes first in each.
     mlp: "swiglu", "geglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
+    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741);
+      memory layers have none.
+    tied: one table encodes and decodes, or the read-out is a matrix of its own.
+    exit_gate: "none", or "unused", one that came with the parameters of a
+      `looped` model.
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
     memory_mlp: whether memory layers have their own MLP; without one their
       output starts at zero, to be inserted into a trained `looped` model.
@@ -65,6 +70,9 @@ class Config:
   num_memory_layers: int = 2
   mlp: str = "swiglu"
   mlp_ratio: float = 2.75
+  post_norm: bool = False
+  tied: bool = True
+  exit_gate: str = "none"
   memory: str = "gated_delta"
   memory_mlp: bool = True
   num_memory_heads: int = 3
@@ -97,6 +105,7 @@ class Config:
       self,
       answer_chunk=("merged", "separate"),
       eviction=("hard", "sliding"),
+      exit_gate=("none", "unused"),
       gradient_cut=("hidden", "fast_weights", "both"),
       precision=PRECISIONS,
     )
@@ -187,6 +196,7 @@ class Config:
       num_heads=self.num_heads,
       mlp=self.mlp,
       mlp_ratio=self.mlp_ratio,
+      post_norm=self.post_norm,
       init_std=self.init_std,
     )
 

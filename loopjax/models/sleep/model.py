@@ -6,6 +6,7 @@ weights of the memory layers, which N passes over the window write; reading
 takes one pass.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -52,18 +53,26 @@ class Model(nnx.Module):
       "precision": PRECISIONS[config.precision],
       "rngs": rngs,
     }
+    init = nnx.initializers.normal(config.init_std)
     self.token_embedding = linear.embedding(
-      spec.vocab_size,
-      config.width,
-      init=nnx.initializers.normal(config.init_std),
-      **shared,
+      spec.vocab_size, config.width, init=init, **shared
     )
     shape = config.block_shape()
     self.layers = stack.make_layers(shape, config.num_layers, **shared)
+    # A norm would make an output that starts at zero as large as any other.
     self.memories = hybrid.make_memories(
-      shape, config.memory_shape(), config.num_memory_layers, **shared
+      dataclasses.replace(shape, post_norm=norm.none),
+      config.memory_shape(),
+      config.num_memory_layers,
+      **shared,
     )
     self.final_norm = norm.rms_norm(config.width, **shared)
+    if not config.tied:
+      self.head = linear.linear(
+        config.width, spec.vocab_size, init=init, **shared
+      )
+    if config.exit_gate != "none":
+      self.exit_gate = linear.readout(config.width, 1, init=init, **shared)
 
   def __call__(
     self,
@@ -260,7 +269,9 @@ class Model(nnx.Module):
 
   def readout_table(self) -> Array:
     """One row a token, [V, D]."""
-    return self.token_embedding.embedding[...]
+    if self.config.tied:
+      return self.token_embedding.embedding[...]
+    return self.head.kernel[...].T
 
   def parts(self) -> list[hybrid.Groups]:
     """The groups that run once, N times, and once; each may be empty."""

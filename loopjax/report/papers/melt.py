@@ -36,6 +36,11 @@ def _cache_bytes(config, summary):
 
 
 _BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
+_AGREES = Column(
+  "agrees",
+  "greedy continuation as the teacher's, %",
+  metric("teacher/agreement", 100.0),
+)
 _CACHE = Column("cache", "cache, bytes per token", _cache_bytes, 0)
 _BENCHMARKS = tuple(
   Column(key, label, _not_scored)
@@ -76,7 +81,7 @@ _SWEEPS = {
   "pipeline": Sweep(
     title="A looped model, and MELT after each phase",
     source="Tables 1 and 2",
-    columns=(_BPB, _CACHE, *_BENCHMARKS),
+    columns=(_BPB, _AGREES, _CACHE, *_BENCHMARKS),
     rows=(
       _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
            50.2, 36.7, 81.2, 94.4),
@@ -107,10 +112,37 @@ _SWEEPS = {
   "components": Sweep(
     title="One part of the training after another left out",
     source="Table 4",
-    columns=(_BPB, *_BENCHMARKS),
+    columns=(_BPB, _AGREES, *_BENCHMARKS),
     rows=_TABLE_4,
     panels=_PANELS,
     caveats=("All runs are read token by token, whatever they train with.",),
+  ),
+  "untrained_sharing": Sweep(
+    title="One loop's keys and values for all, without training",
+    source="Table 5",
+    columns=(_BPB, _AGREES, _CACHE, *_BENCHMARKS),
+    rows=(
+      _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
+           50.2, 36.7, 81.2, 94.4),
+      _row("Last loop", _gate("last"), 0.0, 0.0, 0.0, 0.0),
+      _row("First loop", _gate("first"), 0.0, 0.0, 0.0, 0.0),
+    ),
+    caveats=(
+      "The paper's rows that keep all loops of the prompt are left out: bits"
+      " per byte have no prompt. loopjax.generate has such a cache"
+      " (`--cache_kind=last_loop --prompt_tokens=N`).",
+    ),
+  ),
+  "adaptive_depth": Sweep(
+    title="Tokens that leave the loop early, for good",
+    source="ours; left open by the paper (appendix F.2)",
+    columns=(
+      _BPB,
+      Column("gate", "loops a token at 1 % more loss, by the gate",
+             metric("exits/loops_by_gate"), 2),
+      Column("change", "the same by the change of the state",
+             metric("exits/loops_by_change"), 2),
+    ),
   ),
   "chunk_size": Sweep(
     title="Tokens that are trained in parallel",
@@ -146,7 +178,7 @@ PAPER = Paper(
   name="MELT, arXiv 2605.07721",
   size=None,
   sweeps=_SWEEPS,
-  columns=(_BPB, _CACHE),
+  columns=(_BPB, _AGREES, _CACHE),
   scale=_SCALE,
   caveats=(
     "The paper post-trains Ouro on reasoning traces and scores benchmarks; bits"

@@ -274,6 +274,13 @@ GSM = Paper(
       panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
+    "looplm": Sweep(
+      title="Memory inserted into a LoopLM: that, a warm-up, and all together",
+      source="section 6.4; the paper prints no numbers of its stages",
+      columns=(*_OPERATIONS, _EXACT),
+      panels=_BY_OPERATIONS,
+      caveats=_PRETRAINED,
+    ),
   },
   columns=(_EXACT, _LOSS),
   scale=(
