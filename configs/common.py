@@ -116,3 +116,48 @@ SUDOKU_SMOKE = presets.merged(_SMOKE, {
   },
   "model": {"num_loops": 3, "num_memory_tokens": 2},
 })  # fmt: skip
+
+# TRM, HRM and URM on Sudoku. 1,000 puzzles, as in all three papers.
+SUDOKU_PACKAGED = {
+  "train_csv": "", "test_csv": "", "augment": True, "num_train_puzzles": 0,
+}  # fmt: skip
+SUDOKU_PEER = {
+  "task": {
+    "train_csv": "hf://sapientinc/sudoku-extreme/train.csv",
+    "test_csv": "hf://sapientinc/sudoku-extreme/test.csv",
+    "num_train_puzzles": 1000, "augment": True,
+  },
+  "optim": {
+    "learning_rate": 1e-4, "schedule": "constant", "warmup_steps": 2000,
+    "b2": 0.95, "weight_decay": 1.0, "clip_norm": 0.0,
+  },
+  "run": {"steps_per_call": 4, "checkpoint_every": 4000},
+  "eval": {"every": 4000, "num_examples": 12_800, "depth_factor": 0},
+}  # fmt: skip
+SUDOKU_PEER_TINY = {
+  "task": {**SUDOKU_PACKAGED, "box_rows": 2, "box_cols": 3},
+  "model": {
+    "width": 64, "num_heads": 8, "num_loops": 8, "num_memory_tokens": 4,
+    "mlp_ratio": 8 / 3, "positions": "grid", "rope_base": 10.0,
+    "precision": "float32",
+  },
+  "optim": {
+    "learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 200,
+    "b2": 0.98, "ema_decay": 0.98, "weight_decay": 0.1, "clip_norm": 1.0,
+  },
+  "run": {
+    "num_steps": 2000, "batch_size": 16, "steps_per_call": 10,
+    "checkpoint_every": 500,
+  },
+  "eval": {"every": 500, "num_examples": 512, "depth_factor": 2},
+}  # fmt: skip
+SUDOKU_PEER_NINE = {
+  "task": {
+    "box_rows": 3, "max_revealed": 1.0, "num_revealed_examples": 24_000,
+  },
+  "run": {"num_steps": 10_000},
+}  # fmt: skip
+SUDOKU_PEER_SMOKE = presets.merged(SUDOKU_SMOKE, {
+  "task": {"num_train_puzzles": 0},
+  "model": {"precision": "float32", "mlp_ratio": 2.0},
+})  # fmt: skip

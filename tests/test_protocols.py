@@ -10,6 +10,7 @@ from loopjax import config as config_lib
 from loopjax import program
 from loopjax.data import TASKS
 from loopjax.nn import remat
+from loopjax.protocols import CarriesState
 from loopjax.types import Output
 
 
@@ -35,6 +36,10 @@ def test_a_family_has_the_metrics_of_its_headline(name):
   graphdef, params = program.abstract_model(settings)
   batch = settings.task_module.abstract_batch(settings.task, 4)
   batch = {**batch, "mean_weight": jax.ShapeDtypeStruct((), jnp.float32)}
+  if isinstance(settings.family, CarriesState):
+    batch["carried"] = settings.family.init_carried(
+      settings.model, settings.spec, 4
+    )
 
   def metrics_of(params, batch, key):
     model = nnx.merge(graphdef, params)

@@ -29,6 +29,7 @@ SMOKE = {
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
   "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
+  "trm": ("sudoku_trm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
 }
 

@@ -10,6 +10,7 @@ from loopjax.models import (
   ponderlm,
   sleep,
   transformer,
+  trm,
   utm,
 )
 from loopjax.protocols import CausalFamily, Family
@@ -24,4 +25,4 @@ CAUSAL: Mapping[str, CausalFamily] = {
   "sleep": sleep,
   "transformer": transformer,
 }
-MODELS: Mapping[str, Family] = {**CAUSAL, "utm": utm}
+MODELS: Mapping[str, Family] = {**CAUSAL, "trm": trm, "utm": utm}

@@ -14,13 +14,14 @@ _REDUCTION = 8  # Channels per hidden feature of the tap generator.
 
 
 class ShortConvolution(nnx.Module):
-  """silu of a convolution without bias; taps start uniform, as in PyTorch."""
+  """silu of a convolution; taps and bias start uniform, as in PyTorch."""
 
   def __init__(
     self,
     channels: int,
     width: int,
     *,
+    use_bias: bool = False,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
@@ -30,12 +31,21 @@ class ShortConvolution(nnx.Module):
         rngs.params(), (width, channels), precision.params, -bound, bound
       )
     )
+    self.bias = None
+    if use_bias:
+      self.bias = nnx.Param(
+        jax.random.uniform(
+          rngs.params(), (channels,), precision.params, -bound, bound
+        )
+      )
     self.precision = precision
 
   def __call__(self, x: Array, tail: Array | None) -> Array:
     """x: [B, T, C], tail: the inputs before it [B, W - 1, C]; [B, T, C]."""
     wide = self.precision.accumulate
     y = convolve(x.astype(wide), self.taps[...][None, None].astype(wide), tail)
+    if self.bias is not None:
+      y += self.bias[...][None, None].astype(wide)
     return jax.nn.silu(y).astype(self.precision.compute)
 
 

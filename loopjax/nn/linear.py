@@ -43,6 +43,7 @@ def readout(
   inputs: int,
   outputs: int,
   *,
+  use_bias: bool = True,
   bias: float = 0.0,
   init: Initializer = LECUN_NORMAL,
   precision: Precision,
@@ -50,11 +51,12 @@ def readout(
 ) -> nnx.Linear:
   """x W + b in the accumulate dtype: for logits of tokens and gates.
 
-  b starts at `bias`.
+  b starts at `bias`; there is none without `use_bias`.
   """
   return nnx.Linear(
     inputs,
     outputs,
+    use_bias=use_bias,
     kernel_init=init,
     bias_init=nnx.initializers.constant(bias),
     dtype=precision.accumulate,

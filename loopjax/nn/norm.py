@@ -110,10 +110,10 @@ def _unchanged(x: Array) -> Array:
   return x
 
 
-def rms_normalise(x: Array, epsilon: float) -> Array:
-  """x / sqrt(mean(x^2) + epsilon) over the last axis, without a gain; f32."""
+def rms_normalise(x: Array, epsilon: float, axis: int = -1) -> Array:
+  """x / sqrt(mean(x^2) + epsilon) over an axis, without a gain; f32."""
   x = x.astype(jnp.float32)
-  square = jnp.mean(x * x, axis=-1, keepdims=True)
+  square = jnp.mean(x * x, axis=axis, keepdims=True)
   return x * jax.lax.rsqrt(square + epsilon)
 
 

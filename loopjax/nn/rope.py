@@ -4,6 +4,35 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
+POSITIONS = ("overlap", "offset", "grid", "none")
+
+
+def positions_after_memory(
+  kind: str, num_memory: int, coordinates: tuple[tuple[int, ...], ...]
+) -> Array:
+  """Positions of memory tokens, and of the T tokens of the task after them.
+
+  Args:
+    kind: "overlap": both count from 0; "offset": the task's tokens follow
+      memory; "grid": the task's coordinates, memory counts along all of them;
+      "none": zeros, no rotation.
+    num_memory: M.
+    coordinates: of the task's tokens, [T, A].
+
+  Returns:
+    i32 [M + T, 1], [M + T, A] for "grid".
+  """
+  memory = jnp.arange(num_memory)[:, None]
+  tokens = jnp.arange(len(coordinates))[:, None]
+  if kind == "none":
+    memory, tokens = jnp.zeros_like(memory), jnp.zeros_like(tokens)
+  elif kind == "offset":
+    tokens = tokens + num_memory
+  elif kind == "grid":
+    tokens = jnp.asarray(coordinates)
+    memory = jnp.broadcast_to(memory, (num_memory, tokens.shape[1]))
+  return jnp.concatenate([memory, tokens])
+
 
 def rope_tables(
   positions: Array, head_width: int, base: float

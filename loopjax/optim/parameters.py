@@ -53,10 +53,9 @@ TABLE = (
   Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   # Depthwise convolutions: orthogonal taps would make channels compete.
   Row("convolution/taps/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
-  Row("convolution/taps/bias", P(("fsdp", "tensor")), "adamw", "all"),
-  Row(
-    r"convolutions/\d+/taps", P(None, ("fsdp", "tensor")), "adamw", "matrices"
-  ),
+  Row("convolution/(taps/)?bias", P(("fsdp", "tensor")), "adamw", "all"),
+  Row(r"convolution(s/\d+)?/taps", P(None, ("fsdp", "tensor")),
+      "adamw", "matrices"),
   # Gates and decays with one logit, or one per head.
   Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
   Row("A_log|dt_bias", P(), "adamw", "all"),
@@ -69,6 +68,8 @@ TABLE = (
   Row("router/bias", P(), "adamw", "all"),
   Row("exit_gate/kernel", P(), "adamw", "matrices"),
   Row("exit_gate/bias", P(), "adamw", "all"),
+  Row("halt_head/kernel", P(), "adamw", "matrices"),
+  Row("halt_head/bias", P(), "adamw", "all"),
   Row("head/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
   Row("head/bias", P(), "adamw", "all"),
   Row(
@@ -76,7 +77,7 @@ TABLE = (
   ),
   Row("step_embedding/embedding", P(), "adamw", "tables"),
   Row("(cell|memory)_type/embedding", P(), "adamw", "all"),
-  Row("memory_tokens", P(), "adamw", "all"),
+  Row("memory_tokens|puzzle_vector", P(), "adamw", "all"),
   # Decay would pull a bank's slots together, and loop scales up, to 0.69.
   Row("[a-z]+_bank/(keys|values)", P(("tensor", "fsdp"), None), "adamw", "all"),
   Row("loop_scale", P(), "adamw", "all"),

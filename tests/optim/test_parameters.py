@@ -53,6 +53,28 @@ def text(layers):
   }
 
 
+def ends():
+  """What TRM, HRM and URM have around their layers."""
+  return under(
+    "ends",
+    dict.fromkeys(
+      (
+        "token_embedding/embedding",
+        "puzzle_vector",
+        "head/kernel",
+        "halt_head/kernel",
+        "halt_head/bias",
+      ),
+      "adamw",
+    ),
+  )
+
+
+def post_norm(path, mixer=SQUARE, mlp=SWIGLU):
+  """A block whose norms have no parameters."""
+  return {**under(f"{path}/mixer", mixer), **under(f"{path}/mlp", mlp)}
+
+
 def utm(*norm):
   norms = dict.fromkeys(norm, "adamw")
   return {
@@ -170,6 +192,16 @@ FAMILIES = [
   ("sleep", {}, sleep(GATED_DELTA)),
   ("sleep", {"memory": "jet"}, sleep(JET)),
   ("transformer", {}, STACK),
+  (
+    "trm",
+    {},
+    {**ends(), **post_norm("layers/0"), **post_norm("layers/1")},
+  ),
+  (
+    "trm",
+    {"mixer": "mlp", "num_layers": 1},
+    {**ends(), **post_norm("layers/0", under("mlp", SWIGLU))},
+  ),
   ("utm", {"norm": "derf_utm"}, utm("alpha", "shift")),
   ("utm", {"norm": "derf"}, utm("alpha", "shift", "gain", "bias")),
   ("utm", {"norm": "rmsnorm"}, utm("scale")),

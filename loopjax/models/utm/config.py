@@ -4,7 +4,7 @@ import dataclasses
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.nn import block, norm, shape
+from loopjax.nn import block, norm, rope, shape
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, TaskSpec
 
@@ -67,7 +67,7 @@ class Config:
       "model",
       self,
       norm=norm.NORMS,
-      positions=("overlap", "offset", "grid", "none"),
+      positions=rope.POSITIONS,
       step_embedding=("wrap", "clamp", "none"),
       halting=("act", "ponder", "fixed"),
       router_input=("block", "state"),

@@ -112,8 +112,11 @@ class Model(nnx.Module):
     num_loops = num_loops or config.num_loops
     num_memory = config.num_memory_tokens
     rule = self._halting_rule()
+    positions = rope.positions_after_memory(
+      config.positions, num_memory, self.spec.coordinates
+    )
     tables = rope.rope_tables(
-      self._positions(), self.block.attention.head_width, config.rope_base
+      positions, self.block.attention.head_width, config.rope_base
     )
     view = attention.View(tables)
 
@@ -172,20 +175,6 @@ class Model(nnx.Module):
     memory = self.memory_tokens[...] + self.memory_type.embedding[...]
     memory = jnp.broadcast_to(memory[None], (inputs.shape[0], *memory.shape))
     return jnp.concatenate([memory, cells], axis=1)
-
-  def _positions(self) -> Array:
-    """Rotary positions [S, A] of memory tokens and cells."""
-    config = self.config
-    memory = jnp.arange(config.num_memory_tokens)[:, None]
-    cells = jnp.arange(self.spec.sequence_length)[:, None]
-    if config.positions == "none":
-      memory, cells = jnp.zeros_like(memory), jnp.zeros_like(cells)
-    elif config.positions == "offset":
-      cells = cells + config.num_memory_tokens
-    elif config.positions == "grid":
-      cells = jnp.asarray(self.spec.coordinates)
-      memory = jnp.broadcast_to(memory, (memory.shape[0], cells.shape[1]))
-    return jnp.concatenate([memory, cells])
 
   def _step_vector(self, k: Array) -> Array:
     """The vector added to every token before step k."""

@@ -1,0 +1,104 @@
+"""Deep supervision with state that is carried between optimizer steps.
+
+A row of the batch works on one example for several optimizer steps. Each step
+is one segment of supervision: it continues from the state in which the last
+one ended, without a gradient through it, and has a loss of its own. A row that
+halts takes the example that the next batch has in its place; the examples that
+a batch has for other rows are not used.
+
+Source: HRM (arXiv 2506.21734), deep supervision and ACT; TRM (2510.04871),
+figure 3; the authors' code, which keeps rows as here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.types import Array
+
+# What is kept of an example.
+ENTRIES = ("inputs", "targets", "weights")
+
+
+class Rows(NamedTuple):
+  """What the B rows of a batch work on.
+
+  Attributes:
+    state: where the last segment ended, arrays [B, ...].
+    steps: segments since the example was taken, i32 [B].
+    halted: whether a row takes a new example next, bool [B].
+    example: its ENTRIES, [B, T] each.
+  """
+
+  state: Any
+  steps: Array
+  halted: Array
+  example: Mapping[str, Array]
+
+
+def empty(state: Any, num_tokens: int) -> Rows:
+  """Rows that all take an example at the first step.
+
+  Args:
+    state: of the right shapes; its values are not used.
+    num_tokens: T.
+  """
+  num_rows = len(jax.tree.leaves(state)[0])
+  tokens = jnp.zeros((num_rows, num_tokens), jnp.int32)
+  entries = (tokens, tokens, tokens.astype(jnp.float32))
+  return Rows(
+    state,
+    jnp.zeros(num_rows, jnp.int32),
+    jnp.ones(num_rows, bool),
+    dict(zip(ENTRIES, entries, strict=True)),
+  )
+
+
+def refilled(rows: Rows, batch: Mapping[str, Array], start: Any) -> Rows:
+  """Rows that have halted take the batch's examples and the initial state.
+
+  Args:
+    rows: from the step before.
+    batch: has ENTRIES.
+    start: initial state, [B, ...] arrays.
+  """
+
+  def choose(new: Array, old: Array) -> Array:
+    halted = jnp.expand_dims(rows.halted, tuple(range(1, old.ndim)))
+    return jnp.where(halted, new, old)
+
+  example = {name: batch[name] for name in ENTRIES}
+  return Rows(
+    jax.tree.map(choose, start, rows.state),
+    jnp.where(rows.halted, 0, rows.steps),
+    jnp.zeros_like(rows.halted),
+    {name: choose(example[name], rows.example[name]) for name in ENTRIES},
+  )
+
+
+def halts(
+  wants: Array, steps: Array, max_steps: int, exploration: float, key: Array
+) -> Array:
+  """Which rows stop working on their example.
+
+  A row stops when it wants to, and after `max_steps` segments. With probability
+  `exploration` a row that wants to must have run at least U{2 .. max_steps}, so
+  that the halting head sees what more segments do.
+
+  Args:
+    wants: bool [B].
+    steps: segments run, this one included, i32 [B].
+    max_steps: N_sup.
+    exploration: drawn anew at every step.
+    key: random key.
+
+  Returns:
+    bool [B].
+  """
+  explore_key, least_key = jax.random.split(key)
+  explores = jax.random.uniform(explore_key, steps.shape) < exploration
+  least = jax.random.randint(least_key, steps.shape, 2, max_steps + 1)
+  allowed = ~explores | (steps >= least)
+  return (steps >= max_steps) | (wants & allowed)

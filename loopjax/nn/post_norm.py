@@ -1,0 +1,89 @@
+"""Blocks that normalise the residual stream after each branch.
+
+Source: HRM (arXiv 2506.21734), TRM (2510.04871) and URM (2512.14693), which
+share the block and differ in what mixes tokens and features.
+"""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from loopjax import sharding
+from loopjax.nn import attention, linear, mlp, norm
+from loopjax.types import Array, Precision
+
+_EPSILON = 1e-5  # Of the norms, in the authors' code.
+
+
+class Block(nnx.Module):
+  """x <- rms(x + mixer(x)), then x <- rms(x + mlp(x)); norms without a gain.
+
+  The stream stays in the accumulate dtype. The outputs of both branches are
+  named "attention" and "mlp" for rematerialisation policies.
+  """
+
+  def __init__(
+    self, mixer: Any, mlp: Any, *, norm_axis: int = -1, precision: Precision
+  ):
+    """Puts two branches together.
+
+    Args:
+      mixer: (x, view) -> (mixed, None), as `Attention` and `TokenMLP`.
+      mlp: x -> the same shape.
+      norm_axis: of the first norm: -1 for features; -2 for positions, as TRM's
+        authors have it with a `TokenMLP`.
+      precision: its accumulate dtype is that of the stream.
+    """
+    self.mixer, self.mlp = mixer, mlp
+    self.norm_axis, self.precision = norm_axis, precision
+
+  def __call__(self, x: Array, view: attention.View) -> Array:
+    """x: [B, S, D]; returns the same, of unit mean square over features."""
+    x = sharding.by_example(x)
+    mixed, _ = self.mixer(x, view)
+    x = self._added(x, checkpoint_name(mixed, "attention"), self.norm_axis)
+    return self._added(x, checkpoint_name(self.mlp(x), "mlp"), -1)
+
+  def _added(self, x: Array, branch: Array, axis: int) -> Array:
+    x = x + branch.astype(self.precision.accumulate)
+    return sharding.by_example(norm.rms_normalise(x, _EPSILON, axis))
+
+
+def run_layers(layers: nnx.List, x: Array, view: attention.View) -> Array:
+  """Applies blocks one after another to x [B, S, D]."""
+  for layer in layers:
+    x = layer(x, view)
+  return x
+
+
+class TokenMLP(nnx.Module):
+  """A gated MLP over the positions, the same for every feature.
+
+  It takes the place of attention where the number of positions is small and
+  fixed (TRM, section 4.5; MLP-Mixer, arXiv 2105.01601).
+  """
+
+  def __init__(
+    self,
+    num_tokens: int,
+    hidden_width: int,
+    *,
+    init: linear.Initializer = linear.LECUN_NORMAL,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    self.mlp = mlp.Gated(
+      num_tokens,
+      hidden_width,
+      activation=jax.nn.silu,
+      init=init,
+      precision=precision,
+      rngs=rngs,
+    )
+
+  def __call__(self, x: Array, view: attention.View) -> tuple[Array, None]:
+    """x: [B, S, D]; returns the same shape in the compute dtype, and None."""
+    del view  # A position is known by its weights.
+    return self.mlp(x.mT).mT, None
