@@ -38,11 +38,11 @@ def mlp_ratio(
   measure: Measure = parameters,
   multiple: int = 1,
 ) -> float:
-  """`model.mlp_ratio` with which a model comes closest to an amount.
+  """The `model.mlp_ratio` with which a model comes closest to a target.
 
   Args:
-    config: of the model; its own ratio does not matter.
-    target: the amount, as from `measure` of another model.
+    config: the model's settings; their own ratio has no effect.
+    target: the target, such as `measure` of another model.
     measure: `parameters` or `flops`.
     multiple: the MLP's width is a multiple of this.
 

@@ -48,7 +48,7 @@ def one_document(spec: TaskSpec, reads: str) -> None:
   """Raises UserError if rows hold several documents.
 
   Args:
-    spec: of the task.
+    spec: the task's spec.
     reads: what a family does that would mix them.
   """
   if spec.packs_documents:

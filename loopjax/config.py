@@ -264,7 +264,7 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
   """The settings of a run, from its config.json.
 
   Args:
-    workdir: of the run.
+    workdir: the run's work directory.
     label: its name in messages.
 
   Raises:

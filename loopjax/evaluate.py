@@ -30,7 +30,7 @@ def make_evaluator(
   """Compiles the scoring of datasets.
 
   Args:
-    program: of the run.
+    program: the run's program.
     datasets: by split.
     between_batches: called before every batch; may raise.
 

@@ -102,7 +102,7 @@ def beside(file: str, name: str) -> dict[str, Any]:
 
   Args:
     file: the config's `__file__`.
-    name: of the other file, such as "common.py".
+    name: name of the other file, such as "common.py".
   """
   return read(pathlib.Path(file).with_name(name))
 

@@ -13,7 +13,7 @@ class Run:
   """Length of the run, checkpoints, starting point and monitoring.
 
   Attributes:
-    seed: of the parameters, the data order and every other random number.
+    seed: seed of the parameters, the data order and every other random number.
     num_steps: optimizer steps.
     batch_size: examples per step over all devices.
     num_microbatches: parts of a batch that are computed one after another to

@@ -74,7 +74,7 @@ def parameter_shardings(
   applied in reverse order.
 
   Args:
-    mesh: of devices.
+    mesh: the device mesh.
     params: arrays or their abstract forms.
     splits: PartitionSpec of each parameter's last dimensions.
     min_split_size: elements; smaller parameters are replicated.
@@ -191,9 +191,9 @@ def put_batch(
   """Global arrays from this process's rows, those of `local_rows`.
 
   Args:
-    mesh: of devices.
+    mesh: the device mesh.
     batch: arrays [rows, ...], or [steps, rows, ...] if `stacked`.
-    batch_size: over all processes.
+    batch_size: global batch size, over all processes.
     stacked: whether there is a leading step axis.
   """
   sharding = batch_sharding(mesh, stacked=stacked)

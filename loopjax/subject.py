@@ -17,12 +17,12 @@ class Subject(NamedTuple):
   """A model at a checkpoint, with what its calls need.
 
   Attributes:
-    tokenizer: of its task.
+    tokenizer: the task's tokenizer.
     context_length: tokens that it may read at once, as in training.
     graphdef: the model without its parameters.
     params: the parameters, averaged if the run averages.
     call: keyword arguments of the model's call.
-    facts: what every score is recorded with, as JSON.
+    facts: metadata to store with every score, as JSON.
   """
 
   tokenizer: Tokenizer
@@ -43,10 +43,10 @@ def load(
   """Reads a run, which may be in progress, onto one device.
 
   Args:
-    workdir: of the run.
-    num_loops: those of the config's evaluation if None.
-    exit_threshold: of models that have one; their own if None.
-    checkpoint: its step; the newest intact one if None.
+    workdir: the run's work directory.
+    num_loops: number of loops; None for that of the config's evaluation.
+    exit_threshold: threshold of the exit gate; None for the model's own.
+    checkpoint: step of the checkpoint; None for the newest intact one.
 
   Raises:
     UserError: there is no such run or checkpoint, it is no language model, or

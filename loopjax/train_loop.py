@@ -27,10 +27,10 @@ class Work(NamedTuple):
   Attributes:
     program: settings, compiled functions and the layout of the state.
     datasets: by split.
-    checkpoints: of the run.
+    checkpoints: the run's checkpoints.
     evaluator: (params, split, num_examples) -> scores.
     notice: says whether the run was asked to stop.
-    workdir: of the run.
+    workdir: the run's work directory.
   """
 
   program: program_lib.Program
@@ -159,7 +159,7 @@ def progress(
 
   Args:
     batches: number of batches consumed.
-    wall_seconds: of the run so far.
+    wall_seconds: duration of the run so far.
     pending: metrics of steps not yet logged.
     teacher_step: step of the teacher's checkpoint.
   """

@@ -17,7 +17,7 @@ class Trained(NamedTuple):
   """A run at a checkpoint, on one device.
 
   Attributes:
-    settings: of the run, except the mesh, which is one device.
+    settings: the run's settings, except the mesh, which is one device.
     graphdef: the model without its parameters.
     params: the scored ones: averaged, if the run averages.
     step: optimizer steps of the checkpoint.
@@ -37,7 +37,7 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
   """Reads a checkpoint of a run, which may be in progress.
 
   Args:
-    workdir: of the run.
+    workdir: the run's work directory.
     checkpoint: its step; the newest intact one if None.
 
   Raises:

@@ -179,7 +179,7 @@ def exits(view: view_lib.View, score: str) -> list[dict[str, Any]]:
   """A score, and the iterations run, at each of `EXIT_THRESHOLDS`.
 
   Args:
-    view: of the run.
+    view: the run's view.
     score: one of the task's.
 
   Returns:

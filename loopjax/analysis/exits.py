@@ -42,7 +42,7 @@ class Losses(NamedTuple):
     gates: logits of the gate, f32 [K, B, T].
     changes: f32 [K, B, T], see `loop.exits.relative_change`; of the first loop
       from the embedding.
-    weights: of the tokens, f32 [B, T].
+    weights: weights of the tokens, f32 [B, T].
   """
 
   losses: np.ndarray
@@ -188,7 +188,7 @@ def exit_steps(
   """Loops that each token runs before it is read out, int [B, T], from 1.
 
   Args:
-    found: of some rows.
+    found: results of some rows.
     num_loops: K, the most.
     rule: "gate" or "change", see `loop.exits.Exits`.
     threshold: in (0, 1]; 1 for no exits.
@@ -205,7 +205,7 @@ def curve(found: Losses, trained: int, by: str) -> list[dict[str, float]]:
   """Loss and loops per token, weighted by token.
 
   Args:
-    found: of some rows.
+    found: results of some rows.
     trained: number of loops in training, the most of an exit.
     by: "fixed", a row for every number of loops; or a rule of `exit_steps`, a
       row for every threshold.

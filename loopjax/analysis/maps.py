@@ -21,7 +21,7 @@ def draw_attention(
   Args:
     maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
-    directory: where to write.
+    directory: output directory.
   """
   num_loops = len(maps)
   loops = sorted({0, num_loops // 2, num_loops - 1})
@@ -51,7 +51,7 @@ def draw_heads(
     maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
     spec: provides the coordinates.
-    directory: where to write.
+    directory: output directory.
   """
   numbers = head_numbers(maps, num_memory, spec)
   last, num_heads = maps[-1], maps.shape[1]

@@ -42,12 +42,13 @@ totals of 9.49, 27.97 and 7.07 GB):
 
 
 class Size(NamedTuple):
-  """Of one kind of cache; bytes.
+  """Memory for one kind of cache, in bytes.
 
   Attributes:
-    kind: one of the family's.
-    by_token, by_row: what grows with the text, and what does not.
-    parameters: of the model.
+    kind: a cache kind of the family.
+    by_token: cache memory per token of text.
+    by_row: cache memory per row of the batch, whatever the text's length.
+    parameters: memory of the model's parameters.
   """
 
   kind: str

@@ -19,8 +19,8 @@ def draw_passes(
   Nothing is drawn for models without fast weights.
 
   Args:
-    rows: of metrics.jsonl.
-    directory: where to write.
+    rows: rows of metrics.jsonl.
+    directory: output directory.
   """
   steps, fast = series.by_loop(rows, "train", "fast_weight_norm")
   if not len(steps):

@@ -25,7 +25,7 @@ class View(NamedTuple):
   """A trained model and its outputs on some evaluation examples.
 
   Attributes:
-    settings: of the run.
+    settings: the run's settings.
     graphdef: the model without its parameters.
     params: its parameters, on this process' first device.
     spec: what the model knows about the task.
@@ -37,7 +37,7 @@ class View(NamedTuple):
       vocabulary, with every trace that the family has; "attention" is averaged
       over examples, [K, H, S, S].
     forward: runs the model on the first examples, see `make_forward`.
-    rows: of metrics.jsonl.
+    rows: rows of metrics.jsonl.
     directory: output directory; it exists.
     splits: names of the evaluation splits, by the number in "group/split" of
       the batch; none if the task has only one.
@@ -67,11 +67,11 @@ def make_view(
   """Runs the model once.
 
   Args:
-    settings: of the run.
+    settings: the run's settings.
     graphdef: the model without its parameters.
     params: its parameters; this process must hold every array as a whole.
     dataset: the evaluation split.
-    rows: of the run's metrics.jsonl.
+    rows: rows of the run's metrics.jsonl.
     directory: output directory, created if missing.
   """
   directory.mkdir(parents=True, exist_ok=True)

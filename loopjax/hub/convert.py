@@ -117,7 +117,7 @@ def import_folder(
   Args:
     folder: contains config.json, tokenizer.json and safetensors.
     workdir: a directory without a run.
-    dtype: of the parameters, "float32" or "bfloat16".
+    dtype: dtype of the parameters, "float32" or "bfloat16".
     sequence_length: tokens of a row; limited to the model's context length.
 
   Raises:

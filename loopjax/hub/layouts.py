@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
   Attributes:
     architecture: the class that its config.json names.
-    rows: of all tensors; rows of parameters that a model lacks are unused.
+    rows: rows of all tensors; rows of parameters that a model lacks are unused.
     ignored: suffixes of tensor names that hold no parameters.
     fixed: required values of config.json; a missing setting has this value.
     settings: from config.json to settings of `models.looped`.

@@ -35,7 +35,7 @@ class SoftDecoder:
     gradient: "full" differentiates Phi, "stop" treats it as a constant,
       "straight_through" has the value E[argmax p] and Phi's gradient.
     num_padding_tokens: ids at the end of the vocabulary without probability.
-    precision: of the products; softmax and sums are in float32.
+    precision: precision of the products; softmax and sums are in float32.
   """
 
   temperature: float = 1.0

@@ -17,9 +17,9 @@ class Window(NamedTuple):
   """How a window of S tokens is read, after P earlier tokens.
 
   Attributes:
-    positions: of all P + S tokens, counted from the first of them, [P + S, 1].
-    visible: bool [B or 1, S, P + S], the tokens that each token sees.
-    packing: of the tokens that are no padding; None if there is none.
+    positions: positions of all P + S tokens, relative to the first, [P + S, 1].
+    visible: bool [B or 1, S, P + S], the tokens that each token attends to.
+    packing: packing of the tokens that are not padding; None without padding.
     known: bool [B, P + S], False for padding.
   """
 

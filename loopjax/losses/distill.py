@@ -26,7 +26,7 @@ def by_loop(
 
   Args:
     student: the input of the read-out after each of K loops, [K, B, T, D].
-    student_table: of the read-out, [V, D].
+    student_table: unembedding matrix, [V, D].
     teacher: likewise [K, B, T, D'], loop by loop, or [1, B, T, D'] for the same
       teacher after every loop. A constant.
     teacher_table: [V, D']. A constant.
@@ -36,7 +36,7 @@ def by_loop(
     temperature: both logits are divided by it.
     num_padding_tokens: number of ids at the end of the vocabulary that are not
       real tokens.
-    precision: of the products.
+    precision: precision of the products.
 
   Returns:
     f32 [K], the mean over tokens after each loop.

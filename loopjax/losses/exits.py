@@ -24,7 +24,7 @@ def expected(
   prior over exits.
 
   Args:
-    losses: of each token after each loop, f32 [K, B, T], nats.
+    losses: losses of each token after each loop, f32 [K, B, T], nats.
     log_chance: log p, f32 [K, B, T], see `loop.exits.log_distribution`.
     batch: "weights" [B, T], and optionally "mean_weight".
     entropy_weight: beta.
@@ -51,8 +51,8 @@ def improvement(losses: Array, logits: Array, batch: Batch) -> Array:
   cross-entropy, a mean over loops and tokens. The losses are constants.
 
   Args:
-    losses: of each token after each loop, f32 [K, B, T], nats; K >= 2.
-    logits: of the gate, f32 [K, B, T].
+    losses: losses of each token after each loop, f32 [K, B, T], nats; K >= 2.
+    logits: logits of the gate, f32 [K, B, T].
     batch: "weights" [B, T], and optionally "mean_weight".
 
   Returns:

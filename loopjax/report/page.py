@@ -27,7 +27,7 @@ def write(
   """Writes the report about directories of runs, or about a single run.
 
   Args:
-    workdirs: of runs and sweeps, or of folders of these.
+    workdirs: work directories of runs and sweeps, or folders of these.
     out: a folder, made if it is not there.
 
   Returns:

@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
   Attributes:
     key: by which rows refer to it.
-    label: with its unit.
+    label: label with its unit.
     value: (config, summary) of our run -> the same quantity; None if unknown.
     digits: after the decimal point.
   """
@@ -67,13 +67,13 @@ class Panel(NamedTuple):
   """One plot with the curves of all items overlaid.
 
   Attributes:
-    title: with the unit.
+    title: title with the unit.
     names: "split/metric" of one or two curves per item, the second dashed.
     over: "examples" seen in training, or another "split/metric" of the same
       evaluations, from metrics.jsonl; "loops", or a setting, "section.key",
       from summary.json.
     lines: over a setting, another one whose values have a line each.
-    settings: of the items to draw.
+    settings: settings of the items to draw.
     factor: multiplies the values.
   """
 
@@ -125,7 +125,7 @@ class Paper(NamedTuple):
   Attributes:
     name: author and source.
     sweeps: by name, as in the config file's `sweeps`.
-    columns: of a sweep that is not in `sweeps`.
+    columns: columns of a sweep that is not in `sweeps`.
     scale: sizes, ours and the paper's, the most informative first.
     caveats: for every comparison with the paper.
     size: settings of a run whose numbers can be compared with the paper's, as

@@ -37,7 +37,7 @@ def draw_curve(
   """Draws the first quantities against the key; None if there are no runs.
 
   Args:
-    groups: of the sweep.
+    groups: the sweep's groups.
     sweep: its columns and the paper's rows.
     key: from `numeric_key`.
 
@@ -74,9 +74,9 @@ def draw_panels(
   """Draws the curves of all items, overlaid.
 
   Args:
-    groups: of the sweep; a group has one colour, each of its runs one line.
-      Over a setting, lines join groups.
-    panels: of the sweep; those without a curve are left out.
+    groups: the sweep's groups; a group has one colour, and each of its runs one
+      line. In plots over a setting, lines connect groups.
+    panels: the sweep's panels; panels without a curve are not drawn.
 
   Returns:
     A PNG; None if there is no curve.

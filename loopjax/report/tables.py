@@ -43,8 +43,8 @@ class Plan(NamedTuple):
   """A sweep as planned in its sweep-NAME.json.
 
   Attributes:
-    directory: of the sweep.
-    name: of the sweep.
+    directory: directory of the sweep.
+    name: name of the sweep.
     command: to run it.
     task: task.name of its config. model: model.name of its first item.
     runs: in its order.

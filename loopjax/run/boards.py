@@ -104,7 +104,7 @@ def open_all(
   """The boards of a run; only process 0 has any.
 
   Args:
-    workdir: of the run.
+    workdir: the run's work directory.
     start_step: step from which it resumes.
     wandb_project: Weights & Biases project; "" for none.
     config: recorded there.

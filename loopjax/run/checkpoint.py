@@ -40,7 +40,7 @@ class Checkpoints:
     """Opens workdir/checkpoints, once damaged ones have been set aside.
 
     Args:
-      workdir: of the run; the caller holds its lock.
+      workdir: the run's work directory; the caller holds its lock.
       keep: number of newest checkpoints to keep.
       keep_best: number to keep in addition, those with the highest scores.
       scores: known so far.

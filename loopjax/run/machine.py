@@ -49,8 +49,8 @@ def training_seconds(flops: float, width: int) -> float:
   """Rough duration of a run here, within a factor of two or three.
 
   Args:
-    flops: of the whole run.
-    width: of the model's hidden state.
+    flops: FLOPs of the whole run.
+    width: width of the model's hidden state.
   """
   share = min(width * _SHARE_OF_WIDTH, _MOST)
   return flops / (share * matrix_rate())
@@ -89,7 +89,7 @@ class FirstCalls:
 
     Args:
       at: steps taken, including this call's.
-      outputs: of the call.
+      outputs: outputs of the call.
     """
     if self._done:
       return

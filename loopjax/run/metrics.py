@@ -37,8 +37,8 @@ class Writer:
     """Opens the files.
 
     Args:
-      workdir: of the run.
-      num_steps: of the run.
+      workdir: the run's work directory.
+      num_steps: number of training steps of the run.
       start_step: step from which it resumes.
       scored_again: whether the run will evaluate at this step.
       shown: names of the numbers to print, in this order; a row prints those
@@ -150,7 +150,7 @@ def scores(
   """The score `run.best_metric` by step; higher is better.
 
   Args:
-    rows: of metrics.jsonl.
+    rows: rows of metrics.jsonl.
     best_metric: "split/name", with a leading minus if lower is better.
   """
   split, _, name = best_metric.removeprefix("-").partition("/")

@@ -19,7 +19,7 @@ def settings(keys: Iterable[str], values: Mapping[str, Any]) -> str:
 
   Args:
     keys: "section.key" of the settings to include.
-    values: of all settings, by "section.key".
+    values: values of all settings, by "section.key".
   """
   names = [key.partition(".")[2] for key in values]
   parts = []

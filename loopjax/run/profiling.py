@@ -112,7 +112,7 @@ def rates(flops: float, examples_per_second: float) -> dict[str, float]:
 
   Args:
     flops: from `training_flops`.
-    examples_per_second: over all devices.
+    examples_per_second: throughput over all devices.
 
   Returns:
     "model_flops_per_second", and "model_flops_utilization" where the device's

@@ -49,7 +49,7 @@ def newest(
   Prints a line for every damaged checkpoint.
 
   Args:
-    workdir: of the run.
+    workdir: the run's work directory.
     read: raises Damaged if the checkpoint is damaged.
     set_aside: move damaged checkpoints to workdir/damaged, so that the run can
       save these steps again.
@@ -109,8 +109,8 @@ def params(
   """Reads only parameters: the averaged ones if the run averaged.
 
   Args:
-    workdir: of the run.
-    step: of the checkpoint.
+    workdir: the run's work directory.
+    step: step of the checkpoint.
     abstract_params: nested dict with target shardings.
     fresh: regular expression of parameters that may be missing.
 
@@ -152,8 +152,8 @@ def chosen_params(
   """The step and the `params` of a requested checkpoint.
 
   Args:
-    workdir: of the run.
-    step: of the checkpoint; the newest intact one if None.
+    workdir: the run's work directory.
+    step: step of the checkpoint; the newest intact one if None.
     abstract_params, fresh: as in `params`.
     label: the run's name in messages.
 

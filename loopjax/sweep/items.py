@@ -40,11 +40,11 @@ def make_items(
   """The items of a sweep, all checked before any of them runs.
 
   Args:
-    config: with the command line's overrides.
+    config: the config, with the command line's overrides.
     sweeps: the config file's function.
-    name: of the sweep.
+    name: name of the sweep.
     common: the command line's overrides.
-    workdir: of the sweep, where items find the runs of earlier ones.
+    workdir: the sweep's work directory, where items find runs of earlier items.
 
   Raises:
     UserError: no such sweep, or an item that is invalid with this config.

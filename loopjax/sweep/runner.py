@@ -28,7 +28,7 @@ def run_items(
 
   Args:
     items: from `make_items`.
-    workdir: of the sweep; contains a directory and a log for each item.
+    workdir: the sweep's work directory, with a directory and a log per item.
     arguments: arguments of loopjax.main common to all items.
     dry_run: only print what would be done.
     limit: start at most this many; 0 for all.

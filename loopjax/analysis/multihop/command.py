@@ -53,7 +53,7 @@ def analyse(
   Writes analysis.jsonl and figures, prints tables and the paths of the files.
 
   Args:
-    workdir: of the run, which may be in progress.
+    workdir: the run's work directory, which may be in progress.
     output: directory to write to.
     num_examples: evaluation questions to use; 0 for all.
     loop: intervene and patch after this loop only, from 1.

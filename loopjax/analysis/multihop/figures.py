@@ -35,7 +35,7 @@ def draw_stages(
     metrics: rows of the run's metrics.jsonl.
     splits: the splits to show.
     num_loops: K.
-    directory: where to write.
+    directory: output directory.
 
   Returns:
     Paths; none if metrics.jsonl has no such accuracy yet.

@@ -24,10 +24,10 @@ class Place(NamedTuple):
   """Where the states of questions are edited.
 
   Attributes:
-    loop: after which, from 1.
-    rows: questions with a bridge there: those whose entity after this many hops
-      is not the answer yet, int [n].
-    position: the position in each of them, int [n].
+    loop: the loop after which to edit, from 1.
+    rows: indices of the questions that have a bridge there: the entity after
+      this many hops is not the answer yet, int [n].
+    position: the position to edit in each question, int [n].
   """
 
   loop: int

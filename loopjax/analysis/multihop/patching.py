@@ -70,7 +70,7 @@ def make_pairs(
 
   Args:
     table: from `fact_table`.
-    bridges: of every question, int [n].
+    bridges: bridges of every question, int [n].
     relations: those remaining after the bridge, int [n, m].
     answers: int [n].
     rng: random numbers.
@@ -107,11 +107,11 @@ def patch(
 
   Args:
     subject: the model.
-    questions: all.
-    observed: of them all.
-    place: where to patch.
+    questions: all questions.
+    observed: what the model read and predicted on all of them.
+    place: the loop, questions and positions to patch.
     table: from `fact_table`.
-    num_entities: of both graphs; the ids of relations follow theirs.
+    num_entities: entities of both graphs; the ids of relations follow theirs.
 
   Returns:
     (rows, a line for every split without a usable pair).
@@ -171,9 +171,10 @@ def patched_answers(
     subject: the model.
     questions: all.
     members: rows of the questions to patch, int [n].
-    donor: of each, a row of `members`, int [n]; -1 for the question itself.
-    loop: after which, from 1.
-    position: in each, int [n], the same in its donor.
+    donor: index into `members` of each question's donor, int [n]; -1 for the
+      question itself.
+    loop: the loop after which to patch, from 1.
+    position: the position to patch in each question and its donor, int [n].
 
   Returns:
     Token ids, int [n].

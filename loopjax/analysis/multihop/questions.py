@@ -70,9 +70,9 @@ def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
   """The first questions of the test and of what is trained on, shuffled.
 
   Args:
-    config: of the task.
+    config: the task's settings.
     dataset: its test split; the validation chains in it are left out.
-    num: how many; 0 for all.
+    num: how many of them; 0 for all.
   """
   batch = view_lib.sample(dataset, 0)
   reported = [
@@ -92,7 +92,7 @@ def from_batch(
   """Questions of a batch of the task.
 
   Args:
-    config: of the task.
+    config: the task's settings.
     batch: as `task.make_dataset` describes it, all examples valid.
     groups: names of the groups "split" and "role_exposure".
   """

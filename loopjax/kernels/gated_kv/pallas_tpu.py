@@ -317,7 +317,7 @@ class _Tiles(NamedTuple):
 
   Attributes:
     per_token: bytes in VMEM of one more token in a tile.
-    per_column: of one more column of each matrix.
+    per_column: bytes in VMEM of one more column of each matrix.
     unit: columns of the narrowest tile.
   """
 
