@@ -49,7 +49,7 @@ def one_document(spec: TaskSpec, reads: str) -> None:
 
   Args:
     spec: the task's spec.
-    reads: what a family does that would mix them.
+    reads: the end of the message: how the model would mix documents.
   """
   if spec.packs_documents:
     raise UserError(

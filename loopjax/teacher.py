@@ -1,4 +1,4 @@
-"""The teacher: a run that another one learns from, with a frozen model.
+"""The teacher: a frozen model from an earlier run, for distillation.
 
 `run.teacher` names a work directory of any family. Its config.json describes
 the model; its newest checkpoint holds the parameters, averaged ones if the run
@@ -15,7 +15,7 @@ from loopjax.run import restore
 
 
 class Loaded(NamedTuple):
-  """Parameters that training reads and never changes.
+  """Frozen parameters, which training reads but never changes.
 
   Attributes:
     params: the teacher's parameters, nested dict; {} without a teacher.

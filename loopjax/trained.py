@@ -19,8 +19,8 @@ class Trained(NamedTuple):
   Attributes:
     settings: the run's settings, except the mesh, which is one device.
     graphdef: the model without its parameters.
-    params: the scored ones: averaged, if the run averages.
-    step: optimizer steps of the checkpoint.
+    params: the parameters to evaluate: averaged, if the run averages.
+    step: optimizer steps taken at the checkpoint.
   """
 
   settings: config_lib.Settings
@@ -38,7 +38,7 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
 
   Args:
     workdir: the run's work directory.
-    checkpoint: its step; the newest intact one if None.
+    checkpoint: step of the checkpoint; None for the newest intact one.
 
   Raises:
     UserError: there is no run or no such checkpoint, it is damaged, or it is

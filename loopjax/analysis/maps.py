@@ -50,7 +50,7 @@ def draw_heads(
   Args:
     maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
-    spec: provides the coordinates.
+    spec: the task's spec, which provides the coordinates.
     directory: output directory.
   """
   numbers = head_numbers(maps, num_memory, spec)
@@ -154,7 +154,7 @@ def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
 
 
 def _head_title(numbers: dict[str, Any], head: int) -> str:
-  """The mass on memory, and the coordinate farthest above chance."""
+  """Title: the mass on memory, and the coordinate farthest above chance."""
   same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
   name = max(same, key=lambda name: same[name] / uniform[name])
   title = f"head {head}"

@@ -1,9 +1,9 @@
 """Causal patching: does the state at the bridge's position carry the bridge?
 
-What a loop passes on there is replaced by what it passes on in another question
-(donor) of the same split. If the next loops read the bridge from that position,
-the answer becomes the entity that the donor's bridge and the question's own
-remaining relations lead to.
+A loop's output at this position is replaced by its output for another question
+(the donor) of the same split. If the next loops read the bridge from that
+position, the answer becomes the entity that the question's own remaining
+relations lead to from the donor's bridge.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
   """Questions with their donors.
 
   Attributes:
-    donor: row of the donor of each question, int [n]; -1 if none was found.
+    donor: index of each question's donor, int [n]; -1 if none was found.
     implied: entity that the patched question leads to, int [n]; -1 if no donor.
     examined: number of pairs examined.
     qualified: number of these that could be used.
@@ -71,9 +71,9 @@ def make_pairs(
   Args:
     table: from `fact_table`.
     bridges: bridges of every question, int [n].
-    relations: those remaining after the bridge, int [n, m].
-    answers: int [n].
-    rng: random numbers.
+    relations: the relations after the bridge, int [n, m].
+    answers: the questions' answers, int [n].
+    rng: random number generator.
   """
   num = len(bridges)
   order = rng.permutation(num)
@@ -169,7 +169,7 @@ def patched_answers(
 
   Args:
     subject: the model.
-    questions: all.
+    questions: all questions.
     members: rows of the questions to patch, int [n].
     donor: index into `members` of each question's donor, int [n]; -1 for the
       question itself.
