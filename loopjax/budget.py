@@ -1,7 +1,7 @@
-"""Models of equal size or equal cost: the width of the feed-forward layers.
+"""The MLP width that gives models equal size or equal cost.
 
-Parameters and FLOPs of every family grow by the same amount with each hidden
-feature of its MLPs, so that two models tell the width of a third.
+In every family, parameters and FLOPs are linear in the MLPs' width, so that
+measuring two widths determines the third.
 """
 
 import math
@@ -14,18 +14,18 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
 
-# What a model has or needs: settings -> an amount.
+# From settings to the number of parameters or FLOPs.
 Measure = Callable[[config_lib.Settings], float]
 
 
 def parameters(settings: config_lib.Settings) -> int:
-  """Number of parameters, without making them."""
+  """Number of parameters, without allocating them."""
   _, params = program_lib.abstract_model(settings)
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def flops(settings: config_lib.Settings) -> float:
-  """Forward FLOPs of an example, all loops and the read-out included."""
+  """Forward FLOPs of an example, including all loops and the read-out."""
   costs = settings.family.costs(
     settings.model, settings.spec, settings.model.num_loops
   )
@@ -38,16 +38,16 @@ def mlp_ratio(
   measure: Measure = parameters,
   multiple: int = 1,
 ) -> float:
-  """`model.mlp_ratio` with which a model comes closest to an amount.
+  """The `model.mlp_ratio` with which a model comes closest to a target.
 
   Args:
-    config: of the model; its own ratio does not matter.
-    target: the amount, as from `measure` of another model.
+    config: the model's settings; their own ratio has no effect.
+    target: the target, such as `measure` of another model.
     measure: `parameters` or `flops`.
     multiple: the MLP's width is a multiple of this.
 
   Raises:
-    UserError: without any hidden feature the model is already larger.
+    UserError: the target is less than the rest of the model has or needs.
   """
   width = config.model.width
 

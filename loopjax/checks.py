@@ -48,8 +48,8 @@ def one_document(spec: TaskSpec, reads: str) -> None:
   """Raises UserError if rows hold several documents.
 
   Args:
-    spec: of the task.
-    reads: what a family does that would mix them.
+    spec: the task's spec.
+    reads: the end of the message: how the model would mix documents.
   """
   if spec.packs_documents:
     raise UserError(

@@ -1,4 +1,4 @@
-"""What all commands share: two flags, and one-line error messages."""
+"""Shared by all commands: two flags, and one-line error messages."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def run(
   """Runs a command; a UserError becomes one line and exit status 2.
 
   Args:
-    entry: argv -> exit status.
+    entry: function from argv to the exit status.
     guide: text that --help prints between the description and the flags.
   """
 
@@ -79,7 +79,7 @@ def _end_for_want_of_storage(error: OSError) -> None:
 
 
 def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
-  """Handles a full disk in other threads as in the main one."""
+  """Handles a full disk in other threads as in the main thread."""
   error = failed.exc_value
   if isinstance(error, OSError) and error.errno in _STORAGE:
     _end_for_want_of_storage(error)
@@ -108,7 +108,7 @@ def _parse(argv: list[str]) -> list[str]:
     raise
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
     if isinstance(e, AttributeError | KeyError) and "Traceback" not in str(e):
-      _check_settings(argv)  # The file is right, so that it can be read again.
+      _check_settings(argv)  # The file itself is valid and can be read again.
     said: object = e
     while isinstance(said, Exception) and said.args:
       said = said.args[0]

@@ -1,4 +1,4 @@
-"""From a config file to checked, typed settings.
+"""Converts configs to checked, typed settings.
 
 A config is an `ml_collections.ConfigDict` with the sections model, task, optim,
 loop, mesh, run and eval. Its defaults are those of the dataclasses that the
@@ -42,10 +42,10 @@ class Settings(NamedTuple):
 
   Attributes:
     plain: the config as stored in config.json.
-    family: the module that model.name names.
-    task_module: the module that task.name names.
-    spec: what the model must know about the task.
-    model, task, optim, loop, mesh, run, eval: the sections.
+    family: the module of model.name.
+    task_module: the module of task.name.
+    spec: the properties of the task that determine the model's shape.
+    model, task, optim, loop, mesh, run, eval: the sections' records.
   """
 
   plain: Mapping[str, Any]
@@ -75,8 +75,8 @@ class Settings(NamedTuple):
 class RunOf(NamedTuple):
   """A setting's value in a sweep: the work directory of an earlier item.
 
-  The item is for `run.init_from` or `run.teacher`, and runs once that one is
-  complete.
+  It can be a value of `run.init_from` or `run.teacher`; the item runs only
+  after the earlier one is complete.
   """
 
   item: int
@@ -114,7 +114,7 @@ def override(
   family or task; fields that both have keep their values.
 
   Raises:
-    UserError: an unknown key or a value of the wrong type.
+    UserError: a key is unknown, or a value has the wrong type.
   """
   for key, value in values.items():
     if key in ("model.name", "task.name"):
@@ -154,10 +154,10 @@ def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
 
 
 def resolve(config: ml_collections.ConfigDict) -> Settings:
-  """Checks a config.
+  """Checks a config and converts it to settings.
 
   Raises:
-    UserError: an impossible value or combination.
+    UserError: a value or a combination is invalid.
   """
   sections = {name: dict(section) for name, section in config.items()}
   for section, names in _NAMES.items():
@@ -243,12 +243,12 @@ def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
 
 
 def axis(key: str, *values: Any) -> list[dict[str, Any]]:
-  """One override of a setting for each of the values, for a sweep."""
+  """The overrides that set one setting to each of the values, for a sweep."""
   return [{key: value} for value in values]
 
 
 def product(*axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """Every combination of one item from each axis; a later axis wins."""
+  """Every combination of one override per axis; later axes take precedence."""
   combinations = itertools.product(*axes)
   return [
     {k: v for item in items for k, v in item.items()} for items in combinations
@@ -264,8 +264,8 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
   """The settings of a run, from its config.json.
 
   Args:
-    workdir: of the run.
-    label: its name in messages.
+    workdir: the run's work directory.
+    label: the run's name in messages.
 
   Raises:
     UserError: there is no run, or it is from an incompatible version.

@@ -1,4 +1,4 @@
-"""What a config would build, without building it."""
+"""Describes the model and costs of a config without building it."""
 
 import functools
 import math
@@ -18,16 +18,16 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Resolved config, parameters and costs, as JSON-ready data.
 
   Returns:
-    "config"; "parameters" and "parameters_by_module"; "state_bytes", those of
-    parameters, their average, the optimizer's and what is carried from step to
-    step; "flops_per_example" and "flops_per_token": forward floating-point
-    operations (a multiply-add counts as two) up to and including each loop; of
-    generation "cache_bytes_per_token" and "cache_bytes_per_row", which does not
-    depend on the number of tokens. With a teacher, "teacher": its
+    "config"; "parameters" and "parameters_by_module"; "state_bytes", of the
+    parameters, their average, the optimizer state and the family's carried
+    state; "flops_per_example" and "flops_per_token", forward floating-point
+    operations (a multiply-add counts as two) up to and including each loop;
+    for generation, "cache_bytes_per_token" and "cache_bytes_per_row", the
+    latter independent of the number of tokens. With a teacher, "teacher": its
     "parameters" and "flops_per_example".
 
   Raises:
-    UserError: the config, or the teacher, is wrong.
+    UserError: the config or the teacher is invalid.
   """
   settings = config_lib.resolve(config)
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)

@@ -27,16 +27,16 @@ def explain(bad: BadSteps, params: Any) -> str:
 
 @jax.transfer_guard("allow")
 def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
-  """Runs a call again, operation by operation, to find the first bad number.
+  """Reruns a call operation by operation to find the first non-finite number.
 
   Args:
-    function: not compiled.
-    *arguments: on which it produced a non-finite number.
+    function: the function, not compiled.
+    *arguments: arguments for which it produced a non-finite number.
 
   Returns:
     One line naming the operation and the line of code.
   """
-  # Infinities second: masks may contain them on purpose.
+  # NaN first: masks may contain infinities on purpose.
   for watch in (jax.debug_nans, jax.debug_infs):
     try:
       with jax.disable_jit(), watch(True):

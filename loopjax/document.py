@@ -1,4 +1,4 @@
-"""A small document, written as Markdown, and as one HTML page of it."""
+"""A small document that can be written as Markdown or as one HTML page."""
 
 import base64
 import html
@@ -12,7 +12,7 @@ from markdown_it import token as token_lib
 
 
 class Heading(NamedTuple):
-  """Level 1 is the title."""
+  """A heading; level 1 is the title."""
 
   level: int
   text: str
@@ -72,7 +72,7 @@ class Fold(NamedTuple):
   blocks: Sequence["Block"]
 
 
-_SHADED = "shaded"  # The info string of a fence.
+_SHADED = "shaded"  # Info string of the fence of shaded text.
 Block = Heading | Paragraph | Bullets | Code | Table | Image | Shaded | Fold
 _Kind = TypeVar("_Kind", Image, Shaded)
 
@@ -136,7 +136,7 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def _of_kind(blocks: Sequence[Block], kind: type[_Kind]) -> list[_Kind]:
-  """The blocks of a kind, those of folds included, in their order."""
+  """The blocks of a kind, in order, including those inside folds."""
   found: list[_Kind] = []
   for block in blocks:
     if isinstance(block, kind):
@@ -147,7 +147,7 @@ def _of_kind(blocks: Sequence[Block], kind: type[_Kind]) -> list[_Kind]:
 
 
 def _pictures(blocks: Sequence[Block]) -> dict[str, bytes]:
-  """The PNGs of a document by the path of their link."""
+  """The PNGs of a document, by the path that links to them."""
   images = _of_kind(blocks, Image)
   return {urllib.parse.quote(image.path): image.data for image in images}
 
@@ -155,7 +155,7 @@ def _pictures(blocks: Sequence[Block]) -> dict[str, bytes]:
 def _embed(
   tokens: Sequence[token_lib.Token], pictures: dict[str, bytes]
 ) -> None:
-  """Puts pictures into the page in place of links to them."""
+  """Replaces links to pictures by the pictures themselves."""
   for token in tokens:
     for inner in token.children or ():
       if inner.type == "image":
@@ -164,7 +164,7 @@ def _embed(
 
 
 def _mark_columns(tokens: Sequence[token_lib.Token]) -> None:
-  """Marks the columns of tables whose header says that they are a paper's."""
+  """Marks the table columns whose header belongs to a paper's numbers."""
   column, kinds = 0, list[str]()
   for place, token in enumerate(tokens):
     if token.type == "table_open":
@@ -181,7 +181,7 @@ def _mark_columns(tokens: Sequence[token_lib.Token]) -> None:
 
 
 def _shade(tokens: Sequence[token_lib.Token], texts: Sequence[Shaded]) -> None:
-  """Puts shaded texts into the page in place of plain ones."""
+  """Replaces plain texts by shaded ones."""
   plain = [token for token in tokens if token.info == _SHADED]
   for token, text in zip(plain, texts, strict=True):
     spans = "".join(
@@ -194,7 +194,7 @@ def _shade(tokens: Sequence[token_lib.Token], texts: Sequence[Shaded]) -> None:
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
-  """The same with links to the pictures, relative to the document."""
+  """The document as Markdown, with relative links to the pictures."""
   return "\n\n".join(_markdown(block) for block in blocks) + "\n"
 
 
@@ -229,13 +229,13 @@ def _markdown(block: Block) -> str:
 
 
 def _fenced(words: str, kind: str = "") -> str:
-  """Preformatted text, whatever backticks it has."""
+  """A fenced block whose fence is longer than any backticks in the text."""
   fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
   return f"{fence}{kind}\n{words}\n{fence}"
 
 
 def _markdown_cell(cell: Cell, marked: bool) -> str:
-  """A cell; one in the header says whose numbers are below."""
+  """A cell; `marked` ones, in the header, say whose numbers the column has."""
   text = _plain(cell.text)
   if marked and cell.kind:
     text = f"{cell.kind}: {text}" if text else cell.kind

@@ -1,4 +1,4 @@
-"""The one error type for mistakes of the user, and who raises it for flags."""
+"""The error type for users' mistakes, and an argument parser that raises it."""
 
 import argparse
 import difflib
@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-  """Flags of a command, whose mistakes are reported like all others."""
+  """An argument parser that raises UserError instead of exiting."""
 
   def error(self, message: str) -> NoReturn:
     """Raises UserError."""
@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def similar(name: object, known: Iterable[str]) -> str:
-  """The end of a message about an unknown name: "; did you mean 'nine'?"."""
+  """A suggestion to append to a message, "; did you mean 'nine'?", or ""."""
   near = difflib.get_close_matches(str(name), list(known), n=1)
   return f"; did you mean {near[0]!r}?" if near else ""
 

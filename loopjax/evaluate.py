@@ -18,7 +18,7 @@ from loopjax.types import Dataset
 Evaluator = Callable[..., dict[str, dict[str, float]]]
 # Traces that every evaluation requests, if the model has them.
 MODEL_TRACES = ("attention_mass",)
-# Groups of this grouping are reported as splits of their own.
+# Groups of this grouping are reported as separate splits.
 SPLIT = "split"
 
 
@@ -27,20 +27,21 @@ def make_evaluator(
   datasets: Mapping[str, Dataset],
   between_batches: Callable[[], None] = lambda: None,
 ) -> Evaluator:
-  """Compiles the scoring of datasets.
+  """Compiles an evaluator of datasets.
 
   Args:
-    program: of the run.
-    datasets: by split.
+    program: the run's program.
+    datasets: the datasets, by split.
     between_batches: called before every batch; may raise.
 
   Returns:
-    (params, split, num_examples=0 for all) -> {split: scores}. If the dataset
-    has a grouping "split", there are scores for each of its groups instead
-    (groups within these are named "SPLIT/GROUP"); their total means nothing.
-    Scores are the (weighted) mean, standard error and count of every score of
-    the task and statistic of the model, overall and by group: "exact_match",
-    "exact_match/standard_error", "exact_match/rating=3-9", "count", ...
+    A function (params, split, num_examples=0 for all) -> {split: scores}. If
+    the dataset has a grouping "split", each of its groups is scored instead of
+    the whole, which would be meaningless (groups within these are named
+    "SPLIT/GROUP"). Scores are the (weighted) mean, standard error and count of
+    every score of the task and statistic of the model, overall and by group:
+    "exact_match", "exact_match/standard_error", "exact_match/rating=3-9",
+    "count", ...
   """
   settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
@@ -86,8 +87,8 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
   """Means, standard errors and counts from sums and sums of squares.
 
   Args:
-    sums: those of `step.eval_step`, by grouping and score; "" is overall.
-    groups: names, by grouping.
+    sums: results of `step.eval_step`, by grouping and score; "" is overall.
+    groups: names of the groups, by grouping.
     whole: the split that was scored.
   """
   splits: dict[str, dict[str, float]] = {}
@@ -106,7 +107,7 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
       for score, powers in scores.items():
         weight, total, *squares = powers[group]
         mean = total / max(weight, 1e-9)
-        # Of a ratio of sums: sum w^2 (v - mean)^2 / (sum w)^2.
+        # Variance of a ratio of sums: sum w^2 (v - mean)^2 / (sum w)^2.
         variance = np.dot(squares, (mean**2, -2 * mean, 1))
         metrics[f"{score}{suffix}"] = float(mean)
         metrics[f"{score}{suffix}/standard_error"] = float(

@@ -27,7 +27,7 @@ installed package: run this in a checkout, or write a FILE of your own."""
 
 
 def listing() -> str:
-  """How to train, and one paragraph for each config; nothing is compiled."""
+  """The text on how to train, with a paragraph per config."""
   paragraphs = [_config(path) for path in _files()]
   return "\n\n".join([_USAGE, *(paragraphs or [_ELSEWHERE])])
 
@@ -36,7 +36,7 @@ def _files() -> list[pathlib.Path]:
   """Configs of the running checkout, or else of the current directory."""
   checkout = pathlib.Path(loopjax.__file__).parents[1] / "configs"
   for folder in (checkout, pathlib.Path("configs").absolute()):
-    # Other files in that directory must not be executed.
+    # Unrelated files in the current directory must not be executed.
     found = [
       path
       for path in sorted(folder.glob("*.py"))
@@ -49,7 +49,7 @@ def _files() -> list[pathlib.Path]:
 
 
 def _config(path: pathlib.Path) -> str:
-  """Its description, and a few lines on each of its presets."""
+  """The description of a config, and a few lines on each of its presets."""
   names = presets.read(path)
   summary, _, rest = names["__doc__"].partition("\n")
   lines = [_wrapped("", f"{os.path.relpath(path)}: {summary}", 2)]
@@ -65,7 +65,7 @@ def _config(path: pathlib.Path) -> str:
 
 
 def _wrapped(label: str, text: str, indent: int) -> str:
-  """Text of 80 columns after a label, indented from the second line on."""
+  """Text after a label, wrapped at 80 columns with a hanging indent."""
   return textwrap.fill(
     " ".join(text.split()),
     width=80,

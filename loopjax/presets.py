@@ -1,4 +1,4 @@
-"""Presets: named sizes of an experiment, and the argument after the colon.
+"""Presets: named variants of an experiment, and the argument after the colon.
 
 --config=FILE:[preset][,change...][,section.key=value...]
 """
@@ -18,7 +18,7 @@ from loopjax.errors import UserError, similar
 # {"section": {"key": value}}.
 Block = Mapping[str, Mapping[str, Any]]
 
-BASE = "paper"  # Applied first; other presets override its values.
+BASE = "paper"  # Applied first; the other presets override its values.
 DEFAULT = "tiny"
 
 
@@ -28,17 +28,17 @@ def apply(
   presets: Mapping[str, Block],
   changes: Mapping[str, Block] | None = None,
 ) -> ml_collections.ConfigDict:
-  """Applies the paper's values, then a preset, then the rest; locks the config.
+  """Applies the paper's values, a preset, changes and overrides; then locks.
 
   Args:
     config: from `config.make`.
     arg: the text after the colon of --config=FILE:arg.
-    presets: by name, including "paper" and "tiny"; tiny is the default.
-    changes: by name, named overrides that may follow a preset.
+    presets: values by preset name, including "paper" and "tiny", the default.
+    changes: values by name of a change, which may follow a preset.
 
   Raises:
-    UserError: no such preset, change or key, two presets, or a value of the
-      wrong type.
+    UserError: a preset, change or key is unknown, there are two presets, or a
+      value has the wrong type.
   """
   changes = changes or {}
   config.lock()
@@ -59,10 +59,10 @@ def apply(
 
 
 def preset_of(arg: str, presets: Iterable[str]) -> str:
-  """Name of the preset that an arg selects.
+  """Name of the preset that an argument selects.
 
   Raises:
-    UserError: it names two.
+    UserError: the argument names two presets.
   """
   named = [part for part in sections.split(arg) if part in presets]
   if len(named) > 1:
@@ -98,11 +98,11 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 def beside(file: str, name: str) -> dict[str, Any]:
   """The names that another file in a config's folder defines.
 
-  Configs are loaded by path, so they can import installed packages only.
+  Configs are loaded by path, so they can import only installed packages.
 
   Args:
     file: the config's `__file__`.
-    name: of the other file, such as "common.py".
+    name: name of the other file, such as "common.py".
   """
   return read(pathlib.Path(file).with_name(name))
 

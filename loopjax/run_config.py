@@ -13,7 +13,7 @@ class Run:
   """Length of the run, checkpoints, starting point and monitoring.
 
   Attributes:
-    seed: of the parameters, the data order and every other random number.
+    seed: seed of the parameters, the data order and every other random number.
     num_steps: optimizer steps.
     batch_size: examples per step over all devices.
     num_microbatches: parts of a batch that are computed one after another to
@@ -21,23 +21,23 @@ class Run:
     steps_per_call: optimizer steps per dispatch to the device.
     log_every, checkpoint_every: steps, multiples of steps_per_call.
     keep_checkpoints: number of newest checkpoints to keep.
-    keep_best: number of checkpoints to keep in addition for their score.
-    best_metric: the score, a metric of the evaluations during training, by
-      which these and eval.checkpoint=best are chosen; a leading minus means
-      that lower is better.
+    keep_best: number of checkpoints to keep as well, those with the best score.
+    best_metric: the score that selects these and eval.checkpoint=best, a metric
+      of the evaluations during training; a leading minus means that lower is
+      better.
     init_from: a work directory whose newest parameters (averaged, if it
-      averages) the run starts from; "" for fresh ones.
+      averages) the run starts from; "" to initialise all parameters.
     init_fresh: regular expression of parameters that may be missing there and
       are then initialised.
     teacher: a work directory whose newest parameters (averaged, if it averages)
-      the model learns from, in families that have a teacher; "" for none.
+      serve as the teacher, in families that have one; "" for none.
     max_bad_steps: the run stops after this many steps in a row whose loss or
       gradient is not finite; such steps leave the parameters unchanged.
-    debug_nans: find the operation that produces the first such number, at the
-      cost of synchronising after every call.
-    profile_steps: "FIRST:END", steps to record a trace of; "" for none.
-    wandb_project: Weights & Biases project that the run is also logged to; ""
-      for none.
+    debug_nans: find the operation that produces the first non-finite number, at
+      the cost of synchronising after every call.
+    profile_steps: "FIRST:END", the steps to trace; "" for none.
+    wandb_project: Weights & Biases project to log the run to as well; "" for
+      none.
   """
 
   seed: int = 0
@@ -84,24 +84,26 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-  """What is evaluated, and with how many loops.
+  """Splits, checkpoints and numbers of loops of evaluations.
 
   Attributes:
     every: steps between evaluations of the validation split during training; 0
-      for none. At the end, all of it and the test split are scored.
+      for none. The end of training evaluates the whole validation and test
+      splits.
     batch_size: examples per device call over all devices.
-    num_examples: in an evaluation during training, rounded up to whole batches;
-      0 for all.
-    num_loops: 0 for the trained number.
+    num_examples: number of examples of an evaluation during training, rounded
+      up to whole batches; 0 for all.
+    num_loops: number of loops; 0 for the trained number.
     loop_kind: "scan" or "while", which stops when every token has halted, in
       models that halt.
-    split: what --mode=eval scores: "test", or "validation" for model selection.
-    checkpoint: which one --mode=eval reads: "newest", "best" by
+    split: the split that --mode=eval scores: "test", or "validation" for model
+      selection.
+    checkpoint: the checkpoint that --mode=eval reads: "newest", "best" by
       run.best_metric, or its step.
     depth_factor: the accuracy-against-depth figure extends to this multiple of
       the trained number of loops, in models that predict after every loop; 0
       for no such figure.
-    depth_examples: examples that the figure is computed from.
+    depth_examples: number of examples for this figure.
   """
 
   every: int = 0

@@ -23,11 +23,12 @@ class Config:
   """Devices along each axis; one axis may be -1, all remaining devices.
 
   Attributes:
-    data: copies of the model. fsdp: parameters and optimizer state split over
-      data-parallel devices. tensor: matrices split within an example.
-    min_split_size: elements. Smaller parameters are replicated: communicating
-      them would cost more than the memory they take; larger ones must be split
-      if fsdp or tensor is more than 1.
+    data: number of copies of the model. fsdp: data-parallel devices over which
+      parameters and optimizer state are split. tensor: devices over which
+      matrices are split within an example.
+    min_split_size: parameters with fewer elements are replicated, as splitting
+      them would cost more communication than it saves memory; larger ones must
+      be split if fsdp or tensor is more than 1.
   """
 
   data: int = -1
@@ -58,7 +59,7 @@ def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
       f"mesh data={config.data}, fsdp={config.fsdp}, tensor={config.tensor}"
       f" does not fit {num_devices} device(s)"
     )
-  # An axis may take part of a torus dimension, which make_mesh refuses.
+  # An axis may use part of a torus dimension, which jax.make_mesh refuses.
   grid = mesh_utils.create_device_mesh(
     sizes, devices, allow_split_physical_axes=True
   )
@@ -70,18 +71,18 @@ def parameter_shardings(
 ) -> Any:
   """NamedSharding for every parameter.
 
-  Where no dimension is a multiple of the axes that split it, the axes are
-  applied in reverse order.
+  If no dimension is a multiple of the axes that should split it, the axes are
+  tried in reverse order.
 
   Args:
-    mesh: of devices.
+    mesh: the device mesh.
     params: arrays or their abstract forms.
     splits: PartitionSpec of each parameter's last dimensions.
-    min_split_size: elements; smaller parameters are replicated.
+    min_split_size: parameters with fewer elements are replicated.
 
   Raises:
     UserError: the mesh splits parameters, but a larger one would be replicated,
-      because its row splits nothing or no axis divides its dimensions.
+      because its spec splits nothing or no axis divides its dimensions.
   """
   is_split = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
@@ -89,7 +90,7 @@ def parameter_shardings(
     if not is_split or math.prod(leaf.shape) < min_split_size:
       return replicated(mesh)
     sizes = leaf.shape[leaf.ndim - len(split) :]
-    for spec in (split, split[::-1]):  # An odd vocabulary is split by feature.
+    for spec in (split, split[::-1]):  # An odd vocabulary splits by feature.
       axes = [
         _dividing(mesh, axis, size)
         for axis, size in zip(spec, sizes, strict=True)
@@ -164,7 +165,7 @@ def batch_sharding(mesh: Mesh, *, stacked: bool = False) -> NamedSharding:
 def check_batch_size(
   mesh: Mesh, batch_size: int, name: str, num_parts: int = 1
 ) -> None:
-  """Raises unless all devices get equal shares of every microbatch."""
+  """Raises UserError unless devices get equal shares of every microbatch."""
   ways = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
   if batch_size < 1 or batch_size % (ways * num_parts):
     parts = f" and {num_parts} microbatches" if num_parts > 1 else ""
@@ -177,7 +178,7 @@ def check_batch_size(
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
   """Rows of a global batch that this process's devices hold, ascending.
 
-  Processes that share an example (a tensor axis spans them) both hold it.
+  If a tensor axis spans several processes, all of them hold the same example.
   """
   held = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
   rows = [np.arange(batch_size)[index] for index in held.values()]
@@ -191,9 +192,9 @@ def put_batch(
   """Global arrays from this process's rows, those of `local_rows`.
 
   Args:
-    mesh: of devices.
+    mesh: the device mesh.
     batch: arrays [rows, ...], or [steps, rows, ...] if `stacked`.
-    batch_size: over all processes.
+    batch_size: global batch size, over all processes.
     stacked: whether there is a leading step axis.
   """
   sharding = batch_sharding(mesh, stacked=stacked)

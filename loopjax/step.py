@@ -1,4 +1,4 @@
-"""The train state, and the pure functions that update and score it."""
+"""The train state, and the pure functions of a training and evaluation step."""
 
 import functools
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ class TrainState(NamedTuple):
     opt_state: state of the optimizer.
     key: base random key; folded with the step.
     bad: the bad steps so far.
-    carried: what the family carries from step to step.
+    carried: state that the family carries from step to step.
   """
 
   step: Any
@@ -100,20 +100,21 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step.
 
-  A step with a non-finite loss, gradient or carried state changes only the
-  count of steps, and so does every step after `max_bad_steps` of them in a row.
+  A step with a non-finite loss, gradient or carried state (a bad step) changes
+  only the step counts; so does every step after `max_bad_steps` bad ones in a
+  row.
 
   Args:
-    state: consumed if the caller donates it.
+    state: the train state; consumed if the caller donates it.
     batch: one global batch.
-    frozen: the teacher's parameters; {} without one.
+    frozen: the teacher's parameters; {} without a teacher.
     graphdef: the model without its parameters.
-    teacher: the teacher without its parameters; None without one.
+    teacher: the teacher without its parameters; None without a teacher.
     loss_fn: the family's `loss`.
     tx: the optimizer.
-    ema_decay: 0 for no average.
-    num_microbatches: parts over which gradients are accumulated.
-    max_bad_steps: bad steps in a row after which updates stop.
+    ema_decay: decay of the parameters' moving average; 0 for no average.
+    num_microbatches: number of parts over which gradients are accumulated.
+    max_bad_steps: number of bad steps in a row after which updates stop.
 
   Returns:
     (new state, metrics of this step: scalars and per-loop vectors). Gradient
@@ -245,9 +246,9 @@ def train_steps(
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
-  """What a model reads of a batch, as arguments of its `__call__`.
+  """The entries of a batch that are arguments of the model's `__call__`.
 
-  Models that cannot tell documents apart refuse tasks with "documents".
+  Models that cannot separate documents reject tasks with "documents".
   """
   names = ("inputs", "documents")
   return {name: batch[name] for name in names if name in batch}
@@ -273,18 +274,18 @@ def eval_step(
     score: the task's `score`.
     group_sizes: groupings, and the number of groups of each.
     num_loops: number of loops to run.
-    kind: how the loop runs.
+    kind: how the loop runs, see `loop.driver.run_loop`.
     trace: per-loop records that the score reads.
 
   Returns:
-    {"": ..., "<grouping>": ...}: for each {"count": f32 [G], "<score>": f32
-    [G, 5]}, of values v with weights w (1 unless the score has some) the sums
-    of w, w v, w^2, w^2 v, w^2 v^2; G = 1 for "".
+    {"": ..., "<grouping>": ...}, each of {"count": f32 [G], "<score>": f32 [G,
+    5]}. For values v with weights w (1 unless the score has its own), the five
+    are the sums of w, w v, w^2, w^2 v and w^2 v^2; G = 1 for "".
   """
   model = nnx.merge(graphdef, params)
   read = model_inputs(batch)
   output = model(**read, num_loops=num_loops, kind=kind, trace=trace)
-  if output.hidden is not None:  # Nothing then reads its logits.
+  if output.hidden is not None:  # The logits are not needed then.
     output = output._replace(tokens=_read_out(model, output.hidden, batch))
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""What is evaluated: a trained language model, and how it is run."""
+"""The subject of an evaluation: a trained language model and its call."""
 
 import inspect
 import pathlib
@@ -14,15 +14,15 @@ from loopjax.errors import UserError
 
 
 class Subject(NamedTuple):
-  """A model at a checkpoint, with what its calls need.
+  """A model at a checkpoint, and the arguments of its call.
 
   Attributes:
-    tokenizer: of its task.
-    context_length: tokens that it may read at once, as in training.
+    tokenizer: the task's tokenizer.
+    context_length: maximum number of tokens it reads at once, as in training.
     graphdef: the model without its parameters.
     params: the parameters, averaged if the run averages.
     call: keyword arguments of the model's call.
-    facts: what every score is recorded with, as JSON.
+    facts: metadata to store with every score, as JSON.
   """
 
   tokenizer: Tokenizer
@@ -43,14 +43,14 @@ def load(
   """Reads a run, which may be in progress, onto one device.
 
   Args:
-    workdir: of the run.
-    num_loops: those of the config's evaluation if None.
-    exit_threshold: of models that have one; their own if None.
-    checkpoint: its step; the newest intact one if None.
+    workdir: the run's work directory.
+    num_loops: number of loops; None for that of the config's evaluation.
+    exit_threshold: threshold of the exit gate; None for the model's own.
+    checkpoint: step of the checkpoint; None for the newest intact one.
 
   Raises:
-    UserError: there is no such run or checkpoint, it is no language model, or
-      it cannot be run in this way.
+    UserError: there is no such run or checkpoint, the model is not a language
+      model, or it has no such number of loops or exit threshold.
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
@@ -68,7 +68,7 @@ def load(
       raise UserError(f"--exit_threshold has no effect on {family}")
     call["exit_threshold"] = exit_threshold
   run = trained.read(workdir, checkpoint)
-  assert isinstance(settings.task, TextConfig)  # `_check` has seen to that.
+  assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
   return Subject(
     tokenizer=Tokenizer(settings.task.tokenizer, settings.task.end_token),
     context_length=settings.spec.sequence_length,

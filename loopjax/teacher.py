@@ -1,4 +1,4 @@
-"""The teacher: a run that another one learns from, with a frozen model.
+"""The teacher: a frozen model from an earlier run, for distillation.
 
 `run.teacher` names a work directory of any family. Its config.json describes
 the model; its newest checkpoint holds the parameters, averaged ones if the run
@@ -15,11 +15,11 @@ from loopjax.run import restore
 
 
 class Loaded(NamedTuple):
-  """Parameters that training reads and never changes.
+  """Frozen parameters, which training reads but never changes.
 
   Attributes:
-    params: the teacher's, nested dict; {} without one.
-    step: of the checkpoint that holds them; None without one.
+    params: the teacher's parameters, nested dict; {} without a teacher.
+    step: step of the teacher's checkpoint; None without a teacher.
   """
 
   params: Any
@@ -30,7 +30,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
   """The teacher's settings; None if the run has no teacher.
 
   Args:
-    settings: of the run that learns.
+    settings: settings of the student's run.
 
   Raises:
     UserError: run.teacher is not a work directory, or its model is unsuitable
@@ -61,10 +61,11 @@ def load(
   """The teacher's parameters, laid out over the mesh.
 
   Args:
-    settings: of the run that learns.
-    abstract_frozen: of its program; {} if it has no teacher.
-    step: of the checkpoint that the run began with; None for a new run. The
-      teacher's run may have continued since then.
+    settings: settings of the student's run.
+    abstract_frozen: shapes of its program's frozen parameters; {} without a
+      teacher.
+    step: the teacher's checkpoint that the run began with; None for a new run.
+      The teacher's run may have continued since then.
 
   Raises:
     UserError: there is no such checkpoint.

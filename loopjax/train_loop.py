@@ -1,4 +1,4 @@
-"""The loop over training steps: feed, step, log, evaluate, save, stop."""
+"""The training loop: reads batches, steps, logs, evaluates, saves, stops."""
 
 import itertools
 import pathlib
@@ -26,11 +26,11 @@ class Work(NamedTuple):
 
   Attributes:
     program: settings, compiled functions and the layout of the state.
-    datasets: by split.
-    checkpoints: of the run.
+    datasets: the datasets, by split.
+    checkpoints: the run's checkpoints.
     evaluator: (params, split, num_examples) -> scores.
-    notice: says whether the run was asked to stop.
-    workdir: of the run.
+    notice: tells whether the run was asked to stop.
+    workdir: the run's work directory.
   """
 
   program: program_lib.Program
@@ -70,11 +70,12 @@ def train(
 
   Args:
     work: what this start of the run needs.
-    state: consumed.
+    state: the train state; donated to the first step.
     frozen: the teacher's parameters.
     pending: metrics of steps not yet logged, from a checkpoint.
-    writer: writes the rows.
-    started: start time had there been no interruptions, `time.monotonic`.
+    writer: writer of the metrics.
+    started: time, by `time.monotonic`, at which the run would have started had
+      it not been interrupted.
     mode: "train" or "train_and_eval".
   """
   settings, options = work.program.settings, work.program.settings.run
@@ -92,7 +93,7 @@ def train(
   @jax.transfer_guard("allow")
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
-      return  # Nothing has changed since; the next row reports it.
+      return  # Nothing has changed since.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
     meta = progress(at, seconds, unlogged, frozen.step)
@@ -155,11 +156,11 @@ def progress(
   pending: list[Any],
   teacher_step: int | None,
 ) -> dict[str, Any]:
-  """What a checkpoint holds in addition to the state.
+  """The metadata that a checkpoint stores besides the state.
 
   Args:
     batches: number of batches consumed.
-    wall_seconds: of the run so far.
+    wall_seconds: duration of the run so far.
     pending: metrics of steps not yet logged.
     teacher_step: step of the teacher's checkpoint.
   """
@@ -188,7 +189,7 @@ def _evaluate(
   at: int,
   writer: metrics.Writer,
 ) -> None:
-  """Evaluates during training and notes the score of the checkpoint."""
+  """Evaluates during training and records the score of the checkpoint."""
   settings = work.program.settings
   options = settings.run
   scores = work.evaluator(
@@ -254,7 +255,7 @@ def _log(
 
 
 def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
-  """Means over steps that were accepted, and "skipped_steps", the others.
+  """Means over accepted steps, and "skipped_steps", the number of the others.
 
   Args:
     pending: one entry per call: metrics of every step, [steps, ...] by name.

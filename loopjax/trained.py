@@ -17,10 +17,10 @@ class Trained(NamedTuple):
   """A run at a checkpoint, on one device.
 
   Attributes:
-    settings: of the run, except the mesh, which is one device.
+    settings: the run's settings, except the mesh, which is one device.
     graphdef: the model without its parameters.
-    params: the scored ones: averaged, if the run averages.
-    step: optimizer steps of the checkpoint.
+    params: the parameters to evaluate: averaged, if the run averages.
+    step: optimizer steps taken at the checkpoint.
   """
 
   settings: config_lib.Settings
@@ -37,8 +37,8 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
   """Reads a checkpoint of a run, which may be in progress.
 
   Args:
-    workdir: of the run.
-    checkpoint: its step; the newest intact one if None.
+    workdir: the run's work directory.
+    checkpoint: step of the checkpoint; None for the newest intact one.
 
   Raises:
     UserError: there is no run or no such checkpoint, it is damaged, or it is

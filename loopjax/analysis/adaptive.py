@@ -1,7 +1,7 @@
-"""Figures of layers that loop, and of what they read from memory.
+"""Figures of looped layers and their memory reads.
 
-"Adaptive Loops and Memory" (arXiv 2603.08391), figures 2 to 4, and what it
-leaves out: the use of slots, and what halting at inference saves.
+These are figures 2 to 4 of "Adaptive Loops and Memory" (arXiv 2603.08391), and
+two that it lacks: the use of slots, and the savings of halting at inference.
 """
 
 import pathlib
@@ -19,9 +19,9 @@ from loopjax.types import Output
 
 _STEPS = "optimizer steps"
 BANKS = ("local", "global")
-EXIT_THRESHOLDS = (1.0, 0.99, 0.9, 0.7, 0.5)  # No exits first.
+EXIT_THRESHOLDS = (1.0, 0.99, 0.9, 0.7, 0.5)  # 1: no exits.
 _NUM_EXIT_EXAMPLES = 64
-_MAX_NAMED = 6  # Layers that all have an entry in a legend.
+_MAX_NAMED = 6  # Up to this many layers, each has a legend entry.
 
 
 def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
@@ -85,7 +85,7 @@ def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
 
 
 def draw_memory(view: view_lib.View) -> list[pathlib.Path]:
-  """memory.png: gates over training; slots that tokens read, of every bank."""
+  """memory.png: gates over training, and slots read, for every bank."""
   banks = [
     bank
     for bank in BANKS
@@ -128,13 +128,13 @@ def draw_memory(view: view_lib.View) -> list[pathlib.Path]:
 
 
 def slots_in_use(attention: np.ndarray) -> np.ndarray:
-  """exp of the entropy of attention [..., M] over slots: 1 to M slots."""
+  """Effective number of slots, exp(entropy) of attention [..., M]: 1 to M."""
   logs = np.log(np.where(attention > 0, attention, 1.0))
   return np.exp(-np.sum(attention * logs, axis=-1))
 
 
 def draw_exits(view: view_lib.View) -> list[pathlib.Path]:
-  """exits.png and .json: what halting at inference saves, and what it costs."""
+  """exits.png and .json: compute saved and score lost by inference halting."""
   if "halting" not in view.settings.family.TRACES:
     return []
   num_loops, score = view.settings.model.num_loops, _score_name(view)
@@ -179,15 +179,16 @@ def exits(view: view_lib.View, score: str) -> list[dict[str, Any]]:
   """A score, and the iterations run, at each of `EXIT_THRESHOLDS`.
 
   Args:
-    view: of the run.
-    score: one of the task's.
+    view: the run's view.
+    score: name of a score of the task.
 
   Returns:
-    For each threshold "exit_threshold"; "rows"; "loops_per_token": mean over
+    For each threshold: "exit_threshold"; "rows"; "loops_per_token", mean over
     layers and real tokens of the iteration at which a token stops;
-    "loops_per_row": mean over layers and rows of that of the row's last token;
-    the score; "<score>/change" from that without exits, over the same rows, and
-    its standard error, "<score>/change_error".
+    "loops_per_row", mean over layers and rows of the iteration at which the
+    last token of a row stops; the score; "<score>/change", its difference from
+    the score without exits on the same rows; and the standard error of the
+    difference, "<score>/change_error".
   """
   num = min(_NUM_EXIT_EXAMPLES, view_lib.num_looked_at(view.spec))
   batch = {name: value[:num] for name, value in view.batch.items()}
@@ -224,7 +225,7 @@ def _score_name(view: view_lib.View) -> str:
 def _scored(
   view: view_lib.View, output: Output, batch: Any, score: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """A score of every row, and weights of sum 1."""
+  """The score of every row, and weights that sum to 1."""
   value = view.settings.task_module.score(output, batch)[score]
   if not isinstance(value, tuple):
     value = value, np.ones(len(batch["inputs"]))
@@ -233,7 +234,7 @@ def _scored(
 
 
 def _colors(num_layers: int) -> np.ndarray:
-  """From light to dark, as the paper draws layers."""
+  """Colours of layers from light to dark, as in the paper."""
   return matplotlib.colormaps["Blues"](np.linspace(0.35, 1.0, num_layers))
 
 

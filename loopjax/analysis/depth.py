@@ -1,4 +1,4 @@
-"""Accuracy after every loop, at and past the trained depth."""
+"""Accuracy after every loop, up to and beyond the trained depth."""
 
 from collections.abc import Callable
 
@@ -52,14 +52,14 @@ def scores_by_loop(
   """A task's scores if each loop's predictions were the answer.
 
   Args:
-    score: the task's; it receives the predictions as one-hot logits.
+    score: the task's `score`; it receives the predictions as one-hot logits.
     prediction: token ids, int [K, B, T].
     batch: the B examples.
     vocab_size: V.
 
   Returns:
     "<score>" and "<score>/standard_error", f64 [K], entry k after k + 1 loops.
-    "loss" is left out: a one-hot prediction has none.
+    "loss" is omitted, as a one-hot prediction has none.
   """
 
   def score_one(prediction):

@@ -1,7 +1,8 @@
-"""Exits by the gate of a looped model against loops that are all run.
+"""Early exits of a looped model, compared with a fixed number of loops.
 
-Ouro (arXiv 2510.25741, sections 3.2 and 5): what a token gains by each loop,
-whether the gate knows it, and what loops after the trained ones do.
+Ouro (arXiv 2510.25741, sections 3.2 and 5): how much each loop improves a
+token's loss, whether the gate predicts it, and the effect of loops beyond the
+trained number.
 """
 
 import functools
@@ -29,20 +30,20 @@ from loopjax.types import PRECISIONS, Array
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 MAP_THRESHOLD = 0.5
-_BEYOND = 2  # Times the trained number of loops.
+_BEYOND = 2  # Runs this many times the trained number of loops.
 _NUM_ROWS, _CHUNK, _NUM_DRAWN = 128, 16, 4
 
 
 class Losses(NamedTuple):
-  """Of some rows, after every loop.
+  """Losses and gates of rows of text after every loop.
 
   Attributes:
     losses: cross-entropy of each token, f32 [K', B, T], nats; K' is twice the
       trained number of loops K.
     gates: logits of the gate, f32 [K, B, T].
-    changes: f32 [K, B, T], see `loop.exits.relative_change`; of the first loop
-      from the embedding.
-    weights: of the tokens, f32 [B, T].
+    changes: f32 [K, B, T], see `loop.exits.relative_change`; for the first
+      loop, the change from the embedding.
+    weights: weights of the tokens, f32 [B, T].
   """
 
   losses: np.ndarray
@@ -52,7 +53,7 @@ class Losses(NamedTuple):
 
 
 def draw_curve(view: view_lib.View) -> list[pathlib.Path]:
-  """exit_curve.png and .json: loss against the loops that tokens run."""
+  """exit_curve.png and .json: loss against the number of loops per token."""
   if not _has_gate(view):
     return []
   found = measure(view)
@@ -97,7 +98,7 @@ def draw_curve(view: view_lib.View) -> list[pathlib.Path]:
 
 
 def draw_map(view: view_lib.View) -> list[pathlib.Path]:
-  """exit_map.html: text, each token by the loop after which it is read out."""
+  """exit_map.html: text, each token shaded by the loop at which it exits."""
   task = view.settings.task
   if not _has_gate(view) or not isinstance(task, text_task.Config):
     return []
@@ -138,7 +139,7 @@ def draw_map(view: view_lib.View) -> list[pathlib.Path]:
 
 
 def measure(view: view_lib.View, num_rows: int = _NUM_ROWS) -> Losses:
-  """Runs the model twice as often as it was trained to, and reads each loop."""
+  """Runs twice the trained number of loops, with the loss after each."""
   settings = view.settings
   trained = settings.model.num_loops
   batch = {name: x[:num_rows] for name, x in view.batch.items()}
@@ -185,11 +186,11 @@ def _of_rows(
 def exit_steps(
   found: Losses, num_loops: int, rule: str, threshold: float
 ) -> np.ndarray:
-  """Loops that each token runs before it is read out, int [B, T], from 1.
+  """The loop after which each token exits, int [B, T], from 1.
 
   Args:
-    found: of some rows.
-    num_loops: K, the most.
+    found: from `measure`.
+    num_loops: K, the maximum number of loops.
     rule: "gate" or "change", see `loop.exits.Exits`.
     threshold: in (0, 1]; 1 for no exits.
   """
@@ -205,15 +206,15 @@ def curve(found: Losses, trained: int, by: str) -> list[dict[str, float]]:
   """Loss and loops per token, weighted by token.
 
   Args:
-    found: of some rows.
-    trained: number of loops in training, the most of an exit.
-    by: "fixed", a row for every number of loops; or a rule of `exit_steps`, a
-      row for every threshold.
+    found: from `measure`.
+    trained: number of loops in training, the maximum with exits.
+    by: "fixed" for a row per number of loops; or a rule of `exit_steps` for a
+      row per threshold.
 
   Returns:
-    Rows of "loops" and "loss" per token, "error", the standard error of the
-    loss's difference from that of all trained loops, over rows of text, and
-    "threshold" of an exit.
+    Rows of "loops" and "loss" per token; "error", the standard error over rows
+    of text of the loss minus the loss with all trained loops; and, for exits,
+    "threshold".
   """
   weights = found.weights.astype(np.float64)
   weights /= max(weights.sum(), 1e-9)
@@ -241,13 +242,13 @@ def curve(found: Losses, trained: int, by: str) -> list[dict[str, float]]:
 
 
 def note(losses: np.ndarray, step: int) -> str:
-  """What is said of a token: its exit, and its loss after each loop."""
+  """The note on a token: the loop of its exit, and its loss after each loop."""
   by_loop = ", ".join(f"{loss:.2f}" for loss in losses)
   return f"read out after loop {step}; loss by loop: {by_loop}"
 
 
 def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-  """The text of each token; of half a character, nothing until it is whole."""
+  """The text of each token; a split character belongs to its last token."""
   texts: list[str] = []
   waiting: list[int] = []
   for token in ids:

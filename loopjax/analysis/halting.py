@@ -1,4 +1,4 @@
-"""How many steps each token took before it stopped."""
+"""Numbers of steps that tokens took before they halted."""
 
 import numpy as np
 
@@ -18,13 +18,13 @@ def ponder_steps(view: view_lib.View) -> np.ndarray | None:
 
 
 def steps_taken(weight: np.ndarray) -> np.ndarray:
-  """Steps until a token stopped (ACT): its last step that counts.
+  """Steps until a token halted (ACT): its last step with nonzero weight.
 
   Args:
     weight: w_k, the weight of each step's output, f32 [K, ...].
 
   Returns:
-    int [...], 1 to K; 0 where no step counted.
+    int [...], 1 to K; 0 where all weights are zero.
   """
   steps = np.arange(1, len(weight) + 1)
   steps = steps.reshape(-1, *[1] * (weight.ndim - 1))

@@ -21,7 +21,7 @@ def draw_attention(
   Args:
     maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
-    directory: where to write.
+    directory: output directory.
   """
   num_loops = len(maps)
   loops = sorted({0, num_loops // 2, num_loops - 1})
@@ -50,8 +50,8 @@ def draw_heads(
   Args:
     maps: f32 [K, H, S, S], averaged over examples.
     num_memory: M.
-    spec: provides the coordinates.
-    directory: where to write.
+    spec: the task's spec, which provides the coordinates.
+    directory: output directory.
   """
   numbers = head_numbers(maps, num_memory, spec)
   last, num_heads = maps[-1], maps.shape[1]
@@ -154,7 +154,7 @@ def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
 
 
 def _head_title(numbers: dict[str, Any], head: int) -> str:
-  """The mass on memory, and the coordinate farthest above chance."""
+  """Title: the mass on memory, and the coordinate farthest above chance."""
   same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
   name = max(same, key=lambda name: same[name] / uniform[name])
   title = f"head {head}"

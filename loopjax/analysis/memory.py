@@ -1,12 +1,12 @@
-"""What a model keeps of the tokens it has read, in bytes.
+"""Cache sizes of models, in bytes.
 
   python -m loopjax.analysis.memory --config=FILE[:preset] [--tokens=32768]
   python -m loopjax.analysis.memory
 
-The first prints a table of the kinds of caches of a config's family; the
-second, table 2 of MELT (arXiv 2605.07721) beside the paper's numbers. All
-sizes are those of the buffers that `empty_cache` makes, which are not made. MB
-and GB are powers of ten, as in the paper.
+The first command prints a table of the cache kinds of a config's family; the
+second, table 2 of MELT (arXiv 2605.07721) beside the paper's numbers. All sizes
+are those of the buffers of `empty_cache`, found without allocating them. MB and
+GB are powers of ten, as in the paper.
 """
 
 import math
@@ -27,7 +27,7 @@ _TOKENS = flags.DEFINE_integer(
   "tokens", 0, "Length of a text; 0 for the config's rows.", 0
 )
 
-# Of the paper's table: what differs from its own rows.
+# Inconsistencies within the paper's table.
 SLIPS = """\
 Where the paper's numbers differ (it prints 6.29, 25.17 and 3.67 GB for 32k, and
 totals of 9.49, 27.97 and 7.07 GB):
@@ -42,12 +42,13 @@ totals of 9.49, 27.97 and 7.07 GB):
 
 
 class Size(NamedTuple):
-  """Of one kind of cache; bytes.
+  """Memory for one kind of cache, in bytes.
 
   Attributes:
-    kind: one of the family's.
-    by_token, by_row: what grows with the text, and what does not.
-    parameters: of the model.
+    kind: a cache kind of the family.
+    by_token: cache memory per token of text.
+    by_row: cache memory per row of the batch, whatever the text's length.
+    parameters: memory of the model's parameters.
   """
 
   kind: str
@@ -56,7 +57,7 @@ class Size(NamedTuple):
   parameters: int
 
   def cache(self, num_tokens: int) -> int:
-    """Of a text."""
+    """Cache memory of a text with this number of tokens, in bytes."""
     return self.by_token * num_tokens + self.by_row
 
 
@@ -64,7 +65,7 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   """Sizes of every kind of cache that a config's family has.
 
   Raises:
-    UserError: the family predicts no next tokens.
+    UserError: the family is not autoregressive.
   """
   name = settings.plain["model"]["name"]
   if name not in CAUSAL:
@@ -96,7 +97,7 @@ def main(argv: list[str]) -> int:
 
 
 def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
-  """The kinds of caches of a config, as a table."""
+  """A table of the cache kinds of a config's family."""
   lines = [
     ("cache", "B/token", "B/text", f"MB for {num_tokens:,}", "of the first")
   ]
@@ -134,7 +135,7 @@ _QWEN = {
 def published(
   family: str, model: Mapping[str, object], vocab_size: int = 49_152
 ) -> config_lib.Settings:
-  """A model in bfloat16, of which nothing is made."""
+  """Settings of a published model in bfloat16; allocates no parameters."""
   config = config_lib.make(family, "text")
   values = {f"model.{name}": value for name, value in model.items()}
   others = {
@@ -178,7 +179,7 @@ def table_2() -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-  """Columns of text, numbers to the right."""
+  """Aligns columns of text, numbers to the right."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   return "\n".join(
     "  ".join(

@@ -1,4 +1,4 @@
-"""Figures of how passes over windows change fast weights."""
+"""Figures of fast weights after each pass over a window."""
 
 import pathlib
 import re
@@ -14,13 +14,13 @@ _LAYER = re.compile(r"retention/memory=(\d+)/loop=0")
 def draw_passes(
   rows: series.Rows, directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """passes.png: norms after every pass, and the share of the past it retains.
+  """passes.png: norms after every pass, and the share of the state it retains.
 
   Nothing is drawn for models without fast weights.
 
   Args:
-    rows: of metrics.jsonl.
-    directory: where to write.
+    rows: rows of metrics.jsonl.
+    directory: output directory.
   """
   steps, fast = series.by_loop(rows, "train", "fast_weight_norm")
   if not len(steps):
@@ -46,7 +46,7 @@ def _by_pass(
 
 
 def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
-  """Mean over the passes, by memory layer."""
+  """Plots the share retained, the mean over passes, by memory layer."""
   found = {m[1] for row in rows for key in row if (m := _LAYER.fullmatch(key))}
   for layer in sorted(map(int, found)):
     name = f"retention/memory={layer}"

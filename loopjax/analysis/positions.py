@@ -1,4 +1,4 @@
-"""Loss by how much of a document stands before a token."""
+"""Loss by a token's position in its document."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ from loopjax.losses import tokens as token_losses
 
 
 def draw_positions(view: view_lib.View) -> list[pathlib.Path]:
-  """positions.png: what context is worth, from a document's first token on."""
+  """positions.png: loss by position in the document."""
   logits = view.output.logits
   targets, weights, documents = (
     np.asarray(view.batch[name][: len(logits)])
@@ -24,7 +24,7 @@ def draw_positions(view: view_lib.View) -> list[pathlib.Path]:
   edges, means, errors = by_position(np.asarray(losses), weights, documents)
   figure = draw.new(7.5, 4)
   axes = figure.subplots()
-  # A bin is drawn at its geometric middle, counted from 1.
+  # A bin is drawn at its geometric mean, counted from 1.
   middles = np.sqrt((edges[:-1] + 1.0) * edges[1:])
   axes.fill_between(
     middles, means - errors, means + errors, color=draw.BLUE, alpha=0.2,
@@ -49,26 +49,26 @@ def by_position(
 
   Args:
     losses: [B, T].
-    weights: [B, T], 0 for what does not count.
+    weights: [B, T], 0 for predictions that do not count.
     documents: ids [B, T], equal within a document, which is contiguous.
 
   Returns:
-    (edges int [n + 1]: bin i has the positions from edges[i], counted from 0,
-    to before edges[i + 1]; means; standard errors over rows, [n] each). Bins
-    without predictions are left out at the end.
+    (edges int [n + 1]: bin i has the positions edges[i] .. edges[i + 1] - 1,
+    counted from 0; means [n]; standard errors over rows [n]). Empty bins at the
+    end are dropped.
   """
   places = np.arange(losses.shape[1])
   starts = np.diff(documents, axis=1, prepend=-1) != 0
   first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
   octave = np.log2(places - first + 1).astype(int)
-  # The last position of a power of two is no octave of its own.
+  # The last position of a power of two does not get its own octave.
   num_octaves = int(np.ceil(np.log2(losses.shape[1])))
   octave = np.minimum(octave, num_octaves - 1)
   means, errors = [], []
   for number in range(octave[weights > 0].max(initial=0) + 1):
     here = np.where(octave == number, weights, 0.0)
     mean = np.sum(here * losses) / max(np.sum(here), 1e-9)
-    # Rows are independent, tokens of a row are not: a ratio of sums.
+    # Rows are independent, tokens of a row are not: error of a ratio of sums.
     off = np.sum(here * (losses - mean), axis=1)
     means.append(mean)
     errors.append(np.sqrt(np.sum(off**2)) / max(np.sum(here), 1e-9))

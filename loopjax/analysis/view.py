@@ -16,31 +16,31 @@ from loopjax.protocols import MemoryTokens
 from loopjax.types import Dataset, Output, TaskSpec
 
 NUM_LOOKED_AT = 256
-_MAX_LOGITS = 1 << 28  # That a host holds, a GiB of them.
+_MAX_LOGITS = 1 << 28  # Logits that the host holds at most; 1 GiB.
 _TRACES = ("prediction", "confidence", "probability", "weight", "attention")
 _CHUNK = 32  # Examples per device call when whole attention maps are traced.
 
 
 class View(NamedTuple):
-  """A trained model and its outputs on some evaluation examples.
+  """A trained model and its outputs on a sample of evaluation examples.
 
   Attributes:
-    settings: of the run.
+    settings: the run's settings.
     graphdef: the model without its parameters.
     params: its parameters, on this process' first device.
-    spec: what the model knows about the task.
+    spec: the task's spec.
     num_memory: M, memory tokens before the sequence; 0 for none.
     batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
       sample.
     output: the model's output at the trained depth on the first
-      `NUM_LOOKED_AT` of them, or fewer with many long rows over a large
-      vocabulary, with every trace that the family has; "attention" is averaged
-      over examples, [K, H, S, S].
+      `NUM_LOOKED_AT` examples (fewer if rows are long and the vocabulary is
+      large), with every trace that the family has; "attention" is averaged over
+      examples, [K, H, S, S].
     forward: runs the model on the first examples, see `make_forward`.
-    rows: of metrics.jsonl.
+    rows: rows of metrics.jsonl.
     directory: output directory; it exists.
-    splits: names of the evaluation splits, by the number in "group/split" of
-      the batch; none if the task has only one.
+    splits: names of the evaluation splits, indexed by "group/split" of the
+      batch; empty if the task has only one.
   """
 
   settings: config_lib.Settings
@@ -67,11 +67,11 @@ def make_view(
   """Runs the model once.
 
   Args:
-    settings: of the run.
+    settings: the run's settings.
     graphdef: the model without its parameters.
     params: its parameters; this process must hold every array as a whole.
     dataset: the evaluation split.
-    rows: of the run's metrics.jsonl.
+    rows: rows of the run's metrics.jsonl.
     directory: output directory, created if missing.
   """
   directory.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def make_view(
 
 
 def num_looked_at(spec: TaskSpec) -> int:
-  """Examples whose logits are looked at."""
+  """Number of examples whose logits are kept."""
   of_one = spec.sequence_length * spec.vocab_size
   return min(NUM_LOOKED_AT, max(_MAX_LOGITS // of_one, 1))
 
@@ -109,7 +109,7 @@ def num_looked_at(spec: TaskSpec) -> int:
 def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
   """The first examples of a split, all of them valid; 0 for all examples.
 
-  Tasks shuffle the evaluation split, so that they are a fair sample.
+  Tasks shuffle the evaluation split, so that these are a fair sample.
 
   Returns:
     Numpy arrays [N, ...] by name.
@@ -136,11 +136,11 @@ def make_forward(
 
   Returns:
     forward(trace=(), *, averaged=(), num_loops=None, num_examples=None,
-    **more): an `Output` of numpy arrays for the first examples (all if None) at
-    that many loops (as trained if None), with numbers by name that only this
-    family's model takes. Traces named in `averaged` are averaged over the
-    examples on the device, [K, ...] instead of [K, B, ...]. `losses` and
-    `loops` are empty: they are means over chunks, not over examples.
+    **more): an `Output` of numpy arrays for the first `num_examples` examples
+    (all if None) with `num_loops` loops (as trained if None); `more` are
+    numeric arguments specific to the family. Traces named in `averaged` are
+    averaged over examples on the device, [K, ...] instead of [K, B, ...].
+    `losses` and `loops` are empty, as they would be means over chunks.
   """
   device = jax.local_devices()[0]
   params = jax.device_put(jax.device_get(params), device)

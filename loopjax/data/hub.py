@@ -10,10 +10,10 @@ def download(url: str, instead: str) -> str:
 
   Args:
     url: hf://OWNER/NAME/FILE.
-    instead: what to do where that cannot be had.
+    instead: the alternative that error messages suggest.
 
   Raises:
-    UserError: it cannot be had.
+    UserError: the file cannot be downloaded.
   """
   parts = url.removeprefix(PREFIX).split("/", 2)
   if len(parts) < 3 or not all(parts):

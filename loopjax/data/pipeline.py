@@ -1,10 +1,10 @@
 """Grain graphs whose order depends only on the seed.
 
 The order of the examples and the randomness of each do not depend on how many
-processes read, nor on where a run was interrupted: position i of the stream is
-always the same example with the same noise, so that one integer, the number of
-batches consumed, is the whole state of the iterator. Memory does not grow with
-the number of examples.
+processes read, nor on where a run was interrupted. Position i of the stream is
+always the same example with the same noise, so the state of the iterator is one
+integer, the number of batches consumed. Memory does not grow with the number of
+examples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +28,9 @@ def stream(
   Args:
     make_batch: positions [b] in the stream -> batch of those examples; all
       its randomness must come from the positions.
-    batch_size: over all processes.
-    rows: of every global batch that this process reads, ascending; all if
-      None.
+    batch_size: global batch size, over all processes.
+    rows: the rows of every global batch that this process reads, ascending; all
+      if None.
 
   Returns:
     Graph whose element i is this process's part of global batch i.
@@ -55,10 +55,10 @@ def training_batches(
     make_batch: (indices of examples [b], positions [b] in the stream) ->
       their batch; all its randomness must come from the positions.
     num_examples: in the data set.
-    batch_size: over all processes.
-    seed: of the order.
-    rows: of every global batch that this process reads, ascending; all if
-      None.
+    batch_size: global batch size, over all processes.
+    seed: seed of the order.
+    rows: the rows of every global batch that this process reads, ascending; all
+      if None.
 
   Returns:
     Graph whose element i is this process's part of global batch i.
@@ -96,13 +96,13 @@ def evaluation_batches(
 
 
 def shuffled(places: Rows, num_examples: int, *seed: int) -> Rows:
-  """The examples at some places of a random order of all.
+  """The examples at given places of a random permutation.
 
-  Uses Grain's index shuffle: one place at a time, without storing the order.
+  Uses Grain's index shuffle, which does not store the permutation.
 
   Args:
     places: int [b], at least 0 and below `num_examples`.
-    num_examples: how many are shuffled, at most 2^32.
+    num_examples: size of the permutation, at most 2^32.
     *seed: integers that determine the order.
 
   Returns:
@@ -122,7 +122,7 @@ def _positions(index: int, batch_size: int, rows: Rows | None) -> np.ndarray:
 def iterate(
   batches: grain.MapDataset, start: int = 0, num_threads: int = 2
 ) -> Iterator[Mapping[str, np.ndarray]]:
-  """Iterates from batch `start` on, reading a few batches ahead in threads."""
+  """Iterates from batch `start`, prefetching a few batches in threads."""
   options = grain.ReadOptions(
     num_threads=num_threads, prefetch_buffer_size=8 if num_threads else 0
   )
@@ -136,7 +136,7 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
   number on any process.
 
   Args:
-    seed: of the stream.
+    seed: seed of the stream.
     positions: int [N].
     num: numbers per position.
 
@@ -169,7 +169,7 @@ def in_a_row(
   Args:
     tokens: [B, ...].
     present: bool, the same shape.
-    length: of the result.
+    length: length of each row of the result.
     padding: id of the padding token.
     front: whether to pad on the left instead of the right.
 

@@ -1,6 +1,6 @@
-"""Scores trained language models on tasks of others.
+"""Evaluates trained language models on external benchmarks.
 
-`scorer` computes log-likelihoods; `bits_per_byte` reads OLMES request files and
-makes scores of them; `harness` is the model of lm-evaluation-harness, which is
-imported there alone.
+`scorer` computes log-likelihoods; `bits_per_byte` turns those of OLMES request
+files into scores; `harness`, the only module that imports
+lm-evaluation-harness, provides a model for it.
 """

@@ -8,7 +8,7 @@ from loopjax.eval import command, scorer
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Scores runs on tasks, prints a table; returns the exit status."""
+  """Scores runs on tasks and prints a table; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.eval",
     description=(

@@ -5,14 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-_SHORTEST = 16  # Tokens of a row, so that few tiny programs are compiled.
+_SHORTEST = 16  # Minimum row length, so that few tiny programs compile.
 
 
 class Request(NamedTuple):
-  """What is to be scored.
+  """A continuation to score, given its context.
 
   Attributes:
-    context: int [c], c >= 1.
+    context: token ids, int [c], c >= 1.
+    continuation: token ids, int [n].
     continuation: int [n].
   """
 
@@ -21,11 +22,11 @@ class Request(NamedTuple):
 
 
 class Window(NamedTuple):
-  """A stretch of text whose last tokens are scored.
+  """A span of text whose last tokens are scored.
 
   Attributes:
-    tokens: int [m + 1]: m inputs, and the targets of the last of them.
-    num_scored: targets, 1 .. m.
+    tokens: int [m + 1]: m inputs, then the target of the last input.
+    num_scored: number of targets to score, 1 .. m.
   """
 
   tokens: np.ndarray
@@ -33,12 +34,12 @@ class Window(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """Windows that are computed together.
+  """Windows that are scored together.
 
   Attributes:
-    num_rows, length: of the arrays, at least as many as there are windows and
-      as long as these are.
-    members: the windows' numbers.
+    num_rows, length: shape of the arrays, which may be padded in both
+      dimensions.
+    members: indices of the windows.
   """
 
   num_rows: int
@@ -49,9 +50,9 @@ class Batch(NamedTuple):
 def windows(request: Request, max_length: int) -> list[Window]:
   """Windows of at most `max_length` inputs that score every token once.
 
-  There is one, which keeps the end of the context, unless the continuation
-  alone is longer: then each half window of it is read after as much text as
-  fits.
+  Usually there is one, which drops the start of a context that does not fit. A
+  continuation longer than a window is scored half a window at a time, each half
+  after as much preceding text as fits.
   """
   tokens = np.concatenate([request.context, request.continuation])
   first, num = len(request.context), len(request.continuation)
@@ -70,15 +71,15 @@ def plan(
 ) -> list[Batch]:
   """Batches of windows of these lengths, longest first.
 
-  Rows are padded to the next of four lengths an octave (1, 5/4, 6/4, 7/4 times
-  a power of two). Batches of the same length have the same number of rows, as
-  few as hold all windows in as few batches as possible, so that one program is
-  compiled for each length.
+  Rows are padded to the next of four lengths per octave (1, 5/4, 6/4 and 7/4
+  times a power of two). All batches of one length have the same number of rows,
+  the smallest that keeps the number of batches minimal, so that one program is
+  compiled per length.
 
   Args:
-    lengths: of the windows, in tokens.
-    max_length: of a row.
-    batch_tokens: of a batch, at most; one row may have more.
+    lengths: window lengths, in tokens.
+    max_length: maximum length of a row.
+    batch_tokens: maximum tokens of a batch; a single row may exceed it.
   """
   buckets: dict[int, list[int]] = {}
   for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -97,6 +98,6 @@ def plan(
 
 
 def rounded(length: int) -> int:
-  """The next of four lengths an octave, from 16 on."""
+  """The length rounded up to one of four lengths per octave, at least 16."""
   step = 1 << max(0, (length - 1).bit_length() - 3)
   return max(_SHORTEST, -(-length // step) * step)

@@ -1,21 +1,20 @@
-"""Bits per byte and accuracies of a task, and of two runs side by side.
+"""Bits per byte and accuracy of a task, and comparisons of two runs.
 
-  bits of an item = -log-likelihood / ln 2
+The bits of an item are -log-likelihood / ln 2 of the gold continuation given
+its prompt; its bytes are those of the continuation in UTF-8. The variants:
 
-of the gold continuation given its prompt, over the bytes of UTF-8 of that same
-string. The names of the variants:
+  bits_per_byte         mean over items; the space before the continuation is
+                        counted (OLMES' "v2"; the metric of Frey et al., arXiv
+                        2603.08391)
+  bits_per_byte_v1      the same without the first byte (earlier OLMES)
+  bits_per_byte_corpus  sum of bits / sum of bytes (the aggregation of
+                        lm-evaluation-harness, which uses whole documents)
 
-  bits_per_byte         mean over items, the space in front of the continuation
-                        counted (OLMES' "v2"; what Frey et al., arXiv
-                        2603.08391, report)
-  bits_per_byte_v1      the same without the first byte (OLMES before)
-  bits_per_byte_corpus  sum of bits / sum of bytes (as lm-evaluation-harness
-                        adds up, there over whole documents)
-
-The prediction of a multiple-choice question is the choice of the highest
-log-likelihood ("accuracy"), of the highest per character, the space in front
-included ("accuracy_per_char"), or per token ("accuracy_per_token"). Without
-choices "greedy_match" is how often greedy decoding gives the continuation.
+The prediction of a multiple-choice question is the choice with the highest
+log-likelihood ("accuracy"), the highest per character, the leading space
+included ("accuracy_per_char"), or the highest per token
+("accuracy_per_token"). For questions without choices, "greedy_match" is the
+share whose continuation greedy decoding produces.
 """
 
 import math
@@ -29,14 +28,14 @@ from loopjax.eval.requests import Item, Task
 from loopjax.eval.scorer import Score, Scorer
 
 _RESAMPLES = 10_000
-_AT_A_TIME = 200  # Resamples.
+_AT_A_TIME = 200  # Resamples per batch.
 
 
 class Values(NamedTuple):
-  """A score of every item.
+  """One score of every item of a task.
 
   Attributes:
-    values, weights: f64 [n]; the score of the task is their weighted mean.
+    values, weights: f64 [n]; the task's score is their weighted mean.
   """
 
   values: np.ndarray
@@ -44,7 +43,7 @@ class Values(NamedTuple):
 
 
 def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
-  """Scores of every choice of every item of every task.
+  """Scores every choice of every item of every task.
 
   Contexts and continuations are tokenised separately.
 
@@ -67,7 +66,7 @@ def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
 def measure(
   items: Sequence[Item], scores: Sequence[Sequence[Score]]
 ) -> dict[str, Values]:
-  """Every score of every item, by name."""
+  """Every metric of every item, by metric name."""
   gold = [of[item.gold] for item, of in zip(items, scores, strict=True)]
   bits = -np.array([one.log_likelihood for one in gold]) / math.log(2)
   num_bytes = np.array(
@@ -106,7 +105,7 @@ def measure(
 
 
 def summarise(measured: dict[str, Values]) -> dict[str, float]:
-  """Mean and standard error of every score, and the number of items, "n"."""
+  """Mean and standard error of every metric, and the number of items, "n"."""
   summary: dict[str, float] = {}
   for name, (values, weights) in measured.items():
     mean = np.average(values, weights=weights)
@@ -124,12 +123,13 @@ def compare(
 ) -> dict[str, dict[str, float]]:
   """Differences of scores on the same items, ours - theirs.
 
-  A paired bootstrap: items are drawn with replacement, the same ones for both.
+  Uses a paired bootstrap: items are resampled with replacement, the same items
+  for both runs.
 
   Returns:
-    By score "difference", the ends "low" and "high" of the interval that 95 %
-    of the resamples are in, and "p", twice the share of resamples on the other
-    side of zero, or at it.
+    By metric: "difference"; "low" and "high", the bounds of the 95 % interval
+    of the resampled differences; and "p", twice the share of resampled
+    differences that are zero or of the opposite sign.
   """
   found = {}
   for name, (values, weights) in ours.items():
@@ -156,7 +156,7 @@ def compare(
 def rows(
   items: Sequence[Item], scores: Sequence[Sequence[Score]]
 ) -> list[dict[str, Any]]:
-  """A JSON object for every continuation."""
+  """A JSON object per continuation."""
   return [
     {
       "doc_id": item.doc_id,

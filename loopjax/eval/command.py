@@ -1,4 +1,4 @@
-"""The command: scores runs on tasks, writes and prints the results."""
+"""The command: scores runs on tasks, then writes and prints the results."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ from loopjax.eval.scorer import Scorer
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
 
-DIRECTORY = "eval"  # In a work directory.
+DIRECTORY = "eval"  # Subdirectory of a work directory.
 _COLUMNS = {
   "bits_per_byte": "bits/byte",
   "bits_per_byte_v1": "v1",
@@ -25,7 +25,7 @@ _COLUMNS = {
 
 
 class Options(NamedTuple):
-  """The flags, see `loopjax.eval.__main__`."""
+  """The flags; see `loopjax.eval.__main__`."""
 
   workdirs: list[pathlib.Path]
   tasks: str
@@ -40,11 +40,11 @@ class Options(NamedTuple):
 
 
 def run(options: Options) -> None:
-  """Scores and prints.
+  """Scores the runs and prints a table.
 
   Raises:
-    UserError: an unknown task, a run that cannot be evaluated, a file that
-      cannot be read, or scores that say nothing.
+    UserError: a task is unknown, a run cannot be evaluated, a file cannot be
+      read, or scores are meaningless (see `Scorer.__call__`).
   """
   _check(options)
   paths = requests.find(options.tasks, options.folder)
@@ -78,7 +78,7 @@ def run(options: Options) -> None:
 
 
 def _check(options: Options) -> None:
-  """Raises UserError for impossible numbers."""
+  """Raises UserError for flags that are out of range."""
   for name, least in (("limit", 0), ("num_loops", 1), ("batch_tokens", 1)):
     value = getattr(options, name)
     if value is not None and value < least:
@@ -90,7 +90,7 @@ def _check(options: Options) -> None:
 def _of_run(
   workdir: pathlib.Path, tasks: Sequence[requests.Task], options: Options
 ) -> list[dict[str, bits_per_byte.Values]]:
-  """Scores of every item of every task; writes them into the directory."""
+  """Scores of every item of every task; also writes them to the directory."""
   model = subject.load(
     workdir,
     num_loops=options.num_loops,
@@ -135,7 +135,7 @@ def _of_run(
 
 
 def _file_name(task: str, options: Options) -> str:
-  """The task, and flags on which its scores depend, where they are given."""
+  """File name: the task and the given flags that affect its scores."""
   flags = ("limit", "num_loops", "exit_threshold", "checkpoint")
   given = [(flag, getattr(options, flag)) for flag in flags]
   return ",".join(
@@ -150,7 +150,7 @@ def _header() -> tuple[str, ...]:
 def _row(
   workdir: pathlib.Path, task: str, summary: Mapping[str, Any]
 ) -> tuple[str, ...]:
-  """Numbers with their standard errors; empty where there is none."""
+  """A row of the table: scores with standard errors, "" where missing."""
   cells = [
     f"{summary[name]:.4f} ± {summary[f'{name}/standard_error']:.4f}"
     if name in summary
@@ -161,7 +161,7 @@ def _row(
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-  """Columns of text without those that are empty below their name."""
+  """Aligns columns, and drops those whose cells are all empty."""
   kept = [
     column
     for column in zip(*lines, strict=True)

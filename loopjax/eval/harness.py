@@ -1,12 +1,12 @@
-"""A run as a model of lm-evaluation-harness, and its command with it.
+"""A run as a model for lm-evaluation-harness, and the harness's command.
 
   python -m loopjax.eval.harness run --model=loopjax \
     --model_args=workdir=runs/lm --tasks=olmes_arc_easy --metadata=folder=DIR
 
 is the command `lm_eval` (`pip install 'loopjax[eval]'`) with the model
-"loopjax" and the tasks of `loopjax/eval/tasks` beside its own. Further
-model_args: num_loops, exit_threshold, checkpoint, batch_tokens. From Python,
-`lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
+"loopjax" and, in addition to its own tasks, those of `loopjax/eval/tasks`.
+Other model_args: num_loops, exit_threshold, checkpoint, batch_tokens. From
+Python: `lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
 """
 
 import pathlib
@@ -33,8 +33,8 @@ from loopjax.generate.engine import Engine
 from loopjax.generate.sampling import Sampling
 
 TASKS = pathlib.Path(__file__).parent / "tasks"
-_MAX_TOKENS = 256  # Of generated text, where a task does not say.
-_CACHE_TOKENS = 8192  # Of texts that are written at once.
+_MAX_TOKENS = 256  # Of generated text, if the task sets no limit.
+_CACHE_TOKENS = 8192  # Total cache size of the texts generated at once.
 
 
 @register_model("loopjax")
@@ -50,16 +50,16 @@ class Model(TemplateLM):
     batch_tokens: int = scorer.BATCH_TOKENS,
     **others: Any,
   ):
-    """Reads the run.
+    """Loads the run.
 
     Args:
       workdir, num_loops, exit_threshold, checkpoint: see `subject.load`.
       batch_tokens: see `scorer.Scorer`.
-      **others: what the harness gives to every model, batch_size,
-        max_batch_size and device, of which none is needed.
+      **others: batch_size, max_batch_size and device, which the harness passes
+        to every model; ignored.
 
     Raises:
-      UserError: see `subject.load`, or another argument is given.
+      UserError: see `subject.load`; or another argument is given.
     """
     super().__init__()
     unknown = others.keys() - {"batch_size", "max_batch_size", "device"}
@@ -75,7 +75,7 @@ class Model(TemplateLM):
     self._engine: Engine | None = None  # For tasks that generate.
 
   def get_model_info(self) -> dict[str, Any]:
-    """What the results are recorded with."""
+    """Metadata to store with the results."""
     return dict(self._subject.facts)
 
   @property
@@ -89,16 +89,16 @@ class Model(TemplateLM):
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    """Ids of a text; the scorer begins the document."""
+    """Token ids of a text; the scorer adds the start of the document."""
     del add_special_tokens, kwargs
     return self._subject.tokenizer.encode([string])[0].tolist()
 
   def _encode_pair(
     self, context: str, continuation: str
   ) -> tuple[list[int], list[int]]:
-    """As the harness does, unless that leaves no token of the continuation."""
+    """As in the harness, unless that leaves the continuation without tokens."""
     before, after = super()._encode_pair(context, continuation)
-    if not after:  # A token spans the end of the context.
+    if not after:  # One token spans the boundary.
       before = self.tok_encode(context)
       after = self.tok_encode(continuation)
     return before, after
@@ -108,7 +108,7 @@ class Model(TemplateLM):
     requests: list[tuple[tuple[str, str], list[int], list[int]]],
     **kwargs: Any,
   ) -> list[tuple[float, bool]]:
-    del kwargs  # The progress bar, which shows on terminals.
+    del kwargs  # Progress bar options; ours shows on terminals only.
     scores = self._scorer(
       [Request(*map(_ids, (before, after))) for _, before, after in requests]
     )
@@ -120,7 +120,7 @@ class Model(TemplateLM):
   def loglikelihood_rolling(
     self, requests: list[Instance], disable_tqdm: bool = False
   ) -> list[float]:
-    """Log-likelihoods of whole texts, by windows that do not overlap."""
+    """Log-likelihoods of whole texts, scored in disjoint windows."""
     del disable_tqdm
     length = self._subject.context_length
     parts = []
@@ -142,10 +142,11 @@ class Model(TemplateLM):
   def generate_until(
     self, requests: list[Instance], disable_tqdm: bool = False
   ) -> list[str]:
-    """Greedy continuations of texts, up to a stop.
+    """Greedy continuations of texts, up to a stop string.
 
     Raises:
-      UserError: a task asks for sampling, or for more than the model reads.
+      UserError: a task asks for sampling, or for more tokens than the context
+        length.
     """
     del disable_tqdm
     found: dict[int, str] = {}
@@ -165,7 +166,7 @@ class Model(TemplateLM):
   def _written(
     self, contexts: Sequence[str], stops: Sequence[str], max_tokens: int
   ) -> list[str]:
-    """What greedy decoding adds to texts, of which the ends are read."""
+    """Greedy continuations; contexts are truncated from the left to fit."""
     tokenizer, length = self._subject.tokenizer, self._subject.context_length
     if "exit_threshold" in self._subject.call:
       raise UserError("exit_threshold: nothing is generated with early exits")
@@ -200,7 +201,7 @@ class Model(TemplateLM):
 
 
 def _options(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:
-  """(stops, most new tokens) of a task's generation_kwargs."""
+  """(stop strings, maximum new tokens) of a task's generation_kwargs."""
   if given.get("do_sample") or given.get("temperature"):
     raise UserError(
       f"generation_kwargs {given}: only greedy decoding is possible"
@@ -215,7 +216,7 @@ def _ids(tokens: Sequence[int]) -> np.ndarray:
 
 
 def main() -> int:
-  """Runs the command lm_eval; returns the exit status."""
+  """Runs the command `lm_eval`; returns the exit status."""
   given = sys.argv[1:]
   if given[:1] == ["run"] and not any(
     flag.startswith("--include_path") for flag in given

@@ -1,10 +1,10 @@
 """Request files of OLMES: prompts and continuations, ready to be scored.
 
-The format is that of github.com/allenai/OLMo-in-loop-evals: JSON lines, one for
-each continuation, with "doc_id", "idx" (the number of the choice), "label" (the
-gold choice, or a text where there are no choices) and "request", which has
-"context" and "continuation". Documents from 1,000,000 on ask for the
-unconditional likelihood of the same continuations; they are left out.
+The format is that of github.com/allenai/OLMo-in-loop-evals: JSON lines, one per
+continuation, with "doc_id", "idx" (the index of the choice), "label" (the index
+of the gold choice, or a text if there are no choices) and "request", which has
+"context" and "continuation". Requests whose doc_id is 1,000,000 or more ask for
+the unconditional likelihood of the same continuations and are skipped.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from loopjax.data.text import files
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
-_UNCONDITIONAL = 1_000_000  # doc_id from which on there is no question.
+_UNCONDITIONAL = 1_000_000  # doc_id from which requests are unconditional.
 _SUFFIX = ".jsonl.gz"
 
 
@@ -24,10 +24,10 @@ class Item(NamedTuple):
   """A question.
 
   Attributes:
-    doc_id: its number.
-    contexts, continuations: of each choice; there may be one alone.
-    gold: which is right.
-    is_choice: whether there are several to choose from.
+    doc_id: its id in the file.
+    contexts, continuations: one per choice; a single one without choices.
+    gold: index of the right choice.
+    is_choice: whether the question is multiple-choice.
   """
 
   doc_id: int
@@ -38,12 +38,12 @@ class Item(NamedTuple):
 
 
 class Task(NamedTuple):
-  """A request file.
+  """The questions of a request file.
 
   Attributes:
-    name: of the task.
-    items: its questions.
-    facts: what its scores are recorded with, as JSON.
+    name: the task's name.
+    items: the questions.
+    facts: metadata to store with the scores, as JSON.
   """
 
   name: str
@@ -55,12 +55,12 @@ def find(names: str, folder: pathlib.Path | None) -> list[pathlib.Path]:
   """The request files that --tasks names.
 
   Args:
-    names: paths, or names of files in the folder without their suffix
-      .jsonl.gz, with commas between them.
-    folder: where names stand for files; None without one.
+    names: comma-separated paths, or names of files in `folder` without the
+      suffix .jsonl.gz.
+    folder: folder of request files; None to allow paths only.
 
   Raises:
-    UserError: one is neither.
+    UserError: a name is neither.
   """
   there = sorted(folder.glob(f"*{_SUFFIX}")) if folder else []
   by_name = {path.name.removesuffix(_SUFFIX): path for path in there}
@@ -83,14 +83,14 @@ def read(path: pathlib.Path, limit: int = 0, zero_shot: bool = False) -> Task:
   """Reads a request file.
 
   Args:
-    path: of the file. What is known of its prompts is in NAME.config.json
-      beside it, if that is there.
-    limit: questions to take from the beginning; 0 for all.
-    zero_shot: leave out the solved examples before each question; if there are
-      any, the task's name then ends in _0shot_local.
+    path: the file. Metadata on its prompts is read from NAME.config.json in the
+      same folder, if that exists.
+    limit: number of questions to read, from the start; 0 for all.
+    zero_shot: remove the solved examples before each question; if there are
+      any, "_0shot_local" is appended to the task's name.
 
   Raises:
-    UserError: it cannot be read, or a line is no request.
+    UserError: the file cannot be read, or a line is not a request.
   """
   name = path.name.removesuffix(".gz").removesuffix(".jsonl")
   by_doc: dict[int, list[tuple[int, str, str, Any]]] = {}
@@ -135,7 +135,7 @@ def read(path: pathlib.Path, limit: int = 0, zero_shot: bool = False) -> Task:
 
 
 def _rows(path: pathlib.Path):
-  """(file and line, JSON value) of every line that is not empty."""
+  """Yields ("file:line", JSON value) for every non-empty line."""
   for chunk in files.read(str(path), ()):
     lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
     if chunk.kind != "jsonl":
@@ -150,7 +150,7 @@ def _rows(path: pathlib.Path):
 
 
 def _question(doc: dict[str, Any], context: str) -> str:
-  """The end of the prompt: the question, without examples before it."""
+  """The prompt without the solved examples before the question."""
   question = doc.get("query") or f"Question: {doc['question']}\nAnswer:"
   if not context.endswith(question):
     raise ValueError("its prompt does not end with the question")

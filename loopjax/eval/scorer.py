@@ -1,9 +1,8 @@
 """Log-likelihoods of continuations: the one scorer of all evaluations.
 
-Every document begins with the end of the one before it, as in training. What
-comes back from the device is two numbers a scored token: no array of tokens by
-vocabulary is made, and the read-out of tokens that are not scored is not
-computed.
+Every document starts with the end token of the one before it, as in training.
+The device returns two numbers per scored token: no [tokens, vocabulary] array
+is made, and logits are computed for scored tokens only.
 """
 
 import functools
@@ -24,18 +23,18 @@ from loopjax.subject import Subject
 from loopjax.types import PRECISIONS, Array
 
 BATCH_TOKENS = 8192
-_CHUNK = 128  # Scored tokens that are read out together.
+_CHUNK = 128  # Scored tokens whose logits are computed together.
 
 
 class Score(NamedTuple):
-  """Of a continuation of n tokens.
+  """The scores of a continuation of n tokens.
 
   Attributes:
-    log_probs: f32 [n], of each token given all before it, in nats.
-    greedy: bool [n], whether it is the most likely one.
-    num_cut: tokens at the beginning of the context for which there was no room.
-    num_parts: in which the continuation was scored: several if it is longer
-      than the context length.
+    log_probs: f32 [n], of each token given all tokens before it, in nats.
+    greedy: bool [n], whether the token is the most likely one.
+    num_cut: tokens cut from the start of the context because they did not fit.
+    num_parts: number of windows that scored the continuation; several if it is
+      longer than the context length.
   """
 
   log_probs: np.ndarray
@@ -50,7 +49,7 @@ class Score(NamedTuple):
 
   @property
   def is_greedy(self) -> bool:
-    """Whether greedy decoding gives the continuation."""
+    """Whether greedy decoding produces the continuation."""
     return bool(np.all(self.greedy))
 
 
@@ -59,15 +58,15 @@ class Scorer:
 
   Attributes:
     subject: the model.
-    num_tokens, num_padding: that were computed so far.
+    num_tokens, num_padding: totals of tokens and padding processed so far.
   """
 
   def __init__(self, subject: Subject, batch_tokens: int = BATCH_TOKENS):
-    """Compiles nothing yet: that happens once for every shape of a batch.
+    """Compiles nothing yet: each batch shape is compiled at its first use.
 
     Args:
       subject: the model.
-      batch_tokens: of a batch, at most.
+      batch_tokens: maximum tokens of a batch.
     """
     self.subject, self._batch_tokens = subject, batch_tokens
     self.num_tokens = self.num_padding = 0
@@ -78,7 +77,7 @@ class Scorer:
     )
 
   def __call__(self, requests: Sequence[Request]) -> list[Score]:
-    """Scores of the requests, in their order.
+    """Scores of the requests, in the same order.
 
     Raises:
       UserError: a log-likelihood is not finite, or those of several requests
@@ -111,7 +110,7 @@ class Scorer:
   def _check(
     self, requests: Sequence[Request], scores: Sequence[Score]
   ) -> None:
-    """Raises UserError if the scores say nothing."""
+    """Raises UserError if scores are not finite or are all equal."""
     likelihoods = np.array([score.log_likelihood for score in scores])
     bad = np.count_nonzero(~np.isfinite(likelihoods))
     if bad:
@@ -130,7 +129,7 @@ class Scorer:
       )
 
   def _opened(self, request: Request) -> Request:
-    """The request after the end of another document."""
+    """The request with the end token of a previous document prepended."""
     end = self.subject.tokenizer.end
     assert len(request.continuation), "nothing to score"
     context, continuation = (np.asarray(ids, np.int32) for ids in request)
@@ -141,7 +140,7 @@ class Scorer:
   def _by_window(
     self, planned: Sequence[Batch], windows: Sequence[Window]
   ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Log-probabilities of each window's scored tokens, and `greedy`."""
+    """(log-probabilities, greedy) of the scored tokens of each window."""
     found = {}
     for batch, result in self._results(planned, windows):
       log_probs, greedy = (np.asarray(array) for array in result)
@@ -154,7 +153,7 @@ class Scorer:
   def _results(
     self, planned: Sequence[Batch], windows: Sequence[Window]
   ) -> Iterator[tuple[Batch, Any]]:
-    """Batches with what the device returns, which computes the next one."""
+    """Yields batches with results, while the device computes the next batch."""
     running: list[tuple[Batch, Any]] = []
     progress = tqdm.tqdm(planned, unit="batch", disable=None, leave=False)
     for batch in progress:
@@ -169,7 +168,7 @@ class Scorer:
 def arrays_of(
   windows: Sequence[Window], batch: Batch, padding: int
 ) -> dict[str, Any]:
-  """Arguments of `score_tokens`."""
+  """The array arguments of `score_tokens`."""
   inputs = np.full((batch.num_rows, batch.length), padding, np.int32)
   chunk = min(_CHUNK, inputs.size)
   size = -(-inputs.size // chunk) * chunk
@@ -203,17 +202,17 @@ def score_tokens(
   """Log-probabilities of tokens, and whether they are the most likely ones.
 
   Args:
-    params: of the model.
+    params: the model's parameters.
     inputs: i32 [B, T].
-    places: i32 [N], where in `inputs`, row by row, the token before each target
-      is; N is a multiple of 128, or B T if that is less.
+    places: i32 [N], position in the flattened `inputs` of the token before each
+      target; N is a multiple of 128, or B T if that is less.
     targets: i32 [N].
-    num: i32 scalar, how many of these count.
+    num: i32 scalar, number of targets to score; the rest is padding.
     graphdef: the model without its parameters.
-    call: keyword arguments of its call.
+    call: keyword arguments of the model's call.
 
   Returns:
-    f32 [N] in nats, and bool [N]; zero and False for those that do not count.
+    f32 [N] in nats, and bool [N]; zero and False for padding.
   """
   model: Any = nnx.merge(graphdef, params)
   padding = model.spec.num_padding_tokens

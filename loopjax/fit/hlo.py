@@ -26,7 +26,7 @@ class Array(NamedTuple):
 
   Attributes:
     dtype: as HLO writes it: f32, bf16, s32, pred, ...
-    dims: of the array on one device.
+    dims: dims of the array on one device.
     layout: text in braces: order of the dimensions, tiles, memory space.
   """
 

@@ -33,7 +33,7 @@ class Measured(NamedTuple):
     traffic: collectives of a call; None if compilation failed.
     largest: the largest values.
     mesh: devices along its axes.
-    seconds: of compiling.
+    seconds: compilation time.
   """
 
   fits: bool
@@ -113,7 +113,7 @@ def needed_bytes(message: str, argument_bytes: int) -> int | None:
   """Memory that a TPU's compiler asked for; None if it failed otherwise.
 
   Args:
-    message: of its error.
+    message: its error message.
     argument_bytes: added if the message counts only temporaries.
   """
   if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():

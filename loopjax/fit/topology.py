@@ -17,10 +17,10 @@ class Tpu(NamedTuple):
   """A TPU generation.
 
   Attributes:
-    num_axes: of its torus.
-    memory_gib: of one chip, usable by a program: the limit that libtpu's
-      compiler reports for a program that is too large (0.0.42.1). Data sheets
-      (cloud.google.com/tpu/docs) say 32, 16, 95 and 32.
+    num_axes: number of axes of its torus.
+    memory_gib: memory of one chip that a program can use: the limit that
+      libtpu's compiler reports for a program that is too large (0.0.42.1). Data
+      sheets (cloud.google.com/tpu/docs) say 32, 16, 95 and 32.
     options: for libtpu, so that one device is one chip, as in a real run.
   """
 
@@ -90,7 +90,7 @@ class Machine(NamedTuple):
   """Chips to compile for.
 
   Attributes:
-    name: of the topology.
+    name: name of the topology.
     devices: one per chip.
     memory: bytes of one chip usable by a program.
     memory_note: source of that number, in words.
@@ -131,7 +131,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
 
   Args:
     topology: from `parse`.
-    memory_gib: of one chip, usable by a program; 0 for the known value.
+    memory_gib: memory of a chip that a program can use; 0 for the known value.
 
   Raises:
     UserError: a package is not installed, the compiler knows no machine of this

@@ -42,8 +42,8 @@ class Value(NamedTuple):
   """Values of one kind.
 
   Attributes:
-    number: how many.
-    num_bytes: of one of them on one chip, padding included.
+    number: number of values.
+    num_bytes: size of one value on one chip, with padding.
     array: dtype and dimensions on one chip.
     origin: name of the argument, or file:line and operation.
     stacked: whether a loop writes one row of it in every step.

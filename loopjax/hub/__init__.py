@@ -1,5 +1,5 @@
-"""Models in the layout of the Hugging Face Hub: safetensors, in and out.
+"""Imports and exports models in the Hugging Face Hub's layout (safetensors).
 
-No code of a repository is run and no pickle is read: a model is imported into
-a family of ours, by one table (`layouts`).
+No code of a repository is run and no pickle is read: a table per architecture
+(`layouts`) maps its tensors to a model family of this package.
 """

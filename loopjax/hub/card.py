@@ -1,7 +1,7 @@
-"""The model card of an exported folder, from what its run has written.
+"""The model card of an exported folder, made from what its run wrote.
 
-Every number is from summary.json or eval/*.json, with what it depends on;
-nothing is filled in by hand. Paths of the machine are left out.
+Every number comes from summary.json or eval/*.json, with the settings it
+depends on; nothing is filled in by hand. Local paths are omitted.
 """
 
 import hashlib
@@ -22,21 +22,22 @@ _SCORES = ("bits_per_byte", "accuracy", "accuracy_per_char", "greedy_match")
 
 
 def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
-  """Writes FOLDER/README.md; an earlier one is replaced.
+  """Writes FOLDER/README.md, replacing an earlier one.
 
   Args:
-    workdir: of the run.
-    folder: that the run was exported to.
+    workdir: the run's work directory.
+    folder: the folder that the run was exported to.
 
   Raises:
-    UserError: the run has no summary, or one of another step than the folder.
+    UserError: the run has no summary, or one of another step than the exported
+      parameters.
   """
   text = card(workdir, folder)
   (folder / FILE).write_text(text)
 
 
 def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
-  """The text of the card, see `write`."""
+  """The text of the card; see `write`."""
   settings = config_lib.of_run(workdir, str(workdir))
   summary = workdir_lib.read_json(workdir / "summary.json")
   exported = workdir_lib.read_json(folder / "config.json")
@@ -85,7 +86,7 @@ def _about(settings: config_lib.Settings, summary: Mapping[str, Any]) -> str:
 def _data(
   settings: config_lib.Settings, summary: Mapping[str, Any]
 ) -> list[document.Block]:
-  """Sources by the names of their files, and counts of every split."""
+  """The file names of the sources, and the counts of every split."""
   task, facts = settings.plain["task"], summary.get("data", {})
   tokenizer = pathlib.PurePath(task["tokenizer"]).name
   if not facts:
@@ -113,7 +114,7 @@ def _data(
 def _scores(
   settings: config_lib.Settings, summary: Mapping[str, Any]
 ) -> list[document.Block]:
-  """The task's own scores of both splits that training did not see."""
+  """The task's own scores on the validation and test splits."""
   metrics = summary["metrics"]
   rows = [
     [Cell(split), Cell(name), _value(metrics, f"{split}/{name}")]
@@ -133,7 +134,7 @@ def _scores(
 
 
 def _tasks(workdir: pathlib.Path, step: int) -> list[document.Block]:
-  """What `loopjax.eval` has written about the same step."""
+  """Results of `loopjax.eval` for the exported step."""
   rows, others = [], 0
   for path in sorted((workdir / "eval").glob("*.json")):
     found = workdir_lib.read_json(path)

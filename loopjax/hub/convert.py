@@ -1,8 +1,8 @@
-"""Folders of the Hub to work directories and back.
+"""Converts folders of the Hub to work directories and back.
 
-An imported work directory is that of a run of no steps: `run.init_from` and
-`run.teacher` name it, and it is evaluated and exported like any other. What
-came with the model, its config.json and its tokenizer, is kept in hub/.
+An imported work directory looks like a run of zero steps: `run.init_from` and
+`run.teacher` can name it, and it can be evaluated and exported. The model's
+original config.json and tokenizer are kept in hub/.
 """
 
 import os
@@ -25,8 +25,8 @@ from loopjax.optim import parameters
 from loopjax.run import checkpoint, integrity, provenance, restore
 from loopjax.run import workdir as workdir_lib
 
-DIRECTORY = "hub"  # In an imported work directory.
-STEP = "loopjax_step"  # In an exported config.json: of the checkpoint.
+DIRECTORY = "hub"  # Subdirectory of an imported work directory.
+STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
 TOKENIZER = "tokenizer.json"
 FILES = (
   TOKENIZER,
@@ -38,15 +38,15 @@ FILES = (
   "chat_template.jinja",
   "generation_config.json",
 )
-# By the dtype of parameters.
+# From the dtype of parameters to `model.precision`.
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16_params"}
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
-# Of a config.json: code to run, and what wrote it.
+# Keys of config.json not exported: code to run, and what wrote the file.
 _DROPPED = ("auto_map", "transformers_version", "rope_parameters")
 
 
 class Export(NamedTuple):
-  """How a run is exported, see `loopjax.hub.__main__`."""
+  """How to export a run; see `loopjax.hub.__main__`."""
 
   layout: str
   dtype: str = "bfloat16"
@@ -55,11 +55,11 @@ class Export(NamedTuple):
 
 
 class Imported(NamedTuple):
-  """A folder's model.
+  """A model read from a folder.
 
   Attributes:
-    config: of a run of it. settings: the config, resolved.
-    params: over all devices.
+    config: the config of a run with this model. settings: `config`, resolved.
+    params: the parameters, sharded over all devices.
   """
 
   config: ml_collections.ConfigDict
@@ -112,17 +112,17 @@ def import_folder(
   dtype: str = "float32",
   sequence_length: int = 4096,
 ) -> dict[str, Any]:
-  """Makes a work directory of a folder; returns its summary.
+  """Imports a folder into a new work directory; returns its summary.
 
   Args:
-    folder: with config.json, tokenizer.json and safetensors.
-    workdir: has no run yet.
-    dtype: of the parameters, "float32" or "bfloat16".
-    sequence_length: tokens of a row, which may be fewer than the model reads.
+    folder: contains config.json, tokenizer.json and safetensors.
+    workdir: a directory without a run.
+    dtype: dtype of the parameters, "float32" or "bfloat16".
+    sequence_length: tokens of a row; limited to the model's context length.
 
   Raises:
-    UserError: something is missing, damaged, or not supported; nothing is
-      written then.
+    UserError: a file is missing, damaged or not supported; nothing is written
+      then.
   """
   if (workdir / "config.json").exists():
     raise UserError(f"{workdir}: contains a run already")
@@ -156,13 +156,13 @@ def import_folder(
 def export_run(
   workdir: pathlib.Path, folder: pathlib.Path, options: Export
 ) -> None:
-  """Writes a run's newest parameters, averaged if it averages, as a folder.
+  """Writes a run's newest parameters, averaged if it averages, to a folder.
 
-  Ids that only this package's padding uses are left out.
+  Token ids that exist only to pad the vocabulary are dropped.
 
   Raises:
-    UserError: the run is none of a language model that the layout has, or the
-      folder is there already; nothing is written then.
+    UserError: the run's model is not a language model that the layout can
+      express, or the folder exists; nothing is written then.
   """
   if folder.exists():
     raise UserError(f"{folder}: is there already")
@@ -228,7 +228,7 @@ def _abstract(settings: config_lib.Settings) -> Any:
 
 
 def _end_token(folder: pathlib.Path, config: dict[str, Any]) -> str:
-  """The token that ends a text, by its id in config.json."""
+  """The token that ends a text, from its id in config.json."""
   ids = config.get("eos_token_id")
   first = ids[0] if isinstance(ids, list) and ids else ids
   path = folder / TOKENIZER

@@ -1,7 +1,7 @@
 """Folders of safetensors: checked as a whole, read slice by slice, written.
 
-A folder holds `model.safetensors`, or parts of it and
-`model.safetensors.index.json`, which says in what part each tensor is.
+A folder holds `model.safetensors`, or several files and
+`model.safetensors.index.json`, which maps tensors to files.
 """
 
 import json
@@ -27,10 +27,10 @@ DTYPES: Mapping[str, Any] = {
 
 
 class Tensor(NamedTuple):
-  """Where a tensor is.
+  """The location of a tensor.
 
   Attributes:
-    path: of its file. shape: of the whole tensor. dtype: a key of DTYPES.
+    path: its file. shape: its shape. dtype: a key of DTYPES.
   """
 
   path: pathlib.Path
@@ -39,11 +39,11 @@ class Tensor(NamedTuple):
 
 
 def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of a folder by name, from its files' headers alone.
+  """The tensors of a folder by name, read from the headers of its files.
 
   Raises:
     UserError: there are none, a file is damaged or incomplete, a tensor is in
-      two files, or the index does not say what is in them.
+      two files, or the index contradicts the files.
   """
   index = folder / INDEX
   if (folder / SINGLE).is_file():
@@ -69,7 +69,7 @@ def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
 
 
 def read(name: str, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
-  """A part of a tensor. Its file is open, and in memory, only meanwhile."""
+  """A slice of a tensor; its file is mapped only for the time of the call."""
   with _open(tensor.path) as opened:
     return opened.get_slice(name)[index]
 
@@ -83,10 +83,10 @@ def write(
   """Writes tensors one after another into files of a limited size.
 
   Args:
-    folder: an empty one.
-    names: the tensors, in order, and their sizes in bytes.
-    make: the tensor of a name.
-    max_bytes: of a file, if it holds several tensors.
+    folder: an empty folder.
+    names: the tensors in order, with their sizes in bytes.
+    make: returns the tensor of a name.
+    max_bytes: maximum size of a file that holds more than one tensor.
   """
   parts: list[list[str]] = [[]]
   size = 0
@@ -104,7 +104,7 @@ def write(
   ]
   for file, part in zip(files, parts, strict=True):
     arrays = {name: np.ascontiguousarray(make(name)) for name in part}
-    # Readers in PyTorch ask for this.
+    # PyTorch's readers require this.
     save_file(arrays, folder / file, metadata={"format": "pt"})
   if len(parts) > 1:
     where = {
@@ -127,10 +127,10 @@ def _of_file(path: pathlib.Path) -> Iterable[tuple[str, Tensor]]:
 
 
 def _open(path: pathlib.Path) -> Any:
-  """An open file; its header has been checked against its size.
+  """An open file whose header matches its size.
 
   Raises:
-    UserError: it cannot be read, or is no complete safetensors file.
+    UserError: it cannot be read, or is not a complete safetensors file.
   """
   try:
     return safetensors.safe_open(path, framework="np")

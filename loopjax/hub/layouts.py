@@ -1,7 +1,7 @@
-"""What published architectures call their tensors and settings: a table each.
+"""The tensor names and settings of published architectures: a table for each.
 
-To add one, add a Layout to LAYOUTS: a row for every tensor, the values that
-its config.json must have, and the settings of our family that say the same.
+To add one, add a Layout to LAYOUTS: a row per tensor, the required values of
+its config.json, and the equivalent settings of our family.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from loopjax.models import looped
 
 
 class Row(NamedTuple):
-  """A parameter of ours and its tensor.
+  """A parameter of ours and the corresponding tensor.
 
   Attributes:
     ours: path of the parameter.
-    theirs: name of the tensor, with "{}" for the layer if ours are stacked.
-    transposed: theirs is the transpose, as PyTorch stores linear maps.
+    theirs: name of the tensor; "{}" is the layer if ours are stacked.
+    transposed: whether theirs is transposed, as PyTorch stores linear maps.
   """
 
   ours: str
@@ -29,13 +29,13 @@ class Layout(NamedTuple):
   """An architecture.
 
   Attributes:
-    architecture: the class in its config.json.
-    rows: of all tensors; those of parameters that a model has not are unused.
-    ignored: the end of names of tensors without parameters.
-    fixed: what config.json must have; a setting that is missing is that.
-    settings: config.json -> settings of `models.looped`.
-    config: settings of `models.looped` -> what config.json has beside the
-      sizes; raises UserError if the architecture has no such model.
+    architecture: the class that its config.json names.
+    rows: rows of all tensors; rows of parameters that a model lacks are unused.
+    ignored: suffixes of tensor names that hold no parameters.
+    fixed: required values of config.json; a missing setting has this value.
+    settings: from config.json to settings of `models.looped`.
+    config: from settings of `models.looped` to the entries of config.json apart
+      from sizes; raises UserError if the architecture cannot express the model.
   """
 
   architecture: str
@@ -52,7 +52,7 @@ _BLOCK = (
   Row("attention/key/kernel", "self_attn.k_proj.weight", True),
   Row("attention/value/kernel", "self_attn.v_proj.weight", True),
   Row("attention/output/kernel", "self_attn.o_proj.weight", True),
-  # The norm before the MLP, here and in Ouro; in Gemma 2 it is another one.
+  # The norm before the MLP, here and in Ouro; Gemma 2 uses this name otherwise.
   Row("mlp_norm/scale", "post_attention_layernorm.weight"),
   Row("mlp/gate/kernel", "mlp.gate_proj.weight", True),
   Row("mlp/value/kernel", "mlp.up_proj.weight", True),
@@ -117,8 +117,8 @@ def _as_qwen3(config: looped.Config) -> dict[str, Any]:
   return {}
 
 
-# Qwen 3 is the second one since it is what MELT compares with, and the block
-# has all of it. GPT-2 has learned positions, which no causal family here has.
+# Qwen 3 is here because MELT compares with it and the block can express it.
+# GPT-2 has learned positions, which no causal family here has.
 LAYOUTS: Mapping[str, Layout] = {
   "ouro": Layout(
     "OuroForCausalLM",
@@ -148,10 +148,10 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
 
 
 def settings(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
-  """Settings of `models.looped` for a config.json.
+  """Settings of `models.looped` from a config.json.
 
   Raises:
-    UserError: a setting is missing, or says what no model here does.
+    UserError: a setting is missing, or no model here can express it.
   """
   for name, value in layout.fixed.items():
     if config.get(name, value) != value:
@@ -165,7 +165,7 @@ def settings(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
     need(config, name, int) for name in ("hidden_size", "num_attention_heads")
   )
   features = need(config, "intermediate_size", int)
-  rope = config.get("rope_parameters") or config  # The former since 5.0.
+  rope = config.get("rope_parameters") or config  # Top level before 5.0.
   if not isinstance(rope, Mapping) or rope.get("rope_type", "default") != (
     "default"
   ):
@@ -177,7 +177,7 @@ def settings(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
     "num_key_value_heads": config.get("num_key_value_heads") or heads,
     "head_width": config.get("head_dim") or width // heads,
     "mlp": "swiglu",
-    # Half a feature more, where the quotient would round down to one less.
+    # Half a feature more, as the product might otherwise round down.
     "mlp_ratio": next(
       ratio
       for ratio in (features / width, (features + 0.5) / width)
@@ -192,7 +192,7 @@ def settings(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
 def config(
   layout: Layout, model: looped.Config, vocab_size: int
 ) -> dict[str, Any]:
-  """config.json of a model; raises UserError if the layout has none such."""
+  """The config.json of a model; UserError if the layout cannot express it."""
   _require(model, mlp="swiglu")
   shape = model.block_shape()
   names = {of.architecture: name for name, of in LAYOUTS.items()}
@@ -214,7 +214,7 @@ def config(
 
 
 def need(config: Mapping[str, Any], name: str, kind: Any) -> Any:
-  """A setting of config.json; raises UserError if it is missing or no such."""
+  """A setting of config.json; UserError if it is missing or of another type."""
   value = config.get(name)
   if not isinstance(value, kind) or (kind is int and value < 1):
     raise UserError(f"{name}={value!r} is not what {name} can be")

@@ -1,4 +1,4 @@
-"""Uploading an exported folder to the Hugging Face Hub."""
+"""Uploads an exported folder to the Hugging Face Hub."""
 
 import pathlib
 import re
@@ -7,17 +7,17 @@ from loopjax.errors import UserError, one_line
 from loopjax.hub import card, convert, files
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# What else is in the folder stays where it is.
+# Files to upload; anything else in the folder is not.
 PATTERNS = ("config.json", "*.safetensors", files.INDEX, card.FILE)
 
 
 def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
-  """Uploads a folder that has a model card; returns the commit's address.
+  """Uploads a folder that has a model card; returns the commit's URL.
 
   Args:
-    folder: from `convert.export_run`, with a card.
-    repository: OWNER/NAME; it is made if there is none.
-    public: whether everybody can read a new one.
+    folder: a folder that `convert.export_run` wrote, with a card.
+    repository: OWNER/NAME; created if it does not exist.
+    public: whether a newly created repository is public.
 
   Raises:
     UserError: the folder is incomplete, or the upload failed.
@@ -31,7 +31,7 @@ def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
     )
   if not (folder / "config.json").is_file():
     raise UserError(f"{folder}: contains no config.json")
-  files.tensors(folder)  # Complete, and not damaged.
+  files.tensors(folder)  # Raises if incomplete or damaged.
   try:
     import huggingface_hub
   except ImportError:

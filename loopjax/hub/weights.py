@@ -1,4 +1,4 @@
-"""Tensors of a layout to parameters and back, one at a time."""
+"""Converts tensors of a layout to parameters and back, one at a time."""
 
 import functools
 import pathlib
@@ -13,24 +13,24 @@ from loopjax.hub import files
 from loopjax.hub.layouts import Layout, Row
 from loopjax.run import integrity
 
-_ROWS = 8192  # Of a table that is compared at once.
+_ROWS = 8192  # Rows of a table that are compared at a time.
 
 
 def read(folder: pathlib.Path, layout: Layout, abstract: Any) -> Any:
-  """The parameters, each read straight onto its devices.
+  """Reads the parameters, each directly onto its devices.
 
   Args:
-    folder: of safetensors.
-    layout: of its tensors.
-    abstract: nested dict of shapes, dtypes, which the tensors are cast to, and
+    folder: a folder of safetensors.
+    layout: the layout of its tensors.
+    abstract: nested dict of shapes, dtypes (tensors are cast to these) and
       shardings.
 
   Returns:
     Nested dict of arrays like `abstract`.
 
   Raises:
-    UserError: a file is damaged; or a tensor is missing, not of the model, or
-      of another shape or dtype.
+    UserError: a file is damaged; or a tensor is missing, unknown to the model,
+      or of another shape or dtype.
   """
   there = files.tensors(folder)
   leaves, treedef = jax.tree.flatten(abstract)
@@ -93,11 +93,11 @@ def write(
   """Writes parameters as the tensors of a layout.
 
   Args:
-    folder: an empty one.
-    layout: of the tensors.
+    folder: an empty folder.
+    layout: the layout of the tensors.
     params: nested dict of arrays.
     dtype: a key of `files.DTYPES`.
-    max_bytes: of a file.
+    max_bytes: maximum size of a file.
   """
   leaves = jax.tree.leaves(params)
   source = {
@@ -136,9 +136,9 @@ def _copied_head(
   wanted: Mapping[str, Any],
   there: Mapping[str, files.Tensor],
 ) -> str:
-  """The name of a read-out that repeats a tied table, as some files do.
+  """The name of a head tensor that duplicates a tied embedding, or "".
 
-  "" if there is none; one that differs from the table is of another model.
+  Some files store one; a head that differs from the embedding does not count.
   """
   rows = {row.ours: row.theirs for row in layout.rows}
   head, table = rows["head/kernel"], rows["token_embedding/embedding"]
@@ -156,14 +156,14 @@ def _copied_head(
 
 
 def _names(row: Row, shape: tuple[int, ...]) -> list[str]:
-  """Names of the tensors of a parameter, one for each layer."""
+  """Names of the tensors of a parameter, one per layer if stacked."""
   if "{}" not in row.theirs:
     return [row.theirs]
   return [row.theirs.format(layer) for layer in range(shape[0])]
 
 
 def _shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape of a tensor of a parameter."""
+  """The shape of one tensor of a parameter."""
   own = shape[1:] if "{}" in row.theirs else shape
   return own[::-1] if row.transposed else own
 
@@ -174,7 +174,7 @@ def _part(
   leaf: jax.ShapeDtypeStruct,
   index: tuple[slice, ...],
 ) -> np.ndarray:
-  """The part of a parameter that a device holds, in the parameter's dtype."""
+  """The slice of a parameter that a device holds, in the parameter's dtype."""
   spans = [
     slice(*one.indices(size)[:2])
     for one, size in zip(index, leaf.shape, strict=True)

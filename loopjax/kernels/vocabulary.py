@@ -29,9 +29,10 @@ def product(equation: str, *operands: Array) -> Array:
 def num_chunks(vocab_size: int, chunk_size: int) -> int:
   """Number of chunks of at most `chunk_size` tokens.
 
-  It divides the vocabulary if any number from the least to twice that does, so
-  that the table needs no padded copy. Of several, the one whose chunk has the
-  most factors of 2: a chunk can be split over devices whose number divides it.
+  Prefers, from the minimum to twice that, a number that divides the vocabulary,
+  so that the table needs no padded copy. Of several, takes the one whose chunk
+  size has the most factors of 2: the number of devices over which a chunk is
+  split must divide its size.
   """
   least = -(-vocab_size // chunk_size)
   divisors = [n for n in range(least, 2 * least) if vocab_size % n == 0]
@@ -73,13 +74,13 @@ def logits(hidden: Array, folded: Array, chunk: Array) -> tuple[Array, Array]:
 
   Ids have the logits' shape; those of rows that `fold` added are V and above.
   """
-  # Ids alone are constants, which a scan around this would compute beforehand,
-  # with all that follows from them: masks of all tokens by the vocabulary.
+  # Ids are constants, which an enclosing scan would hoist together with all
+  # that depends on them only: masks over all tokens and the whole vocabulary.
   _, chunk = jax.lax.optimization_barrier((hidden, chunk))
   values = product("...d,vd->...v", hidden, rows(folded, chunk))
   place = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-  # JAX moves what depends on no state out of a differentiated loop around this
-  # one: without the barrier that is the masks made of ids, of all chunks.
+  # JAX hoists what depends on no state out of an enclosing differentiated loop;
+  # without the barrier these are the masks of all chunks, made from ids.
   values, place = jax.lax.optimization_barrier((values, place))
   return values, place * folded.shape[1] + chunk
 
@@ -96,8 +97,8 @@ def most_likely(
   Args:
     hidden: h [..., D].
     table: W [V, D].
-    num_padding_tokens: the last ids are no real tokens and never returned.
-    chunk_size: tokens of a chunk, at most.
+    num_padding_tokens: number of padding ids at the end, never returned.
+    chunk_size: maximum number of tokens of a chunk.
   """
   num_tokens = len(table) - num_padding_tokens
   num = num_chunks(len(table), chunk_size)

@@ -1,13 +1,13 @@
-"""Channels: what a loop passes to the next one.
+"""Channels: how a loop's output becomes the next loop's input.
 
 A channel is a callable between two loops:
 
   channel(hidden, read, table) -> (state, gate)
 
-`hidden` [B, T, D] is the output of the loop, `read` [B, T, D] what the read-out
-would read of it (the same if every loop ends in a norm), `table` [V, D] the
-embedding table. `state` [B, T, D] is the input of the next loop, `gate` f32
-[B, T] how far the channel is open. There is no channel after the last loop.
+`hidden` [B, T, D] is the output of the loop, `read` [B, T, D] the hidden state
+that the read-out would use (the same if every loop ends in a norm), `table`
+[V, D] the embedding table. `state` [B, T, D] is the input of the next loop, and
+`gate` f32 [B, T] the opening of the channel. The last loop has no channel.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class SoftDecoder:
     gradient: "full" differentiates Phi, "stop" treats it as a constant,
       "straight_through" has the value E[argmax p] and Phi's gradient.
     num_padding_tokens: ids at the end of the vocabulary without probability.
-    precision: of the products; softmax and sums are in float32.
+    precision: precision of the products; softmax and sums are in float32.
   """
 
   temperature: float = 1.0
@@ -110,7 +110,7 @@ class LearnedGate(nnx.Module):
 class MixedChannel(nnx.Module):
   """H + alpha RMSNorm(Phi(H)): both channels of DiscoLoop (eq. 4).
 
-  The norm has no gain, so that a gate's D + 1 parameters are all that is added.
+  The norm has no gain, so that the gate's D + 1 parameters are the only ones.
   """
 
   def __init__(

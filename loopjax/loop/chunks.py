@@ -1,12 +1,12 @@
-"""A sequence by chunks, each of which reads what the ones before have left.
+"""Processes a sequence by chunks that read a buffer of earlier chunks' rows.
 
-MELT trains so (arXiv 2605.07721, section 3.3): inside a chunk all tokens are
-computed at once, and earlier chunks are seen through the rows that they wrote
-into a buffer. Differentiating a scan that carries the buffer would keep a copy
-of it for every chunk. But rows that are written never change, so that each
-chunk can be computed again from the final buffer, with later rows masked: the
-backward pass keeps that one buffer, its gradient, and one chunk's activations,
-and is exact.
+This is how MELT trains (arXiv 2605.07721, section 3.3): all tokens of a chunk
+are computed in parallel, and attend to earlier chunks through the rows that
+these wrote into a buffer. Differentiating a scan that carries the buffer would
+store a copy of it per chunk. But written rows never change, so each chunk can
+be recomputed from the final buffer, with later rows masked. The backward pass
+is exact, and stores only that buffer, its gradient, and one chunk's
+activations.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
-_AXIS = -3  # Of a buffer's rows.
+_AXIS = -3  # Axis of a buffer's rows.
 
 
 class Options(NamedTuple):
@@ -26,15 +26,15 @@ class Options(NamedTuple):
 
   Attributes:
     step: (params, inputs, constants, history, first) -> (outputs, rows) of one
-      chunk. `history` holds the buffers, of which rows from `first` on must not
-      matter; `rows` are what the chunk's tokens write there, in each buffer
-      [..., C, G, d].
-    reach: number of chunks that a gradient goes back through the history: 0
-      for none, negative for all of them.
-    hops: negative for gradients chunk by chunk; else all chunks are computed
-      again at once, and gradients go from rows to those before them this many
-      times. Exact from n - 1 hops on; the activations of all chunks are kept
-      meanwhile.
+      chunk. `history` holds the buffers, whose rows from `first` on must have
+      no effect; `rows` are the rows that the chunk's tokens write into each
+      buffer, [..., C, G, d].
+    reach: number of chunks that gradients propagate back through the history: 0
+      for none, negative for all.
+    hops: negative for gradients chunk by chunk; otherwise all chunks are
+      recomputed in parallel, and gradients propagate from rows to earlier ones
+      this many times. Exact from n - 1 hops on; stores the activations of all
+      chunks.
   """
 
   step: Callable[..., tuple[Any, Any]]
@@ -49,7 +49,7 @@ def run(
   """Computes one chunk after another.
 
   Args:
-    options: what a chunk computes.
+    options: the function of a chunk, and the reach of gradients.
     params: pytree of floating-point arrays.
     inputs: pytree of floating-point arrays by chunk, [n, ...].
     constants: pytree of arrays by chunk [n, ...] that get no gradient.
@@ -84,13 +84,13 @@ def sweeps(
   constants: Any,
   history: Any,
 ) -> tuple[Any, Any]:
-  """All chunks at once, with the history that the sweep before left (Jacobi).
+  """Computes all chunks at once, from the previous sweep's history (Jacobi).
 
-  After s sweeps the first s chunks are those of `run`: n sweeps are exact. All
-  of them are differentiated, and their activations kept.
+  After s sweeps the first s chunks equal those of `run`: n sweeps are exact.
+  All sweeps are differentiated, and their activations stored.
 
   Args:
-    num_sweeps: s >= 1. The others are those of `run`.
+    num_sweeps: s >= 1. The other arguments are those of `run`.
   """
   outputs: Any = None
   for _ in range(num_sweeps):
@@ -99,7 +99,7 @@ def sweeps(
 
 
 def _together(options, params, inputs, constants, history):
-  """Every chunk, and the buffers made of their rows."""
+  """The outputs of all chunks, and the buffers assembled from their rows."""
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
   step = jax.vmap(options.step, (None, 0, 0, None, 0))
   first = size * jnp.arange(num_chunks)
@@ -143,7 +143,7 @@ def _backward(options, residuals, cotangents):
     def recompute(params, inputs, history):
       return options.step(params, inputs, constants, history, first)
 
-    # Later chunks have added all that they have to these rows.
+    # All later chunks have added their gradients to these rows by now.
     d_rows = jax.tree.map(
       lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, x.ndim + _AXIS),
       d_history,

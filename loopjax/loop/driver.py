@@ -1,4 +1,4 @@
-"""One loop for every family: train with scan, stop early with while."""
+"""The loop of every family: `scan` for training, `while` for early stopping."""
 
 import itertools
 from collections.abc import Callable
@@ -28,15 +28,16 @@ def run_loop(
   Args:
     step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
       its structure, shapes and dtypes.
-    carry: passed from step to step.
+    carry: the initial carry.
     num_steps: K >= 1, static.
     kind: "scan" compiles one step and is differentiable in reverse mode;
       "unroll" compiles K copies, differentiable, for debugging; "while" exits
       as soon as `done_fn` holds and has no reverse mode (JAX raises an error).
-    remat: what a step keeps for the backward pass: "none" keeps everything,
-      "full" recomputes the step, "dots" keeps the matrix products,
-      "dots_no_batch" only those with parameters (no attention weights), and
-      "outputs" what attention and MLP add to the residual stream.
+    remat: what a step stores for the backward pass: "none" (no
+      rematerialisation) stores everything, "full" recomputes the step, "dots"
+      stores the matrix products, "dots_no_batch" only those with parameters (no
+      attention weights), and "outputs" the outputs that attention and MLP add
+      to the residual stream.
     done_fn: carry -> bool scalar, true when further steps cannot change the
       result. Only "while" calls it; if it is right, all kinds agree exactly.
 
@@ -117,11 +118,11 @@ def run_implicit(
   num_terms: int,
   kind: str = "scan",
 ) -> tuple[Carry, Carry, Any]:
-  """`run_loop` with the gradient of a fixed point z = f(z) in its place.
+  """`run_loop`, differentiated as if its result were a fixed point z = f(z).
 
   With J the Jacobian of f at the input of the last step, that gradient is the
   last step's own times (I - J)^-1 = I + J + J^2 + ... It needs the memory of
-  one step, and is exact once the steps have converged.
+  one step, and is exact if the steps have converged.
 
   Args:
     step_fn: as in `run_loop`; every step but the first is the same f.
@@ -167,7 +168,7 @@ def run_implicit(
 
 
 def _while_loop(step_fn, carry, num_steps, done_fn):
-  """The early-exit form: records are written into buffers of K rows."""
+  """The `while` loop: records are written into buffers of K rows."""
   record = jax.eval_shape(step_fn, carry, jnp.asarray(0))[1]
   buffers = jax.tree.map(
     lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), record

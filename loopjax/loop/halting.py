@@ -20,7 +20,7 @@ from loopjax.types import Array
 
 
 class HaltingState(NamedTuple):
-  """What a rule keeps of past steps; every field has the same shape.
+  """The state of a halting rule; every field has the same shape.
 
   Attributes:
     spent: probability assigned so far, f32 in [0, 1].
@@ -49,8 +49,8 @@ def _fresh(shape: tuple[int, ...]) -> HaltingState:
 class ACT:
   """Adaptive computation time (Graves 2016, section 2.1; UTM, section 2.2).
 
-  An entry stops at the first step at which its probabilities reach
-  1 - epsilon in sum; that step gets the remainder, one minus the weights of the
+  An entry stops at the first step at which the sum of its probabilities reaches
+  1 - epsilon; that step gets the remainder, one minus the weights of the
   earlier steps. The number of steps has no gradient; the remainder has one.
 
   Attributes:
@@ -87,9 +87,9 @@ class ACT:
 class PonderNet:
   """Probabilistic halting (arXiv 2107.05407, equations 6-7), truncated.
 
-  Step n has weight lambda_n prod_{m<n} (1 - lambda_m), the last step all that
-  is left. No entry stops before the last step; the cost is the expected number
-  of steps, with an exact gradient.
+  Step n has weight lambda_n prod_{m<n} (1 - lambda_m), the last step the
+  remaining weight. No entry stops before the last step; the cost is the
+  expected number of steps, with an exact gradient.
   """
 
   def init(self, shape: tuple[int, ...]) -> HaltingState:

@@ -1,7 +1,7 @@
-"""Learned banks of vectors, which hidden states read through a gate.
+"""Learned memory banks, which hidden states read through a gate.
 
-Adaptive Loops and Memory (arXiv 2603.08391, section 2.2): parameters, fixed
-once trained; nothing of a sequence is ever written to them.
+Adaptive Loops and Memory (arXiv 2603.08391, section 2.2). Banks are parameters:
+no sequence is ever written to them.
 """
 
 from typing import Any
@@ -35,10 +35,10 @@ class Bank(nnx.Module):
 
 
 class Read(nnx.Module):
-  """g * W m: what a bank gives to a hidden state (equations 6 to 9).
+  """g * W m: the gated read of a bank by a hidden state (equations 6 to 9).
 
-  The gate has one logit a feature ("vector") or one for all ("scalar"). Its
-  matrix starts at zero, so that it first is sigmoid(gate_bias) everywhere.
+  The gate has one logit per feature ("vector") or one for all ("scalar"). Its
+  matrix is initialised to zero, so that it starts at sigmoid(gate_bias).
   """
 
   def __init__(
@@ -52,8 +52,8 @@ class Read(nnx.Module):
     rngs: nnx.Rngs,
   ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-    # Without biases, as in ViT-22B (arXiv 2302.05442), which the paper cites:
-    # one of the keys would be the same for every slot, and change nothing.
+    # Without biases, as in ViT-22B (arXiv 2302.05442), which the paper cites: a
+    # bias of the keys would add the same logit to every slot, with no effect.
     self.query_norm = norm.rms_norm(width, **shared)
     self.key_norm = norm.rms_norm(width, **shared)
     self.output = linear.linear(width, width, init=init, **shared)
@@ -71,7 +71,7 @@ class Read(nnx.Module):
 
     Args:
       h: [B, T, D].
-      bank: its M slots.
+      bank: the bank of M slots.
 
     Returns:
       (what is added to h, f32 [B, T, D]; g, f32 [B, T, D] or [B, T, 1]; the
@@ -86,7 +86,8 @@ class Read(nnx.Module):
     retrieved = jnp.einsum(
       "btm,md->btd", weights.astype(compute), values.astype(compute)
     )  # (6), (7)
-    # As large as the other maps, so in their precision, unlike a router.
+    # In the precision of the other linear maps, which are as large; a router's
+    # would be in float32.
     logits = linear.by_rows(
       h.astype(compute),
       self.gate.kernel[...].astype(compute),
@@ -101,9 +102,9 @@ class Read(nnx.Module):
 
 
 def read_flops(width: int, num_slots: int, gate: str) -> int:
-  """Forward FLOPs of one token's read; 0 of a bank without slots.
+  """Forward FLOPs of one token's read; 0 for a bank without slots.
 
-  Attention over the slots, the map of what it retrieves, and the gate.
+  They include attention over the slots, the output map, and the gate.
   """
   gates = width if gate == "vector" else 1
   return 2 * width * (2 * num_slots + width + gates) if num_slots else 0

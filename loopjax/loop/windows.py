@@ -14,12 +14,12 @@ from loopjax.types import Array
 
 
 class Window(NamedTuple):
-  """How a window of S tokens is read, after P earlier tokens.
+  """Positions and masks of a window of S tokens after P earlier tokens.
 
   Attributes:
-    positions: of all P + S tokens, counted from the first of them, [P + S, 1].
-    visible: bool [B or 1, S, P + S], the tokens that each token sees.
-    packing: of the tokens that are no padding; None if there is none.
+    positions: positions of all P + S tokens, relative to the first, [P + S, 1].
+    visible: bool [B or 1, S, P + S], the tokens that each token attends to.
+    packing: packing of the tokens that are not padding; None without padding.
     known: bool [B, P + S], False for padding.
   """
 
@@ -34,9 +34,9 @@ def split(inputs: Array, length: int, num_last: int) -> tuple[Array, Array]:
 
   Args:
     inputs: [B, T, ...].
-    length: L, of a window.
-    num_last: S, number of tokens after the windows; 0 for the remainder, of 1
-      to L tokens.
+    length: L, tokens of a window.
+    num_last: S, number of tokens after the windows; 0 for the remainder, 1 to L
+      tokens.
 
   Returns:
     Windows [W, B, L, ...], and [B, S, ...].

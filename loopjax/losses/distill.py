@@ -22,13 +22,14 @@ def by_loop(
   """Divergence from the teacher after each loop, weighted by token.
 
   MELT distils every loop of the student (arXiv 2605.07721, section 3.3). No
-  array of tokens by vocabulary is made; see `kernels.distill`.
+  [tokens, vocabulary] array is made; see `kernels.distill`.
 
   Args:
-    student: the input of the read-out after each of K loops, [K, B, T, D].
-    student_table: of the read-out, [V, D].
-    teacher: likewise [K, B, T, D'], loop by loop, or [1, B, T, D'] for the same
-      teacher after every loop. A constant.
+    student: hidden states before unembedding after each of K loops, [K, B, T,
+      D].
+    student_table: unembedding matrix, [V, D].
+    teacher: the teacher's hidden states, [K, B, T, D'] loop by loop, or [1, B,
+      T, D'] for the same teacher after every loop. A constant.
     teacher_table: [V, D']. A constant.
     batch: "weights" [B, T], and optionally "mean_weight".
     beta: 0 for KL(teacher || student), 1 for KL(student || teacher), between
@@ -36,7 +37,7 @@ def by_loop(
     temperature: both logits are divided by it.
     num_padding_tokens: number of ids at the end of the vocabulary that are not
       real tokens.
-    precision: of the products.
+    precision: precision of the products.
 
   Returns:
     f32 [K], the mean over tokens after each loop.

@@ -1,8 +1,9 @@
-"""Training an exit gate, with the model or alone (Ouro, arXiv 2510.25741).
+"""Losses for exit gates, trained with the model or alone (Ouro, arXiv
+2510.25741).
 
-The objective is of losses, not of logits: what the published code returns for
-`labels` is the cross-entropy of a mixture of all loops' logits, which is
-neither this nor the loss of any loop.
+The objective averages losses, not logits: the published code returns for
+`labels` the cross-entropy of a mixture of all loops' logits, which is neither
+this objective nor the loss of any loop.
 """
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from loopjax.losses.tokens import weighted_mean
 from loopjax.types import Array, Batch, Metrics
 
-# Of the second stage (section 3.4): k, and gamma in nats.
+# Constants of the second stage (section 3.4): k, and gamma in nats.
 SLOPE, THRESHOLD = 50.0, 0.005
 
 
@@ -20,11 +21,11 @@ def expected(
 ) -> tuple[Array, Metrics]:
   """sum_t p_t loss_t - beta H(p), weighted by token (section 3.3).
 
-  But for a constant, beta H is beta times the divergence of p from a uniform
-  prior over exits.
+  Up to sign and a constant, beta H(p) is beta times the KL divergence of p from
+  a uniform prior over exits.
 
   Args:
-    losses: of each token after each loop, f32 [K, B, T], nats.
+    losses: losses of each token after each loop, f32 [K, B, T], nats.
     log_chance: log p, f32 [K, B, T], see `loop.exits.log_distribution`.
     batch: "weights" [B, T], and optionally "mean_weight".
     entropy_weight: beta.
@@ -44,15 +45,16 @@ def expected(
 
 
 def improvement(losses: Array, logits: Array, batch: Batch) -> Array:
-  """The gate against what each loop improved (section 3.4).
+  """Trains the gate to continue while loops improve the loss (section 3.4).
 
-  With I_t = max(0, loss_{t-1} - loss_t), the chance 1 - lambda_t to go on after
-  loop t = 2 .. K should be sigmoid(k (I_t - gamma)); the loss is their binary
-  cross-entropy, a mean over loops and tokens. The losses are constants.
+  With I_t = max(0, loss_{t-1} - loss_t), the target of the probability
+  1 - lambda_t of continuing after loop t = 2 .. K is sigmoid(k (I_t - gamma));
+  the result is their binary cross-entropy, averaged over loops and tokens. The
+  token losses are constants.
 
   Args:
-    losses: of each token after each loop, f32 [K, B, T], nats; K >= 2.
-    logits: of the gate, f32 [K, B, T].
+    losses: losses of each token after each loop, f32 [K, B, T], nats; K >= 2.
+    logits: logits of the gate, f32 [K, B, T].
     batch: "weights" [B, T], and optionally "mean_weight".
 
   Returns:

@@ -92,10 +92,10 @@ def next_token(
     hidden: input of the read-out, of all T tokens or only the last ones,
       [B, T or fewer, D]. The other tokens have a loss of zero; their weights
       should be zero.
-    table: of the read-out, [V, D].
+    table: unembedding matrix, [V, D].
     batch: "targets" and "weights" [B, T], and optionally "mean_weight".
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
-    precision: of the products.
+    precision: precision of the products.
 
   Returns:
     Two f32 scalars: the mean cross-entropy in nats, and the mean squared log
@@ -130,10 +130,10 @@ def of_loops(
 
   Args:
     hidden: input of the read-out after each of K loops, [K, B, T, D].
-    table: of the read-out, [V, D].
+    table: unembedding matrix, [V, D].
     batch: "targets" [B, T].
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
-    precision: of the products.
+    precision: precision of the products.
 
   Returns:
     f32 [K, B, T].
@@ -162,10 +162,10 @@ def read_out(
 
   Args:
     hidden: input of the read-out, [B, S, D].
-    table: of the read-out, [V, D].
+    table: unembedding matrix, [V, D].
     targets: int [B, T], T >= S.
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
-    precision: of the products.
+    precision: precision of the products.
   """
   return TokenScores(
     *token_scores(
@@ -181,7 +181,7 @@ def scores(output: Output, targets: Array) -> TokenScores:
   """Of all tokens, or of the last S alone if no others are predicted.
 
   Args:
-    output: of a model; logits are read where it has no `tokens`.
+    output: output of a model; logits are read where it has no `tokens`.
     targets: int [B, T].
   """
   if output.tokens is not None:

@@ -24,11 +24,11 @@ _LEGEND = (
 def write(
   workdirs: Sequence[pathlib.Path], out: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes the report about directories of runs, or about a single run.
+  """Writes a report on work directories.
 
   Args:
-    workdirs: of runs and sweeps, or of folders of these.
-    out: a folder, made if it is not there.
+    workdirs: work directories of runs and sweeps, or folders of these.
+    out: output folder; created if it does not exist.
 
   Returns:
     The paths of the HTML page, the Markdown text, and the numbers as CSV.
@@ -86,7 +86,7 @@ def _body(
 
 
 def _missing(plans: Sequence[tables.Plan]) -> document.Fold:
-  """The tables and figures of all papers that no directory has."""
+  """The papers' tables and figures for which there is no sweep."""
   absent = rows.missing(plans)
   table = document.Table(
     [document.Cell(text) for text in ("paper", "table or figure", "sweep")],

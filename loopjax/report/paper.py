@@ -9,13 +9,13 @@ HEADLINE = 4  # Number of facts about the scale that are always shown.
 
 
 class Number(NamedTuple):
-  """What a paper prints in one cell.
+  """The paper's value of one cell.
 
   Attributes:
-    mean: over seeds, or of the only run; None where the paper prints none.
+    mean: mean over seeds, or the only run's number; None if not given.
     std: sample standard deviation over seeds.
     seeds: the numbers of single runs, by seed.
-    text: what the paper says in addition or instead, such as a range.
+    text: additional or alternative text from the paper, such as a range.
   """
 
   mean: float | None = None
@@ -25,7 +25,7 @@ class Number(NamedTuple):
 
   @property
   def standard_error(self) -> float:
-    """Of the mean over seeds; 0 where the paper has a single run."""
+    """Standard error of the mean over seeds; 0 if the paper has one run."""
     runs = len(self.seeds)
     return self.std / math.sqrt(runs) if self.std and runs else 0.0
 
@@ -34,10 +34,11 @@ class Column(NamedTuple):
   """One quantity of a table.
 
   Attributes:
-    key: by which rows refer to it.
-    label: with its unit.
-    value: (config, summary) of our run -> the same quantity; None if unknown.
-    digits: after the decimal point.
+    key: key by which rows refer to the column.
+    label: column heading, with the unit.
+    value: function from (config, summary) of our run to the same quantity; None
+      if unknown.
+    digits: number of digits after the decimal point.
   """
 
   key: str
@@ -50,12 +51,12 @@ class Row(NamedTuple):
   """One row of a table.
 
   Attributes:
-    label: as the paper calls it.
-    settings: that identify it among the items of the sweep, without the seed;
-      an item belongs to the row that shares the most settings with it, whether
-      set by the item or by the config of the sweep. A frozenset stands for any
-      of its values.
-    values: by column.
+    label: the paper's name of the row.
+    settings: settings, without the seed, that identify the row among the items
+      of the sweep; an item belongs to the row that shares the most settings
+      with it, whether set by the item or by the sweep's config. A frozenset
+      stands for any of its values.
+    values: the paper's numbers, by column.
   """
 
   label: str
@@ -67,13 +68,13 @@ class Panel(NamedTuple):
   """One plot with the curves of all items overlaid.
 
   Attributes:
-    title: with the unit.
+    title: title, with the unit.
     names: "split/metric" of one or two curves per item, the second dashed.
     over: "examples" seen in training, or another "split/metric" of the same
       evaluations, from metrics.jsonl; "loops", or a setting, "section.key",
       from summary.json.
-    lines: over a setting, another one whose values have a line each.
-    settings: of the items to draw.
+    lines: if `over` is a setting, a second setting, with one line per value.
+    settings: settings of the items to draw.
     factor: multiplies the values.
   """
 
@@ -89,11 +90,11 @@ class Sweep(NamedTuple):
   """A table or figure of the paper, or a comparison of ours.
 
   Attributes:
-    title: what is compared.
-    source: table or figure; "ours" if the paper has no such comparison.
-    columns: in their order.
-    rows: the paper's; none if it has no numbers.
-    caveats: what to know when comparing, one sentence each.
+    title: the subject of the comparison.
+    source: the paper's table or figure; "ours" if it has no such comparison.
+    columns: the columns, in order.
+    rows: the paper's rows; empty if it gives no numbers.
+    caveats: caveats of the comparison, one sentence each.
     panels: the paper's figures that overlay several runs.
   """
 
@@ -110,7 +111,7 @@ class Scale(NamedTuple):
 
   Attributes:
     label: name of the quantity.
-    value: (config, summary) of our run -> ours.
+    value: function from (config, summary) of our run to our value.
     paper: the paper's value.
   """
 
@@ -124,10 +125,10 @@ class Paper(NamedTuple):
 
   Attributes:
     name: author and source.
-    sweeps: by name, as in the config file's `sweeps`.
-    columns: of a sweep that is not in `sweeps`.
-    scale: sizes, ours and the paper's, the most informative first.
-    caveats: for every comparison with the paper.
+    sweeps: sweeps by name, as in the config file's `sweeps`.
+    columns: columns for sweeps that are not in `sweeps`.
+    scale: our sizes and the paper's, the most informative first.
+    caveats: caveats of every comparison with the paper.
     size: settings of a run whose numbers can be compared with the paper's, as
       in `Row.settings`; None if no run here is of its size.
   """
@@ -155,7 +156,7 @@ class Metric:
     return None if found is None else self.factor * found
 
   def standard_error(self, summary: Mapping[str, Any]) -> float | None:
-    """That of the evaluation, over its examples."""
+    """Standard error over the examples of the evaluation; None if unknown."""
     error = dataclasses.replace(self, name=f"{self.name}/standard_error")
     return error({}, summary)
 

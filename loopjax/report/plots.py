@@ -22,7 +22,7 @@ _UNITS = {
 
 
 def numeric_key(groups: Sequence[tables.Group]) -> str | None:
-  """The key that a sweep varies, if it is the only one and numeric."""
+  """The setting that a sweep varies, if it is numeric and the only one."""
   keys = tables.varying(groups)
   if len(keys) != 1:
     return None
@@ -34,12 +34,12 @@ def numeric_key(groups: Sequence[tables.Group]) -> str | None:
 def draw_curve(
   groups: Sequence[tables.Group], sweep: paper_lib.Sweep, key: str
 ) -> bytes | None:
-  """Draws the first quantities against the key; None if there are no runs.
+  """Draws the first columns against a setting; None if there are no runs.
 
   Args:
-    groups: of the sweep.
-    sweep: its columns and the paper's rows.
-    key: from `numeric_key`.
+    groups: the sweep's groups.
+    sweep: the sweep's columns and the paper's rows.
+    key: the setting, from `numeric_key`.
 
   Returns:
     A PNG.
@@ -74,9 +74,9 @@ def draw_panels(
   """Draws the curves of all items, overlaid.
 
   Args:
-    groups: of the sweep; a group has one colour, each of its runs one line.
-      Over a setting, lines join groups.
-    panels: of the sweep; those without a curve are left out.
+    groups: the sweep's groups; a group has one colour, and each of its runs one
+      line. In plots over a setting, lines connect groups.
+    panels: the sweep's panels; panels without a curve are not drawn.
 
   Returns:
     A PNG; None if there is no curve.
@@ -198,7 +198,7 @@ def _over_examples(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _over_loops(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Loops run, from 1, and the values of the read-out after each."""
+  """Numbers of loops, from 1, and the metric of the output after each."""
   pattern = re.compile(rf"{re.escape(name)}/loop=(\d+)")
   found = sorted(
     (int(match[1]) + 1, value)

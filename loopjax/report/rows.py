@@ -1,4 +1,4 @@
-"""The report as data: a row for each number, ours and the paper's."""
+"""The report as CSV: a row for each number, ours and the paper's."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def to_csv(plans: Sequence[tables.Plan]) -> str:
-  """All numbers of the sweeps, and those of sweeps that are not there."""
+  """All numbers of the sweeps, and the papers' numbers for missing sweeps."""
   text = io.StringIO()
   writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
   writer.writeheader()
@@ -38,7 +38,7 @@ def to_csv(plans: Sequence[tables.Plan]) -> str:
 def missing(
   plans: Sequence[tables.Plan],
 ) -> list[tuple[paper_lib.Paper, str]]:
-  """(paper, sweep) of all tables and figures that no directory has."""
+  """(paper, sweep) of all tables and figures for which there is no sweep."""
   there = {
     (id(paper), plan.name)
     for plan in plans

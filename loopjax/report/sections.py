@@ -20,7 +20,7 @@ def sweep_blocks(
 
   Args:
     plan: the sweep and its runs.
-    pictures: directory beside the document for the plot.
+    pictures: directory for the plot, beside the document.
   """
   paper = papers.of(plan.task, plan.model)
   sweep = sweep_of(plan, paper)
@@ -135,7 +135,7 @@ def commands_block(runs: Sequence[tables.Run]) -> document.Fold:
 
 
 def number(value: float, digits: int) -> str:
-  """With a comma between thousands."""
+  """A number as text, with commas between thousands."""
   return f"{value:,.{digits}f}"
 
 
@@ -171,7 +171,7 @@ def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
 def sweep_of(
   plan: tables.Plan, paper: paper_lib.Paper | None
 ) -> paper_lib.Sweep:
-  """What is known of a sweep, or a plain table for an unknown one."""
+  """The paper's record of a sweep, or a plain table for an unknown sweep."""
   if paper and plan.name in paper.sweeps:
     return paper.sweeps[plan.name]
   columns = paper.columns if paper else _DEFAULT_COLUMNS
@@ -189,7 +189,7 @@ def _comparison(
   groups: Sequence[tables.Group],
   paper: paper_lib.Paper | None,
 ) -> document.Table:
-  """The table itself."""
+  """The table of our numbers and the paper's."""
   header = [Cell("setting")]
   if sweep.rows:
     header.append(Cell("with the paper"))
@@ -241,7 +241,7 @@ def _paper_cell(row: paper_lib.Row | None, column: paper_lib.Column) -> Cell:
 def _spread_cell(
   found: tables.Spread | paper_lib.Number, digits: int, text: str, kind: str
 ) -> Cell:
-  """Mean and deviation; in small print the text and the single seeds."""
+  """Mean and standard deviation; in small print, the text and all seeds."""
   main = "–" if found.mean is None else number(found.mean, digits)
   if found.std is not None:
     main += f"\u00a0±\u00a0{number(found.std, digits)}"
@@ -278,7 +278,7 @@ def _same_everywhere(groups: Sequence[tables.Group]) -> str:
 
 
 def _values(value, runs: Iterable[tables.Run]) -> str:
-  """The different values of one fact over runs; "–" where it is unknown."""
+  """The distinct values of one fact over runs; "–" if it is unknown."""
   found = []
   for run in runs:
     try:

@@ -18,12 +18,13 @@ class Run(NamedTuple):
   """One run, planned or existing.
 
   Attributes:
-    directory: where it is or would be.
-    overrides: set by its sweep; none outside of a sweep.
-    settings: all those planned by its sweep, by "section.key"; none outside.
+    directory: its work directory, which may not exist yet.
+    overrides: the settings that its sweep sets; empty outside of a sweep.
+    settings: all settings planned by its sweep, by "section.key"; empty outside
+      of a sweep.
     state: "completed", "not run", "incomplete, step 10 of 20", ...
-    config: its config.json; empty if there is none.
-    summary: its summary.json if it is complete, else empty.
+    config: content of its config.json; empty if there is none.
+    summary: content of its summary.json if the run is complete, else empty.
   """
 
   directory: pathlib.Path
@@ -35,7 +36,7 @@ class Run(NamedTuple):
 
   @property
   def done(self) -> bool:
-    """Whether its numbers count."""
+    """Whether the run is complete, so that its numbers count."""
     return self.state == "completed"
 
 
@@ -43,11 +44,11 @@ class Plan(NamedTuple):
   """A sweep as planned in its sweep-NAME.json.
 
   Attributes:
-    directory: of the sweep.
-    name: of the sweep.
-    command: to run it.
+    directory: directory of the sweep.
+    name: name of the sweep.
+    command: the command that runs it.
     task: task.name of its config. model: model.name of its first item.
-    runs: in its order.
+    runs: its runs, in order.
   """
 
   directory: pathlib.Path
@@ -71,14 +72,14 @@ class Group(NamedTuple):
 
 
 class Spread(NamedTuple):
-  """Numbers of several seeds.
+  """One quantity over several seeds.
 
   Attributes:
-    mean: of them.
+    mean: mean over seeds.
     std: sample standard deviation (n - 1); None for a single number.
-    seeds: by seed.
-    evaluation: standard error over the examples of the evaluation, the mean of
-      the seeds'; None if unknown.
+    seeds: the numbers, by seed.
+    evaluation: standard error over the examples of the evaluation, averaged
+      over seeds; None if unknown.
   """
 
   mean: float
@@ -88,14 +89,14 @@ class Spread(NamedTuple):
 
   @property
   def standard_error(self) -> float | None:
-    """Of the mean: over seeds if there are several, else over examples."""
+    """Standard error of the mean, over seeds, or over examples for one seed."""
     if self.std is None:
       return self.evaluation
     return self.std / math.sqrt(len(self.seeds))
 
 
 def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
-  """The sweeps under some directories, and the runs that belong to none.
+  """The sweeps under the given directories, and the runs outside of sweeps.
 
   Raises:
     UserError: a directory is missing or contains no run, or a file in it is
@@ -120,7 +121,7 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
 
 
 def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A directory and those in it, except what is within a run."""
+  """A directory and its subdirectories, except those inside a run."""
   yield root
   if not (root / "config.json").is_file():
     for path in sorted(root.iterdir()):
@@ -133,7 +134,7 @@ def read_run(
   overrides: Mapping[str, Any],
   settings: Mapping[str, Any],
 ) -> Run:
-  """Reads a run and says what state it is in."""
+  """Reads a run and determines its state."""
   planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
     return Run(*planned, "not run", {}, {})
@@ -191,16 +192,17 @@ def ours(group: Group, column: Column) -> Spread | None:
 
 
 def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
-  """The row of the paper that fits an item, with the most settings."""
+  """The most specific of the paper's rows that fit an item, or None."""
   fitting = [row for row in rows if fits(row.settings, settings)]
   return max(fitting, key=lambda row: len(row.settings), default=None)
 
 
 def verdict(group: Group, sweep: Sweep, paper: Paper) -> str:
-  """Whether a group's numbers are the paper's.
+  """Whether a group's numbers agree with the paper's.
 
-  Numbers agree if they differ by at most two standard errors of both, ours and
-  the paper's over its seeds, in every column that both have.
+  Numbers agree if they differ by at most two standard errors of the difference,
+  which combines our error and the paper's over its seeds, in every column that
+  both have.
 
   Returns:
     "agrees", "disagrees", "not run", or "not run at this scale"; "" if the
@@ -282,7 +284,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
       name=path.stem.removeprefix("sweep-"),
       command=" ".join(["python -m loopjax.sweep", *arguments]),
       task=manifest.get("task", ""),
-      # The first may be of the family that others start from.
+      # The first may belong to the family that the others start from.
       model=models[-1] if models else "",
       runs=[
         read_run(

@@ -1,1 +1,1 @@
-"""What makes a run robust: files, checkpoints, signals, processes."""
+"""Infrastructure of a run: files, checkpoints, signals, processes."""

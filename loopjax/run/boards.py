@@ -14,7 +14,7 @@ from loopjax.errors import UserError, one_line
 
 
 class Board(Protocol):
-  """Shows the numbers and pictures of a run by step."""
+  """A dashboard that shows a run's numbers and images by step."""
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
     """Adds {"split/name": number}."""
@@ -27,7 +27,7 @@ class Board(Protocol):
 
 
 class TensorBoard:
-  """Event files under tb/; those of steps to be repeated are dropped."""
+  """Event files under tb/; events of steps to be repeated are dropped."""
 
   def __init__(self, workdir: pathlib.Path, start_step: int):
     purged = start_step + 1 if start_step else None
@@ -47,9 +47,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-  """A run on Weights & Biases, resumed by every start in the same directory.
+  """A run on Weights & Biases, resumed whenever the work directory is.
 
-  Steps repeated after a restore are already recorded there.
+  Steps repeated after a restore are not recorded again.
   """
 
   def __init__(
@@ -104,10 +104,10 @@ def open_all(
   """The boards of a run; only process 0 has any.
 
   Args:
-    workdir: of the run.
+    workdir: the run's work directory.
     start_step: step from which it resumes.
     wandb_project: Weights & Biases project; "" for none.
-    config: recorded there.
+    config: settings to record in the project.
 
   Raises:
     UserError: Weights & Biases does not answer.

@@ -21,12 +21,13 @@ from loopjax.run import integrity, processes, quiet, restore, retention
 class Checkpoints:
   """The checkpoints of one run.
 
-  Each holds the train state and "meta", a JSON object: what the caller passes,
-  and shape, dtype and checksum of every array, all protected by a sha256.
+  Each holds the train state and "meta", a JSON object with the caller's
+  metadata and the shape, dtype and checksum of every array, protected by a
+  sha256.
 
   Attributes:
-    directory: where they are stored.
-    scores: by step, higher is better; `keep_best` uses them.
+    directory: the directory of the checkpoints.
+    scores: score of each step, higher is better; `keep_best` uses them.
   """
 
   def __init__(
@@ -37,13 +38,13 @@ class Checkpoints:
     keep_best: int = 0,
     scores: Mapping[int, float] | None = None,
   ):
-    """Opens workdir/checkpoints, once damaged ones have been set aside.
+    """Opens workdir/checkpoints; damaged ones must have been set aside before.
 
     Args:
-      workdir: of the run; the caller holds its lock.
+      workdir: the run's work directory; the caller holds its lock.
       keep: number of newest checkpoints to keep.
-      keep_best: number to keep in addition, those with the highest scores.
-      scores: known so far.
+      keep_best: number of checkpoints with the highest scores to keep as well.
+      scores: the scores known so far, by step.
     """
     quiet.orbax()
     self.directory = workdir / restore.DIRECTORY
@@ -59,7 +60,7 @@ class Checkpoints:
       item_names=(restore.STATE, restore.META),
       options=ocp.CheckpointManagerOptions(preservation_policy=kept),
     )
-    # JAX counts calls that ask about preemption; `preemption` makes them.
+    # JAX counts the queries for preemption, which only `preemption` may make.
     self._manager.reached_preemption = lambda step: False
 
   def steps(self) -> list[int]:
@@ -72,7 +73,7 @@ class Checkpoints:
     Raises:
       OSError: there is not enough disk space.
       UserError: this save or the previous one cannot be written.
-      processes.Lost: the same, in a run of several processes.
+      processes.Lost: likewise, in a run of several processes.
     """
     if step in self.steps():
       return

@@ -96,15 +96,16 @@ def compare(
   there: Mapping[str, Sequence[Any]],
   where: pathlib.Path,
 ) -> None:
-  """Checks that the arrays wanted are those available.
+  """Checks that the stored arrays are the expected ones.
 
   Args:
-    wanted: from `describe`.
-    there: those available; entries after shape and dtype are ignored.
-    where: named in the message.
+    wanted: the expected arrays, from `describe`.
+    there: the stored arrays; entries after shape and dtype are ignored.
+    where: the path that the message names.
 
   Raises:
-    UserError: lists those missing, extra, or of another shape or dtype.
+    UserError: lists arrays that are missing, extra, or of another shape or
+      dtype.
   """
   missing = [name for name in wanted if name not in there]
   extra = [name for name in there if name not in wanted]
@@ -139,7 +140,7 @@ def without(tree: Any, dropped: set[str], prefix: str = "") -> Any:
 
 
 def merged(tree: Any, changes: Any) -> Any:
-  """A nested dict with some leaves replaced by those of another."""
+  """A nested dict in which the leaves that `changes` has are replaced."""
   if not isinstance(tree, dict):
     return changes
   return {

@@ -1,4 +1,4 @@
-"""How fast this machine is, and how long a run will take on it."""
+"""Estimates the machine's speed, and how long a run will take on it."""
 
 import functools
 import time
@@ -25,8 +25,8 @@ _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 def matrix_rate() -> float:
   """FLOP/s of matrix products over all devices of the run.
 
-  From the data sheet where the device is known; else the rate of float32
-  products, measured for a fifth of a second.
+  From the data sheet if the device is known; else the rate of float32 products,
+  measured for a fifth of a second.
   """
   device = jax.devices()[0]
   if peak := profiling.peak_flops(device.device_kind):
@@ -49,8 +49,8 @@ def training_seconds(flops: float, width: int) -> float:
   """Rough duration of a run here, within a factor of two or three.
 
   Args:
-    flops: of the whole run.
-    width: of the model's hidden state.
+    flops: FLOPs of the whole run.
+    width: width of the model's hidden state.
   """
   share = min(width * _SHARE_OF_WIDTH, _MOST)
   return flops / (share * matrix_rate())
@@ -66,7 +66,7 @@ def prediction(flops: float, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-  """In words: "seconds", "40 s", "3 minutes", "2 hours", "71 days"."""
+  """A duration as text: "seconds", "40 s", "3 minutes", "71 days"."""
   for unit, name in _UNITS:
     if seconds >= 2 * unit:
       return f"{seconds / unit:,.0f} {name}"
@@ -74,9 +74,10 @@ def duration(seconds: float) -> str:
 
 
 class FirstCalls:
-  """Times the first calls of a start, and estimates the remaining time.
+  """Times the first train-step calls of a start, and estimates the time left.
 
-  It waits for each call during about a second; later calls run ahead.
+  It blocks on each call for about a second in total; later calls are
+  asynchronous.
   """
 
   def __init__(self, num_steps: int, say: Callable[[str], None]):
@@ -89,7 +90,7 @@ class FirstCalls:
 
     Args:
       at: steps taken, including this call's.
-      outputs: of the call.
+      outputs: outputs of the call.
     """
     if self._done:
       return

@@ -1,4 +1,4 @@
-"""Where numbers are written: metrics.jsonl, boards, and the terminal."""
+"""Writes metrics to metrics.jsonl, dashboards and the terminal."""
 
 import json
 import math
@@ -37,13 +37,13 @@ class Writer:
     """Opens the files.
 
     Args:
-      workdir: of the run.
-      num_steps: of the run.
+      workdir: the run's work directory.
+      num_steps: number of training steps of the run.
       start_step: step from which it resumes.
       scored_again: whether the run will evaluate at this step.
-      shown: names of the numbers to print, in this order; a row prints those
+      shown: names of the metrics to print, in this order; a row prints those
         that it has.
-      boards: receive what is written; closed with the writer.
+      boards: dashboards that receive all metrics; closed with the writer.
     """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Writer:
   def _remember(self, row: Mapping[str, Any]) -> None:
     prefix = f"{row['split']}/"
     stale = [name for name in self.last if name.startswith(prefix)]
-    for name in stale:  # No old value may stand in for a non-finite one.
+    for name in stale:  # An old value must not replace a non-finite one.
       del self.last[name]
     for name, value in row.items():
       if name not in ("step", "split"):
@@ -150,7 +150,7 @@ def scores(
   """The score `run.best_metric` by step; higher is better.
 
   Args:
-    rows: of metrics.jsonl.
+    rows: rows of metrics.jsonl.
     best_metric: "split/name", with a leading minus if lower is better.
   """
   split, _, name = best_metric.removeprefix("-").partition("/")

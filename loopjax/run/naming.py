@@ -19,7 +19,7 @@ def settings(keys: Iterable[str], values: Mapping[str, Any]) -> str:
 
   Args:
     keys: "section.key" of the settings to include.
-    values: of all settings, by "section.key".
+    values: values of all settings, by "section.key".
   """
   names = [key.partition(".")[2] for key in values]
   parts = []
@@ -37,15 +37,15 @@ def settings(keys: Iterable[str], values: Mapping[str, Any]) -> str:
 def workdir(
   config_name: str, overrides: Iterable[str], config: Mapping[str, Any]
 ) -> pathlib.Path:
-  """`runs/<config>[-<preset and overrides>]`, where a run writes by default.
+  """`runs/<config>[-<preset and overrides>]`, a run's default work directory.
 
-  Settings that may differ between the starts of a run are left out, so that a
-  command that changes only these resumes the run, or evaluates it.
+  Settings that may change when a run is resumed are omitted, so that a command
+  that changes only these resumes the run, or evaluates it.
 
   Args:
     config_name: --config, FILE[:argument].
     overrides: "section.key" of the flags --config.section.key.
-    config: resolved, as plain data.
+    config: the resolved config, as plain data.
   """
   path, _, argument = config_name.partition(":")
   parts = sections.split(argument)

@@ -16,7 +16,7 @@ class Preempted(Exception):
 
 
 class Notice:
-  """Whether the run was asked to stop.
+  """Records whether the run was asked to stop.
 
   A single process is stopped by SIGTERM or Ctrl-C; a second Ctrl-C kills it.
   SIGTERM may come several times, since some schedulers repeat it at the limit.

@@ -48,7 +48,7 @@ class Lost(Exception):
 
 
 class AgreedError(UserError):
-  """A mistake by the user that every process has been told of."""
+  """A UserError that is raised on every process."""
 
 
 def start() -> None:
@@ -109,13 +109,13 @@ def _number(flag: Any, *variables: str) -> int | None:
 
 
 def agreed(function: Callable[[], Any]) -> Any:
-  """What `function` returns on process 0, on every process.
+  """Returns process 0's result of `function` on every process.
 
   Args:
     function: returns JSON-serialisable data; runs on process 0 only.
 
   Raises:
-    AgreedError: on every process, if it raises UserError on process 0.
+    AgreedError: on every process, if `function` raises UserError on process 0.
   """
   if jax.process_count() == 1:
     return function()
@@ -141,8 +141,8 @@ def agreed(function: Callable[[], Any]) -> Any:
 def wait_for_all(seconds: int = 3600) -> None:
   """Returns when every process of the run has called it.
 
-  A barrier of hosts, not of devices, whose timeouts are much shorter. If a
-  process dies, JAX's service terminates those that wait for it.
+  This is a barrier of hosts, as the timeouts of device barriers are much
+  shorter. If a process dies, JAX's service terminates those that wait for it.
   """
   count = jax.process_count()
   if count > 1:

@@ -1,4 +1,4 @@
-"""What a run costs: traces, memory and model-FLOPs utilisation."""
+"""Costs of a run: traces, memory and model-FLOPs utilisation."""
 
 import pathlib
 from collections.abc import Mapping
@@ -48,9 +48,9 @@ def step_range(text: str, num_steps: int) -> range:
 
 
 class Tracer:
-  """Traces some steps of a run into a directory, for TensorBoard or Perfetto.
+  """Traces steps of a run into a directory, for TensorBoard or Perfetto.
 
-  Whole calls are traced: those that contain one of the steps.
+  Every call that contains one of the steps is traced whole.
   """
 
   def __init__(self, steps: range, directory: pathlib.Path):
@@ -58,7 +58,7 @@ class Tracer:
     self._running = False
 
   def before(self, call: range) -> None:
-    """Begins at the first call that contains one of the steps."""
+    """Starts the trace at the first call that contains one of the steps."""
     first = max(call.start, self._steps.start)
     if jax.process_index():  # The trace of process 0 stands for all.
       return
@@ -67,7 +67,7 @@ class Tracer:
       self._running = True
 
   def after(self, call: range, outputs: Any) -> None:
-    """Ends after the last such call, once its outputs are ready."""
+    """Stops the trace after the last such call, once its outputs are ready."""
     if self._running and call.stop >= self._steps.stop:
       jax.block_until_ready(outputs)
       self.close()
@@ -82,8 +82,8 @@ class Tracer:
 def memory(compiled: Any) -> dict[str, int]:
   """Bytes on each device that a compiled step needs, by kind.
 
-  "arguments" are the state and the batch, "outputs" those not written into the
-  arguments' memory, "temporaries" activations and gradients.
+  "arguments" are the state and the batch, "outputs" results not written into
+  the arguments' memory, "temporaries" activations and gradients.
   """
   sizes = compiled.memory_analysis()
   return {
@@ -112,7 +112,7 @@ def rates(flops: float, examples_per_second: float) -> dict[str, float]:
 
   Args:
     flops: from `training_flops`.
-    examples_per_second: over all devices.
+    examples_per_second: throughput over all devices.
 
   Returns:
     "model_flops_per_second", and "model_flops_utilization" where the device's

@@ -1,4 +1,4 @@
-"""What a result depends on: devices, versions, revision, command."""
+"""Provenance of a result: devices, versions, revision, command."""
 
 import pathlib
 import shlex

@@ -49,7 +49,7 @@ def newest(
   Prints a line for every damaged checkpoint.
 
   Args:
-    workdir: of the run.
+    workdir: the run's work directory.
     read: raises Damaged if the checkpoint is damaged.
     set_aside: move damaged checkpoints to workdir/damaged, so that the run can
       save these steps again.
@@ -95,7 +95,7 @@ def state(
 
   Raises:
     UserError: its arrays have other names, shapes or dtypes.
-    Damaged: it differs from what was written.
+    Damaged: the checkpoint differs from its record.
   """
   record = meta(workdir, step)
   where = workdir / DIRECTORY / str(step)
@@ -109,8 +109,8 @@ def params(
   """Reads only parameters: the averaged ones if the run averaged.
 
   Args:
-    workdir: of the run.
-    step: of the checkpoint.
+    workdir: the run's work directory.
+    step: step of the checkpoint.
     abstract_params: nested dict with target shardings.
     fresh: regular expression of parameters that may be missing.
 
@@ -119,7 +119,7 @@ def params(
 
   Raises:
     UserError: missing, extra or mis-shaped parameters.
-    Damaged: it differs from what was written.
+    Damaged: the checkpoint differs from its record.
   """
   arrays = meta(workdir, step)["arrays"]
   averaged = any(name.startswith("ema/") for name in arrays)
@@ -152,13 +152,14 @@ def chosen_params(
   """The step and the `params` of a requested checkpoint.
 
   Args:
-    workdir: of the run.
-    step: of the checkpoint; the newest intact one if None.
+    workdir: the run's work directory.
+    step: step of the checkpoint; None for the newest intact one.
     abstract_params, fresh: as in `params`.
     label: the run's name in messages.
 
   Raises:
-    UserError: there is none, or it is damaged or does not fit the model.
+    UserError: there is no such checkpoint, or it is damaged or does not fit the
+      model.
   """
 
   def read(at: int) -> tuple[int, Any]:
@@ -196,8 +197,8 @@ def _read(
 ) -> Any:
   """The arrays of the state that `abstract` names, verified.
 
-  Uses the handler alone: a manager would wait for the other processes, and one
-  that fails to read would never arrive.
+  Uses Orbax's handler without a manager, which would wait for processes that
+  failed to read.
   """
   quiet.orbax()
   arguments = ocp.args.PyTreeRestore(
@@ -230,10 +231,10 @@ def _set_aside(workdir: pathlib.Path, damaged: Sequence[int]) -> None:
 
 
 def _intact(read: Callable[[], Any]) -> Any:
-  """What `read` returns; Damaged on every process if it fails on one.
+  """The result of `read`; raises Damaged on all processes if it fails on one.
 
-  A broken file can make Orbax raise almost anything, except the errors of
-  missing memory, permissions or devices.
+  A broken file can make Orbax raise almost anything; only errors of memory,
+  permissions and devices are passed on.
   """
   value, problem = None, ""
   try:

@@ -1,11 +1,11 @@
-"""Which checkpoints to keep."""
+"""The policy that decides which checkpoints to keep."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class NewestAndBest:
-  """Keeps the newest checkpoints, and in addition those with the best scores.
+  """Keeps the newest checkpoints and those with the best scores.
 
   Orbax calls `should_preserve`. Its own policies could delete the newest.
   """
@@ -16,7 +16,7 @@ class NewestAndBest:
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: Any
   ) -> list[bool]:
-    """bool for every checkpoint, oldest first."""
+    """Whether to keep each checkpoint, oldest first."""
     del context
     steps = [checkpoint.step for checkpoint in checkpoints]
     scored = [step for step in steps if step in self._scores]

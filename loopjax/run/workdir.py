@@ -1,4 +1,4 @@
-"""The work directory: what a run writes there, and the lock on it."""
+"""The work directory of a run: its files, and the lock on it."""
 
 import contextlib
 import fcntl
@@ -27,7 +27,7 @@ _FREE_KEYS = (
   "run.profile_steps",
   "run.wandb_project",
 )
-# What a checkpoint depends on; puzzles of another file may be scored.
+# Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
 
 
@@ -67,8 +67,8 @@ def check_config(
 ) -> None:
   """Raises UserError if the directory holds a run of another configuration.
 
-  To resume, everything that affects what is learned must be the same; to
-  evaluate, whatever the checkpoints depend on.
+  Resuming requires the same value for every setting that affects training;
+  evaluating, for every setting that the checkpoints depend on.
   """
   path = workdir / "config.json"
   if not path.exists():
@@ -127,11 +127,11 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return []
   rows = []
   for line in path.read_text().splitlines():
-    with contextlib.suppress(ValueError):  # A line truncated by a kill.
+    with contextlib.suppress(ValueError):  # A partly written line.
       rows.append(json.loads(line))
   return rows
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-  """Metrics that JSON can represent: NaN and infinity are left out."""
+  """The metrics that JSON can represent, without NaN and infinity."""
   return {k: float(v) for k, v in metrics.items() if math.isfinite(v)}

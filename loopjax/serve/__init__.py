@@ -1,5 +1,5 @@
-"""An HTTP endpoint over the engine, as OpenAI's clients speak to theirs.
+"""An HTTP server with OpenAI's completions and chat completions endpoints.
 
-`protocol` says what may be asked and how answers look, `worker` is the one
-thread that the engine runs in, `app` connects both.
+`protocol` validates requests, `answers` builds responses, `worker` runs the
+engine in one thread, and `app` connects them.
 """

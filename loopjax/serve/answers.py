@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shape: tokens to JSON, whole or in parts."""
+"""Responses in OpenAI's format: sampled tokens to JSON, whole or streamed."""
 
 import math
 import time
@@ -13,10 +13,10 @@ from loopjax.serve.protocol import Ask
 
 
 class Answer:
-  """All choices of a request, and their JSON.
+  """The choices of one request and the JSON that reports them.
 
   Attributes:
-    choices: their texts, in order of the index.
+    choices: the decoded text of each choice, by index.
   """
 
   def __init__(self, ask: Ask, tokenizer: Tokenizer, *, model: str, chat: bool):
@@ -32,7 +32,7 @@ class Answer:
     self._tokens: list[list[Token]] = [[] for _ in self.choices]
 
   def beginning(self) -> list[dict[str, Any]]:
-    """The parts of a stream that come first: in a chat, who speaks."""
+    """The first chunks of a stream: in a chat, the role of each choice."""
     if not self._chat:
       return []
     return [
@@ -41,7 +41,7 @@ class Answer:
     ]
 
   def parts(self, index: int, tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """What is sent of a choice after its next tokens, at most one part."""
+    """The chunk for the next tokens of a choice; none if it adds nothing."""
     choice = self.choices[index]
     counted = choice.num_tokens
     text = choice.read(tokens)
@@ -55,7 +55,7 @@ class Answer:
     return [self._part(index, content, scores, choice.finish)]
 
   def usage(self) -> dict[str, Any]:
-    """Counts of tokens, and the mean number of loops that were run for one."""
+    """Token counts, and the mean number of loops run per sampled token."""
     written = sum(choice.num_tokens for choice in self.choices)
     loops = sum(choice.num_loops for choice in self.choices)
     return {
@@ -66,11 +66,11 @@ class Answer:
     }
 
   def final(self) -> dict[str, Any]:
-    """The last part of a stream that counts tokens."""
+    """The last chunk of a stream, which reports the token counts."""
     return {**self._whole([]), "usage": self.usage()}
 
   def body(self) -> dict[str, Any]:
-    """The answer as a whole."""
+    """The whole response, when it is not streamed."""
     choices = []
     for index, choice in enumerate(self.choices):
       scores = None
@@ -106,9 +106,10 @@ class Answer:
     return {**self._head, "object": self._kind, "choices": choices}
 
   def _scores(self, tokens: Sequence[Token]) -> Mapping[str, Any]:
-    """Log-probabilities of tokens, in the shape of the endpoint.
+    """Log-probabilities of tokens, in the endpoint's format.
 
-    Without "text_offset": a token by itself may lack the space before it.
+    "text_offset" is absent: a token decoded by itself may lack the space before
+    it, so offsets would be wrong.
     """
     if self._chat:
       return {
@@ -137,12 +138,12 @@ class Answer:
     return {"token": text, "logprob": _finite(score), "bytes": known}
 
   def _text(self, token: int) -> str:
-    """The text of a token by itself; empty for the end of a document."""
+    """The text of one token decoded by itself; "" for the end token."""
     if token == self._tokenizer.end:
       return ""
     return self._tokenizer.decode([token])
 
 
 def _finite(value: float) -> float:
-  """JSON has no infinity; OpenAI writes -9999 for what cannot be drawn."""
+  """The value, or -9999 (as OpenAI reports -inf); JSON has no infinity."""
   return value if math.isfinite(value) else -9999.0

@@ -1,7 +1,7 @@
-"""The routes: from a request to its answer.
+"""The routes: from an HTTP request to its response.
 
-A client that goes away is a cancelled task: leaving `_written` ends its
-requests in the engine, whether it is waited for as a whole or in parts.
+When a client disconnects, its task is cancelled; leaving `_written` then
+cancels its requests in the engine, for whole and streamed responses alike.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from loopjax.serve.answers import Answer
 from loopjax.serve.protocol import Ask, ClientError, Reader
 from loopjax.serve.worker import BrokenError, FullError, Job, Worker
 
-MAX_BODY = 1 << 20  # Bytes.
+MAX_BODY = 1 << 20  # Bytes of a request body.
 _BODY_SECONDS = 30
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Metrics:
-  """What /metrics shows."""
+  """The Prometheus metrics that /metrics reports."""
 
   def __init__(self, worker: Worker):
     self.registry = prometheus_client.CollectorRegistry()
@@ -61,7 +61,7 @@ class Metrics:
     live.set_function(lambda: worker.num_live)
 
   def count(self, answer: Answer) -> None:
-    """A request that has ended, or whose client has gone."""
+    """Adds the tokens and loops of a request that ended or was cancelled."""
     usage = answer.usage()
     self.tokens.labels("prompt").inc(usage["prompt_tokens"])
     self.tokens.labels("completion").inc(usage["completion_tokens"])
@@ -69,7 +69,7 @@ class Metrics:
 
 
 class _Guard:
-  """Lets in who has the token, and counts responses."""
+  """Middleware: rejects requests without the token and counts responses."""
 
   def __init__(self, app: Any, token: str, metrics: Metrics):
     self._app, self._token, self._metrics = app, token, metrics
@@ -104,7 +104,7 @@ class _Guard:
 
 
 class _Stream(StreamingResponse):
-  """Ends what it is made of, however it ends itself."""
+  """A streamed response that closes its generator however the stream ends."""
 
   def __init__(self, parts: AsyncGenerator[str, None]):
     super().__init__(
@@ -120,21 +120,21 @@ class _Stream(StreamingResponse):
 
 
 class Service:
-  """The endpoints of a model."""
+  """The handlers of the routes, for one model."""
 
   def __init__(self, worker: Worker, reader: Reader, metrics: Metrics):
     self._worker, self._reader, self._metrics = worker, reader, metrics
     self._started = int(time.time())
 
   async def health(self, request: Request) -> Response:
-    """200 while requests are answered."""
+    """Status 200 while the engine works, 503 after it has failed."""
     del request
     healthy = self._worker.healthy
     status = {"status": "ok" if healthy else "failed"}
     return JSONResponse(status, 200 if healthy else 503)
 
   async def models(self, request: Request) -> Response:
-    """The one model that there is."""
+    """The list of models, which has one entry."""
     del request
     model = {
       "id": self._reader.name,
@@ -145,7 +145,7 @@ class Service:
     return JSONResponse({"object": "list", "data": [model]})
 
   async def metrics(self, request: Request) -> Response:
-    """Prometheus' text."""
+    """The metrics in Prometheus' text format."""
     del request
     return Response(
       prometheus_client.generate_latest(self._metrics.registry),
@@ -153,11 +153,11 @@ class Service:
     )
 
   async def completions(self, request: Request) -> Response:
-    """Continues prompts."""
+    """Completes prompts."""
     return await self._answered(request, chat=False)
 
   async def chat(self, request: Request) -> Response:
-    """Answers a conversation."""
+    """Completes a conversation."""
     return await self._answered(request, chat=True)
 
   async def _answered(self, request: Request, chat: bool) -> Response:
@@ -193,7 +193,7 @@ class Service:
   async def _written(
     self, job: Job, answer: Answer, started: float
   ) -> AsyncGenerator[dict[str, Any], None]:
-    """The parts of an answer; however it ends, so do its requests."""
+    """Yields the chunks of an answer; cancels its requests at the end."""
     waiting = True
     try:
       async for news in job.tokens():
@@ -215,13 +215,13 @@ class Service:
 def make_app(
   worker: Worker, reader: Reader, *, token: str, hosts: list[str]
 ) -> Starlette:
-  """The application; its lifespan is that of the worker's thread.
+  """The application; the worker's thread starts and stops with it.
 
   Args:
-    worker: not started yet.
-    reader: of the model.
-    token: that clients must send; "" for none.
-    hosts: names that a request may be sent to, "*" for any.
+    worker: a worker that has not been started.
+    reader: the model's settings for reading requests.
+    token: the bearer token that clients must send; "" for none.
+    hosts: host names that requests may be addressed to; "*" for any.
   """
   metrics = Metrics(worker)
   service = Service(worker, reader, metrics)
@@ -248,7 +248,7 @@ def make_app(
     ],
     middleware=[
       Middleware(_Guard, token=token, metrics=metrics),
-      # A page of another site may not read answers by renaming itself.
+      # Prevents DNS rebinding, by which another site's page could read answers.
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
     ],
     exception_handlers={
@@ -262,7 +262,7 @@ def make_app(
           headers=error.headers,
         )
       ),
-      # Starlette raises it again, so that the server logs it.
+      # Starlette raises it again so that the server logs it.
       Exception: lambda request, error: _refusal(
         ClientError("an error in the server; see its log", status=500)
       ),
@@ -272,7 +272,7 @@ def make_app(
 
 
 async def _body(request: Request) -> bytes:
-  """The body of a request, of a bounded size and within a bounded time."""
+  """The body of a request, limited in size and in the time it may take."""
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
   if kind != "application/json":  # Other sites' forms cannot send this.
     raise ClientError(
@@ -299,7 +299,7 @@ async def _body(request: Request) -> bytes:
 async def _whole(
   parts: AsyncGenerator[dict[str, Any], None], answer: Answer
 ) -> Response:
-  """The whole answer, when it is written."""
+  """The whole response, once all tokens are sampled."""
   async with contextlib.aclosing(parts):
     async for _ in parts:
       pass
@@ -309,7 +309,7 @@ async def _whole(
 async def _while_there(
   request: Request, making: Coroutine[Any, Any, Response]
 ) -> Response:
-  """What is made, unless the client goes away before that."""
+  """The response, or status 400 if the client disconnects before it is made."""
 
   async def gone() -> Response:
     while (await request.receive())["type"] != "http.disconnect":
@@ -329,7 +329,7 @@ async def _while_there(
 async def _events(
   parts: AsyncGenerator[dict[str, Any], None], answer: Answer, ask: Ask
 ) -> AsyncGenerator[str, None]:
-  """Server-sent events, one for each part."""
+  """Server-sent events, one per chunk."""
   try:
     async with contextlib.aclosing(parts):
       for part in answer.beginning():

@@ -1,4 +1,4 @@
-"""The command: a model, its engine, and the server until it is ended."""
+"""The command: loads a model, makes its engine and serves until a signal."""
 
 import contextlib
 import pathlib
@@ -19,13 +19,13 @@ from loopjax.serve.protocol import Reader
 from loopjax.serve.worker import Worker
 from loopjax.subject import Subject
 
-_LOCAL = ("127.0.0.1", "localhost")  # Needs no token.
-_LEAST = 16  # Characters of a token.
-_GRACE = 30  # Seconds for what is being written when the server is ended.
+_LOCAL = ("127.0.0.1", "localhost")  # Clients on these addresses need no token.
+_LEAST = 16  # Minimum length of a token, in characters.
+_GRACE = 30  # Seconds that running requests may take after a shutdown signal.
 
 
 class Options(NamedTuple):
-  """The flags, see `loopjax.serve.__main__`."""
+  """The flags; see `loopjax.serve.__main__`."""
 
   model: source.Flags
   name: str | None
@@ -40,18 +40,18 @@ class Options(NamedTuple):
 def run(options: Options) -> int:
   """Serves until SIGTERM or Ctrl-C; returns the exit status.
 
-  Texts that are being written then have 30 s to end.
+  Running requests then have 30 s to finish.
 
   Raises:
-    UserError: impossible flags, a model that cannot be read, or an address that
-      cannot be had.
+    UserError: flags contradict each other, the model cannot be read, or the
+      address cannot be bound.
   """
   token = _token(options)
   _check(options)
   with contextlib.closing(_bound(options)) as bound:
     subject = source.load(options.model)
     engine = source.engine_of(subject, options.model, num_slots=options.slots)
-    # The first client does not wait for what is compiled, or finds it broken.
+    # Compile now, so that the first client neither waits nor finds it broken.
     engine.generate([Request((subject.tokenizer.end,), 2)])
     return _serve(options, subject, engine, token, bound)
 
@@ -92,7 +92,7 @@ def _serve(
     f" once, {options.max_waiting} may wait",
     flush=True,
   )
-  # uvicorn raises the signal again that has ended it.
+  # uvicorn raises the signal that stopped it once more.
   with _handled(signal.SIGTERM), _handled(signal.SIGINT):
     server.run(sockets=[bound])
   print("ended", flush=True)
@@ -101,7 +101,7 @@ def _serve(
 
 @contextlib.contextmanager
 def _handled(number: signal.Signals):
-  """A signal that reaches this process has no effect of its own."""
+  """Installs a handler that ignores a signal, for the time of the context."""
   before = signal.signal(number, lambda *_: None)
   try:
     yield
@@ -110,7 +110,7 @@ def _handled(number: signal.Signals):
 
 
 def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
-  """Messages to a prompt; None, and a line that says why, if there is none."""
+  """The function from messages to a prompt; prints why if there is none."""
   try:
     return chat.template(folder)
   except UserError as error:
@@ -119,7 +119,7 @@ def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
 
 
 def _token(options: Options) -> str:
-  """The bearer token, which other machines need."""
+  """The bearer token; "" if only this machine can connect."""
   if options.token_file is None:
     if options.host in _LOCAL:
       return ""
@@ -142,7 +142,7 @@ def _token(options: Options) -> str:
 
 
 def _bound(options: Options) -> socket.socket:
-  """A socket at the address."""
+  """A socket bound to --host and --port."""
   family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
   try:
     return socket.create_server((options.host, options.port), family=family)
@@ -153,7 +153,7 @@ def _bound(options: Options) -> socket.socket:
 
 
 def _check(options: Options) -> None:
-  """Raises UserError for flags that contradict each other."""
+  """Raises UserError for flags that are out of range or contradictory."""
   source.check(options.model)
   if not 0 <= options.port <= 65_535:
     raise UserError(f"--port={options.port} must be from 0 to 65535")

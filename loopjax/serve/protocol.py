@@ -1,8 +1,8 @@
-"""What a client may ask for, checked: bodies of requests to `Ask`.
+"""Validates request bodies and converts them to `Ask`.
 
-The fields are those of OpenAI's completions and chat completions. `loops` and
-`exit` are ours, and so are `top_k`, `min_p` and `repetition_penalty`. A field
-that would have no effect here is refused, never left out in silence.
+The fields are those of OpenAI's completions and chat completions. `loops`,
+`exit`, `top_k`, `min_p` and `repetition_penalty` are extensions. A field that
+would have no effect here is rejected, never silently ignored.
 """
 
 import json
@@ -17,7 +17,7 @@ from loopjax.generate import source
 from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 
-MAX_CHOICES = 128  # Of a request, over all its prompts.
+MAX_CHOICES = 128  # Choices of a request, over all its prompts.
 _SHARED = (
   "model", "stream", "stream_options", "max_tokens", "temperature", "top_p",
   "top_k", "min_p", "repetition_penalty", "n", "stop", "seed", "logprobs",
@@ -27,9 +27,9 @@ _FIELDS = {
   False: {*_SHARED, "prompt"},
   True: {*_SHARED, "messages", "max_completion_tokens", "top_logprobs"},
 }
-# Says nothing about the answer.
+# Fields that cannot change the answer.
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier"}
-# Of OpenAI's other fields: the values that ask for nothing.
+# OpenAI's other fields, each with the values that ask for nothing special.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
   "best_of": (1,),
   "echo": (False,),
@@ -46,12 +46,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class ClientError(Exception):
-  """A request that is not answered, in OpenAI's shape.
+  """A rejected request, with its error in OpenAI's format.
 
   Attributes:
-    status: of the HTTP response.
-    content: its body, as JSON.
-    headers: of it.
+    status: the HTTP status.
+    content: the body of the response, to be written as JSON.
+    headers: additional headers of the response.
   """
 
   def __init__(
@@ -74,15 +74,16 @@ class ClientError(Exception):
 
 
 class Ask(NamedTuple):
-  """What a client asks for.
+  """A validated request.
 
   Attributes:
-    requests: of all choices; those of a prompt are consecutive.
-    num_prompt_tokens: of all prompts.
-    stops: texts that end a choice.
-    stream: whether parts are sent as they are written.
-    include_usage: whether the last part of a stream counts tokens.
-    log_probabilities: whether tokens are reported with theirs.
+    requests: the engine's requests, one per choice; those of a prompt are
+      consecutive.
+    num_prompt_tokens: tokens of all prompts.
+    stops: strings that end a choice.
+    stream: whether tokens are sent as they are sampled.
+    include_usage: whether the last chunk of a stream reports token counts.
+    log_probabilities: whether the log-probabilities of tokens are reported.
   """
 
   requests: tuple[Request, ...]
@@ -94,14 +95,15 @@ class Ask(NamedTuple):
 
 
 class Reader(NamedTuple):
-  """What is known about the model, to read requests with.
+  """The model's settings that are needed to read requests.
 
   Attributes:
-    name: of the model.
-    tokenizer: of the model.
-    max_tokens: of a prompt and its continuation; None for any number.
-    limit: tokens that one choice may have, at most.
-    chat: messages to the text of a prompt; None if the model does not chat.
+    name: the model's name in the API.
+    tokenizer: the model's tokenizer.
+    max_tokens: tokens of a prompt and its completion; None for no limit.
+    limit: maximum number of sampled tokens of a choice.
+    chat: function from messages to a prompt's text; None if the model has no
+      chat template.
   """
 
   name: str
@@ -112,10 +114,10 @@ class Reader(NamedTuple):
 
 
 def read(body: bytes, reader: Reader, *, chat: bool) -> Ask:
-  """Checks the body of a request.
+  """Validates the body of a request.
 
   Raises:
-    ClientError: it says what is wrong.
+    ClientError: a field is missing, unknown or invalid.
   """
   fields = _fields(body, chat)
   name = _text(fields, "model", reader.name)
@@ -149,7 +151,7 @@ def read(body: bytes, reader: Reader, *, chat: bool) -> Ask:
       Request(
         prompt=prompt,
         max_new_tokens=_max_tokens(fields, reader, len(prompt), chat),
-        # Each choice has its own; the first one that of the request.
+        # Each choice has its own seed; the first has the request's.
         sampling=Sampling(**given, seed=seed + choice),
         stop_tokens=(reader.tokenizer.end,),
         top_log_probabilities=num_top,
@@ -172,7 +174,7 @@ def read(body: bytes, reader: Reader, *, chat: bool) -> Ask:
 
 
 def _fields(body: bytes, chat: bool) -> dict[str, Any]:
-  """The fields that have a value; all of them have an effect."""
+  """The fields that are present and not neutral; rejects unknown ones."""
   try:
     fields = json.loads(body, parse_constant=_no_constant)
   except (ValueError, RecursionError) as error:
@@ -203,7 +205,7 @@ def _no_constant(name: str) -> float:
 def _prompts(
   fields: Mapping[str, Any], reader: Reader
 ) -> list[tuple[int, ...]]:
-  """Token ids of the prompts: a text, ids, or a list of either."""
+  """Token ids of the prompts, from a string, token ids or a list of these."""
   given = fields.get("prompt")
   if (
     isinstance(given, list)
@@ -230,7 +232,7 @@ def _prompt(given: Any, reader: Reader) -> tuple[int, ...]:
 def _messages(
   fields: Mapping[str, Any], reader: Reader
 ) -> list[tuple[int, ...]]:
-  """Token ids of a conversation, by the model's template."""
+  """Token ids of a conversation, formatted by the model's chat template."""
   if reader.chat is None:
     raise ClientError(
       "this model has no chat template; ask /v1/completions", param="messages"
@@ -264,11 +266,11 @@ def _messages(
   except UserError as error:
     raise ClientError(str(error), param="messages") from error
   (ids,) = reader.tokenizer.encode([_unicode(text, "messages")])
-  return [tuple(ids.tolist())]  # The template writes what comes first.
+  return [tuple(ids.tolist())]  # The template writes any start token.
 
 
 def _unicode(text: str, param: str) -> str:
-  """The text, without halves of surrogate pairs, which JSON may have."""
+  """The text; rejects lone surrogates, which JSON strings can contain."""
   try:
     text.encode()
   except UnicodeEncodeError as error:
@@ -279,7 +281,7 @@ def _unicode(text: str, param: str) -> str:
 def _max_tokens(
   fields: Mapping[str, Any], reader: Reader, num_prompt: int, chat: bool
 ) -> int:
-  """Tokens that may be written after a prompt."""
+  """The number of tokens that may be sampled after a prompt."""
   room = reader.limit
   if reader.max_tokens:
     room = min(room, reader.max_tokens - num_prompt)
@@ -308,7 +310,7 @@ def _max_tokens(
 def _log_probabilities(
   fields: Mapping[str, Any], chat: bool
 ) -> tuple[bool, int]:
-  """Whether they are asked for, and of how many other tokens."""
+  """Whether log-probabilities are requested, and how many alternatives."""
   if not chat:
     return "logprobs" in fields, _integer(fields, "logprobs", 0, 0, 20)
   shown = _flag(fields, "logprobs")

@@ -1,7 +1,8 @@
-"""The thread of the engine, and what an event loop sees of it.
+"""The engine's thread, and the interface to it from the event loop.
 
-Nothing but this thread touches the engine. Commands go in through a queue, and
-after each step the event loop is woken once, with the tokens of all requests.
+Only this thread touches the engine. Commands reach it through a queue, and
+after each step it wakes the event loop once, with the new tokens of all
+requests.
 """
 
 import asyncio
@@ -16,25 +17,25 @@ from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Request, Token
 
-# Of a job: numbers of its requests, and their next tokens.
+# New tokens of a job, each with the index of its request in the job.
 News = list[tuple[int, Token]]
 
 
 class FullError(Exception):
-  """As many requests as may be let in are running or waiting."""
+  """The maximum number of requests is already running or waiting."""
 
 
 class BrokenError(Exception):
-  """The engine has failed, and answers nothing any more."""
+  """The engine has failed and accepts no more requests."""
 
 
 class Job:
-  """Requests of one client, answered together.
+  """Requests of one client that are answered together.
 
   Attributes:
-    requests: what is asked.
-    unread: numbers of those whose last token has not been read.
-    accepted: done when the engine has taken them, or refused one.
+    requests: the requests.
+    unread: indices of the requests whose last token has not been read.
+    accepted: a future; done once the engine has accepted or refused them all.
   """
 
   def __init__(self, requests: Sequence[Request]):
@@ -44,11 +45,11 @@ class Job:
     self._arrived: asyncio.Queue[News | Exception] = asyncio.Queue()
 
   def put(self, news: News | Exception) -> None:
-    """Called in the event loop, with what the engine has made."""
+    """Adds new tokens or an error; called in the event loop."""
     self._arrived.put_nowait(news)
 
   async def tokens(self) -> AsyncGenerator[News, None]:
-    """The tokens of all requests, several at a time, to the end.
+    """Yields new tokens of the requests, several at a time, until all end.
 
     Raises:
       BrokenError: the engine has failed.
@@ -63,10 +64,10 @@ class Job:
 
 
 class Worker:
-  """Runs an engine in a thread of its own; called in one event loop.
+  """Runs an engine in its own thread; used from one event loop.
 
   Attributes:
-    capacity: requests that may be running or waiting.
+    capacity: maximum number of running and waiting requests.
     broken: whether the engine has failed.
   """
 
@@ -76,11 +77,11 @@ class Worker:
     capacity: int,
     on_failure: Callable[[], None] = lambda: None,
   ):
-    """The thread begins with `start`.
+    """Prepares the worker; `start` starts the thread.
 
     Args:
-      engine: for this worker alone from now on.
-      capacity: requests that may be running or waiting.
+      engine: the engine, which nothing else may use from now on.
+      capacity: maximum number of running and waiting requests.
       on_failure: called in the event loop if the engine fails.
     """
     self.capacity = capacity
@@ -90,39 +91,39 @@ class Worker:
       target=self._run, name="engine", daemon=True
     )
     self.broken = False
-    # Of the event loop: what the engine has not ended yet.
+    # Used by the event loop: the unfinished requests of each job.
     self._running: dict[Job, set[int]] = {}
-    # Of the thread: jobs and their requests by the engine's numbers.
+    # Used by the thread: engine request number -> (job, index in the job).
     self._owners: dict[int, tuple[Job, int]] = {}
     self._stopping = False
 
   def start(self) -> None:
-    """Starts the thread, in the event loop that it will report to."""
+    """Starts the thread; must be called in the event loop it will report to."""
     self._loop = asyncio.get_running_loop()
     self._thread.start()
 
   async def stop(self) -> None:
-    """Ends the thread after its present step; what is running is dropped."""
+    """Stops the thread after its current step; running requests are dropped."""
     self._commands.put(self._end)
     await asyncio.to_thread(self._thread.join)
 
   @property
   def healthy(self) -> bool:
-    """Whether requests are answered."""
+    """Whether the thread is alive and the engine has not failed."""
     return self._thread.is_alive() and not self.broken
 
   @property
   def num_live(self) -> int:
-    """Requests that are running or waiting."""
+    """Number of running and waiting requests."""
     return sum(map(len, self._running.values()))
 
   async def submit(self, requests: Sequence[Request]) -> Job:
-    """Hands requests to the engine, all of them or none.
+    """Passes requests to the engine, all of them or none.
 
     Raises:
-      FullError: there is no room.
+      FullError: there is no room for them.
       BrokenError: the engine has failed.
-      UserError: the engine refuses one.
+      UserError: the engine refuses one of them.
     """
     if not self.healthy:
       raise BrokenError
@@ -139,9 +140,10 @@ class Worker:
     return job
 
   def cancel(self, job: Job, numbers: Collection[int] | None = None) -> None:
-    """Ends requests of a job, all if None; what has ended is no error.
+    """Cancels the given requests of a job, or all if None.
 
-    Their slots are free after the present step.
+    Requests that have ended are ignored. The slots are free after the current
+    step.
     """
     numbers = job.unread if numbers is None else numbers
     ended = self._running.get(job, set()).intersection(numbers)
@@ -150,7 +152,7 @@ class Worker:
       self._leave(job, ended)
       self._commands.put(functools.partial(self._drop, job, ended))
 
-  # In the event loop, called by the thread.
+  # Called in the event loop, by callbacks from the thread.
 
   def _leave(self, job: Job, ended: set[int]) -> None:
     left = self._running.get(job, set()) - ended
@@ -160,7 +162,7 @@ class Worker:
       self._running.pop(job, None)
 
   def _answer(self, job: Job, refusal: UserError | None) -> None:
-    if job.accepted.done():  # Its client has gone.
+    if job.accepted.done():  # Its client has disconnected.
       return
     if refusal:
       job.accepted.set_exception(refusal)
@@ -181,7 +183,7 @@ class Worker:
     self._running.clear()
     self._on_failure()
 
-  # In the thread.
+  # Called in the thread.
 
   def _run(self) -> None:
     try:
@@ -189,12 +191,12 @@ class Worker:
         self._obey()
         if not self._stopping and not self._engine.idle:
           self._step()
-    except Exception:  # Whatever a device or a program raises.
+    except Exception:  # Whatever the device or the program raises.
       traceback.print_exc()
       self._loop.call_soon_threadsafe(self._fail)
 
   def _obey(self) -> None:
-    """Does what is asked; waits for it while there is nothing else to do."""
+    """Executes queued commands; waits for one while the engine is idle."""
     if self._engine.idle:
       self._commands.get()()
     while not self._stopping:

@@ -33,7 +33,7 @@ _COUNT = flags.DEFINE_bool("count", False, "Only print the number of items.")
 
 
 def main(argv: list[str]) -> int:
-  """Runs what the flags say; returns the exit status."""
+  """Runs the sweep or item that the flags name; returns the exit status."""
   del argv
   config, name = command_line.CONFIG.value, _SWEEP.value
   if config is None or not name:

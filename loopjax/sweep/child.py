@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 class Stop:
   """Records a request to stop the sweep, and passes it to the current run.
 
-  A run has its own process group, so that it receives signals from here only,
-  and only once: it saves at the first signal and would die at a second.
+  A run has its own process group, so that it receives signals only from this
+  process, and only once: it saves at the first and would die at a second.
 
   Attributes:
-    asked: whether a signal came.
+    asked: whether a signal was received.
   """
 
   def __init__(self):
@@ -37,9 +37,9 @@ class Stop:
         signal.signal(which, handler)
 
   def wait(self, process: subprocess.Popen) -> int:
-    """The exit status of a process, which gets signals until it ends."""
+    """Waits for a process, forwarding signals; returns its exit status."""
     self._process = process
-    if self.asked:  # The signal came before the process was started.
+    if self.asked:  # The signal arrived before the process was started.
       process.terminate()
     status = process.wait()
     self._process = None
@@ -60,11 +60,12 @@ def run_command(
 
   Args:
     command: program and arguments.
-    log: file.
-    stop: passes signals on to the command.
+    log: path of the log.
+    stop: forwards signals to the command.
 
   Returns:
-    Its exit status, negative if a signal ended it, and its last line of output.
+    The exit status, negative if a signal ended the command, and its last line
+    of output.
   """
   with log.open("a+", errors="replace") as file:
     before = file.seek(0, os.SEEK_END)

@@ -19,9 +19,9 @@ class Item(NamedTuple):
 
   Attributes:
     overrides: {"section.key": value} applied to the config.
-    config: resolved, as plain data.
+    config: the resolved config, as plain data.
     slug: name of its directory; the same for the same experiment.
-    needs: slugs of earlier items, whose runs it goes on from.
+    needs: slugs of the earlier items whose runs it starts from.
   """
 
   overrides: dict[str, Any]
@@ -40,11 +40,11 @@ def make_items(
   """The items of a sweep, all checked before any of them runs.
 
   Args:
-    config: with the command line's overrides.
-    sweeps: the config file's function.
-    name: of the sweep.
+    config: the config, with the command line's overrides.
+    sweeps: the config file's `sweeps` function.
+    name: name of the sweep.
     common: the command line's overrides.
-    workdir: of the sweep, where items find the runs of earlier ones.
+    workdir: the sweep's work directory, where items find runs of earlier items.
 
   Raises:
     UserError: no such sweep, or an item that is invalid with this config.
@@ -97,16 +97,16 @@ def slug(
 ) -> str:
   """A directory name for an item's changes: `num_memory_tokens=8,seed=42`.
 
-  Settings that an item leaves at the base's value are omitted, so that an
-  experiment that two sweeps share is run once; the seed is always included.
-  Different changes of one base have different names.
+  Settings with the base's value are omitted, so that an experiment that two
+  sweeps share is run once; the seed is always included. Different changes of
+  the same base have different names.
 
   Args:
     base: config without the item's overrides, as plain data.
-    changed: config with them.
+    changed: config with the item's overrides.
     keys: "section.key" of the settings that the item sets.
-    earlier: by setting, the name of an earlier item's run: a digest of it is
-      in the place of its path.
+    earlier: by setting, the name of the earlier run that its path refers to; a
+      digest of the name replaces the path.
   """
   before, after = sections.flatten(base), sections.flatten(changed)
   for key, name in earlier.items():

@@ -28,7 +28,7 @@ def run_items(
 
   Args:
     items: from `make_items`.
-    workdir: of the sweep; contains a directory and a log for each item.
+    workdir: the sweep's work directory, with a directory and a log per item.
     arguments: arguments of loopjax.main common to all items.
     dry_run: only print what would be done.
     limit: start at most this many; 0 for all.
@@ -82,7 +82,7 @@ def _item_arguments(
 
 
 def _missing(item: Item, items: Sequence[Item], workdir: pathlib.Path) -> str:
-  """The first of the runs that an item goes on from that is not complete."""
+  """The first incomplete run among those that an item starts from, or ""."""
   for other in (x for x in items if x.slug in item.needs):
     if _state(workdir / other.slug, other.config)[0] != "complete":
       return other.slug
@@ -92,7 +92,9 @@ def _missing(item: Item, items: Sequence[Item], workdir: pathlib.Path) -> str:
 def _state(
   directory: pathlib.Path, config: Mapping[str, Any]
 ) -> tuple[str, str]:
-  """ "new", "unfinished", "complete" or "failed", then with its message."""
+  """(state, message): "new", "unfinished", "complete" or "failed"; the message
+  is empty unless the run failed.
+  """
   try:
     workdir_lib.check_config(directory, config, "train_and_eval")
     if not (directory / "summary.json").exists():
@@ -144,7 +146,7 @@ def _run(
 
 
 def _result(directory: pathlib.Path, config: Mapping[str, Any]) -> list[str]:
-  """The task's first score on every split, if known."""
+  """The task's first score on every split that has one, as text."""
   if not (directory / "summary.json").exists():
     return []
   summary = workdir_lib.read_json(directory / "summary.json")

@@ -1,5 +1,6 @@
-"""Runs at the terminal: curves, loops, rates and time left, as they are made.
+"""Shows runs in the terminal: curves, loops, throughput and time left.
 
-`python -m loopjax.watch WORKDIR...` looks at running or finished directories.
-`runs` reads them, `plots` draws lines in characters, `frame` puts it together.
+`python -m loopjax.watch WORKDIR...` follows running or finished runs. `runs`
+reads work directories, `plots` draws lines in Braille characters, `frame`
+lays them out.
 """

@@ -14,7 +14,7 @@ from loopjax.watch import frame, runs
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Shows runs until they have ended; returns the exit status."""
+  """Shows runs until all have ended; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.watch",
     description=(
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--every", type=float, default=2.0, help="seconds between frames [2]"
   )
-  jax.config.update("jax_platforms", "cpu")  # The run may need the others.
+  jax.config.update("jax_platforms", "cpu")  # The run may need the GPU.
   console = Console()
   try:
     options = parser.parse_args(argv)

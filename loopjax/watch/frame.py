@@ -1,4 +1,4 @@
-"""One picture of several runs, side by side if there is room."""
+"""One frame with several runs, side by side if the terminal is wide enough."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from rich.text import Text
 from loopjax.watch import plots
 from loopjax.watch.runs import Line, Run
 
-_LEAST_WIDTH = 44  # Characters of a run beside another.
-_HEIGHT = 7  # Lines of a plot.
-# Numbers of a training row, in words.
+_LEAST_WIDTH = 44  # Minimum width of a column, in characters.
+_HEIGHT = 7  # Height of a plot, in lines.
+# Metrics of a training row that the last line shows, and their formats.
 _RATES = {
   "steps_per_second": "{:.3g} steps/s",
   "examples_per_second": "{:.3g} examples/s",
@@ -24,11 +24,11 @@ _RATES = {
 
 
 def make(runs: Sequence[Run], width: int) -> RenderableType:
-  """The frame; the plots of one metric have one range in all runs.
+  """Lays out the runs; plots of the same metric have the same range.
 
   Args:
-    runs: from `runs.read`.
-    width: characters.
+    runs: runs from `runs.read`.
+    width: width of the terminal, in characters.
   """
   abreast = max(min(len(runs), width // _LEAST_WIDTH), 1)
   each = width // abreast
@@ -48,7 +48,7 @@ def make(runs: Sequence[Run], width: int) -> RenderableType:
 def _column(
   run: Run, width: int, ranges: dict[str, plots.Limits]
 ) -> RenderableType:
-  """A run: where it is, its plots, its rates."""
+  """One run: its state and progress, its plots and its throughput."""
   inside = width - 4
   parts: list[RenderableType] = [
     Text(f"{run.what}: {run.state}", no_wrap=True, overflow="ellipsis"),

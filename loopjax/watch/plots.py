@@ -1,4 +1,4 @@
-"""Line plots in characters: a Braille character has two by four dots."""
+"""Line plots in Braille characters, each of which has two by four dots."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from rich.text import Text
 from loopjax.watch.runs import Line
 
 COLORS = ("cyan", "yellow", "green", "magenta", "red", "blue")
-_BLANK = 0x2800  # The first of the 256 Braille characters; a bit for each dot.
+_BLANK = 0x2800  # The empty Braille character; each dot adds a bit.
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_LABEL = 7  # Characters of a number at the left.
+_LABEL = 7  # Width of the axis labels at the left, in characters.
 
 
 class Limits(NamedTuple):
-  """The range that a plot shows."""
+  """The range of x and y that a plot shows."""
 
   left: float
   right: float
@@ -24,11 +24,11 @@ class Limits(NamedTuple):
 
 
 def limits(lines: Sequence[Line]) -> Limits:
-  """The range of some lines, never empty."""
+  """The range of all lines; never empty."""
   x = np.concatenate([line.x for line in lines])
   y = np.concatenate([line.y for line in lines])
   bottom, top = float(y.min()), float(y.max())
-  if bottom == top:  # In the middle.
+  if bottom == top:  # A constant line is drawn in the middle.
     bottom, top = bottom - 0.5, top + 0.5
   left, right = float(x.min()), float(x.max())
   return Limits(left, right if right > left else left + 1, bottom, top)
@@ -37,11 +37,12 @@ def limits(lines: Sequence[Line]) -> Limits:
 def plot(
   lines: Sequence[Line], width: int, height: int, within: Limits
 ) -> Text:
-  """Lines of text: the plot, with its range, and a legend.
+  """A plot with its range and a legend, as lines of text.
 
   Args:
-    lines: at most as many as there are colours have one of their own.
-    width, height: characters of the plot with its labels, without the legend.
+    lines: the lines; colours repeat if there are more lines than colours.
+    width, height: size of the plot in characters, with its labels and without
+      the legend.
     within: the range to show.
   """
   columns = width - _LABEL - 1
@@ -65,11 +66,11 @@ def plot(
 def draw(
   lines: Sequence[Line], columns: int, rows: int, within: Limits
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The dots of lines on a grid of characters.
+  """Draws lines on a grid of characters.
 
   Returns:
-    (bits of each character's dots, int [rows, columns]; the index of the line
-    that it shows, the last one if there are several, -1 for none).
+    (bits of each character's dots, int [rows, columns]; index of the line drawn
+    in each character, the last one where lines cross, -1 for none).
   """
   cells = np.zeros((rows, columns), int)
   colors = np.full((rows, columns), -1)
@@ -83,7 +84,7 @@ def draw(
 def _dots(
   line: Line, width: int, height: int, within: Limits
 ) -> list[tuple[int, int]]:
-  """The dots of a line, joined; (0, 0) is at the top left."""
+  """The dots of a line, connected; (0, 0) is at the top left."""
   x = (line.x - within.left) / (within.right - within.left)
   y = (within.top - line.y) / (within.top - within.bottom)
   x = np.clip(np.rint(x * (width - 1)), 0, width - 1).astype(int)

@@ -1,4 +1,4 @@
-"""What a work directory says about its run, whether or not it has ended."""
+"""The state of a run, finished or not, read from its work directory."""
 
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ from loopjax.run import workdir as workdir_lib
 
 _LEAST_SILENCE = 120.0  # Seconds without a row before a run is called silent.
 _ENDED = {"preempted": "stopped on request"}
-# Rows that are not of an evaluation during training.
+# Splits of rows that no evaluation during training wrote.
 _OTHER_SPLITS = ("train", "test", "depth")
 
 
 class Line(NamedTuple):
-  """A metric over steps. label: what it is. x: int [N]. y: f64 [N]."""
+  """A metric over steps. label: its name. x: steps, int [N]. y: f64 [N]."""
 
   label: str
   x: np.ndarray
@@ -27,16 +27,16 @@ class Line(NamedTuple):
 
 
 class Run(NamedTuple):
-  """A run as its directory shows it.
+  """The state of a run.
 
   Attributes:
-    name: of the directory.
-    what: family and task.
-    step: of the newest row; 0 if there is none. num_steps: of the whole run.
-    state: how it is, in words.
-    ended: whether no more rows will come.
-    rates: numbers of the newest training row that has them, by name.
-    panels: lines by the title of their plot; none where nothing is known yet.
+    name: name of the work directory.
+    what: model family and task.
+    step: step of the newest row; 0 if there is none. num_steps: of the run.
+    state: a phrase such as "training; 5 minutes left".
+    ended: whether the run has ended.
+    rates: throughput metrics of the newest training row that has them, by name.
+    panels: lines by the title of their plot; empty if there are no values yet.
   """
 
   name: str
@@ -50,14 +50,14 @@ class Run(NamedTuple):
 
 
 def read(workdir: pathlib.Path, now: float) -> Run:
-  """Reads a run; rows that are written at this moment are left out.
+  """Reads a run; a row that is only partly written is skipped.
 
   Args:
-    workdir: of the run.
-    now: seconds since the epoch, as `time.time`.
+    workdir: the work directory.
+    now: seconds since the epoch, as from `time.time`.
 
   Raises:
-    UserError: there is no run.
+    UserError: the directory contains no run.
   """
   config_path = workdir / "config.json"
   if not config_path.exists():
@@ -88,7 +88,7 @@ def _state(
   step: int,
   now: float,
 ) -> tuple[str, bool]:
-  """How the run is, in words, and whether it has ended."""
+  """The state of the run as a phrase, and whether the run has ended."""
   summary_path = workdir / "summary.json"
   if summary_path.exists():
     summary = workdir_lib.read_json(summary_path)
@@ -111,7 +111,7 @@ def _state(
 def _panels(
   rows: series.Rows, headline: Iterable[str]
 ) -> dict[str, list[Line]]:
-  """Loss, the task's scores, and how much the model loops."""
+  """Lines of the loss, the task's scores and the number of loops, by title."""
   evaluated = dict.fromkeys(
     row["split"]
     for row in rows
@@ -127,13 +127,13 @@ def _panels(
 
 
 def _lines(rows: series.Rows, name: str, splits: Iterable[str]) -> list[Line]:
-  """A line for each of the splits that have the metric."""
+  """A line for each split that has the metric."""
   found = [Line(split, *series.of(rows, split, name)) for split in splits]
   return [line for line in found if len(line.x)]
 
 
 def _loops(rows: series.Rows) -> list[Line]:
-  """Steps until a token halts: by layer, or by kind of token."""
+  """Loops until a token halts: by layer, or by kind of token."""
   steps, values = series.by_layer(rows, "train", "ponder_steps")
   if len(steps):
     return [

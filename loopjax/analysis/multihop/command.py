@@ -1,4 +1,4 @@
-"""All analyses of a run, in order; any that is left out is reported."""
+"""Runs all analyses in order, and reports any that does not apply."""
 
 import inspect
 import os
@@ -53,11 +53,12 @@ def analyse(
   Writes analysis.jsonl and figures, prints tables and the paths of the files.
 
   Args:
-    workdir: of the run, which may be in progress.
+    workdir: the run's work directory, which may be in progress.
     output: directory to write to.
     num_examples: evaluation questions to use; 0 for all.
     loop: intervene and patch after this loop only, from 1.
-    position: where to do so, from 0; None for where each bridge is first known.
+    position: intervene and patch at this position, from 0; None for the first
+      position that determines each bridge.
 
   Raises:
     UserError: no such run, or no such loop or position.
@@ -158,7 +159,7 @@ def _edit(
   loop: int | None,
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
-  """Interventions and patching: (rows, a line for each analysis left out)."""
+  """Interventions and patching: (rows, a line for each skipped analysis)."""
   config = runs.task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
@@ -191,8 +192,8 @@ def _write(
   found: list[rows.Row],
   notes: list[str],
 ) -> None:
-  """Writes rows and figures; prints what was left out, and the file paths."""
-  for pattern in _PICTURES:  # An earlier analysis may have had more.
+  """Writes rows and figures; prints the skipped analyses and the file paths."""
+  for pattern in _PICTURES:  # Removes pictures of an earlier analysis.
     for old in output.glob(pattern):
       old.unlink()
   path = output / "analysis.jsonl"

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from loopjax.nn import norm
 from loopjax.types import Array
 
-# Norm of equation 3. The paper does not say which; "rms" gives unit scale, as
-# the states of a loop that ends in a norm have.
+# Norm of equation 3. The paper does not say which; "rms" gives unit scale, like
+# the states of a loop that ends in a norm.
 NORMS = ("rms", "match_hidden", "final_norm")
 _EPSILON = 1e-6
 
@@ -26,7 +26,7 @@ def at_scale(
     states: H, the states to replace, f32 [..., D].
     kind: one of NORMS: the RMS norm without a gain, W[b] scaled to the length
       of H, or the model's trained norm with its gain.
-    final_norm: that norm.
+    final_norm: the model's trained norm.
 
   Returns:
     f32 [..., D].
@@ -53,9 +53,9 @@ def blend(
   """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
 
   Args:
-    state: what loop k passes on, f32 [B, T, D].
+    state: H, the output of loop k, f32 [B, T, D].
     k: index of the loop from 0, i32 scalar.
-    loop: after which to replace, from 1, i32 scalar.
+    loop: the loop after which to replace, from 1, i32 scalar.
     here: positions to replace, bool [B, T].
     alpha: f32 scalar. 0 keeps H, 1 replaces it entirely.
     vectors: v of every example, f32 [B, D], finite.

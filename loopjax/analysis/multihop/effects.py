@@ -77,7 +77,7 @@ def _draw_loop(
 
 
 def _where(found: Sequence[rows.Row]) -> str:
-  """The position of these rows in words; it may vary with more hops."""
+  """The position of the rows as text; it may vary with more than two hops."""
   positions = rows.values_of(found, "position")
   if len(positions) > 1:
     return "the bridge's position"

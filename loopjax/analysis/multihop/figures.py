@@ -35,7 +35,7 @@ def draw_stages(
     metrics: rows of the run's metrics.jsonl.
     splits: the splits to show.
     num_loops: K.
-    directory: where to write.
+    directory: output directory.
 
   Returns:
     Paths; none if metrics.jsonl has no such accuracy yet.
@@ -166,7 +166,7 @@ def draw_cosines(
     shown = [row for row in ours if row["entity"] == bridge]
     tokens = (bridge, *tables.controls_of(bridge))
     for axes, metric in zip(panels, metrics, strict=True):
-      if metric not in shown[0]:  # The last loop passes nothing on.
+      if metric not in shown[0]:  # The last loop has no next loop.
         axes.set_visible(False)
         continue
       bars = {
@@ -225,9 +225,9 @@ def draw_bars(
   """Groups of bars with standard errors.
 
   Args:
-    axes: where.
-    groups: their names, under the axis.
-    bars: by name: colour, a row for every group, and the metric to show.
+    axes: the axes to draw on.
+    groups: names of the groups, shown under the axis.
+    bars: (colour, a row per group, metric to show) by name of the bar.
   """
   width = 0.8 / len(bars)
   for index, (name, (color, shown, metric)) in enumerate(bars.items()):

@@ -1,8 +1,8 @@
 """The training-free intervention: pass on the embedding of a token.
 
 DiscoLoop, arXiv 2607.00341, equation 3 and figure 2: between two loops, at one
-position, H <- (1 - alpha) H + alpha Norm(W[b]). For DiscoLoop itself H is what
-the channel returns, H~; b is decoded from the state before it.
+position, H <- (1 - alpha) H + alpha Norm(W[b]). For DiscoLoop itself, H is the
+output of the channel, H~, and b is decoded from the channel's input.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ TARGETS = ("argmax", "bridge", "random_entity")
 
 
 class Place(NamedTuple):
-  """Where the states of questions are edited.
+  """The loop, questions and positions of an edit.
 
   Attributes:
-    loop: after which, from 1.
-    rows: questions with a bridge there: those whose entity after this many hops
-      is not the answer yet, int [n].
-    position: the position in each of them, int [n].
+    loop: the loop after which to edit, from 1.
+    rows: indices of the questions that have a bridge there: the entity after
+      this many hops is not the answer yet, int [n].
+    position: the position to edit in each question, int [n].
   """
 
   loop: int
@@ -46,9 +46,9 @@ def places(
   Args:
     questions: all questions.
     num_loops: K.
-    loop: only this k; all if None.
-    position: used instead of the first position that has read everything the
-      bridge depends on.
+    loop: only this k; None for all.
+    position: the position for all bridges; None for the first position that has
+      seen everything the bridge depends on.
   """
   for k in range(1, num_loops) if loop is None else (loop,):
     members = np.flatnonzero(questions.hops > k)
@@ -70,7 +70,7 @@ def sweep(
     subject: the model.
     questions: all questions.
     observed: the model's outputs on them.
-    place: where to intervene.
+    place: the loop, questions and positions of the intervention.
   """
   members, loop, position = place.rows, place.loop, place.position
   inputs, last = questions.inputs[members], questions.last[members]

@@ -1,7 +1,7 @@
 """Logit lens and cosines of hidden states. Pure functions on arrays.
 
-The logit lens reads a state with the read-out of the model, P(e | H); the
-cosine compares it with the embedding, cos(H, W[e]) (DiscoLoop, table 1b).
+The logit lens applies the model's read-out to a state, P(e | H); the cosine
+compares the state with an embedding, cos(H, W[e]) (DiscoLoop, table 1b).
 """
 
 import jax
@@ -15,8 +15,7 @@ def read_out(logits: Array, tokens: Array) -> dict[str, Array]:
   """The logit lens for given tokens.
 
   Args:
-    logits: f32 [..., V]. Padding ids have logits so low that they
-      do not matter.
+    logits: f32 [..., V]; the logits of padding ids are negligibly low.
     tokens: ids of interest, int [..., n].
 
   Returns:

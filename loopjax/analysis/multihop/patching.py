@@ -1,9 +1,9 @@
 """Causal patching: does the state at the bridge's position carry the bridge?
 
-What a loop passes on there is replaced by what it passes on in another question
-(donor) of the same split. If the next loops read the bridge from that position,
-the answer becomes the entity that the donor's bridge and the question's own
-remaining relations lead to.
+A loop's output at this position is replaced by its output for another question
+(the donor) of the same split. If the next loops read the bridge from that
+position, the answer becomes the entity that the question's own remaining
+relations lead to from the donor's bridge.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
   """Questions with their donors.
 
   Attributes:
-    donor: row of the donor of each question, int [n]; -1 if none was found.
+    donor: index of each question's donor, int [n]; -1 if none was found.
     implied: entity that the patched question leads to, int [n]; -1 if no donor.
     examined: number of pairs examined.
     qualified: number of these that could be used.
@@ -70,10 +70,10 @@ def make_pairs(
 
   Args:
     table: from `fact_table`.
-    bridges: of every question, int [n].
-    relations: those remaining after the bridge, int [n, m].
-    answers: int [n].
-    rng: random numbers.
+    bridges: bridges of every question, int [n].
+    relations: the relations after the bridge, int [n, m].
+    answers: the questions' answers, int [n].
+    rng: random number generator.
   """
   num = len(bridges)
   order = rng.permutation(num)
@@ -107,11 +107,11 @@ def patch(
 
   Args:
     subject: the model.
-    questions: all.
-    observed: of them all.
-    place: where to patch.
+    questions: all questions.
+    observed: what the model read and predicted on all of them.
+    place: the loop, questions and positions to patch.
     table: from `fact_table`.
-    num_entities: of both graphs; the ids of relations follow theirs.
+    num_entities: entities of both graphs; the ids of relations follow theirs.
 
   Returns:
     (rows, a line for every split without a usable pair).
@@ -169,11 +169,12 @@ def patched_answers(
 
   Args:
     subject: the model.
-    questions: all.
+    questions: all questions.
     members: rows of the questions to patch, int [n].
-    donor: of each, a row of `members`, int [n]; -1 for the question itself.
-    loop: after which, from 1.
-    position: in each, int [n], the same in its donor.
+    donor: index into `members` of each question's donor, int [n]; -1 for the
+      question itself.
+    loop: the loop after which to patch, from 1.
+    position: the position to patch in each question and its donor, int [n].
 
   Returns:
     Token ids, int [n].

@@ -16,18 +16,18 @@ class Questions(NamedTuple):
   Attributes:
     splits: names of all splits.
     split: index of each question's split, int [N].
-    hops: h of each, int [N].
+    hops: h, hops of each question, int [N].
     inputs: token ids, i32 [N, T].
     last: position of the answer, int [N].
-    hop_positions: first position that has read everything that hops 1, ..., h
-      depend on, int [N, H]; -1 past hop h.
+    hop_positions: for each hop 1, ..., h, the first position that has seen
+      everything it depends on, int [N, H]; -1 past hop h.
     entities: token ids of a, of the bridges and of the answer, int [N, 1 + H];
       -1 past hop h.
     relations: token ids of r1, ..., rh, int [N, H]; -1 past hop h.
     random_entity: token id of an entity of the same graph that the question
       does not involve, drawn uniformly, int [N].
-    role_exposure: group by how many of its facts were composed in their
-      positions in training, int [N]; -1 if it has no group.
+    role_exposure: each question's group, by how many of its facts were composed
+      in the same position in training, int [N]; -1 for no group.
     role_exposure_names: "SPLIT/GROUP" of every group.
   """
 
@@ -67,12 +67,12 @@ def entity_name(hop: int, hops: int) -> str:
 
 
 def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
-  """The first questions of the test and of what is trained on, shuffled.
+  """The first questions, shuffled, of the test and training splits.
 
   Args:
-    config: of the task.
-    dataset: its test split; the validation chains in it are left out.
-    num: how many; 0 for all.
+    config: the task's settings.
+    dataset: the test split; the validation chains in it are skipped.
+    num: number of questions; 0 for all.
   """
   batch = view_lib.sample(dataset, 0)
   reported = [
@@ -92,7 +92,7 @@ def from_batch(
   """Questions of a batch of the task.
 
   Args:
-    config: of the task.
+    config: the task's settings.
     batch: as `task.make_dataset` describes it, all examples valid.
     groups: names of the groups "split" and "role_exposure".
   """

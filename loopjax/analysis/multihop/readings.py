@@ -18,7 +18,7 @@ def stages(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
 def role_exposure(
   questions: Questions, observed: subject.Observed
 ) -> list[rows.Row]:
-  """The same by which facts were composed in their positions in training."""
+  """Accuracy after every loop by role exposure, see `chains.role_exposure`."""
   found = []
   for group, name in enumerate(questions.role_exposure_names):
     members = np.flatnonzero(questions.role_exposure == group)
@@ -58,13 +58,13 @@ def _stages(
 def logit_lens(
   questions: Questions, observed: subject.Observed
 ) -> list[rows.Row]:
-  """Every bridge and the answer, at every loop and position (table 1b).
+  """Logit lens of every bridge and the answer, by loop and position (table 1b).
 
-  "hop_position" is the first position that has read everything that the entity
+  "hop_position" is the first position that has seen everything that the entity
   depends on: position 1 for the first bridge in the paper's symbolic format.
-  In addition to what `lens.read_out` returns, "argmax" is the share of
-  questions for which the entity is the most likely token after this loop, and
-  "first_argmax" the share for which this is so for the first time.
+  Besides the metrics of `lens.read_out`, "argmax" is the share of questions for
+  which the entity is the most likely token after this loop, and "first_argmax"
+  the share for which it is so for the first time.
   """
   is_argmax = observed.lens["rank"] == 1
   samples = {
@@ -81,11 +81,11 @@ def logit_lens(
 
 
 def cosines(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
-  """Every bridge, the answer and the controls, at every loop and position.
+  """Cosines of every bridge, the answer and controls, by loop and position.
 
   The controls are "start" a, "relation1", ... and "random_entity", an entity
-  that the question does not involve. The last loop passes nothing on, so its
-  rows have no "mixed" cosines.
+  that the question does not involve. The last loop has no channel, so its rows
+  have no "mixed" cosines.
   """
   found = []
   compared = subject.tokens_compared(questions)
@@ -119,7 +119,7 @@ def _grid(
   Args:
     analysis: name of the analysis.
     split: of the members.
-    members: rows of `questions`, int [n].
+    members: indices into `questions`, int [n].
     questions: all questions.
     samples: values by metric, [n, K, T].
     hop: the entity after this hop; None for a control.

@@ -25,13 +25,14 @@ def make(
   Args:
     analysis: name of the analysis.
     split: of the questions.
-    loop: after which, from 1.
-    position: in the question, from 0.
+    loop: the loop after which the state is read, from 1.
+    position: position in the question, from 0.
     samples: values of n > 0 questions by metric, [n].
     labels: further entries that identify the row.
 
   Returns:
-    These, "count" n, and by metric the mean and "<metric>/standard_error".
+    The labels, "count" n, and for every metric its mean and
+    "<metric>/standard_error".
   """
   values = {}
   for name, sample in samples.items():

@@ -34,6 +34,6 @@ def read_settings(
 
 
 def task_config(settings: config_lib.Settings) -> task_lib.Config:
-  """The section task, whose type `read_settings` has checked."""
+  """The task section of settings that `read_settings` has checked."""
   assert isinstance(settings.task, task_lib.Config)
   return settings.task

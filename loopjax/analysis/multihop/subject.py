@@ -16,16 +16,16 @@ from loopjax.types import Array
 
 
 class Observed(NamedTuple):
-  """What a model did on N questions, numpy arrays.
+  """A model's predictions and states on N questions, numpy arrays.
 
   Attributes:
     prediction: argmax of the read-out after every loop, int [N, K, T].
     lens: by name of `lens.read_out`, f32 [N, K, T, H]; entry j - 1 is about the
       entity after hop j, and arbitrary past the answer.
     cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, before a norm that
-      belongs to the read-out, and, for a family that passes on another state,
-      "mixed_cosine" and "mixed_centred_cosine" of that; f32 [N, K, T, n], in
-      the order of `tokens_compared`.
+      belongs to the read-out, and, for a family with a channel between loops,
+      "mixed_cosine" and "mixed_centred_cosine" of its output; f32 [N, K, T, n],
+      in the order of `tokens_compared`.
   """
 
   prediction: Any
@@ -39,12 +39,12 @@ class Subject(NamedTuple):
   Attributes:
     num_loops: K.
     observe: (questions) -> Observed.
-    handed_on: (inputs [n, T], loop, position int [n]) -> what that loop passes
-      to the next one there, f32 [n, D].
+    handed_on: (inputs [n, T], loop, position int [n]) -> the state that the
+      loop passes to the next loop at this position, f32 [n, D].
     embed: (token ids int [n], states f32 [n, D], kind) -> Norm(W[token]) of
       equation 3, f32 [n, D]; see `edits.at_scale`.
     answer: (inputs [n, T], last int [n], loop, position int [n], alpha, vectors
-      f32 [n, D]) -> the argmax at `last`, int [n], if what that loop passes on
+      f32 [n, D]) -> the argmax at `last`, int [n], if the state after this loop
       at `position` becomes (1 - alpha) H + alpha v. One program serves all
       loops, positions, alphas and vectors.
   """
@@ -57,7 +57,7 @@ class Subject(NamedTuple):
 
 
 def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
-  """What hidden states are compared with: token ids by name, int [N].
+  """The tokens that hidden states are compared with: ids by name, int [N].
 
   "hop1", ... are the entities after each hop; -1 past the answer. The controls
   are "start" (a), "relation1", ... and "random_entity", see `Questions`.
@@ -96,15 +96,15 @@ def make_subject(
   """Compiles the functions of a subject.
 
   Args:
-    build: parameters -> a model with the call of `models.looped.Model`, with
-      `token_embedding` and `final_norm`; only `answer` needs the `edit`
-      argument of its call.
-    params: its parameters.
+    build: function from parameters to a model that has the call, the
+      `token_embedding` and the `final_norm` of `models.looped.Model`; only
+      `answer` needs the `edit` argument of the call.
+    params: the model's parameters.
     num_padding_tokens: ids at the end that are not real tokens.
     num_loops: K.
     batch_size: examples per device call.
-    traces: that the model has. A loop passes on "mixed" if that is one of them,
-      and "hidden" otherwise.
+    traces: traces of the model. The state between loops is "mixed" if that is
+      one of them, and "hidden" otherwise.
   """
   states = tuple(name for name in ("hidden", "mixed") if name in traces)
 
@@ -171,7 +171,7 @@ def _observe(
   vectors = table[compared][:, None, None]  # [b, 1, 1, n, D]
   cosines = {}
   for state in states:
-    # Without tokens that a model puts before the question: [b, K, T, D].
+    # Without tokens that the model prepends to the question: [b, K, T, D].
     hidden = outputs[-1].trace[state][:, :, -inputs.shape[1] :]
     hidden = jnp.swapaxes(hidden, 0, 1)
     prefix = "" if state == "hidden" else f"{state}_"

@@ -22,7 +22,7 @@ def stages(found: Sequence[rows.Row]) -> str:
 
 
 def role_exposure(found: Sequence[rows.Row]) -> str:
-  """The same by which facts were composed in their positions in training."""
+  """Accuracy after every loop by role exposure, see `chains.role_exposure`."""
   return _by_loop(
     "The same by which facts were composed in their positions in training",
     rows.select(found, "role_exposure"),
@@ -49,7 +49,7 @@ def _by_loop(title: str, found: Sequence[rows.Row], labels) -> str:
 
 
 def logit_lens(found: Sequence[rows.Row]) -> str:
-  """Bridge k after loop k at its position, and at its clearest (table 1b)."""
+  """Bridge k after loop k, at its position and at its maximum (table 1b)."""
   lens = rows.select(found, "lens")
   lines = []
   for split, entity, loop in _bridges(lens):
@@ -198,7 +198,7 @@ def _plus_minus(row: rows.Row, name: str) -> str:
 
 
 def _table(title: str, header: Sequence[str], lines) -> str:
-  """Aligned columns under a title; nothing if there are no lines."""
+  """Aligned columns under a title; "" if there are no lines."""
   if not lines:
     return ""
   cells = [list(header), *lines]

@@ -11,7 +11,7 @@ import numpy as np
 from loopjax.data import hashing, pipeline
 
 NUM_OPERATORS = 3  # Sum, difference and product.
-_PARTS = 20  # Of all expressions, by hash; every split has some of them.
+_PARTS = 20  # Hash buckets of expressions; each split has some of them.
 PARTS = {
   "train": np.arange(0, 16, dtype=np.uint64),
   "validation": np.arange(16, 18, dtype=np.uint64),
@@ -27,19 +27,19 @@ def draw(
   operations: np.ndarray,
   split: str,
 ) -> np.ndarray:
-  """Random expressions of a split, drawn again until their hash is in it.
+  """Random expressions of a split; those of other splits are redrawn.
 
   Args:
     modulus: M; numbers are 0 .. M - 1.
     max_operations: the largest number of operations of any example.
-    stream: of the random numbers.
-    positions: of the stream, int [B].
-    operations: the number of operations of each, from 1, int [B].
+    stream: number of the random stream.
+    positions: positions in the stream, int [B].
+    operations: number of operations of each expression, from 1, int [B].
     split: "train", "validation" or "test".
 
   Returns:
-    Tokens int64 [B, 2 max_operations + 1]: numbers are themselves, operators
-    follow from M on, -1 stands after the expression.
+    Tokens int64 [B, 2 max_operations + 1]: numbers are their own ids, operators
+    start at M, and -1 fills the rest.
   """
   width = 2 * max_operations + 1
   tokens = np.full((len(positions), width), -1)
@@ -62,7 +62,7 @@ def values(modulus: int, tokens: np.ndarray) -> np.ndarray:
   rows = np.arange(batch)
   stack = np.zeros((batch, width + 2), np.int64)
   height = np.zeros(batch, np.int64)
-  for token in tokens.T[::-1]:  # An operator's operands are there by then.
+  for token in tokens.T[::-1]:  # Operands are evaluated before their operator.
     left = stack[rows, height - 1]
     right = stack[rows, height - 2]
     results = np.stack([left + right, left - right, left * right])
@@ -81,7 +81,7 @@ def _expressions(
   """Expressions from uniform numbers [B, 2 width], int64 [B, width]."""
   batch, width = len(operations), numbers.shape[1] // 2
   rows = np.arange(batch)
-  # The numbers of operations of the expressions that are still to be written.
+  # Numbers of operations of the expressions that remain to be written.
   stack = np.zeros((batch, width + 2), np.int64)
   stack[:, 0] = operations
   height = np.ones(batch, np.int64)

@@ -1,11 +1,11 @@
 """The arithmetic task: the value of a nested expression, in one token.
 
 Sums, differences and products modulo M in prefix notation, without intermediate
-steps: a model has to look up results in its weights, and to apply what it knows
-to results of its own (after Mano of Physics of Language Models 4.1, Allen-Zhu
+steps: a model has to look up results in its weights, and to operate on its own
+intermediate results (after Mano of Physics of Language Models 4.1, Allen-Zhu
 2025).
 
-Token ids: the numbers, the operators, one that asks for the value, padding.
+Token ids: the numbers, the operators, ASK (asks for the value), padding.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class Config:
     modulus: M (23 in the paper).
     max_operations: L; the number of operations is uniform in 1 .. L in
       training.
-    num_eval_examples: number in validation, and in the test split, the same for
-      each of 1, 2, 4, ..., L operations.
+    num_eval_examples: number of examples in validation, and in the test split,
+      divided equally among 1, 2, 4, ..., L operations.
     eval_seed: seed of both; training uses the run's seed.
   """
 
@@ -112,8 +112,8 @@ def make_dataset(
   Args:
     config: the task.
     split: "train", an endless stream; "validation" or "test".
-    batch_size: over all processes.
-    seed: of the training stream.
+    batch_size: global batch size, over all processes.
+    seed: seed of the training stream.
     rows: the rows of every global batch that this process reads; all if None.
 
   Returns:

@@ -20,13 +20,13 @@ class Config:
   one that asks for the answer, padding.
 
   Attributes:
-    num_nodes: N, of the largest cycle, and of every cycle in evaluation.
+    num_nodes: N, nodes of the largest cycle, and of every cycle in evaluation.
     max_hops: K; in training the hops k of a question are uniform over 1 .. K.
     num_queries: questions about one cycle, at most one per node.
     word_base: V0, choices for each token of a word.
     min_word, max_word: tokens of a node's name.
     context_length: tokens of the cycle, including the padding before it.
-    min_nodes: of the smallest cycle in training.
+    min_nodes: nodes of the smallest cycle in training.
     num_eval_examples: number in validation, and in the test split, divided
       equally among the numbers of hops.
     eval_seed: seed of both; training uses the run's seed.

@@ -1,4 +1,4 @@
-"""Cycles, questions about them, and how both are written.
+"""Cycles and questions about them, and how both are written as tokens.
 
 A cycle of n nodes is written as its edges in random order, each as the name of
 a node and that of its successor. A question is HOP_k, the name of a node, ANS,
@@ -24,7 +24,7 @@ def training_sizes(
 
   Args:
     config: the task.
-    seed: of the stream of examples.
+    seed: seed of the stream of examples.
     indices: in the stream, int [B].
 
   Returns:
@@ -51,7 +51,7 @@ def examples(
 
   Args:
     config: the task.
-    seed: of the stream of examples.
+    seed: seed of the stream of examples.
     indices: in the stream, int [B].
     num_nodes: n of each cycle, int [B], N at most.
     hops: k of each question, int [B, M]; the first min(n, M) are asked.
@@ -107,7 +107,7 @@ def draw_words(
 
   Args:
     config: the task.
-    seed: of the stream of examples.
+    seed: seed of the stream of examples.
     indices: in the stream, int [B].
     num_nodes: words of each example, int [B].
 

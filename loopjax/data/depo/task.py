@@ -69,8 +69,8 @@ def make_dataset(
     split: "train", an endless stream of cycles of all sizes and questions of
       all hops; "validation" or "test": the largest cycles; all questions of a
       cycle have 1, 2, 4, ... or K hops, so that scores are per number of hops.
-    batch_size: over all processes.
-    seed: of the training stream.
+    batch_size: global batch size, over all processes.
+    seed: seed of the training stream.
     rows: the rows of every global batch that this process reads; all if None.
 
   Returns:

@@ -19,7 +19,7 @@ _MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How many operations an answer takes, and the length of the text.
+  """Numbers of operations, and lengths of the texts.
 
   The operations and the counts to evaluate are those of Language Models Need
   Sleep, section 6.3; its texts have 2000 tokens and more.
@@ -29,10 +29,10 @@ class Config:
     eval_ops: the same in evaluation, with equally many examples each.
     context_length: tokens of the question and the text, including the padding
       before them.
-    min_length: of the question and the text without padding. The paper's have
-      2000 to 3300.
-    max_length: lengths are roughly uniform between the two; distractors fill
-      what a problem leaves of the length, if anything.
+    min_length: minimum tokens of the question and the text without padding. The
+      paper's have 2000 to 3300.
+    max_length: lengths are roughly uniform between min_length and max_length;
+      distractors fill what the problem leaves free.
     reverse_fraction: fraction of the examples of two and more operations that
       state a total and ask for one of its parts.
     max_constant: constants and addends are uniform over 1 .. max_constant.

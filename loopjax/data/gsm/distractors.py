@@ -1,4 +1,4 @@
-"""Distractors: what a text says that its question does not need.
+"""Distractors: statements that are irrelevant to the question.
 
 Decoys are problems as hard as the one in question, drawn in the same way, with
 their own constants, totals and unknowns: only the question tells which problem
@@ -38,16 +38,16 @@ def decoys(
   operations: np.ndarray,
   reverse: np.ndarray,
 ) -> Graphs:
-  """Draws the maximum number of further problems for each example.
+  """Draws the maximum number of decoy problems for each example.
 
-  They come from all splits alike, since their answers are never given.
+  Decoys are drawn regardless of splits, since their answers are never given.
 
   Args:
     config: the task.
-    seed: of a stream of random numbers.
-    indices: of the examples, int [B].
-    operations: of each example's problems, int [B].
-    reverse: as `graphs.draw` takes it, bool [B].
+    seed: seed of a stream of random numbers.
+    indices: indices of the examples, int [B].
+    operations: number of operations of each example's problems, int [B].
+    reverse: as in `graphs.draw`, bool [B].
 
   Returns:
     Graphs of B x 15 problems, those of an example adjacent.
@@ -74,12 +74,12 @@ def fitting(
   """Selects the problem and the first decoys that fit into half of the room.
 
   Args:
-    kinds: of the nodes of P problems, int [B, P, 8].
+    kinds: kinds of the nodes of P problems, int [B, P, 8].
     lengths: tokens of their statements, int [B, P].
     room: tokens that the first problem leaves, int [B].
 
   Returns:
-    bool [B, P]. They have no more totals than there are places for these.
+    bool [B, P]. The selected problems have at most NUM_TOTAL_PLACES totals.
   """
   ends = np.cumsum(lengths[:, 1:], axis=1)
   totals = np.cumsum((kinds == TOTAL).sum(axis=2), axis=1)
@@ -91,15 +91,15 @@ def fitting(
 def statements(
   config: Config, seed: int, indices: np.ndarray, graph: Graphs
 ) -> Statements:
-  """Single statements, up to the maximum that could fit.
+  """Draws the maximum number of single statements that could fit.
 
-  Every kind is equally likely, and every quantity; a statement with an invalid
-  value becomes EQUAL.
+  All kinds are equally likely, as are all quantities; a statement with an
+  invalid value becomes EQUAL.
 
   Args:
     config: the task.
-    seed: of a stream of random numbers.
-    indices: of the examples, int [B].
+    seed: seed of a stream of random numbers.
+    indices: indices of the examples, int [B].
     graph: all problems of an example as one graph of N nodes.
   """
   num = config.max_distractors

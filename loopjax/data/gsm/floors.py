@@ -1,4 +1,4 @@
-"""Floors: scores of simple rules that do not solve the problem."""
+"""Floors: scores of heuristics that do not solve the problem."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,18 +14,18 @@ _CHUNK = 128  # Examples in memory at once.
 def exact_match(
   config: Config, make: Callable[[np.ndarray], Mapping[str, np.ndarray]]
 ) -> dict[str, float]:
-  """Floors over all evaluation examples, whichever process reads them.
+  """Floors over all evaluation examples, not only this process's.
 
   Constants are the numbers that a quantity is said to equal, including given
   totals but not addends and factors.
 
-  "most_frequent" gives the most common answer; "lone_constant" copies the
-  constant if the text has only one, and else a random one (this is its expected
-  score); "sum_of_constants" adds all of them.
+  "most_frequent" gives the most common answer; "lone_constant" copies a random
+  constant, or the only one (the floor is the expected score);
+  "sum_of_constants" adds up all constants.
 
   Args:
     config: the task.
-    make: indices of examples [b] -> their batch.
+    make: function from indices of examples [b] to their batch.
 
   Returns:
     Exact match, 0 to 1, by "floor/<rule>/operations=<number>".

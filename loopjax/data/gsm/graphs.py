@@ -31,7 +31,7 @@ class Graphs(NamedTuple):
 
   Attributes:
     kinds: ABSENT after the last node, int [B, 8].
-    numbers: of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
+    numbers: numbers of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
     num_operands: int [B, 8].
     operands: their nodes, int [B, 8, 3]; arbitrary after the last.
     counted_by: node of the total that counts this one, or -1, int [B, 8].
@@ -169,7 +169,7 @@ def arrange(
     numbers: int [B, S].
     num_operands: int [B, S].
     operands: nodes, int [B, S, 3].
-    values: of the nodes, int [B, N].
+    values: values of the nodes, int [B, N].
 
   Returns:
     Operands [B, S, 3], and resulting values, int [B, S].

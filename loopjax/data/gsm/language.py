@@ -1,4 +1,4 @@
-"""How quantities, statements, questions and answers are written, as tokens.
+"""Writes quantities, statements, questions and answers as tokens.
 
 A quantity is "the barrels in Gullwick" or "all goods in Gullwick". A statement
 says that it equals a number, an unknown, or a function of one to three
@@ -35,14 +35,14 @@ PADDING = len(_TEXTS)
 
 
 class Statements(NamedTuple):
-  """What is said about S quantities of each of B examples.
+  """Statements about S quantities of each of B examples.
 
   Attributes:
     kinds: ABSENT, ..., UNKNOWN, int [B, S]; there is no statement about an
       ABSENT one, nor about a TOTAL, which follows from its items.
-    numbers: of a CONSTANT, PLUS or TIMES, int [B, S].
+    numbers: numbers of a CONSTANT, PLUS or TIMES, int [B, S].
     num_operands: int [B, S].
-    operands: which of the quantities, int [B, S, 3].
+    operands: indices of the operands' quantities, int [B, S, 3].
   """
 
   kinds: np.ndarray
@@ -116,8 +116,8 @@ def statements(stated: Statements, names: np.ndarray) -> np.ndarray:
   """Tokens of statements, each in W positions, enough for the longest.
 
   Args:
-    stated: what is said.
-    names: of the quantities that the statements are about, i32 [B, S, 4].
+    stated: the contents of the statements.
+    names: names of the quantities that the statements are about, i32 [B, S, 4].
 
   Returns:
     Token ids i32 [B, S, W]; `present` says which of them are used.

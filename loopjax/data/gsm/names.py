@@ -19,11 +19,11 @@ class Names(NamedTuple):
 
   Attributes:
     themes: int [B].
-    items, places: of the quantities that neither are totals nor are counted by
-      one, in order, int [B, num_names].
-    counted_items: of those that a total counts, by the node of their problem,
-      int [B, 8].
-    total_places: places with only such items, int [B, 16].
+    items, places: of the quantities that are neither totals nor counted by one,
+      in order, int [B, num_names].
+    counted_items: items that a total counts, by node of their problem, int [B,
+      8].
+    total_places: places that have only such items, int [B, 16].
   """
 
   themes: np.ndarray
@@ -70,9 +70,9 @@ def quantities(
 
   Args:
     names: to choose from.
-    kinds: of the nodes of all problems and then of further quantities, int [B,
-      S]; the name of an ABSENT one is arbitrary.
-    counted_by: quantity that counts this one, or -1, int [B, S].
+    kinds: kinds of the nodes of all problems, then of further quantities, int
+      [B, S]; the name of an ABSENT one is arbitrary.
+    counted_by: index of the total that counts each quantity, or -1, int [B, S].
 
   Returns:
     Token ids i32 [B, S, 4].

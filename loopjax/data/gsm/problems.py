@@ -31,9 +31,9 @@ def examples(
 
   Args:
     config: the task.
-    seed: of the stream of examples.
+    seed: seed of the stream of examples.
     indices: in the stream, int [B].
-    operations: of each problem, 1 to 8, int [B].
+    operations: number of operations of each problem, 1 to 8, int [B].
     split: "train", "validation" or "test"; they share no problem.
 
   Returns:
@@ -88,7 +88,7 @@ def text(config: Config, tokens: Sequence[int] | np.ndarray) -> str:
 
   Args:
     config: the task.
-    tokens: of the context and optionally the answer chunk, int [T].
+    tokens: tokens of the context and optionally the answer chunk, int [T].
   """
   parts = tokens[: config.context_length], tokens[config.context_length :]
   return "\n".join(filter(None, map(language.text, parts)))

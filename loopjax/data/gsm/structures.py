@@ -34,7 +34,7 @@ _NUM_OPERANDS = {
   DIFFERENCE: (2,),
   TOTAL: (1, 2, 3),
 }
-# Kind, number of operands, how many of these other nodes already use.
+# Kind, number of operands, how many of these are shared with other nodes.
 _OPTIONS = np.array(
   [(ABSENT, 0, 0)]
   + [

@@ -1,4 +1,4 @@
-"""Three themes: what is counted, and where."""
+"""Three themes, each with words for the items counted and for their places."""
 
 import typing
 

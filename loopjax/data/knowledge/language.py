@@ -13,16 +13,16 @@ import numpy as np
 
 from loopjax.data.knowledge import words
 
-ABSENT = -1  # In arrays of tokens: there is none.
+ABSENT = -1  # Marks unused positions in arrays of tokens.
 
 
 class Attribute(NamedTuple):
-  """What is said about a person.
+  """An attribute of a person, and how it is stated and asked for.
 
   Attributes:
-    kinds: of the tokens of a value, keys of `words.VALUES`.
-    phrases: what may stand between the subject and the value.
-    question: what stands before and after the name.
+    kinds: kinds of the tokens of a value, keys of `words.VALUES`.
+    phrases: possible texts between the subject and the value.
+    question: texts before and after the name.
   """
 
   kinds: tuple[str, ...]
@@ -99,8 +99,8 @@ ATTRIBUTES = {
   ),
 }
 NAME = ("first name", "middle name", "last name")
-NUM_PHRASES = 5  # Of every attribute.
-NUM_VALUE_TOKENS = 3  # Places for a value.
+NUM_PHRASES = 5  # Phrases of every attribute.
+NUM_VALUE_TOKENS = 3  # Maximum tokens of a value.
 PRONOUNS = ("He", "She")
 # Tokens of the longest sentence and of the shortest question with its answer.
 MAX_SENTENCE = (
@@ -120,7 +120,7 @@ class Vocabulary(NamedTuple):
   """Token ids: values by kind, other words, the end of a document, padding.
 
   Attributes:
-    texts: of all ids before the end of a document.
+    texts: texts of all ids before the end of a document.
     starts: the first id of each kind of value.
     words: the id of each other word.
     size: including padding, a multiple of 128.
@@ -133,7 +133,7 @@ class Vocabulary(NamedTuple):
 
   @property
   def end(self) -> int:
-    """Ends every document, and stands before the first."""
+    """Id of the end token, which ends every document and precedes the first."""
     return len(self.texts)
 
   @property
@@ -176,8 +176,8 @@ def sentences(
     values: token ids int [N, 3], ABSENT where a value is shorter.
 
   Returns:
-    Token ids int [N, W], ABSENT where a sentence is shorter; which places are
-    of the value, bool [W].
+    Token ids int [N, W], ABSENT where a sentence is shorter; and which
+    positions belong to the value, bool [W].
   """
   phrase = _tables().phrases[attributes, phrases]
   stop = np.full((len(subjects), 1), vocabulary().words["."])
@@ -190,7 +190,7 @@ def sentences(
 def questions(
   names: np.ndarray, attributes: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Questions and their answers; arguments and results as of `sentences`."""
+  """Questions and their answers; arguments and results as in `sentences`."""
   tables = _tables()
   mark = np.full((len(names), 1), vocabulary().words["?"])
   tokens = np.concatenate(
@@ -212,10 +212,10 @@ def biographies(
 
   Args:
     names: token ids int [N, 3].
-    pronouns: token ids int [N], of the other sentences.
+    pronouns: subjects of the other sentences, token ids int [N].
     values: token ids int [N, attributes, 3].
-    order: of the attributes, int [N, attributes].
-    phrases: of each sentence, int [N, attributes].
+    order: order of the attributes, int [N, attributes].
+    phrases: phrases of each sentence, int [N, attributes].
 
   Returns:
     Token ids int [N, W], ABSENT where a text is shorter.
@@ -235,7 +235,7 @@ def biographies(
 
 
 def decode(ids: Iterable[int]) -> str:
-  """Token ids as text, one document a line, without padding."""
+  """Token ids as text, one document per line, without padding."""
   vocab = vocabulary()
   texts = (*vocab.texts, "\n")
   known = [texts[i] for i in map(int, ids) if i < vocab.padding]

@@ -17,13 +17,13 @@ _NAMES, _VALUES, _WORK_CITIES = range(3)  # Streams of random numbers.
 
 
 class People(NamedTuple):
-  """Some people, as token ids.
+  """N people, as token ids.
 
   Attributes:
     names: int [N, 3].
     pronouns: int [N].
-    values: of every attribute, int [N, attributes, 3], ABSENT where a value is
-      shorter.
+    values: values of all attributes, int [N, attributes, 3], ABSENT where a
+      value is shorter.
   """
 
   names: np.ndarray
@@ -32,7 +32,7 @@ class People(NamedTuple):
 
 
 def draw(seed: int, numbers: np.ndarray) -> People:
-  """The people of some numbers, int [N], below NUM_NAMES; all names differ."""
+  """The people with these numbers, int [N], below NUM_NAMES; names differ."""
   names = np.empty((len(numbers), len(language.NAME)), np.int64)
   rest = pipeline.shuffled(numbers, NUM_NAMES, _NAMES, seed)
   for column, kind in enumerate(language.NAME):
@@ -65,10 +65,10 @@ def work_cities(seed: int) -> np.ndarray:
 
 
 def bits() -> dict[str, float]:
-  """Information in what biographies say about a person, by attribute.
+  """Information that a biography contains, in bits, by attribute.
 
-  The logarithm to base 2 of the number of values; none in the work city, which
-  the employer determines. Their sum is 47.6 bits in the paper.
+  It is the base-2 logarithm of the number of values, and 0 for the work city,
+  which the employer determines. The paper's attributes sum to 47.6 bits.
   """
   found = {
     name: math.log2(math.prod(len(words.VALUES[k]) for k in attribute.kinds))

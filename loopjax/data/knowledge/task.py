@@ -28,19 +28,20 @@ _TRAINING, _EVALUATED, _PHRASES = range(3)  # Streams of random numbers.
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How many people there are, and about how many training asks questions.
+  """Numbers of people and questions.
 
   Attributes:
-    num_people: N. Training reads the biographies of all.
-    asked_share: of the people that training asks questions about; half of the
-      others are for validation, half for the test.
-    question_share: of the documents of training that are questions with their
-      answers; the others are biographies.
+    num_people: N; training reads the biographies of all of them.
+    asked_share: share of the people that training asks questions about; half of
+      the others are for validation, half for the test.
+    question_share: share of the training documents that are questions with
+      their answers; the others are biographies.
     sequence_length: tokens of a row. Training fills it with documents and cuts
-      the last; evaluation has one document in a row.
-    num_eval_people: people whose attributes are scored, as many for each of
+      off the last; evaluation has one document per row.
+    num_eval_people: number of people whose attributes are scored, for each of
       statements, trained questions and held-out questions.
-    people_seed: of the people; their order in training follows the run's seed.
+    people_seed: seed of the people; their order in training follows the run's
+      seed.
   """
 
   num_people: int = 100_000
@@ -79,7 +80,7 @@ class Config:
 
   @property
   def parts(self) -> dict[str, range]:
-    """The people whose questions are in a split; they share none."""
+    """The people whose questions are in each split; the ranges are disjoint."""
     num_asked = round(self.asked_share * self.num_people)
     middle = num_asked + (self.num_people - num_asked) // 2
     return {
@@ -131,8 +132,8 @@ def make_dataset(
       or "test": sentences about any people ("train_statements"), questions that
       training asks ("train_questions"), and questions about people that only
       this split asks about ("validation_questions" or "test_questions").
-    batch_size: over all processes.
-    seed: of the training stream.
+    batch_size: global batch size, over all processes.
+    seed: seed of the training stream.
     rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
@@ -180,9 +181,10 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
   "exact_match": all tokens of the value are right; "loss": its cross-entropy in
-  nats. What a model knows about an attribute, in bits, is that of its facts
-  ("birth_city_bits", ...) less the loss over ln 2; it is stored if the model
-  completes statements, and extractable if it answers held-out questions.
+  nats. A model's knowledge of an attribute, in bits, is the attribute's
+  information ("birth_city_bits", ... of the facts) minus loss / ln 2; it is
+  stored if the model completes statements, and extractable if it answers
+  held-out questions.
   """
   targets, weights = batch["targets"], batch["weights"]
   losses, predicted = token_losses.scores(output, targets)
@@ -225,7 +227,7 @@ def _training_rows(
 def _evaluation_rows(
   config: Config, parts: tuple[range, ...], examples: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Rows [b, T] of one document each; every part and attribute in turn."""
+  """Rows [b, T] of one document each, cycling through parts and attributes."""
   rest, split = np.divmod(examples, len(parts))
   places, attributes = np.divmod(rest, len(_ATTRIBUTES))
   numbers = np.empty(len(examples), np.int64)
@@ -260,13 +262,13 @@ def _evaluation_rows(
 def _rows(
   config: Config, tokens: np.ndarray, counted: np.ndarray, count_ends: bool
 ) -> dict[str, np.ndarray]:
-  """Puts documents in a row, each with its end, and cuts the last.
+  """Concatenates documents with their end tokens into rows; cuts off the last.
 
   Args:
     config: the task.
-    tokens: of the documents of each row, int [b, documents, W].
-    counted: which of them count, bool [b, documents, W].
-    count_ends: whether the ends of documents count.
+    tokens: tokens of the documents of each row, int [b, documents, W].
+    counted: which tokens have weight 1, bool [b, documents, W].
+    count_ends: whether end tokens have weight 1.
   """
   vocabulary, length = language.vocabulary(), config.sequence_length
   batch, num, _ = tokens.shape
@@ -284,7 +286,7 @@ def _rows(
   targets = pipeline.in_a_row(tokens, present, length, 0)
   weights = pipeline.in_a_row(counted, present, length, False)
   documents = pipeline.in_a_row(numbers, present, length, 0)
-  before = np.full((batch, 1), vocabulary.end)  # As the end of one before.
+  before = np.full((batch, 1), vocabulary.end)  # As if a document preceded.
   inputs = np.concatenate([before, targets[:, :-1]], axis=1)
   inputs = np.where(documents > 0, inputs, vocabulary.padding)
   return {

@@ -1,4 +1,4 @@
-"""Chains of facts: drawn without repetition, split, and told apart by roles.
+"""Chains of facts: drawn without repetition, split, and grouped by roles.
 
 The chains of k hops in one graph are the integers below E D^k: the first digit
 is the first entity, every other digit the edge that is followed. Distinct
@@ -29,7 +29,7 @@ def num_chains(num_entities: int, out_degree: int, hops: int) -> int:
 def follow(
   graph: Graph, side: int, indices: np.ndarray, hops: int
 ) -> np.ndarray:
-  """The facts of some chains.
+  """The facts of each chain.
 
   Args:
     graph: both graphs.
@@ -64,13 +64,13 @@ def make_splits(
     graph: both graphs.
     num_train: training chains of A with 2, 3, ... hops.
     num_test: chains of each held-out set with 2, 3, ... hops.
-    seed: of the split.
+    seed: seed of the split.
 
   Returns:
     int64 [N, k] facts by name: "train_atom", every single fact of both graphs;
     "train_2" (A), "validation_id_2" and "test_id_2" (A), "validation_ood_2"
-    and "test_ood_2" (B), all disjoint, and so on for every k. Splits of no
-    chains are left out.
+    and "test_ood_2" (B), all disjoint, and so on for every k. Empty splits are
+    omitted.
   """
   train = {"train_atom": np.arange(graph.num_facts)[:, None]}
   held_out: dict[str, dict[int, np.ndarray]] = {name: {} for name in HELD_OUT}
@@ -103,14 +103,14 @@ def make_splits(
 def scored(
   splits: Mapping[str, np.ndarray], held_out: str, num_train: int, seed: int
 ) -> dict[str, np.ndarray]:
-  """What evaluation scores: held-out chains, and a sample of training splits.
+  """The chains that evaluation scores: held-out ones, and a training sample.
 
   Args:
     splits: from `make_splits`.
     held_out: "validation", or "test" for both test and validation chains, so
       that reported runs can be selected by validation.
-    num_train: maximum chains of a training split, drawn by the seed; 0 for all.
-    seed: of the split.
+    num_train: maximum chains per training split, drawn by the seed; 0 for all.
+    seed: seed of the split.
   """
   chosen = {
     name: facts

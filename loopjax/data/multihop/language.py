@@ -1,4 +1,4 @@
-"""How a question is written: as symbols, or in English in two orders.
+"""Writes questions as symbols, or in English in two orders.
 
 symbolic: a r1 r2. direct: "Finley 's teacher 's wife is". reverse: "Who is the
 wife of the teacher of Finley ? \\n Answer:"; there a single fact is in the
@@ -27,8 +27,8 @@ class Vocabulary:
   """Token ids: entities, relations, the format's words, padding at the end.
 
   Attributes:
-    num_entities: of both graphs together.
-    num_relations: shared by them.
+    num_entities: entities of both graphs together.
+    num_relations: relations, which both graphs share.
     format: a key of FORMATS.
     multiple: the size is padded to a multiple of this.
   """
@@ -69,7 +69,7 @@ def layout(format: str, hops: int) -> tuple[int | str, ...]:
 
 
 def hop_positions(format: str, hops: int) -> tuple[int, ...]:
-  """The first position that has read all that hops 1, ..., k depend on."""
+  """For each of hops 1, ..., k, the first position that sees all its tokens."""
   places = layout(format, hops)
   need = [[places.index(i) for i in range(j + 1)] for j in range(1, hops + 1)]
   return tuple(max(positions) for positions in need)

@@ -53,8 +53,8 @@ def make_dataset(
     split: "train" (single facts and training chains, mixed); "validation"
       (validation chains and a sample of training examples, mixed) or "test"
       (these and the test chains, mixed).
-    batch_size: over all processes.
-    seed: of the training order.
+    batch_size: global batch size, over all processes.
+    seed: seed of the training order.
     rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
@@ -214,7 +214,7 @@ def _table(
     config: the task.
     facts: both graphs.
     chosen: chains by split.
-    names: of all splits.
+    names: names of all splits.
     seen: from `chains.seen_roles`.
   """
   roles: list[str] = []

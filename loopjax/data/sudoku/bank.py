@@ -64,7 +64,7 @@ def save_bank(
   """Writes puzzles of several sizes in the layout that `load_bank` reads.
 
   Args:
-    path: where to write.
+    path: output path.
     content: the puzzles of each size, in the order in which to store them.
       Ratings above 65535 are stored as 65535.
   """

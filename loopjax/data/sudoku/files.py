@@ -52,8 +52,8 @@ def read(
     board: the geometry.
     path: a file, plain or gzip regardless of its name; or
       `hf://OWNER/NAME/FILE`, downloaded from a Hugging Face Hub dataset.
-    on_bad_row: "error" to stop at the first malformed row, "skip" to leave
-      malformed rows out and count them.
+    on_bad_row: "error" to stop at the first malformed row, "skip" to skip and
+      count malformed rows.
     check_solutions: also check that each question has a unique solution;
       among very hard 9x9 puzzles this takes about a minute for 100,000.
 

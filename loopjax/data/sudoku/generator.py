@@ -20,7 +20,7 @@ def random_solutions(
 
   Args:
     board: the geometry.
-    num: how many.
+    num: number of solutions.
     rng: source of all randomness.
 
   Returns:
@@ -49,7 +49,7 @@ def generate(
 
   Args:
     board: the geometry.
-    num: how many.
+    num: number of puzzles.
     rng: source of all randomness.
     min_clues: smallest target; a fifth of the cells if not given, which is
       unreachable for almost every solution.

@@ -24,8 +24,8 @@ class Puzzles(NamedTuple):
     ratings: int32 `[N]`, difficulty; larger is harder. The scale depends on
       the source.
     source_ids: int32 `[N]`, positions in `sources`.
-    sources: the names of the places the puzzles come from.
-    num_skipped: number of malformed rows that were left out.
+    sources: the names of the puzzles' sources.
+    num_skipped: number of malformed rows that were skipped.
   """
 
   givens: np.ndarray

@@ -26,13 +26,13 @@ Row = tuple[int, list[str]]  # The number of its line, and its fields.
 
 
 class Checked(NamedTuple):
-  """Some rows of a file.
+  """Checked rows of a file.
 
   Attributes:
-    sources: of the valid rows, [n].
+    sources: sources of the valid rows, [n].
     questions, answers: uint8 `[n, cells]`.
     ratings: int32 `[n]`.
-    faults: what is wrong in the other rows, by line.
+    faults: descriptions of what is wrong in the other rows, by line.
   """
 
   sources: list[str]
@@ -103,7 +103,7 @@ def unreadable(path: str, error: OSError) -> UserError:
 def check(
   board: board_lib.Board, rows: Sequence[Row], check_solutions: bool
 ) -> Checked:
-  """Separates valid rows from others.
+  """Separates valid rows from malformed ones.
 
   Args:
     board: the geometry.
@@ -183,7 +183,7 @@ def _faults(
   answers: np.ndarray,
   check_solutions: bool,
 ) -> dict[int, str]:
-  """By row, the first rule of Sudoku that it breaks."""
+  """The first rule of Sudoku that each invalid row breaks, by row."""
   wrong = ~board_lib.is_solution(board, answers)
   differs = ((questions != answers) & (questions != 0)).any(axis=1)
   bad = np.flatnonzero(wrong | differs)

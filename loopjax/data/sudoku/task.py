@@ -28,14 +28,14 @@ HEADLINE = ("exact_match", "blank_accuracy")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Where the puzzles come from.
+  """Sources of the puzzles, and how training uses them.
 
   Attributes:
-    box_rows, box_cols: of one box: 2x2, 2x3 or 3x3 cells and so on.
+    box_rows, box_cols: size of a box: 2x2, 2x3 or 3x3 cells and so on.
     train_csv, test_csv: files in the Sudoku-Extreme schema, plain or gzip, or
       hf://OWNER/NAME/FILE; empty for the puzzles shipped with the package.
-    on_bad_row: "error" stops at a malformed row, "skip" leaves it out and
-      counts it in the summary.
+    on_bad_row: "error" stops at a malformed row, "skip" skips it and counts it
+      in the summary.
     on_overlap: if puzzles of test_csv have, up to symmetry, the solution of a
       training puzzle: "report" warns and counts them in the summary of
       training, "error" stops.
@@ -158,8 +158,8 @@ def make_dataset(
   Args:
     config: the task.
     split: "train", "validation" or "test".
-    batch_size: over all processes.
-    seed: of the order, the augmentation and the choice of a subset.
+    batch_size: global batch size, over all processes.
+    seed: seed of the order, the augmentation and the choice of a subset.
     rows: the rows of every global batch that this process reads; all if None.
 
   Returns:

@@ -6,8 +6,8 @@ import math
 from loopjax import checks
 from loopjax.errors import UserError
 
-_MAX_LENGTH = 2**20  # Of a row, so that its record stays small.
-_MIN_WEIGHT = 1 / 512  # Of a source: two in a block of `task.mixed`.
+_MAX_LENGTH = 2**20  # Tokens of a row; keeps its record small.
+_MIN_WEIGHT = 1 / 512  # Of a source: two rows in a block of `task.mixed`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,24 +16,23 @@ class Config:
 
   A source is a file, a pattern (`books/*.txt`) or hf://OWNER/NAME/FILE, a file
   of a dataset on the Hugging Face Hub. `.jsonl`, `.ndjson` and `.json` files
-  contain one JSON object a line, `.parquet` files tables, all others plain
+  contain one JSON object per line, `.parquet` files tables, all others plain
   text, which is cut at blank lines into documents of about 8 KiB. All but
   parquet may be compressed with gzip or Zstandard.
 
   Attributes:
     train_files: sources, separated by commas.
-    test_files: the same, of the test split; empty for a share of train_files.
-    mixture: the share of each source in the rows of training, of sum 1; empty
-      for shares in proportion to their rows.
-    text_field: in JSONL and parquet, the text, or a conversation, a list of
-      {"from", "value"} or {"role", "content"} of which training predicts what
-      the assistant says (OpenThoughts: `conversations`).
-    prompt_field: the field of a prompt, which stands before the text and is not
-      predicted (AceReason: `input`, with `output` as text_field); empty for
-      none.
+    test_files: sources of the test split; empty for a share of train_files.
+    mixture: share of each source in the training rows, with sum 1; empty for
+      shares in proportion to their numbers of rows.
+    text_field: in JSONL and parquet, the field of the text or conversation. A
+      conversation is a list of {"from", "value"} or {"role", "content"}; the
+      loss covers the assistant's turns only (OpenThoughts: `conversations`).
+    prompt_field: the field of a prompt, which precedes the text and has no loss
+      (AceReason: `input`, with `output` as text_field); empty for none.
     tokenizer: "bytes", or the path of a `tokenizer.json`.
-    end_token: the tokenizer's own token for the end of a document and for
-      padding, as a published model was trained with; empty for two more ids.
+    end_token: the tokenizer's token for the end of a document and for padding,
+      as a published model was trained with; empty to add an id for each.
     vocab_size: number of token ids; 0 for those of the tokenizer and, without
       end_token, two more, the end of a document and padding.
     sequence_length: tokens of a row. Longer documents are cut.
@@ -42,10 +41,10 @@ class Config:
     on_bad_document: "error" stops at a malformed document, "skip" leaves it out
       and counts it in the summary.
     overlap_files: sources of evaluation items (OLMES requests, any JSONL or
-      parquet with text, plain text), compared with the training split by runs
-      of 13 words; empty for no comparison.
-    on_overlap: if training contains a run of an item: "report" warns and counts
-      such items in the summary of training, "error" stops.
+      parquet with text, plain text), which are compared with the training split
+      by 13-grams of words; empty for no comparison.
+    on_overlap: if the training split contains a 13-gram of an item: "report"
+      warns and counts such items in the run's summary, "error" stops.
   """
 
   train_files: str = ""

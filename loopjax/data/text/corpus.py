@@ -1,7 +1,7 @@
-"""Sources as packed rows, prepared once and cached for all later runs.
+"""Packs sources into rows once, and caches these for all later runs.
 
-Every split of a source is one ArrayRecord file of rows, in the user's cache
-under a checksum of the files' content and of all else that decides the rows.
+Every split of a source is one ArrayRecord file of rows in the user's cache,
+under a checksum of the files' content and of every setting that affects rows.
 """
 
 import functools
@@ -27,10 +27,10 @@ class Corpus(NamedTuple):
   """The rows of one source.
 
   Attributes:
-    name: of the source.
+    name: name of the source.
     paths: its files.
-    folder: where its rows are; its name is the checksum.
-    job: how they were made.
+    folder: cache folder of its rows, named after the checksum of `_key`.
+    job: the settings that made them.
     facts: the counts of `packing.pack` by split, and "documents_empty" and
       "documents_skipped".
   """
@@ -46,7 +46,7 @@ class Corpus(NamedTuple):
     return self.facts[split].get("rows", 0)
 
   def reader(self, split: str) -> Any:
-    """The records of a split by position; there must be some."""
+    """The records of a split by position; the split must not be empty."""
     path = preparation.rows_file(self.folder, split)
     return array_record.ArrayRecordDataSource([str(path)])
 
@@ -57,8 +57,8 @@ def make(config: Config, source: str, *, is_test: bool = False) -> Corpus:
   Args:
     config: the task.
     source: one of its sources.
-    is_test: all documents are in the test split; otherwise the hash of its
-      text decides the split of a document.
+    is_test: whether all documents are in the test split; otherwise the hash of
+      its text decides the split of a document.
 
   Raises:
     UserError: a file cannot be read or contains no text, a document is
@@ -90,7 +90,7 @@ def digest(path: str) -> str:
 
 
 def _key(job: preparation.Job, paths: Sequence[str]) -> str:
-  """A checksum of all that decides the rows."""
+  """A checksum of the files and of every setting that affects the rows."""
   config = job.config
   settings = (
     _VERSION,
@@ -109,7 +109,7 @@ def _key(job: preparation.Job, paths: Sequence[str]) -> str:
 
 
 def _state(path: str) -> tuple[int, int]:
-  """Changes when the file does."""
+  """The size and time of a file, which change when its content does."""
   try:
     state = os.stat(path)
   except OSError as error:
@@ -119,7 +119,7 @@ def _state(path: str) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(path: str, state: tuple[int, int]) -> str:
-  """Each split asks for the same files."""
+  """`digest`, cached, as every split needs the same files."""
   del state
   try:
     with open(path, "rb") as file:

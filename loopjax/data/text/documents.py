@@ -1,4 +1,4 @@
-"""The documents of a chunk, and its faults."""
+"""Reads the documents of a chunk, and reports malformed ones."""
 
 import json
 from collections.abc import Iterator
@@ -6,25 +6,25 @@ from typing import Any
 
 from loopjax.data.text import files
 
-SECTION_BYTES = 8 << 10  # Of a document of plain text, about.
-_PREDICTED = ("assistant", "gpt", "model")  # Speakers, in three conventions.
+SECTION_BYTES = 8 << 10  # Approximate size of a document of plain text.
+_PREDICTED = ("assistant", "gpt", "model")  # Role names of three conventions.
 _TURN_END = "\n\n"  # After each turn of a conversation but the last.
 
-# A document: stretches of text, and whether each is predicted.
+# A document: spans of text, and whether each is predicted.
 Segments = list[tuple[str, bool]]
 
 
 class Fault(ValueError):
-  """Why a document cannot be used."""
+  """The reason why a document cannot be used."""
 
 
 def read(
   chunk: files.Chunk, text_field: str, prompt_field: str
 ) -> Iterator[Segments | Fault]:
-  """The documents of a chunk; for a malformed one, where it is and why.
+  """Yields the documents of a chunk, and a Fault for each malformed one.
 
-  The last segment of a document is predicted; a document in which nothing is to
-  be predicted has none.
+  The last segment of a document is always predicted; a document without
+  predicted text is empty.
   """
   if chunk.kind == "text":
     for section in sections(chunk):
@@ -53,7 +53,7 @@ def sections(chunk: files.Chunk) -> Iterator[str | Fault]:
 
 
 def _cut(text: bytes, start: int) -> int:
-  """The end of the section that starts here."""
+  """The end of the section that starts at `start`."""
   low, high = start + SECTION_BYTES, start + 2 * SECTION_BYTES
   if low >= len(text):
     return len(text)
@@ -104,7 +104,7 @@ def _segments(row: Any, text_field: str, prompt_field: str) -> Segments:
   else:
     segments.append((_checked(text, text_field), True))
   while segments and not (segments[-1][1] and segments[-1][0]):
-    segments.pop()  # After the last completion nothing is predicted.
+    segments.pop()  # Text after the last completion has no loss.
   return [
     (text + _TURN_END if place < len(segments) else text, predicted)
     for place, (text, predicted) in enumerate(segments, 1)

@@ -1,4 +1,4 @@
-"""Files of text as chunks of their content, a few MiB each.
+"""Reads text files as chunks of a few MiB.
 
 A chunk ends at the end of a line, a paragraph or a row of a table, so that
 another process can read its documents without the rest of the file.
@@ -21,14 +21,14 @@ CHUNK_BYTES = 4 << 20
 PARAGRAPH = re.compile(rb"\n\r?\n")
 _BLANK_LINES = (b"\n\n", b"\n\r\n")
 _BLOCK = 1 << 20
-_TABLE_ROWS = 4096  # At most, of a chunk.
+_TABLE_ROWS = 4096  # Maximum number of table rows in a chunk.
 
 
 class Chunk(NamedTuple):
   """A part of a file.
 
   Attributes:
-    path: of the file.
+    path: path of the file.
     kind: "text", "jsonl" or "parquet".
     first: number of its first line ("jsonl") or row ("parquet"), from 1; or
       of its first byte ("text"), from 0.
@@ -71,8 +71,8 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
   """The chunks of a file.
 
   Args:
-    path: of the file.
-    columns: of a table to read; all if None.
+    path: path of the file.
+    columns: columns of a table to read; all if None.
 
   Raises:
     UserError: the file cannot be read, or is truncated.
@@ -97,7 +97,7 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
 
 
 def unreadable(path: str, error: OSError) -> UserError:
-  """The one line for a file that cannot be read."""
+  """The error for a file that cannot be read."""
   return UserError(
     f"{path}: cannot be read ({error.strerror or one_line(error)})"
   )
@@ -108,9 +108,9 @@ class _Damaged(Exception):
 
 
 class _Zstandard(io.RawIOBase):
-  """A file compressed with Zstandard; raises if it is truncated, as gzip's.
+  """A file compressed with Zstandard; raises if it is truncated, as gzip does.
 
-  The library's own reader takes a truncated file for a shorter one.
+  The library's own reader mistakes a truncated file for a shorter one.
   """
 
   def __init__(self, file):
@@ -203,7 +203,7 @@ def whole(text: bytes, stop: int | None = None) -> int:
 def _read_table(
   path: str, file: io.BufferedReader, columns: tuple[str, ...] | None
 ) -> Iterator[Chunk]:
-  """The chunks of a parquet file, of about as many bytes as other chunks."""
+  """The chunks of a parquet file, about as large as other chunks."""
   try:
     import pyarrow
     from pyarrow import parquet
@@ -243,7 +243,7 @@ def kind_of(path: str) -> str:
   name = path.lower()
   for compressed in (".gz", ".zst"):
     name = name.removesuffix(compressed)
-  # Some corpora have an object a line in files named `.json`, C4 for one.
+  # Some corpora, such as C4, have an object per line in files named `.json`.
   if name.endswith((".jsonl", ".ndjson", ".json")):
     return "jsonl"
   return "parquet" if name.endswith(".parquet") else "text"

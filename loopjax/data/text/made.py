@@ -1,4 +1,4 @@
-"""Text that is made up, for runs without any file.
+"""Synthetic text, for runs without any file.
 
 A source "made:NAME" is a file of the user's cache, written at its first use and
 read like any other.
@@ -14,7 +14,7 @@ from loopjax.data.arithmetic import expressions
 from loopjax.errors import UserError
 
 PREFIX = "made:"
-_VERSION = 1  # Of what is written.
+_VERSION = 1  # Of the generated text.
 _LINES, _IN_A_PARAGRAPH = 200_000, 40
 _MODULUS, _MAX_OPERATIONS = 23, 4
 
@@ -23,7 +23,7 @@ def path(source: str) -> str:
   """The file of a source.
 
   Raises:
-    UserError: no such text is made, or it cannot be kept.
+    UserError: the name is unknown, or the cache cannot be written.
   """
   name = source.removeprefix(PREFIX)
   if name not in _MAKERS:
@@ -38,7 +38,7 @@ def path(source: str) -> str:
 
 
 def _arithmetic() -> str:
-  """Lines such as `7*(3-12)=6`, all of them modulo 23, in paragraphs."""
+  """Paragraphs of lines such as `7*(3-12)=6`, modulo 23."""
   positions = np.arange(_LINES)
   stream = pipeline.stream_seed(0, 0, 0)
   drawn = pipeline.uniforms(pipeline.stream_seed(1, 0, 0), positions, 1)[:, 0]
@@ -58,7 +58,7 @@ def _arithmetic() -> str:
 
 
 def _infix(tokens: list[int]) -> str:
-  """An expression in prefix notation, with parentheses where there are two."""
+  """Converts an expression from prefix to infix notation."""
   stack: list[str] = []
   for token in reversed(tokens):
     if token < 0:

@@ -1,8 +1,8 @@
-"""Evaluation items that the training text contains, by runs of 13 words.
+"""Finds evaluation items in the training text, by runs of 13 words.
 
-Words are runs of letters and digits in lower case, as in the decontamination of
-GPT-3 (arXiv 2005.14165, appendix C). All runs of the items are in memory, as
-hashes of 64 bits; the training text is read chunk by chunk.
+Words are sequences of letters and digits in lower case, as in GPT-3's
+decontamination (arXiv 2005.14165, appendix C). All runs of the items are kept
+in memory as 64-bit hashes; the training text is read chunk by chunk.
 """
 
 import functools
@@ -25,19 +25,19 @@ NUM_WORDS = 13
 _VERSION = 1  # Of the cached result.
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
 _BASE = 0x9FB21C651E98DF25  # Odd, so that it has an inverse modulo 2^64.
-_BATCH = 1 << 20  # Characters at a time.
+_BATCH = 1 << 20  # Characters hashed at a time.
 _FILTER_BITS = 24
 _HITS, _FACTS = "hits.npy", "facts.json"
 
 
 class Items(NamedTuple):
-  """The evaluation items of some files.
+  """The evaluation items of all overlap files.
 
   Attributes:
-    names: of the files.
-    file: of every item, int [items].
+    names: names of the files.
+    file: index of each item's file, int [items].
     runs: hashes of all runs of words, uint64 [runs], ascending.
-    item: of every run, int [runs]. Items may share runs.
+    item: index of each run's item, int [runs]; items may share runs.
   """
 
   names: tuple[str, ...]
@@ -49,10 +49,10 @@ class Items(NamedTuple):
 def read_items(sources: Sequence[str]) -> Items:
   """Reads evaluation items.
 
-  An item is a row of a file, and its texts are all strings in the row; in a
-  file of OLMES requests they are those of "doc", without the few examples of
-  the prompt. Rows with the same texts (one request for each choice) are one
-  item. A file of plain text has an item for every section.
+  An item is a row of a file, and its texts are all strings in the row; for
+  OLMES requests, those in "doc", without the prompt's few-shot examples. Rows
+  with the same texts (one request per choice) are one item. In plain text,
+  every section is an item.
 
   Raises:
     UserError: a file cannot be read, or contains a malformed row.
@@ -89,8 +89,8 @@ def count(
     keys: checksums of their files.
 
   Returns:
-    Whether the source contains a run of each item, bool [items]; the number of
-    documents that contain a run of an item.
+    Whether the source contains any run of each item, bool [items]; and the
+    number of documents that contain a run of any item.
   """
   key = repr((_VERSION, NUM_WORDS, corpus.folder.name, keys))
 
@@ -119,15 +119,15 @@ def report(
 
   Args:
     found: the sources of the corpus.
-    sources: of evaluation items.
+    sources: sources of evaluation items.
     on_overlap: "report" prints a warning for each file with items that the
       corpus contains, "error" stops at the first.
 
   Returns:
-    The facts: "overlap_items", how many items the corpus contains a run of;
-    "overlap_items_compared", how many have a run at all; "overlap_items_short",
-    how many do not; "overlap_documents", how many documents of the corpus
-    contain a run.
+    Counts: "overlap_items", items of which the corpus contains a run;
+    "overlap_items_compared", items with at least one run;
+    "overlap_items_short", items too short for a run; "overlap_documents",
+    documents of the corpus that contain a run.
 
   Raises:
     UserError: as `read_items`, or because of `on_overlap`.
@@ -164,13 +164,13 @@ def report(
 
 
 def hash_runs(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-  """Hashes all runs of 13 words in some texts.
+  """Hashes all runs of 13 words in each text.
 
-  The hash of a run is the polynomial of its bytes, of words with one blank in
-  between, modulo 2^64, scrambled.
+  The hash of a run is the polynomial hash of its words, joined by one blank,
+  modulo 2^64, scrambled.
 
   Returns:
-    uint64 [runs], and the text of each run, int [runs].
+    Hashes, uint64 [runs]; and the index of each run's text, int [runs].
   """
   lines = [_BETWEEN_WORDS.sub(" ", text.lower()).strip() for text in texts]
   content = "\n".join(lines).encode()
@@ -198,7 +198,7 @@ def _all_powers(base: int, num: int) -> np.ndarray:
 
 
 def _powers(base: int, num: int) -> np.ndarray:
-  """The same, from a table of a few sizes."""
+  """`_all_powers`, cut from a cached table."""
   return _all_powers(base, 1 << max(num, 1).bit_length())[:num]
 
 
@@ -234,16 +234,16 @@ def _look(
   """Looks up runs in a chunk.
 
   Args:
-    job: how the rows of the source were made.
+    job: the settings that made the source's rows.
     runs: uint64 [runs], ascending.
-    chunk: of the source.
+    chunk: a chunk of the source.
 
   Returns:
-    The runs that the training documents of the chunk contain, uint64; how many
-    documents contain one.
+    Hashes of the runs that the chunk's training documents contain, uint64; and
+    the number of documents that contain one.
   """
-  # Most runs of a text are in no item; a table by their first bits finds most
-  # of these faster than a search.
+  # Most runs of a text are in no item; a table of their first bits rejects most
+  # of them faster than a search.
   table = np.zeros(1 << _FILTER_BITS, bool)
   shift = np.uint64(64 - _FILTER_BITS)
   table[runs >> shift] = True
@@ -259,11 +259,11 @@ def _look(
 
 
 def _batches(job: preparation.Job, chunk: files.Chunk) -> Iterator[list[str]]:
-  """The training documents of a chunk, some at a time."""
+  """The training documents of a chunk, in batches."""
   config, batch, size = job.config, [], 0
   for found in documents.read(chunk, config.text_field, config.prompt_field):
     if isinstance(found, documents.Fault) or not found:
-      continue  # These are in no split.
+      continue  # Malformed documents are in no split.
     if job.split_of(found) == "train":
       batch.append("".join(text for text, _ in found))
       size += len(batch[-1])

@@ -27,8 +27,8 @@ class Document(NamedTuple):
     tokens: int [n + 2], between two end tokens.
     counted: bool [n + 1], which predictions count; the last does.
     num_bytes: UTF-8 bytes of the text of the predictions that count.
-    token_bytes: what their tokens stand for; not the same if the tokenizer
-      normalises text.
+    token_bytes: UTF-8 bytes that their tokens stand for; differs from num_bytes
+      if the tokenizer normalises text.
   """
 
   tokens: np.ndarray
@@ -38,11 +38,11 @@ class Document(NamedTuple):
 
 
 class Packed(NamedTuple):
-  """The rows of some documents.
+  """Packed documents.
 
   Attributes:
-    records: one for each row.
-    counts: of documents, tokens, bytes and so on, by name.
+    records: one record per row.
+    counts: counts of documents, tokens, bytes and so on, by name.
   """
 
   records: list[bytes]
@@ -54,7 +54,7 @@ def pack(documents: Sequence[Document], length: int, vocab_size: int) -> Packed:
 
   Args:
     documents: in any order.
-    length: of a row, in predictions.
+    length: length of a row, in predictions.
     vocab_size: V, which decides the dtype of tokens.
   """
   if not documents:
@@ -114,15 +114,15 @@ def _records(
 ) -> list[bytes]:
   """The records of rows.
 
-  Slices of bytes, as a few operations on small arrays would take most of the
-  time of packing.
+  Built from slices of bytes, as operations on small arrays would take most of
+  the packing time.
 
   Args:
-    rows: the pieces of each.
-    tokens: of all documents.
-    counted: the same, which predictions count.
-    spans: of the pieces, (start, stop) in `counted`.
-    header: 8 bytes for each piece.
+    rows: indices of the pieces of each row.
+    tokens: tokens of all documents.
+    counted: which predictions of all documents count.
+    spans: (start, stop) of each piece in `counted`.
+    header: 8 bytes per piece.
   """
   token_bytes, mask = tokens.tobytes(), counted.tobytes()
   size = tokens.itemsize
@@ -149,8 +149,8 @@ def unpack(
   """Reads records of rows.
 
   Args:
-    records: of B rows.
-    length: of a row.
+    records: records of B rows.
+    length: length of a row.
     token_bytes: int [V], UTF-8 bytes that a token stands for.
     padding: id of the padding token.
 
@@ -202,14 +202,14 @@ def best_fit(lengths: np.ndarray, length: int) -> list[list[int]]:
   """Assigns pieces to rows.
 
   Args:
-    lengths: of the pieces, int [pieces], from 1 to `length`.
-    length: of a row.
+    lengths: lengths of the pieces, int [pieces], from 1 to `length`.
+    length: length of a row.
 
   Returns:
-    The pieces of each row.
+    Indices of the pieces of each row.
   """
   rows: list[list[int]] = []
-  with_room: dict[int, list[int]] = {}  # Rows by their free places.
+  with_room: dict[int, list[int]] = {}  # Rows by number of free places.
   rooms = 0  # Bit r is set if a row has r free places.
   order = np.argsort(-lengths, kind="stable")
   for piece, size in zip(order.tolist(), lengths[order].tolist(), strict=True):

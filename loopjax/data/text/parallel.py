@@ -1,4 +1,4 @@
-"""A function over chunks of text, in several processes."""
+"""Applies a function to chunks of text in several processes."""
 
 import collections
 import concurrent.futures
@@ -13,8 +13,8 @@ from loopjax.data.text import files
 from loopjax.errors import UserError
 
 Result = TypeVar("Result")
-_AHEAD = 2  # Chunks that wait for a process.
-# Below this, starting processes takes longer than what they save.
+_AHEAD = 2  # Chunks queued for the processes.
+# Below this size, starting processes takes longer than they save.
 _MIN_BYTES = 64 << 20
 
 
@@ -28,10 +28,10 @@ def in_order(
   Only a few chunks and results are in memory at a time.
 
   Args:
-    function: picklable; UserErrors that it raises are raised here.
-    chunks: read by this process.
-    num_bytes: of the files that the chunks come from. Little text is processed
-      in this process.
+    function: a picklable function; UserErrors that it raises are raised here.
+    chunks: the chunks, which this process reads.
+    num_bytes: size of the files that the chunks come from. Small files are
+      processed in this process.
 
   Raises:
     UserError: a process was killed.
@@ -40,8 +40,8 @@ def in_order(
   if num_bytes < _MIN_BYTES or num_processes == 1:
     yield from map(function, chunks)
     return
-  # JAX has threads in this process, so workers are forked from another that has
-  # only imported this module; they share its memory.
+  # JAX has threads in this process, so workers are forked from a server process
+  # that has only imported this module, and share its memory.
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload([__name__])
   with concurrent.futures.ProcessPoolExecutor(num_processes, context) as pool:

@@ -1,4 +1,4 @@
-"""From the chunks of a source to rows on disk: split, tokenised and packed."""
+"""Splits, tokenises and packs the chunks of a source into rows on disk."""
 
 import collections
 import contextlib
@@ -26,11 +26,11 @@ _OPTIONS = "group_size:1,uncompressed"  # Rows are read one by one.
 
 
 class Job(NamedTuple):
-  """What decides the rows of a source, besides its content.
+  """The settings that determine the rows of a source, besides its content.
 
   Attributes:
     config: the task.
-    tokenizer: the key of its content.
+    tokenizer: `Tokenizer.key`, the checksum of the tokenizer.
     validation, test: shares of these splits.
   """
 
@@ -40,10 +40,10 @@ class Job(NamedTuple):
   test: float
 
   def split_of(self, document: documents.Segments) -> str:
-    """The split of a document, by the hash of its prompt, or else of its text.
+    """The split of a document, from the hash of its prompt, or else its text.
 
-    The prompt is all before the first completion. Several answers to one prompt
-    are in the same split.
+    The prompt is everything before the first completion. All answers to one
+    prompt are in the same split.
     """
     texts = [text for text, _ in document]
     num_prompts = [predicted for _, predicted in document].index(True)
@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """The rows of a chunk by split, and the documents that are in none."""
+  """The rows of a chunk by split, and counts of unused documents."""
 
   splits: dict[str, packing.Packed]
   num_skipped: int
@@ -67,13 +67,13 @@ class _Part(NamedTuple):
 def write(
   folder: pathlib.Path, job: Job, source: str, paths: Sequence[str]
 ) -> None:
-  """Writes the rows of all splits, and the facts about them.
+  """Writes the rows of all splits, and facts about them.
 
   Args:
-    folder: where.
-    job: how.
+    folder: output folder.
+    job: the settings that determine the rows.
     source: the name of the source.
-    paths: its files.
+    paths: the files of the source.
 
   Raises:
     UserError: see `corpus.make`.

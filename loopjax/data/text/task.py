@@ -1,7 +1,7 @@
-"""The text task: the next token, in rows of packed documents.
+"""The text task: next-token prediction in rows of packed documents.
 
-No prediction needs what stands in another document of its row; "documents"
-tells models which tokens are of one.
+No prediction depends on another document in its row; "documents" tells models
+which tokens belong to the same one.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 TRACES: tuple[str, ...] = ()  # `score` reads no trace.
 HEADLINE = ("bits_per_byte", "loss")
 _BLOCK = 1024  # Rows of training in which each source has exactly its share.
-_FEW_BYTES = 1e-3  # Next to nothing, but not zero.
+_FEW_BYTES = 1e-3  # Avoids a division by zero.
 _ORDER, _MIXTURE = range(2)  # Streams of random numbers.
 
 
@@ -76,9 +76,9 @@ def make_dataset(
   Args:
     config: the task.
     split: "train", "validation" or "test".
-    batch_size: over all processes.
-    seed: of the order of training.
-    rows: of every global batch that this process reads; all if None.
+    batch_size: global batch size, over all processes.
+    seed: seed of the training order.
+    rows: the rows of every global batch that this process reads; all if None.
 
   Returns:
     Batches of `abstract_batch`'s entries, see `packing.unpack`, and in
@@ -86,7 +86,7 @@ def make_dataset(
 
   Raises:
     UserError: see `corpus.make` and `overlap.report`; or a source has no rows
-      of the split; or the vocabulary is that of another tokenizer.
+      in the split; or the vocabulary is that of another tokenizer.
   """
   is_test = split == "test" and bool(config.test_files)
   names = config.test_sources if is_test else config.sources
@@ -172,19 +172,19 @@ def mixed(
   seed: int,
   positions: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The source, and the row of it, at positions of the training stream.
+  """The source and its row at given positions of the training stream.
 
-  Every block of 1024 positions has a number of rows of each source in
-  proportion to its weight, in random order; every source has its own epochs.
+  In every block of 1024 positions, each source has rows in proportion to its
+  weight, in random order; every source has its own epochs.
 
   Args:
-    mixture: weights, of sum 1.
-    counts: int [sources], rows of each.
-    seed: of the order.
+    mixture: weights, with sum 1.
+    counts: number of rows of each source, int [sources].
+    seed: seed of the order.
     positions: int [b].
 
   Returns:
-    int [b], int [b].
+    Sources, int [b]; row numbers, int [b].
   """
   edges = np.floor(np.cumsum(mixture) * _BLOCK + 0.5).astype(np.int64)
   shares = np.diff(edges, prepend=0)
@@ -246,14 +246,14 @@ def score(
 ) -> dict[str, Array | tuple[Array, Array]]:
   """Scores of every row and their weights, f32 [B], f32 [B].
 
-  "loss": mean cross-entropy of the predictions that count, in nats per token;
-  "bits_per_byte": their sum in bits, over the UTF-8 bytes that they stand for.
-  The end of a document is predicted as well, and has no bytes. Rows are
-  weighted by their tokens and by their bytes, so that means are those of the
-  corpus.
+  "loss": mean cross-entropy of the predictions that count, in nats per token,
+  weighted by the row's tokens; "bits_per_byte": their sum in bits over the
+  UTF-8 bytes of their targets, weighted by the row's bytes. Weighted means over
+  rows are therefore means over the corpus. The end token is predicted too, and
+  has no bytes.
   """
   losses, _ = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or the last ones alone.
+  num = losses.shape[1]  # All tokens, or only the last ones.
   weights = batch["weights"][:, -num:]
   nats = jnp.sum(losses * weights, axis=1)
   num_tokens = jnp.sum(weights, axis=1)

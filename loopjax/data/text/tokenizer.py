@@ -1,8 +1,8 @@
 """Tokenizers: bytes, and any `tokenizer.json`.
 
-Two ids follow those of the tokenizer: the end of a document, which also stands
-before every document, and padding. Where a token of its own ends documents, as
-a published model was trained with, there are none: that one is padding, too.
+Two ids are added to the tokenizer's: the end token, which also precedes every
+document, and padding. None are added if documents end with a token of the
+tokenizer, as in published models; that token then also serves as padding.
 """
 
 import functools
@@ -26,14 +26,15 @@ class Tokenizer:
     name: "bytes" or the path of a file.
     key: checksum of the file's content, and the token that ends documents.
     end, padding: ids of the end of a document and of padding.
-    num_ids: of all ids, including these two.
-    num_real: ids that a model may predict; padding of its own comes after them.
+    num_ids: number of ids, including end and padding.
+    num_real: number of ids that a model may predict; they precede an added
+      padding id.
     num_bytes: int64 [num_ids], the UTF-8 bytes that an id stands for; 0 for
-      these two. Approximate if the tokenizer normalises text.
+      end and padding. Approximate if the tokenizer normalises text.
   """
 
   def __init__(self, name: str, end_token: str = ""):
-    """Raises UserError if it cannot be read, or has no such token."""
+    """Raises UserError if the file cannot be read or lacks `end_token`."""
     self.name = name
     self._library: Any = None
     if name == "bytes":
@@ -57,7 +58,7 @@ class Tokenizer:
     self.num_bytes = np.where(np.arange(len(sizes)) == end, 0, sizes)
 
   def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each text, int [n], without the ends of documents."""
+    """Token ids of each text, int [n], without end tokens."""
     if self._library is None:
       return [np.frombuffer(text.encode(), np.uint8) for text in texts]
     encoded = []
@@ -73,7 +74,7 @@ class Tokenizer:
     return encoded
 
   def token(self, index: int) -> str | None:
-    """The token of an id; None if there is none."""
+    """The token string of an id; None if the tokenizer has no such id."""
     return self._library.id_to_token(index) if self._library else None
 
   def count_bytes(self, ids: np.ndarray) -> int:
@@ -83,7 +84,7 @@ class Tokenizer:
     return int(self.num_bytes[ids].sum())
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids without ours; what is not UTF-8 becomes U+FFFD."""
+    """Decodes ids, dropping added ones; invalid UTF-8 becomes U+FFFD."""
     if self._library is None:
       return bytes(ids).decode(errors="replace")
     return self._library.decode(list(ids), skip_special_tokens=False)

@@ -1,8 +1,8 @@
-"""Offline tasks for lm-evaluation-harness: what their YAML files refer to.
+"""Offline tasks for lm-evaluation-harness: the functions of their YAML files.
 
-Documents come from the request files of OLMES in a folder that is given by
-`--metadata=folder=DIR`, so that prompts are those of `loopjax.eval` to the
-byte; `text` and `gsm8k_local` read JSON lines there.
+Documents are read from the OLMES request files in the folder given by
+`--metadata=folder=DIR`, so that prompts are identical to those of
+`loopjax.eval`; `text` and `gsm8k_local` read JSON lines from that folder.
 """
 
 import json

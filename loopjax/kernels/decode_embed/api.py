@@ -12,7 +12,7 @@ IMPLEMENTATIONS = ("reference", "chunked")
 # (python benchmarks/bench_decode_embed.py --part=operator). No size was found
 # at which the reference is faster.
 DEFAULT = "chunked"
-CHUNK_SIZE = 2048  # Tokens of a chunk, at most.
+CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
 def decode_embed(

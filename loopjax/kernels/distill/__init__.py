@@ -1,4 +1,4 @@
-"""The divergence of two read-outs, without logits of the whole vocabulary."""
+"""The divergence of two models' token distributions, by vocabulary chunks."""
 
 from loopjax.kernels.distill.api import distill
 

@@ -9,7 +9,7 @@ from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked")
 DEFAULT = "chunked"
-CHUNK_SIZE = 2048  # Tokens of a chunk, at most.
+CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
 def distill(

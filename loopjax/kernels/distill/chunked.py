@@ -3,7 +3,7 @@
 The first pass over the vocabulary finds both normalisers, by a running maximum
 and sum (online softmax, arXiv 1805.02867), the second the divergence, since M
 needs both. The backward pass keeps hidden states, normalisers and the
-divergence from the student alone, R, and computes the logits again. With the
+student's part R of the divergence, and recomputes the logits. With the
 student's logits l (after the temperature) and a cotangent of 1,
 
   dL/dl_v = S_v - T_v                                  for beta = 0,
@@ -25,15 +25,15 @@ from loopjax.kernels.vocabulary import product
 from loopjax.types import Array
 
 Readout = tuple[Array, Array]  # Hidden states [..., D], folded table [C, n, D].
-Normaliser = tuple[Array, Array]  # Largest logit, and log of the sum relative.
+Normaliser = tuple[Array, Array]  # Largest logit, log sum exp(logit - largest).
 
 
 class Options(NamedTuple):
   """Static options.
 
   Attributes:
-    beta, temperature: as in `api.distill`. num_tokens: real ones, which come
-      first in the vocabulary. num_chunks: n.
+    beta, temperature: as in `api.distill`. num_tokens: number of real tokens,
+      which come first in the vocabulary. num_chunks: n.
   """
 
   beta: float
@@ -66,7 +66,7 @@ def distill(
 
 
 def _logits(readout: Readout, chunk: Array, options: Options) -> Array:
-  """Logits [..., C] of a chunk, MASKED_LOGIT for what is no real token."""
+  """Logits [..., C] of a chunk; MASKED_LOGIT for padding tokens."""
   logits, ids = vocabulary.logits(*readout, chunk)
   logits /= options.temperature
   return jnp.where(ids < options.num_tokens, logits, vocabulary.MASKED_LOGIT)
@@ -93,14 +93,14 @@ def _log_chances(
   readout: Readout, normaliser: Normaliser, chunk: Array, options: Options
 ) -> Array:
   """Log probabilities [..., C] of a chunk."""
-  # One after the other: their sum would round what differences are left.
+  # Subtract one after the other: their sum would round small differences away.
   top, log_total = (x[..., None] for x in normaliser)
   return (_logits(readout, chunk, options) - top) - log_total
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _distill(student: Readout, teacher: Readout, options: Options) -> Array:
-  """The same of folded tables."""
+  """`distill` with folded tables."""
   return _forward(student, teacher, options)[0]
 
 

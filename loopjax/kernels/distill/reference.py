@@ -41,8 +41,8 @@ def shares(log_s: Array, log_t: Array, beta: float) -> tuple[Array, Array]:
     log_s, log_t: log probabilities of tokens, finite, [..., v].
 
   Returns:
-    beta T log(T / M) and (1 - beta) S log(S / M); of T log(T / S) and S log(S /
-    T), one alone for beta = 0 and beta = 1.
+    beta T log(T / M) and (1 - beta) S log(S / M). For beta = 0 and beta = 1,
+    only T log(T / S) or S log(S / T); the other is 0.
   """
   if beta == 0:
     return jnp.exp(log_t) * (log_t - log_s), jnp.zeros_like(log_s)

@@ -6,9 +6,9 @@ from loopjax.kernels.gated_delta import chunked, chunks, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked")
-# With 8 heads of width 64 on a CPU core, the value of 1 and 2 tokens took less
-# than half the time token by token; value and gradient of 2 and more tokens
-# took longer (bench_gated_delta.py --part=short).
+# With 8 heads of width 64 on a CPU core, the forward pass of 1 and 2 tokens
+# took less than half the time token by token; forward and backward pass of 2
+# and more tokens took longer (bench_gated_delta.py --part=short).
 LONGEST_BY_TOKEN = 2
 
 
@@ -38,18 +38,18 @@ def gated_delta(
   Args:
     query, key: [B, T, H_k, d_k].
     value: [B, T, H_v, d_v]; H_v is a multiple of H_k, and each query and key
-      serves H_v / H_k heads in a row.
+      serves H_v / H_k consecutive heads.
     log_decay: [B, T, H_v], <= 0; 0 keeps everything, -inf nothing.
     write: [B, T, H_v], from 0 to 1, or 2 for negative eigenvalues.
     state: S before the first token [B, H_v, d_k, d_v]; zeros if None.
     chunk_size: maximum number of tokens solved together; a multiple of 16; a
       default for the backend if None.
-    mask: bool [B, T]; a False token leaves the state bit-identical, its output
-      is zero, and so are its gradients, whatever its inputs are. None for all
+    mask: bool [B, T]; a False token leaves the state bit-identical, and has
+      zero output and zero gradients, whatever its inputs are. None for all
       True.
-    implementation: "reference" goes token by token and supports all
-      derivatives, "chunked" goes by chunks and supports reverse mode only; the
-      faster one if None.
+    implementation: "reference" computes token by token and supports all
+      derivatives, "chunked" computes by chunks and supports reverse mode only;
+      the faster one if None.
 
   Returns:
     The outputs [B, T, H_v, d_v], and S after the last token.

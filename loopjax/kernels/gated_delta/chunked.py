@@ -35,16 +35,17 @@ from loopjax.kernels.gated_delta import chunks
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
 
-# For accelerators, not measured: C, and enough chunks times heads and examples
-# at once to keep them busy. On CPUs chunks of 32 one at a time stay in cache:
-# all at once took 2.5 times as long, chunks of 64 1.2 times (T = 2048, 8 heads
-# of width 64, value and gradient; bench_gated_delta.py --part=groups).
+# For accelerators, not measured: C, and the number of chunks times heads and
+# examples that are computed at once to keep them busy. On CPUs, chunks of 32
+# computed one at a time stay in cache: all at once took 2.5 times as long,
+# chunks of 64 1.2 times (T = 2048, 8 heads of width 64, value and gradient;
+# bench_gated_delta.py --part=groups).
 CHUNK_SIZE = 64
 _BUSY = 256
 
 
 class Plan(NamedTuple):
-  """How tokens are divided. size: C, of a chunk; group: chunks per group."""
+  """Partition of tokens. size: C, tokens per chunk; group: chunks per group."""
 
   size: int
   group: int
@@ -64,7 +65,7 @@ def gated_delta(
   """As in `api.gated_delta`, with reverse mode only.
 
   Args:
-    query, key, value, log_decay, write, state: as there; T > 0.
+    query, key, value, log_decay, write, state: as in `api`; T > 0.
     chunk_size: the maximum of C.
     chunks_at_once: maximum chunks per group; a default for the backend if None.
   """
@@ -175,7 +176,7 @@ def _group_forward(
 def _run(
   x: chunks.Chunks, inverse: Array, state: Array
 ) -> tuple[Array, Array, Array]:
-  """One chunk after another.
+  """Runs the chunks one after another.
 
   Returns:
     S before each chunk [n, B, H, d_k, d_v], N of each [n, B, H, C, d_v], and S

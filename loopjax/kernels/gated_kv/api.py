@@ -6,7 +6,7 @@ from loopjax.kernels.gated_kv import pallas_gpu, pallas_tpu, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
-# What XLA makes of the reference, until a kernel has been timed beside it.
+# XLA's compilation of the reference, until a kernel has been timed against it.
 DEFAULT = "reference"
 
 
@@ -23,7 +23,7 @@ def gated_kv(
   """One loop's update of the latents of S tokens and of their cache rows.
 
   MELT, section 3.2 (arXiv 2605.07721). With the layer's input x and the latent
-  h of the loop before,
+  h of the previous loop,
 
     z = sigmoid(x W_z + h U_z + b_z),   h <- z h + (1 - z) x,
 
@@ -36,16 +36,15 @@ def gated_kv(
     latent: h [B, S, D]; None in the first loop, where the latent becomes x.
     weights: matrices in the dtype of x.
     tables: cosines and sines of the rotation [B, S, d_h / 2], f32; constants.
-    cache: keys and values [B, L, G, d_h] in any dtype. A kernel writes into
-      them in place where the caller no longer needs them (donated arrays, or
-      values inside one program).
-    start: int32 [B], the row of each example's first token; its tokens take
-      rows start to start + S - 1. Rows that are not all in 0 .. L - 1 are left
-      as they are: -1 writes nothing.
+    cache: keys and values [B, L, G, d_h] in any dtype. A kernel updates them in
+      place if the caller no longer needs them (donated arrays, or values inside
+      one program).
+    start: int32 [B], the row of each example's first token; its tokens occupy
+      rows start to start + S - 1. If any of these is outside 0 .. L - 1, none
+      is written: -1 writes nothing.
     implementation: "reference" supports all derivatives; "pallas_tpu" and
       "pallas_gpu" (Hopper; bfloat16, D and d_h multiples of 64) support reverse
-      mode only, keep x and h for it, and compute the gate again. DEFAULT if
-      None.
+      mode only, store x and h for it, and recompute the gate. DEFAULT if None.
 
   Returns:
     The latent [B, S, D] in the dtype of x, and the cache.

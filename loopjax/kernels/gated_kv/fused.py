@@ -1,4 +1,4 @@
-"""What the kernels of `gated_kv` share: shapes, and the backward pass.
+"""The common part of the `gated_kv` kernels: shapes, and the backward pass.
 
 A backend computes, for M = B S tokens side by side,
 
@@ -6,15 +6,15 @@ A backend computes, for M = B S tokens side by side,
   pull_back: with the cotangents of h', of h' W_K and of h' W_V,
     g = dL/dh' + dL/d(h' W_K) W_K^T + dL/d(h' W_V) W_V^T,
     a = g (h - x) z (1 - z), the cotangent of the gate's activation,
-    h' again, a, (1 - z) g and z g.
+    h' (recomputed), a, (1 - z) g and z g.
 
-What remains are matrix products, which XLA does:
+The rest are matrix products, which XLA computes:
 
   dL/dx = (1 - z) g + a W_z^T,  dL/dh = z g + a U_z^T,
   dL/dW_z = x^T a,  dL/dU_z = h^T a,  dL/db_z = sum a,
   dL/dW_K = h'^T dL/d(h' W_K),  dL/dW_V = h'^T dL/d(h' W_V).
 
-Of the forward pass, x and h are kept.
+The forward pass stores x and h.
 """
 
 import functools
@@ -55,7 +55,7 @@ def gated_kv(
   cache: tuple[Array, Array],
   start: Array,
 ) -> tuple[Array, tuple[Array, Array]]:
-  """As in `api.gated_kv`, by a backend's kernels."""
+  """As in `api.gated_kv`, computed by a backend's kernels."""
   width = inputs.shape[-1]
   cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
   after, cache = kernels.update(

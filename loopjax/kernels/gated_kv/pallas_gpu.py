@@ -1,14 +1,15 @@
 """`gated_kv` for Hopper GPUs, by Mosaic GPU, in bfloat16.
 
 Blocks of a GPU cannot wait for each other, so the update takes two kernels: one
-makes the latent, one tile of columns a block, the other projects it. A block of
-the second has `w` pairs of columns of one head, from both of its halves: what
-RoPE turns into each other is in the same place of two accumulators. Both end in
-copies to the output, the second's into the tokens' rows of the cache.
+computes the latent, with one tile of columns per block, the other projects it.
+A block of the second has `w` pairs of columns of one head, from both of its
+halves, so that the two features that RoPE rotates into each other are at the
+same position of two accumulators. Both kernels end with copies to the output;
+the second's go to the tokens' rows of the cache.
 
-A block has one warpgroup. Operands come through shared memory, several steps
-ahead; a step has square tiles of the matrices, since both operands of a product
-must lie in shared memory in the same way.
+A block has one warpgroup. Operands are prefetched into shared memory several
+steps ahead; a step has square tiles of the matrices, since both operands of a
+product must have the same layout in shared memory.
 """
 
 import functools
@@ -23,18 +24,18 @@ from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
 _UNIT = 64  # Widths are multiples of it.
-_MOST_STEPS = 8  # In flight.
-# Bytes of shared memory for them, of the 227 KiB of a block.
+_MOST_STEPS = 8  # Maximum number of prefetched steps.
+# Shared memory for these steps in bytes, of the 227 KiB of a block.
 _STEP_BYTES = 160 * 2**10
-_FEW = 64  # Tokens up to which all are one tile; also the smallest tile.
+_FEW = 64  # Up to this many tokens make one tile; also the smallest tile.
 _PARAMS = plgpu.CompilerParams(
   lowering_semantics=plgpu.LoweringSemantics.Warpgroup
 )
-_ROWS = plgpu.Layout.WGMMA.reduce(0)  # Of what all tokens share.
+_ROWS = plgpu.Layout.WGMMA.reduce(0)  # Layout of vectors that all tokens share.
 
 
 def gated_kv(inputs, latent, weights, tables, cache, start):
-  """As in `api.gated_kv`; see `_check` for what shapes it takes."""
+  """As in `api.gated_kv`; `_check` says which shapes are supported."""
   _check(inputs, cache)
   kernels = fused.Kernels(_update, _pull_back)
   return fused.gated_kv(kernels, inputs, latent, weights, tables, cache, start)
@@ -74,7 +75,7 @@ def _tile(num_tokens: int) -> int:
 
 
 def _columns(tile: int) -> int:
-  """Of a tile of a square matrix: more blocks where weights are most bytes."""
+  """Columns of a tile of a square matrix; fewer if weights dominate traffic."""
   return 32 if tile == _FEW else 64
 
 
@@ -82,9 +83,9 @@ def _accumulate(totals, rows: list, matrices: list, places: tuple) -> None:
   """Adds [tile, D] times [D, columns], for each matrix, to the accumulators.
 
   Args:
-    totals: one accumulator [tile, columns] for each matrix, or one for all.
-    rows: arrays [M, D], one for each matrix, or one for all.
-    matrices: [D, N].
+    totals: one accumulator [tile, columns] per matrix, or one for all.
+    rows: arrays [M, D], one per matrix, or one for all.
+    matrices: the matrices, [D, N].
     places: index of the tile of rows, and of each matrix's tile of columns.
   """
   (tile, columns), (i, *blocks) = totals[0].shape, places
@@ -123,7 +124,7 @@ def _spec(shape: tuple[int, int], index_map) -> plgpu.BlockSpec:
 
 
 def _transforms(columns: int):
-  """How tiles lie in shared memory, for the tensor cores."""
+  """Layout of tiles in shared memory that the tensor cores require."""
   swizzle = plgpu.find_swizzle(16 * columns)
   return (
     plgpu.TilingTransform((8, swizzle // 2)),
@@ -248,8 +249,8 @@ def _project(
       @pl.when(fits)
       def copy_keys_and_values():
         place = example * length + row + jax.lax.rem(token, each)
-        # A single row is 64 bytes, which a copy that is no tensor's takes; two
-        # or more begin at 128 bytes, as tensors' copies must.
+        # A single row has 64 bytes, which a plain copy allows; two or more
+        # start at multiples of 128 bytes, as tensor copies require.
         for m, part in enumerate(parts):
           column = head * head_width + first + m % 2 * half
           target = keys if m < 2 else values
@@ -269,7 +270,7 @@ def _project(
     [plgpu.SMEM((tile, pairs), x.dtype) for x in cache for _ in range(2)],
     plgpu.Barrier(num_arrivals=2),
   )
-  # Not plgpu.kernel, which takes no arguments to write into.
+  # Not plgpu.kernel, which has no arguments that are updated in place.
   refs = [jax.new_ref(x, memory_space=plgpu.GMEM) for x in flat]
   pl.kernel(
     lambda *refs: pl.run_scoped(functools.partial(body, *refs), *scratch),

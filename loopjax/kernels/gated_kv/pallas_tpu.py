@@ -1,11 +1,11 @@
 """`gated_kv` for TPUs.
 
-One kernel per update. For each tile of tokens, its steps go over tiles of
-columns: first of W_z and U_z, which make the latent in VMEM, then over the
+One kernel per update. For each tile of tokens, its steps iterate over tiles of
+columns: first of W_z and U_z, which compute the latent in VMEM, then over the
 heads of W_K and W_V, which read it there. Weights are streamed from HBM, each
-tile during the product with the one before, with no pause between the two
-parts. Keys and values of all heads collect in VMEM and are copied to their
-cache rows, in runs of rows that are as long as a tile has of one example.
+tile during the product with the previous one, without a pause between the two
+parts. Keys and values of all heads are collected in VMEM and copied to their
+cache rows, in one run for the consecutive rows of an example in a tile.
 
 Two tiles of x, h and the latent, and of each matrix, are in VMEM at a time.
 """
@@ -23,8 +23,8 @@ from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
 _LANES, _SUBLANES = 128, 16
-_MOST_TOKENS = 256  # Of a tile.
-# Bytes of VMEM that tiles may take, of the 16 MiB that a kernel gets.
+_MOST_TOKENS = 256  # Maximum tokens of a tile.
+# Bytes of VMEM for tiles, of the 16 MiB that a kernel has.
 _VMEM = 14 * 2**20
 
 
@@ -317,7 +317,7 @@ class _Tiles(NamedTuple):
 
   Attributes:
     per_token: bytes in VMEM of one more token in a tile.
-    per_column: of one more column of each matrix.
+    per_column: bytes in VMEM of one more column of each matrix.
     unit: columns of the narrowest tile.
   """
 

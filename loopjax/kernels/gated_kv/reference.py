@@ -12,7 +12,7 @@ from loopjax.types import Array
 class Weights(NamedTuple):
   """Parameters of the update, for inputs of width D and G heads of width d_h.
 
-  Those of the gate may be None where no latent goes in.
+  The gate's may be None if there is no incoming latent.
 
   Attributes:
     gate_input: W_z [D, D].

@@ -1,4 +1,4 @@
-"""Read-out and cross-entropy together, without an array of all logits."""
+"""Logits and cross-entropy fused, without an array of all logits."""
 
 from loopjax.kernels.token_loss.api import token_loss, token_scores
 

@@ -5,7 +5,7 @@ from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked")
 DEFAULT = "chunked"
-CHUNK_SIZE = 2048  # Tokens of a chunk, at most.
+CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
 def token_loss(
@@ -18,7 +18,7 @@ def token_loss(
 ) -> tuple[Array, Array]:
   """-log softmax(h W^T)[target] per token, and log sum exp h W^T.
 
-  The second is what a z-loss keeps small (PaLM, arXiv 2204.02311, section 5).
+  The latter is what a z-loss keeps small (PaLM, arXiv 2204.02311, section 5).
   Products take their inputs as they are and accumulate in float32; the softmax
   is in float32.
 
@@ -60,12 +60,12 @@ def token_scores(
 ) -> tuple[Array, Array]:
   """-log softmax(h W^T)[target] per token, and the most likely token.
 
-  In one pass over the chunks of the vocabulary, as `token_loss`, whose
-  arguments it takes; without a gradient.
+  Takes the arguments of `token_loss`, needs one pass over the chunks of the
+  vocabulary, and has no gradient.
 
   Returns:
     Two arrays [...]: nats, in float32, or float64 for float64 inputs; ids i32,
-    the first of equals.
+    the first one in case of a tie.
   """
   return chunked.token_scores(
     hidden,

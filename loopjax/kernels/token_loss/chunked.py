@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
 
 class Sums(NamedTuple):
-  """What a pass over the chunks adds up, for each token.
+  """Running sums of a pass over the chunks, for each token.
 
   Attributes:
     top: the largest logit so far. total: sum of exp(logit - top).
@@ -88,7 +88,7 @@ def token_scores(
 def _folded(
   table: Array, num_padding_tokens: int, chunk_size: int
 ) -> tuple[Array, Options]:
-  """The table by chunks of at most `chunk_size` tokens."""
+  """The table, folded into chunks of at most `chunk_size` tokens."""
   num_chunks = vocabulary.num_chunks(len(table), chunk_size)
   options = Options(len(table) - num_padding_tokens, num_chunks)
   return vocabulary.fold(table, num_chunks), options
@@ -112,7 +112,7 @@ def _token_loss(
 
 
 def _empty(hidden: Array, targets: Array) -> Sums:
-  """Before the first chunk."""
+  """The sums before the first chunk."""
   wide = jnp.promote_types(jnp.float32, hidden.dtype)
   return Sums(
     jnp.full(targets.shape, -jnp.inf, wide),
@@ -122,7 +122,7 @@ def _empty(hidden: Array, targets: Array) -> Sums:
 
 
 def _add(sums: Sums, logits: Array, ids: Array, targets: Array) -> Sums:
-  """With the logits [..., C] of one more chunk."""
+  """The sums updated with the logits [..., C] of a chunk."""
   top, total, picked = sums
   higher = jnp.maximum(top, jnp.max(logits, axis=-1))
   weights = jnp.exp(logits - higher[..., None])
@@ -135,8 +135,8 @@ def _losses(sums: Sums) -> tuple[Array, Array]:
   """Cross-entropy and log normaliser."""
   top, total, picked = sums
   log_total = jnp.log(total)
-  # The maximum first: top + log_total would round away the loss of a token that
-  # is almost certain.
+  # Subtract from the maximum first: top + log_total would round away the loss
+  # of an almost certain token.
   return (top - picked) + log_total, top + log_total
 
 

@@ -10,7 +10,7 @@ from loopjax.report.papers import (
   utm,
 )
 
-# By task.name, or task.name/model.name where a task has several papers.
+# By task.name, or task.name/model.name if a task has several papers.
 PAPERS: dict[str, Paper] = {
   "arithmetic": disco_language.PAPER,
   "arithmetic/adaptive": adaptive.PAPER,
@@ -28,5 +28,5 @@ PAPERS: dict[str, Paper] = {
 
 
 def of(task: str, model: str) -> Paper | None:
-  """The paper on a task, or on a task and a family; None if there is none."""
+  """The paper of a task, or of a task and a model family; None if unknown."""
   return PAPERS.get(f"{task}/{model}") or PAPERS.get(task)

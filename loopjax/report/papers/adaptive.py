@@ -1,7 +1,7 @@
 """Numbers of adaptive loops and memory: M. Frey et al., arXiv 2603.08391.
 
-Every number here is the paper's, from one run each. Accuracy is in percent. In
-small print are the averages at its early and mid checkpoints (Tables 4 and 5).
+Every number here is the paper's, from one run each. Accuracy is in percent. The
+averages at its early and mid checkpoints (Tables 4 and 5) are in small print.
 """
 
 from loopjax.report.paper import (
@@ -17,7 +17,7 @@ from loopjax.report.paper import (
 
 _LOOPS, _LAYERS = "model.num_loops", "model.num_layers"
 _LOCAL, _GLOBAL = "model.num_local_slots", "model.num_global_slots"
-# Of the presets, smallest first, and of models three times as deep.
+# Layers of the presets, smallest first, and of models three times as deep.
 _SHALLOW, _DEEP = frozenset((2, 8, 12)), frozenset((6, 24, 36))
 
 
@@ -35,7 +35,7 @@ def _mean_gate(bank: str) -> Column:
 
 
 def _not_scored(config, summary):
-  """A run has no benchmarks: `loopjax.eval` scores them afterwards."""
+  """Unknown: benchmarks are scored by `loopjax.eval`, not by the run."""
   del config, summary
 
 

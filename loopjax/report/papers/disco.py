@@ -215,8 +215,8 @@ _SCALE = (
 
 PAPER = Paper(
   name="Fu et al., arXiv 2607.00341",
-  # In English the steps are more. The paper does not state the model's size:
-  # GPT-2's is our reading.
+  # In English there are more steps. The paper does not state the model's size;
+  # we assume GPT-2's.
   size={
     "task.num_entities": 500,
     "model.width": 768,

@@ -21,7 +21,7 @@ _EXACT = Column("exact", "exact match, %", metric("test/exact_match", 100.0))
 
 
 def _not_in_the_summary(config, summary):
-  """Ours come from `python -m loopjax.eval`, not from the run itself."""
+  """Unknown: scores come from `python -m loopjax.eval`, not from the run."""
   del config, summary
 
 

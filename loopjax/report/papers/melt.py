@@ -1,7 +1,8 @@
 """Numbers of MELT: arXiv 2605.07721.
 
-Every number here is the paper's, of MELT-1.6B after Ouro-1.4B-Thinking:
-accuracy in percent, mean of 16 completions but for MATH-500, one run each.
+Every number here is the paper's, for MELT-1.6B from Ouro-1.4B-Thinking:
+accuracy in percent, the mean of 16 completions except for MATH-500, from one
+run each.
 """
 
 from loopjax.report.paper import (
@@ -20,12 +21,14 @@ _LABELS = ("AIME24, %", "AIME25, %", "AMC23, %", "MATH-500, %")
 
 
 def _not_scored(config, summary):
-  """No such benchmark is run here."""
+  """Unknown: these benchmarks are not run here."""
   del config, summary
 
 
 def _cache_bytes(config, summary):
-  """Of a token's keys and values in all layers, and loops if these have own."""
+  """Bytes of a token's keys and values over all layers, and all loops if each
+  loop has its own cache.
+  """
   del summary
   model = config["model"]
   heads = model["num_key_value_heads"] or model["num_heads"]
@@ -61,7 +64,7 @@ def _gate(name: str) -> dict:
 
 
 _ALL = {"model.distill": "all"}
-_CHUNKS = frozenset((2, 3, 16, 128, 500))  # Of the presets.
+_CHUNKS = frozenset((2, 3, 16, 128, 500))  # Chunk sizes of the presets.
 _TABLE_4 = (
   _row("MELT-1.6B", {**_ALL, "model.align_weight": 0.1},
        46.7, 33.3, 80.2, 93.4),

@@ -246,7 +246,7 @@ _PRETRAINED = (
 )
 GSM = Paper(
   name=_NAME,
-  size=None,  # It fine-tunes models of billions of parameters.
+  size=None,  # The paper fine-tunes models of billions of parameters.
   sweeps={
     "passes": Sweep(
       title="Passes over a window before it is dropped",

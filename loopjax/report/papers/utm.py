@@ -293,7 +293,7 @@ PAPER = Paper(
     "task.box_rows": 3,
     "task.box_cols": 3,
     "model.width": frozenset((512, 768)),
-    # Twice as many for half the batch.
+    # Twice as many steps for half the batch size.
     "run.num_steps": frozenset((59_872, 119_744)),
   },
   sweeps=_SWEEPS,
