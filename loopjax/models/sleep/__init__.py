@@ -4,8 +4,9 @@ Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
 
 from loopjax.models.sleep.config import Config, costs
-from loopjax.models.sleep.model import HEADLINE, TRACES, Kept, Model, loss
+from loopjax.models.sleep.model import HEADLINE, TRACES, Model, loss
 from loopjax.models.sleep.reading import CACHES, empty_cache, read
+from loopjax.models.sleep.state import Kept
 
 __all__ = [
   "CACHES",

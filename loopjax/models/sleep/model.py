@@ -8,7 +8,7 @@ takes one pass.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models.sleep.config import Config, last_chunk
+from loopjax.models.sleep.state import Kept, Tokens, padded
 from loopjax.nn import attention, hybrid, linear, norm, remat, rope, stack
 from loopjax.protocols import Frozen
 from loopjax.types import (
@@ -143,12 +144,12 @@ class Model(nnx.Module):
 
   def sleep(
     self,
-    kept: "Kept",
-    tokens: "Tokens",
+    kept: Kept,
+    tokens: Tokens,
     num_passes: int,
     kind: str,
     trace: tuple[str, ...] = (),
-  ) -> tuple["Kept", dict[str, Array]]:
+  ) -> tuple[Kept, dict[str, Array]]:
     """Algorithm 1, lines 4 to 8: turns a window into fast weights."""
     prelude, core, coda = self.parts()
     old = kept.parts
@@ -241,7 +242,7 @@ class Model(nnx.Module):
       record[f"retention/memory={layer}"] = jnp.sum(means * tokens)
     return record
 
-  def awake(self, kept: "Kept", tokens: "Tokens") -> tuple[Array, "Kept"]:
+  def awake(self, kept: Kept, tokens: Tokens) -> tuple[Array, Kept]:
     """Reads tokens in one pass: the answer (line 10), or those after the sleep.
 
     Args:
@@ -286,7 +287,7 @@ class Model(nnx.Module):
 
   def empty_state(
     self, batch: int, *, num_past: int, carry_convolutions: bool
-  ) -> "Kept":
+  ) -> Kept:
     """The state before the first window, with room for P past tokens."""
     parts = tuple(
       hybrid.empty_memory(
@@ -301,14 +302,14 @@ class Model(nnx.Module):
     """P, number of tokens whose keys and values survive a sleep."""
     return self.config.window - 1 if self.config.eviction == "sliding" else 0
 
-  def _split(self, inputs: Array) -> tuple["Tokens", "Tokens"]:
+  def _split(self, inputs: Array) -> tuple[Tokens, Tokens]:
     """The windows [W, B, L] to sleep over, and what follows them [B, S]."""
     tokens, length = self.embed(inputs), self.config.window
     num_last = 0  # The remainder.
     if self.config.answer_chunk == "separate":
       num_last = self.spec.num_answer_tokens
       short = (num_last - inputs.shape[1]) % length
-      tokens = _padded(tokens, short) if short else tokens
+      tokens = padded(tokens, short) if short else tokens
     parts = [
       windows.split(x, length, num_last) for x in tokens if x is not None
     ]
@@ -316,13 +317,13 @@ class Model(nnx.Module):
     assert last[0].shape[1] >= self.spec.num_answer_tokens, inputs.shape
     return Tokens(*slept), Tokens(*last)
 
-  def embed(self, inputs: Array) -> "Tokens":
+  def embed(self, inputs: Array) -> Tokens:
     """Embeds token ids [B, S] as input of the stack."""
     first_padding = self.spec.vocab_size - self.spec.num_padding_tokens
     mask = inputs < first_padding if self.spec.num_padding_tokens else None
     return Tokens(self.token_embedding(inputs), mask)
 
-  def _open(self, tokens: "Tokens", seen: Array) -> windows.Window:
+  def _open(self, tokens: Tokens, seen: Array) -> windows.Window:
     """What the tokens of a window see, with P past tokens before them."""
     size = tokens.hidden.shape[1]
     return windows.view(seen, tokens.mask, size, self.config.window)
@@ -355,33 +356,6 @@ class Model(nnx.Module):
 
 
 Carry = tuple[Array, hybrid.Memory]
-
-
-class Tokens(NamedTuple):
-  """Tokens. hidden: [..., D]; mask: bool [...], False for padding."""
-
-  hidden: Array
-  mask: Array | None = None
-
-
-def _padded(tokens: Tokens, size: int) -> Tokens:
-  """Left-pads the tokens by `size` masked ones."""
-  hidden, mask = tokens
-  mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask
-  front = ((0, 0), (size, 0))
-  return Tokens(jnp.pad(hidden, (*front, (0, 0))), jnp.pad(mask, front))
-
-
-class Kept(NamedTuple):
-  """State passed from one window to the next.
-
-  Attributes:
-    parts: of prelude, core and coda.
-    seen: bool [B, P], which of the P past tokens are not padding.
-  """
-
-  parts: tuple[hybrid.Memory, ...]
-  seen: Array
 
 
 def loss(
