@@ -16,6 +16,7 @@ from loopjax import trained
 from loopjax.analysis import gradient_flow
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
+from loopjax.models import melt
 from loopjax.types import TaskSpec
 
 LOOPS, WIDTH = 3, 16
@@ -121,7 +122,17 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
     settings = config_lib.resolve(config)
     return trained.Trained(settings, *make_model(settings), 0)
 
+  def measure(model, tokens, count, targets):
+    assert len(tokens) == len(count) == len(targets) == 4
+    one = {"gradient": {"hidden": [3.0, 2.0]}, "radius": [2.0]}
+    if not isinstance(model, melt.Model):
+      return {"family": "looped", **one}
+    one["gradient"]["latents"] = [0.0, 1.0]
+    gate = {"mean": [], "kept": [], "replaced": []}
+    return {"family": "melt", **one, "latent": [], "gate": gate}
+
   monkeypatch.setattr(trained, "read", read)
+  monkeypatch.setattr(gradient_flow, "measure", measure)
   runs = [str(tmp_path / name) for name in ("melt", "looped")]
   assert gradient_flow.main([*runs, "--texts=4"]) == 0
   files = sorted((tmp_path / "melt" / "analysis").iterdir())

@@ -2,10 +2,16 @@
 
 import jax.numpy as jnp
 
-from loopjax.kernels.gated_delta import chunked, chunks, reference
+from loopjax.kernels.gated_delta import (
+  chunked,
+  chunks,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 from loopjax.types import Array
 
-IMPLEMENTATIONS = ("reference", "chunked")
+IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu", "pallas_gpu")
 # With 8 heads of width 64 on a CPU core, the forward pass of 1 and 2 tokens
 # took less than half the time token by token; forward and backward pass of 2
 # and more tokens took longer (bench_gated_delta.py --part=short).
@@ -49,7 +55,11 @@ def gated_delta(
       True.
     implementation: "reference" computes token by token and supports all
       derivatives, "chunked" computes by chunks and supports reverse mode only;
-      the faster one if None.
+      the faster of these if None. "pallas_tpu" and "pallas_gpu" (Hopper;
+      bfloat16, d_k and d_v multiples of 64) are "chunked" with a kernel that
+      keeps the state on the chip from chunk to chunk; for bfloat16 inputs its
+      products have operands in bfloat16, and the state stays in float32. Not
+      measured yet.
 
   Returns:
     The outputs [B, T, H_v, d_v], and S after the last token.
@@ -83,6 +93,10 @@ def gated_delta(
     return reference.gated_delta(*inputs, state)
   if implementation == "chunked":
     return chunked.gated_delta(*inputs, state, chunk_size=chunk_size)
+  if implementation == "pallas_tpu":
+    return pallas_tpu.gated_delta(*inputs, state, chunk_size=chunk_size)
+  if implementation == "pallas_gpu":
+    return pallas_gpu.gated_delta(*inputs, state)
   raise ValueError(
     f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
   )

@@ -26,12 +26,13 @@ sum of <q_i, dq_i> and <k_i, dk_i>; neither M nor K K^T is recomputed.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from loopjax.kernels.gated_delta import chunks
+from loopjax.kernels.gated_delta import chunks, recurrence
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
 
@@ -45,10 +46,18 @@ _BUSY = 256
 
 
 class Plan(NamedTuple):
-  """Partition of tokens. size: C, tokens per chunk; group: chunks per group."""
+  """Partition of tokens, and the recurrence from chunk to chunk.
+
+  Attributes:
+    size: C, tokens per chunk. group: chunks per group.
+    recur: as `recurrence.scan`.
+    rounded: whether the recurrence's products get operands in bfloat16.
+  """
 
   size: int
   group: int
+  recur: Callable[..., tuple[Array, Array, Array]] = recurrence.scan
+  rounded: bool = False
 
 
 def gated_delta(
@@ -61,6 +70,8 @@ def gated_delta(
   *,
   chunk_size: int,
   chunks_at_once: int | None = None,
+  recur: Callable[..., tuple[Array, Array, Array]] = recurrence.scan,
+  whole_chunks: bool = False,
 ) -> tuple[Array, Array]:
   """As in `api.gated_delta`, with reverse mode only.
 
@@ -68,16 +79,20 @@ def gated_delta(
     query, key, value, log_decay, write, state: as in `api`; T > 0.
     chunk_size: the maximum of C.
     chunks_at_once: maximum chunks per group; a default for the backend if None.
+    recur: as `recurrence.scan`; another one gets operands in bfloat16 where the
+      inputs are.
+    whole_chunks: C is the maximum, whatever T is.
   """
   num_tokens = query.shape[1]
-  size = even_size(num_tokens, chunk_size)
+  size = chunk_size if whole_chunks else even_size(num_tokens, chunk_size)
   num_chunks = -(-num_tokens // size)
   if chunks_at_once is None:
     heads = value.shape[0] * value.shape[2]
     is_cpu = jax.default_backend() == "cpu"
     chunks_at_once = 1 if is_cpu else max(1, _BUSY // heads)
   num_groups = -(-num_chunks // chunks_at_once)
-  plan = Plan(size, -(-num_chunks // num_groups))
+  rounded = recur is not recurrence.scan and value.dtype == jnp.bfloat16
+  plan = Plan(size, -(-num_chunks // num_groups), recur, rounded)
   missing = num_groups * plan.group * size - num_tokens
   inputs: Any = (query, key, value, log_decay, write)
   if missing:  # Padding acts like masked tokens.
@@ -165,7 +180,7 @@ def _group_forward(
   decays = chunks.pair_decays(x)
   gram = product("...ik,...jk->...ij", x.key, x.key)
   inverse = chunks.inverse_of(x.write[..., None] * gram * decays)
-  before, written, after = _run(x, inverse, state)
+  before, written, after = _run(x, inverse, state, plan)
   attention = product("...ik,...jk->...ij", x.query, x.key) * decays
   output = product("...ij,...jv->...iv", attention, written)
   query = chunks.from_start(x) * x.query
@@ -174,7 +189,7 @@ def _group_forward(
 
 
 def _run(
-  x: chunks.Chunks, inverse: Array, state: Array
+  x: chunks.Chunks, inverse: Array, state: Array, plan: Plan
 ) -> tuple[Array, Array, Array]:
   """Runs the chunks one after another.
 
@@ -183,24 +198,23 @@ def _run(
     after the last.
   """
   write = x.write[..., None]
-  by_chunk = (
-    write * x.value,
-    write * chunks.from_start(x) * x.key,
-    inverse,
-    chunks.to_end(x) * x.key,
-    chunks.through(x),
+  steps = recurrence.Steps(
+    base=write * x.value,
+    left=-write * chunks.from_start(x) * x.key,
+    right=chunks.to_end(x) * x.key,
+    matrix=inverse,
+    through=chunks.through(x),
   )
+  return plan.recur(_rounded(steps, plan), state, adjoint=False)
 
-  def step(state, chunk):
-    value, key, inverse, end_key, through = chunk
-    errors = value - product("...ik,...kv->...iv", key, state)
-    written = product("...ij,...jv->...iv", inverse, errors)
-    after = through * state
-    after += product("...ik,...iv->...kv", end_key, written)
-    return after, (state, written)
 
-  after, (before, written) = jax.lax.scan(step, state, by_chunk)
-  return before, written, after
+def _rounded(steps: recurrence.Steps, plan: Plan) -> recurrence.Steps:
+  """With the matrices of products in bfloat16, if the plan says so."""
+  if not plan.rounded:
+    return steps
+  names = ("left", "right", "matrix")
+  narrow = {n: getattr(steps, n).astype(jnp.bfloat16) for n in names}
+  return steps._replace(**narrow)
 
 
 def _group_backward(
@@ -216,7 +230,7 @@ def _group_backward(
     lambda inputs: chunks.prepare(inputs, plan.size), inputs
   )
   d_output = chunks.fold(d_output, plan.size)
-  before, written, _ = _run(x, inverse, state)
+  before, written, _ = _run(x, inverse, state, plan)
   decays, write = chunks.pair_decays(x), x.write[..., None]
   start, end, through = (
     chunks.from_start(x),
@@ -224,7 +238,7 @@ def _group_backward(
     chunks.through(x),
   )
   d_state, d_errors, d_after = _run_backward(
-    x, inverse, decays, d_output, d_after
+    x, inverse, decays, d_output, d_after, plan
   )
   d_attention = product("...iv,...jv->...ij", d_output, written) * decays
   d_overlap = product("...iv,...jv->...ij", d_errors, written) * decays
@@ -263,28 +277,20 @@ def _run_backward(
   decays: Array,
   d_output: Array,
   d_after: Array,
+  plan: Plan,
 ) -> tuple[Array, Array, Array]:
   """Cotangents of S before the group, of R, and of S after each chunk."""
   attention = product("...ik,...jk->...ij", x.query, x.key) * decays
   query = chunks.from_start(x) * x.query
-  by_chunk = (
-    product("...ij,...iv->...jv", attention, d_output),
-    product("...ik,...iv->...kv", query, d_output),
-    inverse,
-    chunks.to_end(x) * x.key,
-    x.write[..., None] * chunks.from_start(x) * x.key,
-    chunks.through(x),
+  steps = recurrence.Steps(
+    base=product("...ij,...iv->...jv", attention, d_output),
+    left=chunks.to_end(x) * x.key,
+    right=-x.write[..., None] * chunks.from_start(x) * x.key,
+    matrix=inverse,
+    through=chunks.through(x),
+    extra=product("...ik,...iv->...kv", query, d_output),
   )
-
-  def step(d_after, chunk):
-    d_written, d_before, inverse, end_key, key, through = chunk
-    d_written += product("...ik,...kv->...iv", end_key, d_after)
-    d_errors = product("...ij,...iv->...jv", inverse, d_written)
-    d_before += through * d_after
-    d_before -= product("...ik,...iv->...kv", key, d_errors)
-    return d_before, (d_errors, d_after)
-
-  d_state, (d_errors, d_after) = jax.lax.scan(
-    step, d_after, by_chunk, reverse=True
+  d_after, d_errors, d_state = plan.recur(
+    _rounded(steps, plan), d_after, adjoint=True
   )
   return d_state, d_errors, d_after

@@ -1,0 +1,191 @@
+"""`gated_delta` for Hopper GPUs, by Mosaic GPU, in bfloat16.
+
+What chunks do not need of each other XLA computes for many at once, as in
+`chunked`. One kernel goes from chunk to chunk. A block has one warpgroup and
+some columns of a head's state, which do not need each other: they lie in shared
+memory, in float32 and rounded for the tensor cores, while the next chunk's
+operands come. With d_k = 128 a block takes 192 KiB of it, and 168 KiB in the
+backward pass, where operands do not come ahead.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from loopjax.kernels.gated_delta import chunked
+from loopjax.kernels.gated_delta.recurrence import Steps
+from loopjax.types import Array
+
+_SIZE = 64  # Tokens of a chunk, and columns of a block.
+_KEY_WIDTHS = (64, 128)  # Of which the state fits into shared memory.
+_PARAMS = plgpu.CompilerParams(
+  lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+)
+
+
+def gated_delta(
+  query, key, value, log_decay, write, state
+) -> tuple[Array, Array]:
+  """As in `api.gated_delta`; see `_check` for what shapes it takes."""
+  inputs = (query, key, value, log_decay, write)
+  _check(query, value)
+  return chunked.gated_delta(
+    *inputs, state, chunk_size=_SIZE, recur=_recur, whole_chunks=True
+  )
+
+
+def _check(query: Array, value: Array) -> None:
+  if value.dtype != jnp.bfloat16:
+    raise ValueError(f"pallas_gpu takes bfloat16 inputs, not {value.dtype}")
+  key_width, value_width = query.shape[-1], value.shape[-1]
+  if key_width not in _KEY_WIDTHS or value_width % _SIZE:
+    raise ValueError(
+      f"pallas_gpu takes d_k of {_KEY_WIDTHS} and d_v that is a multiple of"
+      f" {_SIZE}, not d_k={key_width}, d_v={value_width}"
+    )
+
+
+def _recur(
+  steps: Steps, state: Array, *, adjoint: bool
+) -> tuple[Array, Array, Array]:
+  """As `recurrence.scan`."""
+  num_chunks, batch, heads, size, value_width = steps.base.shape
+  key_width, num_rows = steps.left.shape[-1], batch * heads
+  has_extra = steps.extra is not None
+  # The interpreter of JAX 0.10 transposes no operand.
+  right, matrix = steps.right.mT, steps.matrix.mT if adjoint else steps.matrix
+  operands = [steps.left, right, matrix, steps.base]
+  operands += [steps.extra] if has_extra else []
+
+  def flat(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+  def body(start, through, *refs):
+    operands, rest = refs[: 4 + has_extra], refs[4 + has_extra :]
+    before, results, after, now, rounded, inner, result, copy = rest
+    r, j = jax.lax.axis_index("heads"), jax.lax.axis_index("columns")
+    columns = pl.ds(j * size, size)
+
+    def rows(chunk, number):
+      return pl.ds((chunk * num_rows + r) * number, number)
+
+    def chunk_of(i):
+      return num_chunks - 1 - i if adjoint else i
+
+    first = pl.run_scoped(
+      functools.partial(
+        _loaded, start.at[pl.ds(r * key_width, key_width), columns], now
+      ),
+      plgpu.Barrier(),
+    )
+    rounded[...] = first.astype(rounded.dtype)
+    plgpu.commit_smem()
+
+    def step(index, left, right, matrix, base, *extra):
+      chunk = chunk_of(index[0])
+      plgpu.copy_smem_to_gmem(now, before.at[rows(chunk, key_width), columns])
+      inner[...] = (_product(left, rounded) + _wide(base)).astype(inner.dtype)
+      plgpu.commit_smem()
+      written = _product(matrix, inner)
+      result[...] = written
+      copy[...] = written.astype(copy.dtype)
+      plgpu.commit_smem()
+      plgpu.copy_smem_to_gmem(result, results.at[rows(chunk, size), columns])
+      new = _product(right, copy) + through[chunk * num_rows + r] * _wide(now)
+      for one in extra:
+        new += _wide(one)
+      plgpu.wait_smem_to_gmem(0)  # What is read there changes now.
+      now[...] = new
+      rounded[...] = new.astype(rounded.dtype)
+      plgpu.commit_smem()
+
+    def spec(shape, is_column, transforms):
+      def place(i):
+        return chunk_of(i) * num_rows + r, j if is_column else 0
+
+      return plgpu.BlockSpec(shape, place, transforms=transforms)
+
+    square = (key_width, size)
+    specs = [
+      spec((size, key_width), False, _transforms(key_width)),
+      spec(square, False, _transforms(size)),
+      spec((size, size), False, _transforms(size)),
+      spec((size, size), True, ()),
+      *[spec(square, True, ())] * has_extra,
+    ]
+    plgpu.emit_pipeline(
+      step,
+      grid=(num_chunks,),
+      in_specs=specs,
+      max_concurrent_steps=1 if has_extra else 2,
+    )(*operands)
+    plgpu.copy_smem_to_gmem(
+      now, after.at[pl.ds(r * key_width, key_width), columns]
+    )
+    plgpu.wait_smem_to_gmem(0)
+
+  wide = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+  of_state = (key_width, size)
+  before, results, after = plgpu.kernel(
+    body,
+    out_type=[
+      wide((num_chunks * num_rows * key_width, value_width)),
+      wide((num_chunks * num_rows * size, value_width)),
+      wide((num_rows * key_width, value_width)),
+    ],
+    grid=(num_rows, value_width // size),
+    grid_names=("heads", "columns"),
+    scratch_types=[
+      plgpu.SMEM(of_state, jnp.float32),
+      _smem(of_state),
+      _smem((size, size)),
+      plgpu.SMEM((size, size), jnp.float32),
+      _smem((size, size)),
+    ],
+    compiler_params=_PARAMS,
+    kernel_name="gated_delta_adjoint" if adjoint else "gated_delta",
+  )(flat(state), steps.through.reshape(-1), *map(flat, operands))
+  every = num_chunks, batch, heads
+  return (
+    before.reshape(*every, key_width, value_width),
+    results.reshape(*every, size, value_width),
+    after.reshape(state.shape),
+  )
+
+
+def _loaded(source, target, barrier) -> Array:
+  plgpu.copy_gmem_to_smem(source, target, barrier)
+  plgpu.barrier_wait(barrier)
+  return _wide(target)
+
+
+def _product(left, right) -> Array:
+  """left right, of two arrays in shared memory, in float32."""
+
+  def multiply(total):
+    plgpu.wgmma(total, left, right)
+    plgpu.wgmma_wait(0)
+    return total[...]
+
+  shape = (left.shape[0], right.shape[1])
+  return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+
+
+def _wide(ref) -> Array:
+  return plgpu.layout_cast(ref[...], plgpu.Layout.WGMMA)
+
+
+def _smem(shape: tuple[int, int]):
+  return plgpu.SMEM(shape, jnp.bfloat16, transforms=_transforms(shape[1]))
+
+
+def _transforms(columns: int):
+  """How tiles lie in shared memory, for the tensor cores."""
+  swizzle = plgpu.find_swizzle(16 * columns)
+  return (
+    plgpu.TilingTransform((8, swizzle // 2)),
+    plgpu.SwizzleTransform(swizzle),
+  )

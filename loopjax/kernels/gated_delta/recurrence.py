@@ -1,0 +1,66 @@
+"""What goes from chunk to chunk: the state of `gated_delta`, and its gradient.
+
+Both are one recurrence. With a chunk's base X, left L, right R, matrix A (A^T
+for the gradient, which goes from the last chunk to the first) and a factor t,
+
+  Y = A (X + L S),   S <- t S + U + R^T Y.
+
+The state has L = -diag(b exp c) K, R = diag(exp(c_C - c)) K, X = diag(b) V and
+no U, in the notation of `chunked`; Y is what the tokens write. Its gradient has
+L and R exchanged, and as X and U what outputs give; Y is that of the errors.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from loopjax.kernels.gated_delta.reference import product
+from loopjax.types import Array
+
+
+class Steps(NamedTuple):
+  """Of n chunks of C tokens, in B examples and H heads.
+
+  Attributes:
+    base: X [n, B, H, C, d_v]. left, right: L and R [n, B, H, C, d_k].
+    matrix: A [n, B, H, C, C].
+    through: t [n, B, H, 1, 1].
+    extra: U [n, B, H, d_k, d_v]; None for none.
+  """
+
+  base: Array
+  left: Array
+  right: Array
+  matrix: Array
+  through: Array
+  extra: Any = None
+
+
+def scan(
+  steps: Steps, state: Array, *, adjoint: bool
+) -> tuple[Array, Array, Array]:
+  """In plain JAX; a step reads the state from memory and writes it back.
+
+  Args:
+    steps: of the chunks.
+    state: S before the first of them, of the last with `adjoint` [B, H, d_k,
+      d_v].
+    adjoint: from the last chunk to the first, with A^T.
+
+  Returns:
+    S before each chunk's step [n, B, H, d_k, d_v], Y of each [n, B, H, C, d_v],
+    and S after all.
+  """
+
+  def step(state: Array, one: Steps) -> tuple[Array, tuple[Array, Array]]:
+    inner = one.base + product("...ik,...kv->...iv", one.left, state)
+    equation = "...ji,...jv->...iv" if adjoint else "...ij,...jv->...iv"
+    result = product(equation, one.matrix, inner)
+    after = one.through * state
+    if one.extra is not None:
+      after += one.extra
+    after += product("...ik,...iv->...kv", one.right, result)
+    return after, (state, result)
+
+  after, (before, results) = jax.lax.scan(step, state, steps, reverse=adjoint)
+  return before, results, after

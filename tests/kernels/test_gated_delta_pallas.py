@@ -1,0 +1,185 @@
+"""The kernels of gated_delta: interpreted, lowered, and compiled ahead."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gated_delta_examples import FAST, arrays, assert_close, recurrence
+from jax import export
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import SingleDeviceSharding
+
+from loopjax.fit import topology
+from loopjax.kernels.gated_delta import gated_delta
+
+# Memory that a kernel did not write is NaN.
+POISON = pltpu.InterpretParams(uninitialized_memory="nan")
+
+
+def differentiated(form, operands):
+  """Results, and gradients for all inputs."""
+
+  def value(*operands):
+    results = form(*operands)
+    total = 0.0
+    for i, x in enumerate(results):
+      factor = np.random.default_rng(i).normal(size=x.shape)
+      total += jnp.sum(np.float32(factor) * x)
+    return total, results
+
+  run = jax.grad(value, tuple(range(6)), has_aux=True)
+  grads, results = jax.jit(run, compiler_options=FAST)(*operands)
+  return results, grads
+
+
+def examples(number, num_tokens, dtype=jnp.float32):
+  """Some of EXAMPLES; the state in float32."""
+  *inputs, state = (x[:number] for x in arrays(num_tokens, np.float32))
+  return [*(jnp.asarray(x, dtype) for x in inputs), jnp.asarray(state)]
+
+
+def interpreted(operands, **options):
+  kernel = functools.partial(
+    gated_delta, implementation="pallas_tpu", **options
+  )
+  with pltpu.force_tpu_interpret_mode(POISON):
+    return differentiated(kernel, operands)
+
+
+def test_kernels_are_the_chunks():
+  """Results and all gradients; three chunks, the last one ragged."""
+  operands = examples(1, 40)
+  actual = interpreted(operands, chunk_size=16)
+  form = functools.partial(gated_delta, implementation="chunked", chunk_size=16)
+  assert_close(actual, differentiated(form, operands), 1e-5)
+
+
+def test_float32_is_exact_and_bfloat16_is_rounded():
+  """Against float64 of the same inputs, by example of EXAMPLES."""
+  run = functools.partial(
+    gated_delta, implementation="pallas_tpu", chunk_size=16
+  )
+  for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)):
+    operands = examples(5, 40, dtype)
+    with pltpu.force_tpu_interpret_mode(POISON):
+      actual = jax.jit(run, compiler_options=FAST)(*operands)
+    wide = [np.asarray(x, np.float64) for x in operands]
+    assert_close(actual, recurrence(*wide), tolerance)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+  """Results and gradients of the GPU kernels, interpreted."""
+  if hasattr(plgpu, "InterpretGPUParams"):
+    params, force = plgpu.InterpretGPUParams, plgpu.force_gpu_interpret_mode
+  else:  # JAX 0.10 knows no casts of layouts there.
+    module = importlib.import_module(
+      "jax._src.pallas.mosaic_gpu.interpret.params"
+    )
+    params, force = module.InterpretGPUParams, module.force_gpu_interpret_mode
+    monkeypatch.setattr(plgpu, "layout_cast", lambda x, layout: x)
+
+  def run(operands):
+    kernel = functools.partial(gated_delta, implementation="pallas_gpu")
+    with force(params(uninitialized_memory="nan")):
+      return differentiated(kernel, operands)
+
+  return run
+
+
+def large(*, batch=1, tokens=100, heads=1, key_width=64, value_width=128):
+  """Inputs of sizes that the GPU kernels take."""
+  random = np.random.default_rng(0)
+  lead = (batch, tokens, heads)
+  query, key, value = (
+    random.normal(size=(*lead, width))
+    for width in (key_width, key_width, value_width)
+  )
+  gates = -0.1 * random.uniform(size=lead), random.uniform(size=lead)
+  state = random.normal(size=(batch, heads, key_width, value_width))
+  inputs = (query, key, value, *gates)
+  return [*(jnp.asarray(x, jnp.bfloat16) for x in inputs), jnp.float32(state)]
+
+
+def test_gpu_kernels_are_the_chunks(gpu):
+  """Two chunks, the last one ragged, and two tiles of columns."""
+  operands = large()
+  (output, state), grads = gpu(operands)
+  form = functools.partial(gated_delta, implementation="chunked")
+  expected, expected_grads = differentiated(form, operands)
+  assert_close((output, state), expected, 2e-2)
+  assert_close(grads, expected_grads, 3e-2)
+  wide = [np.asarray(x, np.float64) for x in operands]
+  assert_close((output, state), recurrence(*wide), 2e-2)
+
+
+def test_what_gpu_kernels_do_not_take():
+  run = functools.partial(gated_delta, implementation="pallas_gpu")
+  with pytest.raises(ValueError, match="takes bfloat16 inputs, not float32"):
+    run(*examples(1, 20))
+  with pytest.raises(ValueError, match="not d_k=8, d_v=6"):
+    run(*examples(1, 20, jnp.bfloat16))
+
+
+# Jet's heads at the width of the 1.4 B model, rounded up to what Hopper takes.
+SIZES = {"batch": 4, "tokens": 512, "heads": 6, "key_width": 128,
+         "value_width": 256}  # fmt: skip
+
+
+def gradients(implementation):
+  def total(*operands):
+    results = gated_delta(*operands, implementation=implementation)
+    return sum(jnp.sum(x**2) for x in results)
+
+  return jax.grad(total, tuple(range(6)))
+
+
+def shapes(**changes):
+  return jax.eval_shape(functools.partial(large, **{**SIZES, **changes}))
+
+
+def test_lowers_for_tpu():
+  lower = export.export(jax.jit(gradients("pallas_tpu")), platforms=["tpu"])
+  text = lower(*shapes()).mlir_module()
+  calls = [x for x in text.split("\n") if "@tpu_custom_call" in x]
+  names = [x.split('kernel_name = "')[1].split('"')[0] for x in calls]
+  # The backward pass computes the states again.
+  assert sorted(names) == ["gated_delta"] * 2 + ["gated_delta_adjoint"]
+
+
+def test_lowers_for_hopper():
+  run = jax.jit(gradients("pallas_gpu"))
+  unstable = [
+    export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{version}")
+    for version in ("", "_v2")
+  ]
+  lower = export.export(run, platforms=["cuda"], disabled_checks=unstable)
+  hopper = jax.sharding.AbstractDevice(
+    device_kind="NVIDIA H100", num_cores=132, platform="gpu"
+  )
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=hopper)
+  with jax.sharding.use_abstract_mesh(mesh):
+    text = lower(*shapes()).mlir_module()
+  assert sum("@mosaic_gpu" in x for x in text.split("\n")) == 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "h100:1"])
+def test_compiles_ahead_of_time(name, monkeypatch):
+  """With the state in VMEM or shared memory."""
+  on_gpu = name.startswith("h100")
+  pytest.importorskip("jax_cuda13_plugin" if on_gpu else "libtpu")
+  monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+  monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
+  monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+  machine = topology.machine(topology.parse(name))
+  device = SingleDeviceSharding(machine.devices[0])
+  placed = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes()
+  )
+  run = gradients("pallas_gpu" if on_gpu else "pallas_tpu")
+  jax.jit(run).lower(*placed).compile(machine.compiler_options)
