@@ -8,7 +8,7 @@ which `loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run
 on its own task; `eval` scores language models on request files, `generate`
 writes with them, `serve` answers over HTTP; `hub` reads and writes their
 published layout. `watch` shows runs in a terminal, in progress or finished;
-`play` shows in the browser what a model thinks of a puzzle.
+`play` shows in the browser what a model thinks, loop by loop.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 

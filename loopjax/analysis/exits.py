@@ -125,7 +125,7 @@ def draw_map(view: view_lib.View) -> list[pathlib.Path]:
         note(found.losses[:trained, row, place], int(steps[row, place])),
       )
       for text, place in zip(
-        _texts(tokenizer, targets[known].tolist()), known, strict=True
+        token_texts(tokenizer, targets[known].tolist()), known, strict=True
       )
     ]
     mean = steps[row, known].mean() if len(known) else 0.0
@@ -247,7 +247,7 @@ def note(losses: np.ndarray, step: int) -> str:
   return f"read out after loop {step}; loss by loop: {by_loop}"
 
 
-def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
   """The text of each token; a split character belongs to its last token."""
   texts: list[str] = []
   waiting: list[int] = []

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from loopjax.errors import Parser, UserError
-from loopjax.play import page, thoughts
+from loopjax.play import load, page
 
 _HOST = "127.0.0.1"
 
@@ -15,20 +15,29 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.play",
     description=(
-      "Shows in the browser what a model trained on Sudoku thinks of a puzzle,"
-      " loop by loop: answers, certainty, halting, attention."
+      "Shows in the browser what a trained model thinks, loop by loop: of a"
+      " puzzle, of a text, of a multi-hop question."
     ),
   )
-  parser.add_argument("workdir", type=pathlib.Path, help="of the run")
   parser.add_argument(
-    "--puzzle", action="append", default=[], help="row by row, . for a blank"
+    "workdir", type=pathlib.Path, metavar="WORKDIR", help="of a run"
   )
   parser.add_argument(
-    "--random", type=int, default=3, help="random puzzles, if none is given [3]"
+    "--prompt",
+    action="append",
+    default=[],
+    help=(
+      "what it thinks about; may be repeated: a puzzle, row by row, . for a"
+      " blank; a text; a question"
+    ),
+  )
+  parser.add_argument(
+    "--random", type=int, default=3, help="random prompts, if none is given [3]"
   )
   parser.add_argument(
     "--num_loops", type=int, help="loops [as the run is evaluated]"
   )
+  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
   parser.add_argument(
     "--export", type=pathlib.Path, help="write the page here and serve nothing"
   )
@@ -45,13 +54,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _play(options: argparse.Namespace) -> None:
-  if not options.puzzle and options.random < 1:
+  if not options.prompt and options.random < 1:
     raise UserError(f"--random={options.random} must be at least 1")
-  thinker = thoughts.load(options.workdir, options.num_loops)
-  puzzles = options.puzzle or map(thinker.random, range(options.random))
-  found = [thinker.think(puzzle) for puzzle in puzzles]
+  thinker = load.load(options.workdir, options.num_loops, options.checkpoint)
+  prompts = options.prompt or map(thinker.random, range(options.random))
+  found = [thinker.think(prompt) for prompt in prompts]
   if options.export:
-    text = page.make(thinker.facts, found, served=False)
+    text = page.make(thinker, found, served=False)
     try:
       options.export.write_text(text, encoding="utf-8")
     except OSError as error:

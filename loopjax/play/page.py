@@ -3,27 +3,28 @@
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
-from loopjax.play.thoughts import Thought
+from loopjax.play.thinker import Thinker, Thought
 
-_TEMPLATE = pathlib.Path(__file__).with_name("page.html")
-_PLACE = "/* DATA */ null"
+_HERE = pathlib.Path(__file__).parent
+_VIEW, _DATA = "<!-- VIEW -->", "/* DATA */ null"
 
 
-def make(
-  facts: dict[str, Any], thoughts: Sequence[Thought], *, served: bool
-) -> str:
-  """The page with some puzzles in it.
+def make(thinker: Thinker, thoughts: Sequence[Thought], *, served: bool) -> str:
+  """The page with some thoughts in it.
+
+  `page.html` is what all views share; the thinker's view goes into its middle.
 
   Args:
-    facts: of the `Thinker`.
+    thinker: whose thoughts they are.
     thoughts: at least one.
     served: whether a server answers, so that others can be asked for.
   """
-  data = {"facts": facts, "thoughts": list(thoughts), "served": served}
+  data = {"facts": thinker.facts, "thoughts": list(thoughts), "served": served}
   # "<" could end the script.
   text = json.dumps(data).replace("<", "\\u003c")
-  template = _TEMPLATE.read_text(encoding="utf-8")
-  before, after = template.split(_PLACE)
+  page = (_HERE / "page.html").read_text(encoding="utf-8")
+  view = _HERE / "views" / f"{thinker.view}.html"
+  page = page.replace(_VIEW, view.read_text(encoding="utf-8"))
+  before, after = page.split(_DATA)
   return before + text + after

@@ -10,24 +10,24 @@ from starlette.routing import Route
 
 from loopjax.errors import UserError
 from loopjax.play import page
-from loopjax.play.thoughts import Thinker, Thought
+from loopjax.play.thinker import Thinker, Thought
 
 
 def make(thinker: Thinker, thoughts: Sequence[Thought]) -> Starlette:
   """The application.
 
-  GET / is the page; GET /think?puzzle=... a Thought, status 400 and "error" for
-  what is no puzzle; GET /random one of a new puzzle; GET /export?puzzle=... the
-  page of that puzzle as a file.
+  GET / is the page; GET /think?prompt=... a Thought, status 400 and "error" for
+  what is none; GET /random one of a new prompt; GET /export?prompt=... the page
+  of that prompt as a file.
   """
 
   def home(request: Request) -> Response:
     del request
-    return HTMLResponse(page.make(thinker.facts, thoughts, served=True))
+    return HTMLResponse(page.make(thinker, thoughts, served=True))
 
   def think(request: Request) -> Response:
     try:
-      return JSONResponse(thinker.think(request.query_params.get("puzzle", "")))
+      return JSONResponse(thinker.think(request.query_params.get("prompt", "")))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
 
@@ -37,12 +37,12 @@ def make(thinker: Thinker, thoughts: Sequence[Thought]) -> Starlette:
 
   def export(request: Request) -> Response:
     try:
-      thought = thinker.think(request.query_params.get("puzzle", ""))
+      thought = thinker.think(request.query_params.get("prompt", ""))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
     name = f"attachment; filename={thinker.facts['run']}.html"
     return HTMLResponse(
-      page.make(thinker.facts, [thought], served=False),
+      page.make(thinker, [thought], served=False),
       headers={"content-disposition": name},
     )
 

@@ -1,42 +1,27 @@
 """The page to watch a model think: what it says is what the model did."""
 
 import base64
-import json
 import re
-import shutil
 import sys
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from play_examples import data_of, untrained
 from tests_support import load_config, smoke
 
 from loopjax import config as config_lib
-from loopjax import program as program_lib
 from loopjax import trained
 from loopjax.analysis import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.errors import UserError
 from loopjax.play import __main__ as command
-from loopjax.play import page, thoughts
-from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.play import load, page, puzzle
 from loopjax.run import workdir as workdir_lib
 
 PUZZLE = "1..4..1..1..4..1"  # Breaks no rule, and has no solution to speak of.
 LOOPS = 3
-
-
-def untrained(workdir, config):
-  """A run that has saved its first state."""
-  workdir.mkdir()
-  workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
-  settings = config_lib.resolve(config)
-  program = program_lib.make_program(settings, jax.devices()[:1])
-  checkpoints = checkpoint_lib.Checkpoints(workdir)
-  checkpoints.save(0, program.init(jax.random.key(0)), {})
-  checkpoints.close()
-  return workdir
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +34,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def thinker(workdir):
-  return thoughts.load(workdir)
+  return load.load(workdir)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +49,7 @@ def test_thoughts_are_what_the_model_did(workdir, thought):
   @jax.jit
   def forward(params):
     model = nnx.merge(run.graphdef, params)
-    return model(inputs, trace=thoughts.TRACES)
+    return model(inputs, trace=puzzle.TRACES)
 
   output = forward(run.params)
   trace = {name: np.asarray(x[:, 0]) for name, x in output.trace.items()}
@@ -83,51 +68,46 @@ def test_thoughts_are_what_the_model_did(workdir, thought):
 
 
 def test_more_loops_than_trained(workdir):
-  thinker = thoughts.load(workdir, num_loops=2 * LOOPS)
+  thinker = load.load(workdir, num_loops=2 * LOOPS)
   assert len(thinker.think(PUZZLE)["digits"]) == 2 * LOOPS + 1
   assert thinker.facts["trainedLoops"] == LOOPS
 
 
 def test_a_solution_is_told_only_if_there_is_one(thinker, thought):
   assert thought["solution"] == ""
-  puzzle = thinker.random(7)
-  assert puzzle == thinker.random(7) != thinker.random(8)
-  solution = thinker.think(puzzle)["solution"]
+  cells = thinker.random(7)
+  assert cells == thinker.random(7) != thinker.random(8)
+  solution = thinker.think(cells)["solution"]
   assert sorted(solution) == sorted("1234" * 4)
-  assert all(c in (".", s) for c, s in zip(puzzle, solution, strict=True))
+  assert all(c in (".", s) for c, s in zip(cells, solution, strict=True))
 
 
 @pytest.mark.parametrize(
-  ("puzzle", "message"),
+  ("cells", "message"),
   [
     ("123", "3 cells; this board has 16"),
     ("5" + 15 * ".", "'5' is no cell of a puzzle; there are 1 to 4"),
     ("x" + 15 * ".", "'x' is no cell"),
   ],
 )
-def test_what_is_no_puzzle(puzzle, message):
+def test_what_is_no_puzzle(cells, message):
   with pytest.raises(UserError, match=message):
-    thoughts.parse(board_lib.Board(2, 2), puzzle)
+    puzzle.parse(board_lib.Board(2, 2), cells)
 
 
 def test_blanks_and_spaces_are_read():
   board = board_lib.Board(2, 2)
   text = "1.04 " * 4
-  assert thoughts.characters(thoughts.parse(board, text)) == "1..4" * 4
-
-
-def data_of(text):
-  """What is embedded in a page."""
-  return json.loads(re.search(r"const data = (.*);\n", text)[1])
+  assert puzzle.characters(puzzle.parse(board, text)) == "1..4" * 4
 
 
 def test_the_page_has_its_data_and_loads_nothing(thinker, thought):
   facts = thinker.facts | {"run": "</script><b>&"}
-  text = page.make(facts, [thought], served=False)
+  text = page.make(thinker._replace(facts=facts), [thought], served=False)
   assert data_of(text) == {
     "facts": facts, "thoughts": [thought], "served": False,
   }  # fmt: skip
-  assert text.count("</script>") == 1
+  assert text.count("</script>") == 2  # The view's and the page's.
   assert not re.search(r"src=|https?://|@import|url\(", text)
 
 
@@ -138,12 +118,12 @@ def test_the_server_answers(thinker, thought):
 
   client = testclient.TestClient(server.make(thinker, [thought]))
   assert data_of(client.get("/").text)["served"]
-  assert client.get("/think", params={"puzzle": PUZZLE}).json() == thought
-  wrong = client.get("/think", params={"puzzle": "12"})
+  assert client.get("/think", params={"prompt": PUZZLE}).json() == thought
+  wrong = client.get("/think", params={"prompt": "12"})
   assert wrong.status_code == 400
   assert "2 cells" in wrong.json()["error"]
   assert client.get("/random").json()["solution"]
-  export = client.get("/export", params={"puzzle": PUZZLE})
+  export = client.get("/export", params={"prompt": PUZZLE})
   assert data_of(export.text)["thoughts"] == [thought]
   assert not data_of(export.text)["served"]
   assert "four.html" in export.headers["content-disposition"]
@@ -151,25 +131,25 @@ def test_the_server_answers(thinker, thought):
 
 def test_the_command_writes_a_page(workdir, tmp_path, capsys):
   path = tmp_path / "page.html"
-  flags = [str(workdir), f"--export={path}", f"--puzzle={PUZZLE}"]
+  flags = [str(workdir), f"--export={path}", f"--prompt={PUZZLE}"]
   assert command.main(flags) == 0
   assert capsys.readouterr().out.strip() == str(path)
   [thought] = data_of(path.read_text())["thoughts"]
-  assert thought["puzzle"] == PUZZLE
+  assert thought["prompt"] == PUZZLE
 
 
 def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
-  other = tmp_path / "multihop"
+  other = tmp_path / "automaton"
   other.mkdir()
-  config = config_lib.to_dict(load_config("multihop_disco", "smoke"))
+  config = config_lib.to_dict(load_config("automaton_sleep", "smoke"))
   workdir_lib.write_json(other / "config.json", config)
   monkeypatch.setitem(sys.modules, "uvicorn", None)
   for flags, message in (
     ([str(tmp_path / "nowhere")], "contains no run"),
-    ([str(other)], "'multihop' is not 'sudoku'"),
+    ([str(other)], "'automaton' has no view"),
     ([str(workdir), "--num_loops=0"], "--num_loops=0 must be at least 1"),
     ([str(workdir), "--random=0"], "--random=0 must be"),
-    ([str(workdir), "--puzzle=12"], "2 cells"),
+    ([str(workdir), "--prompt=12"], "2 cells"),
     ([str(workdir), f"--export={tmp_path}"], "cannot be written"),
     ([str(workdir)], "uvicorn"),
   ):
@@ -179,24 +159,11 @@ def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
     assert message in error
 
 
-@pytest.fixture(scope="module")
-def browser():
-  playwright = pytest.importorskip("playwright.sync_api")
-  chromium = shutil.which("chromium")
-  if chromium is None:
-    pytest.skip("there is no chromium")
-  with playwright.sync_playwright() as driver:
-    options = {"executable_path": chromium, "args": ["--no-sandbox"]}
-    browser = driver.chromium.launch(**options)
-    yield browser
-    browser.close()
-
-
 def test_a_reader_steps_through_the_loops(thinker, tmp_path, browser):
   """With the keyboard and the mouse, on a telephone's width."""
   found = [thinker.think(thinker.random(seed)) for seed in (1, 2)]
   path = tmp_path / "page.html"
-  path.write_text(page.make(thinker.facts, found, served=False))
+  path.write_text(page.make(thinker, found, served=False))
   tab = browser.new_page(viewport={"width": 360, "height": 740})
   mistakes = []
   tab.on("pageerror", lambda error: mistakes.append(str(error)))
@@ -209,7 +176,7 @@ def test_a_reader_steps_through_the_loops(thinker, tmp_path, browser):
   def shown(digits):
     return "".join(str(d) if d > 0 else "." for d in digits)
 
-  assert board() == found[0]["puzzle"]
+  assert board() == found[0]["prompt"]
   for k in range(LOOPS + 1):
     tab.keyboard.press("ArrowRight")
     assert board() == shown(found[0]["digits"][k])

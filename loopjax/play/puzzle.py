@@ -1,10 +1,10 @@
-"""What a trained model thinks of a Sudoku in every loop, ready for JSON."""
+"""What a trained model thinks of a Sudoku in every loop."""
 
 import base64
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,72 +17,51 @@ from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
+from loopjax.play.thinker import Thinker, Thought, facts
 
 TRACES = ("prediction", "confidence", "weight", "attention")
 
-Thought = dict[str, Any]
 
-
-class Thinker(NamedTuple):
-  """A model and its board.
-
-  Attributes:
-    facts: about the run and the board, for the page.
-    board: geometry.
-    think: (a puzzle in characters, row by row, `.` or 0 for a blank) ->
-      its Thought; raises UserError for what is no puzzle.
-    random: (seed) -> a puzzle with one solution, in characters.
-  """
-
-  facts: dict[str, Any]
-  board: board_lib.Board
-  think: Callable[[str], Thought]
-  random: Callable[[int], str]
-
-
-def load(workdir: pathlib.Path, num_loops: int | None = None) -> Thinker:
+def load(
+  workdir: pathlib.Path,
+  settings: config_lib.Settings,
+  loops: int,
+  checkpoint: int | None,
+) -> Thinker:
   """Reads a run.
 
   Args:
     workdir: of the run.
-    num_loops: K; those of the config's evaluation if None.
+    settings: of the run, whose task is Sudoku.
+    loops: K.
+    checkpoint: its step; the newest intact one if None.
 
   Raises:
-    UserError: there is no run, it is not of Sudoku, its model does not show
-      what the page shows, or it cannot run so many loops.
+    UserError: its model does not show what the page shows.
   """
-  settings = config_lib.of_run(workdir, str(workdir))
-  task, family = (settings.plain[part]["name"] for part in ("task", "model"))
-  if not isinstance(settings.task, sudoku_task.Config):
-    raise UserError(f"{workdir}: task.name={task!r} is not 'sudoku'")
+  family = settings.plain["model"]["name"]
   if unseen := set(TRACES).difference(settings.family.TRACES):
     raise UserError(
       f"{workdir}: model.name={family!r} does not show the"
       f" {', '.join(sorted(unseen))} of every loop"
     )
-  loops = settings.eval_loops if num_loops is None else num_loops
-  if loops < 1:
-    raise UserError(f"--num_loops={loops} must be at least 1")
+  assert isinstance(settings.task, sudoku_task.Config)  # The caller found so.
   board = settings.task.board
-  run = trained.read(workdir)
+  run = trained.read(workdir, checkpoint)
 
   @jax.jit
   def forward(params, inputs):
     model = nnx.merge(run.graphdef, params)
     return model(inputs, num_loops=loops, trace=TRACES)
 
-  facts = {
-    "run": workdir.name,
-    "step": run.step,
-    "loops": loops,
-    "trainedLoops": settings.model.num_loops,
-    "memory": len(run.params.get("memory_tokens", ())),
-    "boxRows": board.box_rows,
-    "boxColumns": board.box_cols,
-  }
   return Thinker(
-    facts=facts,
-    board=board,
+    view="puzzle",
+    facts={
+      **facts(workdir.name, run.step, loops, settings.model.num_loops),
+      "memory": len(run.params.get("memory_tokens", ())),
+      "boxRows": board.box_rows,
+      "boxColumns": board.box_cols,
+    },
     think=functools.partial(
       _think, board, functools.partial(forward, run.params)
     ),
@@ -122,7 +101,7 @@ def _think(
   """A puzzle in the loops of the model.
 
   Returns:
-    "puzzle" and "solution" in characters, "" unless there is exactly one;
+    "prompt" and "solution" in characters, "" unless there is exactly one;
     "digits" [K + 1][cells] and "certain" (probability in percent), of every
     loop and of the output; "halted", the loop at which each token stops, memory
     first, [S]; "attention", of queries to keys, mean over heads, in 255ths of
@@ -139,7 +118,7 @@ def _think(
   solved = solver.solve(board, given[None].astype(np.uint8))
   unique = solved.num_solutions[0] == 1
   return {
-    "puzzle": characters(given),
+    "prompt": characters(given),
     "solution": characters(solved.solutions[0]) if unique else "",
     "digits": [(row - 1).tolist() for row in digits],
     "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],

@@ -1,0 +1,50 @@
+"""From a work directory to what thinks, by its task."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+
+from loopjax import config as config_lib
+from loopjax.errors import UserError
+from loopjax.play import puzzle, questions, text
+from loopjax.play.thinker import Thinker
+
+Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Thinker]
+# By the name of a task.
+VIEWS: Mapping[str, Load] = {
+  "sudoku": puzzle.load,
+  "text": text.load,
+  "multihop": questions.load,
+}
+
+
+def load(
+  workdir: pathlib.Path,
+  num_loops: int | None = None,
+  checkpoint: int | None = None,
+) -> Thinker:
+  """Reads a run.
+
+  Args:
+    workdir: of the run.
+    num_loops: K; those of the config's evaluation if None.
+    checkpoint: its step; the newest intact one if None.
+
+  Raises:
+    UserError: there is no such run or checkpoint, the page has no view of its
+      task, its model does not show what the view shows, or it cannot run so
+      many loops.
+  """
+  settings = config_lib.of_run(workdir, str(workdir))
+  task = settings.plain["task"]["name"]
+  if task not in VIEWS:
+    raise UserError(
+      f"{workdir}: task.name={task!r} has no view; there are {', '.join(VIEWS)}"
+    )
+  loops = settings.eval_loops if num_loops is None else num_loops
+  if loops < 1:
+    raise UserError(f"--num_loops={loops} must be at least 1")
+  try:
+    settings.family.costs(settings.model, settings.spec, loops)
+  except UserError as error:
+    raise UserError(f"--num_loops={loops}: {error}") from error
+  return VIEWS[task](workdir, settings, loops, checkpoint)

@@ -1,0 +1,216 @@
+"""What a trained model thinks of a multi-hop question, in every loop.
+
+The logit lens: after every loop the read-out at every position, as in
+`loopjax.analysis.multihop`, of one question.
+"""
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax import trained
+from loopjax.analysis import view as view_lib
+from loopjax.data.multihop import graph, language, task
+from loopjax.data.multihop.config import Config
+from loopjax.errors import UserError, similar
+from loopjax.play.thinker import Thinker, Thought, facts
+from loopjax.types import Array
+
+NUM_CANDIDATES = 5
+_LINE_END = "↵"  # In the place of the token "\n", which no field can hold.
+
+
+class Asked(NamedTuple):
+  """A question.
+
+  Attributes:
+    ids: its tokens, int [T].
+    entities: ids of the first entity and of that after each hop, as far as the
+      facts say.
+    places: the position at which each hop is determined.
+  """
+
+  ids: np.ndarray
+  entities: tuple[int, ...]
+  places: tuple[int, ...]
+
+
+def load(
+  workdir: pathlib.Path,
+  settings: config_lib.Settings,
+  loops: int,
+  checkpoint: int | None,
+) -> Thinker:
+  """Reads a run.
+
+  Args:
+    workdir: of the run.
+    settings: of the run, whose task is multihop.
+    loops: K.
+    checkpoint: its step; the newest intact one if None.
+  """
+  config = settings.task
+  assert isinstance(config, Config)  # As the caller has found.
+  run = trained.read(workdir, checkpoint)
+  names = [
+    task.decode(config, [token]).replace("\n", _LINE_END)
+    for token in range(config.vocabulary.padding)
+  ]
+  test = task.make_dataset(
+    config, "test", batch_size=settings.eval.batch_size, seed=0
+  )
+  batch = view_lib.sample(test, 0)
+  padding = config.vocabulary.padding
+  known = {
+    tuple(row[row < padding].tolist()): test.groups["split"][split]
+    for row, split in zip(batch["inputs"], batch["group/split"], strict=True)
+  }
+
+  @jax.jit
+  def forward(params: Any, inputs: Array) -> Any:
+    model: Any = nnx.merge(run.graphdef, params)
+    # Stage k is the answer of a run of k loops (DiscoLoop, section 3.2).
+    stages = [
+      model(inputs[None], num_loops=loop).logits[0]
+      for loop in range(1, loops + 1)
+    ]
+    chances = jax.nn.softmax(jnp.stack(stages))
+    return jax.lax.top_k(chances, min(NUM_CANDIDATES, padding))
+
+  def random(seed: int) -> str:
+    chosen = np.random.default_rng(seed).integers(len(known))
+    return " ".join(names[token] for token in list(known)[chosen])
+
+  return Thinker(
+    view="questions",
+    facts={
+      **facts(workdir.name, run.step, loops, settings.model.num_loops),
+      "family": settings.plain["model"]["name"],
+      "format": config.format,
+    },
+    think=functools.partial(
+      _think,
+      config,
+      task.make_graph(config),
+      names,
+      known,
+      functools.partial(forward, run.params),
+    ),
+    random=random,
+  )
+
+
+def parse(
+  config: Config, facts: graph.Graph, names: list[str], question: str
+) -> Asked:
+  """A question, and what the facts answer.
+
+  Raises:
+    UserError: a word is no token, or the words are no question.
+  """
+  ids_of = {name: token for token, name in enumerate(names)}
+  words = question.split()
+  for word in words:
+    if word not in ids_of:
+      raise UserError(
+        f"{word!r} is no word of this task{similar(word, ids_of)}"
+      )
+  ids = [ids_of[word] for word in words]
+  vocabulary = config.vocabulary
+  for hops in range(1, config.max_hops + 1):
+    layout = language.layout(config.format, hops)
+    if _fits(vocabulary, layout, ids):
+      entities = [ids[layout.index(0)]]
+      for hop in range(1, hops + 1):
+        relation = ids[layout.index(hop)] - vocabulary.num_entities
+        found = np.flatnonzero(
+          (facts.heads == entities[-1]) & (facts.relations == relation)
+        )
+        if not len(found):
+          break
+        entities.append(int(facts.tails[found[0]]))
+      places = language.hop_positions(config.format, hops)
+      return Asked(np.array(ids, np.int32), tuple(entities), places)
+  example = language.layout(config.format, config.max_hops)
+  raise UserError(
+    f"{question!r} is no question; one has the form "
+    + " ".join(_word(what) for what in example)
+  )
+
+
+def _fits(
+  vocabulary: language.Vocabulary, layout: tuple[int | str, ...], ids: list[int]
+) -> bool:
+  """Whether tokens are laid out like this."""
+
+  def kind(token: int) -> str:
+    if token < vocabulary.num_entities:
+      return "entity"
+    relation = token < vocabulary.num_entities + vocabulary.num_relations
+    return "relation" if relation else "word"
+
+  if len(ids) != len(layout):
+    return False
+  for what, token in zip(layout, ids, strict=True):
+    if isinstance(what, str):
+      if token != vocabulary.word(what):
+        return False
+    elif kind(token) != ("relation" if what else "entity"):
+      return False
+  return True
+
+
+def _word(what: int | str) -> str:
+  """A place of a layout, for a message."""
+  if isinstance(what, str):
+    return what.replace("\n", _LINE_END)
+  return f"RELATION{what}" if what else "ENTITY"
+
+
+def _think(
+  config: Config,
+  facts: graph.Graph,
+  names: list[str],
+  known: Mapping[tuple[int, ...], str],
+  forward: Callable[[np.ndarray], Any],
+  question: str,
+) -> Thought:
+  """A question in the loops of the model.
+
+  Returns:
+    "prompt"; "tokens" [T]; "entities", names of the first one and of that after
+    each hop, as far as there are facts; "places", the position at which each
+    hop is determined; "split" of the task, "" for a question of none;
+    "candidates" [K][T], the most likely symbols, pairs of name and probability
+    in thousandths.
+  """
+  asked = parse(config, facts, names, question)
+  inputs = np.full(config.sequence_length, config.vocabulary.padding, np.int32)
+  num = len(asked.ids)
+  inputs[:num] = asked.ids
+  chances, tokens = jax.device_get(forward(inputs))
+  share = np.rint(1000 * chances).astype(int)
+  return {
+    "prompt": " ".join(names[token] for token in asked.ids),
+    "tokens": [names[token] for token in asked.ids],
+    "entities": [names[token] for token in asked.entities],
+    "places": list(asked.places),
+    "split": known.get(tuple(asked.ids.tolist()), ""),
+    "candidates": [
+      [
+        [
+          [names[token] if token < len(names) else "", int(chance)]
+          for token, chance in zip(tokens[k, t], share[k, t], strict=True)
+        ]
+        for t in range(num)
+      ]
+      for k in range(len(tokens))
+    ],
+  }

@@ -1,0 +1,236 @@
+"""What a trained language model thinks of a text: depth, and what comes next.
+
+All that the page's sliders choose from is computed at once: every number of
+loops with every exit threshold. Readings are some read-outs of the text and,
+for each choice, by which of them a token is read out. Earlier tokens run all
+loops, as in the published code of Ouro (arXiv 2510.25741).
+"""
+
+import functools
+import inspect
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax import subject as subject_lib
+from loopjax.analysis import exits as exits_figures
+from loopjax.errors import UserError
+from loopjax.generate import source
+from loopjax.generate import text as text_lib
+from loopjax.generate.requests import Request
+from loopjax.generate.sampling import Sampling
+from loopjax.loop import exits
+from loopjax.losses import tokens as token_losses
+from loopjax.play.thinker import Thinker, Thought, facts
+from loopjax.protocols import ExitsEarly
+from loopjax.types import Array
+
+THRESHOLDS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
+NUM_CANDIDATES = 5
+_SMALLEST = 64  # Places of a text; twice as many if it is longer, and so on.
+_RANDOM_TOKENS = 120
+
+
+class Readings(NamedTuple):
+  """A text in C read-outs, for K numbers of loops and Q thresholds.
+
+  Attributes:
+    logits: f32 [C, T, V].
+    depth: loops that are run for a token, f32 [K, Q, T].
+    readout: the one by which it is read out, i32 [K, Q, T].
+    lens: the one after so many loops, whatever the exits, i32 [K, Q].
+  """
+
+  logits: Array
+  depth: Array
+  readout: Array
+  lens: Array
+
+
+Read = Callable[[Any, Array, int], Readings]
+
+
+def load(
+  workdir: pathlib.Path,
+  settings: config_lib.Settings,
+  loops: int,
+  checkpoint: int | None,
+) -> Thinker:
+  """Reads a run.
+
+  Args:
+    workdir: of the run.
+    settings: of the run, whose task is text.
+    loops: K.
+    checkpoint: its step; the newest intact one if None.
+
+  Raises:
+    UserError: its model predicts no next tokens.
+  """
+  subject = subject_lib.load(workdir, num_loops=loops, checkpoint=checkpoint)
+  exit_by, read = how_it_exits(settings)
+
+  @jax.jit
+  def forward(params: Any, inputs: Array) -> Any:
+    model: Any = nnx.merge(subject.graphdef, params)
+    found = read(model, inputs[None], loops)
+    chances = jax.nn.softmax(found.logits)
+    best = jax.lax.top_k(chances, NUM_CANDIDATES)
+    following = jnp.broadcast_to(jnp.roll(inputs, -1), chances.shape[:2])
+    losses = token_losses.token_cross_entropy(found.logits, following)
+    return best, losses, (found.depth, found.readout, found.lens)
+
+  @functools.cache
+  def engine() -> Any:
+    return source.make_engine(
+      subject,
+      num_slots=1,
+      max_tokens=min(_RANDOM_TOKENS, subject.context_length),
+    )
+
+  def random(seed: int) -> str:
+    sampling = Sampling(temperature=0.8, seed=seed)
+    end = subject.tokenizer.end
+    request = Request((end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,))
+    return text_lib.write(engine(), subject.tokenizer, [request])[0].text
+
+  return Thinker(
+    view="text",
+    facts={
+      **facts(
+        workdir.name, subject.facts["step"], loops, settings.model.num_loops
+      ),
+      "family": settings.plain["model"]["name"],
+      "exits": exit_by,
+      "thresholds": THRESHOLDS if exit_by else (1.0,),
+    },
+    think=functools.partial(
+      _think, subject, functools.partial(forward, subject.params)
+    ),
+    random=random,
+  )
+
+
+def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
+  """What makes tokens leave early, "gate", "mass" or "", and how to read."""
+  family = settings.family
+  if "exit_threshold" in inspect.signature(family.Model.__call__).parameters:
+    return "mass", by_mass
+  early = family if isinstance(family, ExitsEarly) else None
+  if early and early.own_rule(settings.model) == "gate":
+    return "gate", by_gate
+  return "", by_loop
+
+
+def by_gate(model: Any, inputs: Array, loops: int) -> Readings:
+  """Of a model with an exit gate; a run of k loops begins one of K loops."""
+  output = model(inputs, num_loops=loops, trace=("hidden",))
+  hidden = output.trace["hidden"][:, 0]
+  first = [exits.first_loop(model.exit_logits(hidden), q) for q in THRESHOLDS]
+  most = jnp.arange(loops)[:, None, None]
+  readout = jnp.minimum(jnp.stack(first)[None], most)
+  lens = jnp.broadcast_to(most[..., 0], (loops, len(THRESHOLDS)))
+  return Readings(
+    model.logits(hidden), 1.0 + readout.astype(jnp.float32), readout, lens
+  )
+
+
+def by_mass(model: Any, inputs: Array, loops: int) -> Readings:
+  """Of a model whose layers loop: depth is E[n], the mean over its layers."""
+  logits, depth = [], []
+  for count in range(1, loops + 1):
+
+    def run(threshold: Array, count: int = count) -> tuple[Array, Array]:
+      output = model(
+        inputs,
+        num_loops=count,
+        exit_threshold=threshold,
+        trace=("halting",),
+      )
+      halting = output.trace["halting"][:, 0]  # [k, T, L]
+      steps = jnp.arange(1, count + 1, dtype=halting.dtype)
+      expected = jnp.einsum("k,ktl->tl", steps, halting)
+      return output.logits[0], jnp.mean(expected, axis=-1)
+
+    of_count = jax.lax.map(run, jnp.asarray(THRESHOLDS))
+    logits.append(of_count[0])
+    depth.append(of_count[1])
+  num = len(THRESHOLDS)
+  lens = jnp.arange(loops * num).reshape(loops, num)
+  readout = jnp.broadcast_to(lens[..., None], (*lens.shape, inputs.shape[1]))
+  return Readings(jnp.concatenate(logits), jnp.stack(depth), readout, lens)
+
+
+def by_loop(model: Any, inputs: Array, loops: int) -> Readings:
+  """Of a model without exits: every token runs as many loops."""
+  counts = range(1, loops + 1)
+  logits = [model(inputs, num_loops=count).logits[0] for count in counts]
+  lens = jnp.arange(loops)[:, None]
+  readout = jnp.broadcast_to(lens[..., None], (loops, 1, inputs.shape[1]))
+  depth = 1.0 + readout.astype(jnp.float32)
+  return Readings(jnp.stack(logits), depth, readout, lens)
+
+
+def _think(
+  subject: subject_lib.Subject,
+  forward: Callable[[np.ndarray], Any],
+  prompt: str,
+) -> Thought:
+  """A text as the model reads it.
+
+  Returns:
+    "prompt"; "tokens", T texts, the first of which is the beginning; "depth"
+    in hundredths of loops, "readout" and "lens" as in `Readings`; "candidates"
+    [C][T], the most likely next tokens, pairs of text and probability in
+    thousandths; "surprise" [C][T - 1], of the text's own next token, in
+    hundredths of nats.
+  """
+  tokenizer = subject.tokenizer
+  ids = source.opened(tokenizer, prompt)
+  num = len(ids)
+  if num > subject.context_length:
+    raise UserError(
+      f"the text has {num} tokens; this model reads {subject.context_length}"
+    )
+  size = _SMALLEST
+  while size < num:
+    size *= 2
+  size = max(num, min(size, subject.context_length))
+  inputs = np.full(size, tokenizer.padding, np.int32)
+  inputs[:num] = ids
+  best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))
+  chances, candidates = (x[:, :num] for x in best)
+
+  @functools.cache
+  def text_of(token: int) -> str:
+    return _texts(tokenizer, [token])[0] or "\N{REPLACEMENT CHARACTER}"
+
+  def pairs(tokens: np.ndarray, chances: np.ndarray) -> list[list[Any]]:
+    shown = map(text_of, tokens.tolist())
+    share = np.rint(1000 * chances).astype(int).tolist()
+    return [list(pair) for pair in zip(shown, share, strict=True)]
+
+  return {
+    "prompt": prompt,
+    "tokens": ["", *_texts(tokenizer, ids[1:])],
+    "depth": np.rint(100 * depth[..., :num]).astype(int).tolist(),
+    "readout": readout[..., :num].tolist(),
+    "lens": lens.tolist(),
+    "candidates": [
+      [pairs(*place) for place in zip(*of_readout, strict=True)]
+      for of_readout in zip(candidates, chances, strict=True)
+    ],
+    "surprise": np.rint(100 * losses[:, : num - 1]).astype(int).tolist(),
+  }
+
+
+def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+  """Texts of tokens, the end of a document as a sign of its own."""
+  texts = exits_figures.token_texts(tokenizer, ids)
+  return [text.strip("\n") if "¶" in text else text for text in texts]

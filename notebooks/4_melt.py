@@ -1,0 +1,264 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/4_melt.ipynb)
+#
+# # MELT: one cache for all loops
+#
+# A looped model that writes token by token keeps keys and values of *every*
+# loop: $K$ times the memory of a model without loops. MELT (arXiv 2605.07721)
+# keeps one row per token. Loop $t$ would make keys and values of its input
+# $x_t$; here they are made of a latent that a gate carries from loop to loop,
+#
+# $$z_t = \sigma(W_z x_t + U_z h_{t-1} + b_z), \qquad
+# h_t = z_t \odot h_{t-1} + (1 - z_t) \odot x_t \qquad \text{(section 3.2)},$$
+#
+# and each loop writes its keys and values, $W_K h_t$ and $W_V h_t$, over those
+# of the loop before. A trained looped model becomes one in two phases: first
+# keys and values go gradually from $x_t$ to $h_t$ (interpolated transition),
+# then attention outputs, too, are pulled to those of the looped model
+# (section 3.3).
+
+# %%
+# Finds the repository; on Colab it is fetched and installed first.
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+here = pathlib.Path.cwd()
+if "google.colab" in sys.modules:
+  here = pathlib.Path("/content/loopjax")
+  if not here.exists():
+    url = "https://github.com/OWNER/loopjax"
+    subprocess.run(["git", "clone", "-q", url, here], check=True)
+os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
+runpy.run_path("notebooks/start.py", run_name="__main__")
+
+# The tests set this to a folder: everything is then tiny, and goes there.
+SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
+RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+# %% [markdown]
+# ## A looped model, the teacher
+#
+# Four loops of two layers of width 64, on made-up sums modulo 23 such as
+# `7*(3-12)=6`, byte by byte.
+
+# %%
+from loopjax import config as config_lib
+from loopjax import presets, train
+
+get_config = presets.read("configs/lm_melt.py")["get_config"]
+size = "tiny,model.width=64,task.sequence_length=64"
+if SMOKE:
+  size = (
+    "tiny,model.width=16,task.sequence_length=32,optim.warmup_steps=2,"
+    "task.train_files=loopjax/nn/*.py,task.validation_share=0.2,"
+    "task.test_share=0.2"
+  )
+
+
+def run(name, num_steps, **settings):
+  """Trains, or goes on from where it was; the run's directory."""
+  steps = 20 if SMOKE else num_steps
+  config = get_config(size)
+  values = {
+    "run.num_steps": steps, "run.checkpoint_every": steps,
+    "run.log_every": steps // 2, "eval.every": 20,
+    "eval.num_examples": 64,
+  }  # fmt: skip
+  more = {key.replace("__", "."): value for key, value in settings.items()}
+  config_lib.override(config, {**more, **values})
+  workdir = RUNS / "melt" / name
+  summary = train.run(config, workdir, "train_and_eval")
+  bits = summary["metrics"]["test/bits_per_byte"]
+  print(f"{name}: {bits:.3f} bits per byte, {summary['wall_seconds']:.0f} s")
+  return workdir
+
+
+teacher = run("teacher", 300, model__name="looped", optim__gate_rate=1.0)
+
+# %% [markdown]
+# ## Phase 1, then phase 2
+#
+# Everything of the teacher is taken over; only the gates are new. In phase 1
+# $\alpha$, the latent's share in keys and values, rises from 0 to 1, and every
+# loop's read-out learns the teacher's. Texts are trained in chunks of 16 tokens
+# whose gradient goes through the rows of all chunks before.
+
+# %%
+slower = {"optim__learning_rate": 1e-3, "optim__muon_learning_rate": 5e-3}
+taught = {
+  **slower, "run__teacher": str(teacher), "model__distill": "all",
+}  # fmt: skip
+num_steps = 20 if SMOKE else 100
+first = run(
+  "phase_1", num_steps, **taught, run__init_from=str(teacher),
+  run__init_fresh="latent_gates", model__alpha=0.0,
+  model__interpolation_steps=num_steps,
+)  # fmt: skip
+second = run(
+  "phase_2", 60, **taught, run__init_from=str(first), model__align_weight=0.1
+)
+
+# %% [markdown]
+# ## What does sharing cost?
+#
+# Unseen rows, read token by token as a text is written. The looped model can
+# share keys and values without any training, too: those of one loop, or their
+# mean (the paper's table 5). Bytes are those of the buffers.
+
+# %%
+import jax
+import numpy as np
+from flax import nnx
+
+from loopjax import program, trained
+from loopjax.models import CAUSAL
+
+settings = trained.read(second).settings
+test = settings.task_module.make_dataset(
+  settings.task, "test", batch_size=settings.eval.batch_size, seed=0
+)
+batch = test.batches[0]
+whole = np.all(batch["weights"] > 0, axis=1)
+whole &= np.ptp(batch["documents"], axis=1) == 0  # A text of its own.
+inputs, targets = batch["inputs"][whole], batch["targets"][whole]
+
+
+def read_bits(workdir, kind):
+  """Bits per byte, read token by token with a kind of cache."""
+  model_run = trained.read(workdir)
+  name = model_run.settings.plain["model"]["name"]
+  family = CAUSAL[name]
+
+  @jax.jit
+  def losses(params, inputs, targets):
+    model = nnx.merge(model_run.graphdef, params)
+    cache = family.empty_cache(model, len(inputs), inputs.shape[1], kind=kind)
+
+    def read(cache, pair):
+      token, following = pair
+      output, cache = family.read(model, token[:, None], cache)
+      log_chances = jax.nn.log_softmax(output.logits[:, 0])
+      taken = jax.numpy.take_along_axis(log_chances, following[:, None], axis=1)
+      return cache, -taken[:, 0]
+
+    return jax.lax.scan(read, cache, (inputs.T, targets.T))[1]
+
+  by_token = program.cache_bytes(model_run.settings, kind)[0]
+  nats = losses(model_run.params, inputs, targets)
+  return by_token, float(np.mean(nats)) / np.log(2)
+
+
+rows = {
+  "looped, keys of every loop": (teacher, "per_loop"),
+  "looped, of the first loop": (teacher, "first_loop"),
+  "looped, of the last loop": (teacher, "last_loop"),
+  "looped, their mean": (teacher, "mean"),
+  "MELT after phase 1": (first, "latent"),
+  "MELT after phase 2": (second, "latent"),
+}
+print(f"{'':28} {'bytes a token':>13} {'32,768 tokens':>14} {'bits':>6}")
+found = {}
+for name, of in rows.items():
+  by_token, bits = found[name] = read_bits(*of)
+  total = f"{by_token * 32_768 / 1e6:.0f} MB"
+  print(f"{name:28} {by_token:13,} {total:>14} {bits:6.3f}")
+
+# %%
+from IPython.display import display
+from PIL import Image
+
+from loopjax.analysis import draw
+from loopjax.run import workdir as workdir_lib
+
+figure = draw.new(10, 3.8)
+left, right = figure.subplots(1, 2)
+start = 0
+for name, workdir in (("phase 1", first), ("phase 2", second)):
+  logged = [
+    (start + row["step"], row["bits_per_byte"])
+    for row in workdir_lib.read_metrics(workdir)
+    if row["split"] == "validation"
+  ]
+  left.plot(*zip(*logged, strict=True), marker="o", ms=4, label=name)
+  start = logged[-1][0]
+last = workdir_lib.read_json(teacher / "summary.json")["metrics"]
+left.axhline(last["validation/bits_per_byte"], color=draw.GREY, linestyle=":")
+draw.tidy(left, "On the way (dotted: the teacher)", "step", "bits per byte")
+left.legend(frameon=False)
+for (name, (by_token, bits)), color in zip(
+  found.items(), draw.PALETTE, strict=True
+):
+  right.plot(by_token, bits, "o", color=color, label=name)
+right.set_xscale("log", base=2)
+draw.tidy(right, "At the end", "bytes of cache a token", "bits per byte")
+right.legend(frameon=False, fontsize=8)
+path = draw.save(figure, second / "caches.png")
+display(Image.open(path).convert("RGB").quantize(200))
+
+# %% [markdown]
+# In the run shown here keys and values that are shared without training make
+# another, worse model of it, even their mean; MELT reads with a fourth of the
+# cache and loses 1 %. Sums need little of what stands far before, so that
+# phase 2 adds nothing: the paper writes up to 32,768 tokens.
+#
+# ## Write
+#
+# Greedy, from both. In these minutes neither has learned more of adding than
+# what a result looks like.
+
+# %%
+from loopjax import subject as subject_lib
+from loopjax.generate import source, text
+from loopjax.generate.engine import Request, Sampling
+
+sums = ("3+4=", "9-2=", "2*5=", "(1+2)*3=", "20+20=", "5-(6-4)=")
+greedy = Sampling(temperature=0.0)
+
+
+def write(workdir):
+  subject = subject_lib.load(workdir)
+  engine = source.make_engine(subject, num_slots=len(sums), max_tokens=32)
+  prompts = [source.opened(subject.tokenizer, one) for one in sums]
+  requests = [Request(prompt, 8, greedy) for prompt in prompts]
+  written = text.write(engine, subject.tokenizer, requests, stops=["\n"])
+  print(f"{engine.cache_kind}: {engine.cache_bytes:,} bytes of cache")
+  return [one.text for one in written]
+
+
+answers = {
+  name: write(of) for name, of in (("looped", teacher), ("MELT", second))
+}
+print(f"{'':10} {'looped':>8} {'MELT':>8} {'right':>8}")
+for index, one in enumerate(sums):
+  value = eval(one[:-1]) % 23
+  said = (answers[name][index] for name in answers)
+  print("{:10} {:>8} {:>8} {:>8}".format(one, *said, value))
+
+# %% [markdown]
+# ## At the paper's sizes
+#
+# The same count for the paper's models (its table 2).
+
+# %%
+from loopjax.analysis import memory
+
+print(memory.table_2().split("\n\n")[0])
+
+# %% [markdown]
+# ## Go on
+#
+# * All in one command, at the preset's size: `python -m loopjax.sweep
+#   --config=configs/lm_melt.py --sweep=pipeline`; which part does what
+#   (table 4): `--sweep=components`.
+# * From published weights: import Ouro (`python -m loopjax.hub import`), then
+#   `--config=configs/lm_melt.py:paper,run.init_from=runs/ouro`.

@@ -1,0 +1,28 @@
+"""Runs that saved their first state, and what is embedded in a page."""
+
+import json
+import re
+
+import jax
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import workdir as workdir_lib
+
+
+def untrained(workdir, config):
+  """A run that has saved its first state."""
+  workdir.mkdir()
+  workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
+  settings = config_lib.resolve(config)
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  checkpoints = checkpoint_lib.Checkpoints(workdir)
+  checkpoints.save(0, program.init(jax.random.key(0)), {})
+  checkpoints.close()
+  return workdir
+
+
+def data_of(text):
+  """What is embedded in a page."""
+  return json.loads(re.search(r"const data = (.*);\n", text)[1])

@@ -1,0 +1,261 @@
+"""Texts and questions on the page: what it says is what the model did."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from play_examples import data_of, untrained
+from tests_support import load_config
+
+from loopjax import config as config_lib
+from loopjax import trained
+from loopjax.data.multihop import task as multihop
+from loopjax.errors import UserError
+from loopjax.play import load, page, questions
+from loopjax.play import text as text_view
+
+LOOPS = 3
+PROMPT = "(3+4)*2=\n1"
+SMALL = (
+  "tiny,model.width=16,model.num_layers=2,model.num_heads=2,model.init_std=0.5,"
+  f"model.num_loops={LOOPS},task.sequence_length=64"
+)
+
+
+def make(folder, name, arg):
+  return untrained(folder / name, load_config(name, arg))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("runs")
+  slots = ",model.num_local_slots=4,model.num_global_slots=4"
+  return {
+    "looped": make(folder, "lm_looped", SMALL),
+    "adaptive": make(folder, "lm_adaptive", SMALL + slots),
+    "questions": make(
+      folder, "multihop_disco", "smoke,model.name=looped,model.num_loops=3"
+    ),
+  }
+
+
+@pytest.fixture(scope="module")
+def thinkers(runs):
+  return {name: load.load(workdir) for name, workdir in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def gated(thinkers):
+  return thinkers["looped"].think(PROMPT)
+
+
+def ids_of(prompt):
+  return jnp.array([[256, *prompt.encode()]])  # 256 begins a document.
+
+
+def merged(workdir):
+  run = trained.read(workdir)
+  return jax.jit(
+    lambda inputs, num_loops, names, **more: nnx.merge(
+      run.graphdef, run.params
+    )(inputs, num_loops=num_loops, trace=names, **more),
+    static_argnums=(1, 2),
+  ), run
+
+
+def test_a_text_is_read_out_where_the_gate_leaves(runs, gated):
+  forward, run = merged(runs["looped"])
+  ids = ids_of(PROMPT)
+  hidden = forward(ids, LOOPS, ("hidden",)).trace["hidden"][:, 0]
+  leave = 1 / (1 + np.exp(-np.asarray(run.model().exit_logits(hidden))))
+  stay = np.cumprod(1 - leave, axis=0)  # [K, T]
+  assert stay.std(axis=1).min() > 0.001
+  tokens = range(ids.shape[1])
+  for k in range(LOOPS):
+    log_chances = np.asarray(
+      jax.nn.log_softmax(forward(ids, k + 1, ()).logits[0])
+    )
+    chances, losses = (
+      np.exp(log_chances),
+      -log_chances[tokens[:-1], np.asarray(ids)[0, 1:]],
+    )
+    assert np.abs(np.array(gated["surprise"][k]) - 100 * losses).max() <= 0.52
+    first = [pairs[0][1] for pairs in gated["candidates"][k]]
+    assert np.abs(np.array(first) - 1000 * chances.max(axis=1)).max() <= 0.52
+    for q, threshold in enumerate(text_view.THRESHOLDS):
+      expected = [
+        next((n for n in range(k) if 1 - stay[n, t] >= threshold), k)
+        for t in tokens
+      ]
+      assert gated["readout"][k][q] == expected
+      assert gated["depth"][k][q] == [100 * (n + 1) for n in expected]
+  assert len(set(gated["readout"][-1][3])) > 1
+  assert gated["tokens"] == ["", *PROMPT]
+
+
+def test_spent_mass_is_a_choice_of_loops_and_threshold(runs, thinkers):
+  found = thinkers["adaptive"].think(PROMPT)
+  forward, _ = merged(runs["adaptive"])
+  k, q = LOOPS - 1, text_view.THRESHOLDS.index(0.5)
+  ids = ids_of(PROMPT)
+  output = forward(ids, k + 1, ("halting",), exit_threshold=jnp.float32(0.5))
+  halting = np.asarray(output.trace["halting"])[:, 0]  # [N, T, L]
+  steps = np.arange(1, k + 2)[:, None, None]
+  expected = 100 * (steps * halting).sum(axis=0).mean(axis=-1)
+  assert np.abs(np.array(found["depth"][k][q]) - expected).max() <= 0.52
+  readout = found["lens"][k][q]
+  assert found["readout"][k][q] == [readout] * ids.shape[1]
+  chances = jax.nn.softmax(output.logits[0])
+  first = [pairs[0][1] for pairs in found["candidates"][readout]]
+  assert np.abs(np.array(first) - 1000 * chances.max(axis=1)).max() <= 0.52
+  depth = np.array(found["depth"])
+  assert (np.diff(depth[k], axis=0) <= 0).all() and (depth[0] == 100).all()
+  assert depth[k, 0].mean() > depth[k, q].mean()
+
+
+def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
+  run = trained.read(runs["looped"])
+  ids = ids_of(PROMPT)
+
+  @jax.jit
+  def both(params):
+    model = nnx.merge(run.graphdef, params)
+    return (
+      text_view.by_gate(model, ids, LOOPS),
+      text_view.by_loop(model, ids, LOOPS),
+    )
+
+  gate, plain = both(run.params)
+  np.testing.assert_allclose(gate.logits, plain.logits, atol=1e-5)
+  assert plain.depth[:, 0, 0].tolist() == [1, 2, 3]
+  assert (plain.readout[..., 0] == plain.lens).all()
+
+
+def test_a_text_of_its_own_is_of_its_seed(thinkers):
+  random = thinkers["looped"].random
+  assert random(1) == random(1) != random(2)
+  with pytest.raises(UserError, match="65 tokens; this model reads 64"):
+    thinkers["looped"].think("x" * 64)
+
+
+def test_a_question_is_decoded_everywhere_in_every_loop(runs, thinkers):
+  thinker = thinkers["questions"]
+  question = thinker.random(3)
+  assert question == thinker.random(3)
+  found = thinker.think(question)
+  run = trained.read(runs["questions"])
+  task = run.settings.task
+  data = multihop.make_dataset(task, "test", batch_size=512, seed=0)
+  batch = data.batches[0]
+  names = [multihop.decode(task, row) for row in batch["inputs"]]
+  row = names.index(question)
+  forward, _ = merged(runs["questions"])
+  inputs = batch["inputs"][row][None]
+  for k in range(LOOPS):
+    chances = jax.nn.softmax(forward(inputs, k + 1, ()).logits[0])
+    for t, pairs in enumerate(found["candidates"][k]):
+      best = int(np.argmax(chances[t]))
+      assert pairs[0][0] == multihop.decode(task, [best])
+      assert abs(pairs[0][1] - 1000 * chances[t, best]) <= 0.52
+  after = [x for x in batch["bridges"][row].tolist() if x >= 0]
+  assert found["entities"][1:] == [multihop.decode(task, [x]) for x in after]
+  assert found["entities"][0] == found["tokens"][0]
+  assert found["split"] == data.groups["split"][batch["group/split"][row]]
+  assert found["places"] == list(range(1, len(found["tokens"])))
+
+
+def test_what_is_no_question(runs):
+  config = config_lib.of_run(runs["questions"], "").task
+  facts = multihop.make_graph(config)
+  size = config.vocabulary.padding
+  names = [multihop.decode(config, [token]) for token in range(size)]
+  for words, message in (
+    ("<e1> <r0x>", "'<r0x>' is no word of this task; did you mean '<r0>'?"),
+    ("<r0> <e1>", "is no question; one has the form ENTITY RELATION1"),
+  ):
+    with pytest.raises(UserError) as error:
+      questions.parse(config, facts, names, words)
+    assert message in str(error.value)
+
+
+def test_english_questions_hold_their_line_end():
+  arg = "smoke,task.format=reverse"
+  config = config_lib.resolve(load_config("multihop_disco", arg)).task
+  facts = multihop.make_graph(config)
+  size = config.vocabulary.padding
+  names = [
+    multihop.decode(config, [token]).replace("\n", "↵") for token in range(size)
+  ]
+  fact = facts.relations[0] + config.vocabulary.num_entities
+  words = f"Who is the {names[fact]} of the {names[fact]} of {names[0]} ? ↵"
+  asked = questions.parse(config, facts, names, f"{words} Answer:")
+  assert asked.entities[:2] == (0, facts.tails[0])
+  assert asked.places == (8, 8)
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+  """Opens a page of a thinker's thoughts, at the width of a telephone."""
+
+  def open_page(thinker, found):
+    path = tmp_path / "page.html"
+    path.write_text(page.make(thinker, found, served=False))
+    assert data_of(path.read_text())["thoughts"] == found
+    tab = browser.new_page(viewport={"width": 360, "height": 740})
+    mistakes = []
+    tab.on("pageerror", lambda error: mistakes.append(str(error)))
+    tab.goto(path.as_uri())
+    assert not mistakes
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    return tab
+
+  return open_page
+
+
+def test_a_reader_moves_the_sliders(thinkers, gated, opened):
+  tab = opened(thinkers["looped"], [gated])
+  tokens = tab.locator("#tokens button")
+  assert tokens.count() == len(gated["tokens"])
+  for loops, threshold in ((3, 0), (3, 3), (2, 6)):
+    tab.locator("#loop").fill(str(loops))
+    tab.locator("#threshold").fill(str(threshold))
+    depth = gated["depth"][loops - 1][threshold]
+    shown = [x.get_attribute("title") for x in tokens.all()]
+    assert shown == [f"{x / 100:g} loops" for x in depth]
+    read = gated["readout"][loops - 1][threshold][:-1]
+    losses = [gated["surprise"][c][t] for t, c in enumerate(read)]
+    status = tab.locator("#status").inner_text()
+    assert status.startswith(f"{np.mean(depth) / 100:.2f} of 3 loops")
+    number = float(status.split("; ")[1].split(" ")[0])
+    assert abs(number - np.mean(losses) / 100) <= 0.0051
+  tokens.nth(4).click()
+  rows = tab.locator("#lens tr")
+  said = gated["readout"][1][6][4]
+  assert [x.get_attribute("class") for x in rows.all()] == [
+    "read" if c == said else "" for c in range(LOOPS)
+  ]
+  cell = rows.nth(1).locator("td").first.inner_text()
+  share = gated["candidates"][1][4][0][1] / 10
+  assert cell.endswith(f"{share:.1f} %" if share < 10 else f"{share:.0f} %")
+  tab.keyboard.press("Escape")
+  assert not tab.locator("#lens").is_visible()
+
+
+def test_a_reader_looks_into_a_question(thinkers, opened):
+  thinker = thinkers["questions"]
+  found = [thinker.think(thinker.random(seed)) for seed in (1, 2)]
+  tab = opened(thinker, found)
+  cells = tab.locator("#grid button")
+  count = len(found[0]["tokens"])
+  first = [x[0][0] for places in found[0]["candidates"] for x in places]
+  assert [x.split(" ")[0] for x in cells.all_inner_texts()] == first
+  for key in ("ArrowRight", "+", "ArrowRight"):
+    tab.keyboard.press(key)
+  assert "chosen" in cells.nth(count + 1).get_attribute("class")
+  listed = tab.locator("#candidates li").all_inner_texts()
+  names = [name for name, _ in found[0]["candidates"][1][1]]
+  assert [x.split(" ")[0] for x in listed] == names
+  tab.keyboard.press("ArrowDown")
+  assert " → ".join(found[1]["entities"]) in tab.locator("#truth").inner_text()
+  assert not tab.locator("#candidates li").count()
