@@ -74,8 +74,7 @@ def train(
     frozen: the teacher's parameters.
     pending: metrics of steps not yet logged, from a checkpoint.
     writer: writer of the metrics.
-    started: time, by `time.monotonic`, at which the run would have started had
-      it not been interrupted.
+    started: start time had there been no interruptions, `time.monotonic`.
     mode: "train" or "train_and_eval".
   """
   settings, options = work.program.settings, work.program.settings.run
