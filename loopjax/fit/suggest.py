@@ -15,7 +15,7 @@ class Change(NamedTuple):
 
   Attributes:
     overrides: by "section.key".
-    effect: in words.
+    effect: description of the effect.
   """
 
   overrides: dict[str, Any]

@@ -93,7 +93,7 @@ class Machine(NamedTuple):
     name: name of the topology.
     devices: one per chip.
     memory: bytes of one chip usable by a program.
-    memory_note: source of that number, in words.
+    memory_note: description of where this number comes from.
     compiler_options: needed to compile without the chip.
   """
 

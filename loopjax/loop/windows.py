@@ -59,13 +59,13 @@ def join(windows: Array) -> Array:
 def view(
   seen: Array, mask: Array | None, num_tokens: int, reach: int
 ) -> Window:
-  """What the tokens of a window see: themselves and the tokens before them.
+  """The positions and masks of a window: tokens attend to earlier ones.
 
   Args:
     seen: bool [B, P], which of the earlier tokens are not padding.
-    mask: bool [B, S], False for padding; None for none.
+    mask: bool [B, S], False for padding; None without padding.
     num_tokens: S.
-    reach: number of tokens that a token sees, including itself.
+    reach: number of tokens that a token attends to, including itself.
   """
   num_past = seen.shape[1]
   shape = (len(seen), num_tokens)
@@ -81,6 +81,6 @@ def view(
 
 
 def last(x: Array, size: int, axis: int = 1) -> Array:
-  """The last `size` along an axis."""
+  """The last `size` entries along an axis."""
   end = x.shape[axis]
   return jax.lax.slice_in_dim(x, end - size, end, axis=axis)

@@ -92,7 +92,7 @@ def _serve(
     f" once, {options.max_waiting} may wait",
     flush=True,
   )
-  # uvicorn raises the signal that stopped it once more.
+  # uvicorn re-raises the signal that stopped it.
   with _handled(signal.SIGTERM), _handled(signal.SIGINT):
     server.run(sockets=[bound])
   print("ended", flush=True)

@@ -118,7 +118,7 @@ def _grid(
 
   Args:
     analysis: name of the analysis.
-    split: of the members.
+    split: split of the questions.
     members: indices into `questions`, int [n].
     questions: all questions.
     samples: values by metric, [n, K, T].
