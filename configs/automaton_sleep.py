@@ -4,9 +4,10 @@
 
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
 
-  tiny    t = 5, two states of 12 cells, N = 4; 5 minutes on a CPU core. Exact
-          match in three seeds 0.977, 0.922, 0.943; with N = 1, one minute,
-          0.668, 0.437, 0.655: benchmarks/results/2026-11-21_cpu_2cores_sleep.md
+  tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. Exact
+          match in three seeds 0.468, 0.480, 0.907; with N = 1, one minute, at
+          its best rate, 4e-3: 0.604, 0.401, 0.873. What earlier seeds showed
+          does not hold: benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run.
   smoke   what the tests run.

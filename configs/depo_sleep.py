@@ -4,10 +4,10 @@
 
 Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
 
-  tiny    two hops among six nodes, N = 4; 6 minutes on a CPU core. Answers of
-          two hops in three seeds: 0.989, 0.991, 0.992 right; with N = 1, two
-          minutes, 0.435, 0.579, 0.473:
-          benchmarks/results/2026-11-21_cpu_2cores_sleep.md
+  tiny    two hops among six nodes, N = 4; 4 minutes on a CPU core. Answers of
+          two hops in three seeds: 0.989, 0.982, 0.996 right; with N = 1, 75
+          seconds, 0.572, 0.394, 0.701:
+          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
   gpu     the paper's with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run.
   hybrid  the four layers of Figure 3's caption, attention and gated delta nets
@@ -44,7 +44,7 @@ PRESETS = {
       "value_width": 32, "mlp_ratio": 1.0, "window": 12, "num_passes": 4,
       "init_std": 0.12,
     },
-    "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
+    "optim": {"name": "adamw", "learning_rate": 4e-3, "warmup_steps": 100},
     "loop": {"remat": "none"},
     "run": {"num_steps": 1200, "log_every": 100, "checkpoint_every": 600},
     "eval": {"every": 200},

@@ -46,11 +46,11 @@ def curves(name: str, title: str, steps: range, lines: list[tuple]) -> None:
 def main() -> None:
   """Draws all."""
   rows = table(
-    "2026-11-21_cpu_2cores_sleep.md", "| seed | N | step 200 | 400 | 600 | 800"
+    "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
   )
   curves(
     "sleep_passes",
-    "Rule 110 after five steps: both labels right, three seeds",
+    "Depo: answers of two hops, validation, three seeds",
     range(200, 1201, 200),
     [(f"N = {row[1]}", [float(x) for x in row[2:8]]) for row in rows],
   )
