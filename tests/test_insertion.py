@@ -53,6 +53,12 @@ def test_stages_go_on_from_each_other(tmp_path):
   assert not whole.optim.frozen and not whole.run.init_fresh
 
 
+def test_parameters_that_are_there_take_the_place_of_fresh_ones():
+  fresh = {"layers": {"kernel": 1, "bias": 2}, "memories": {"kernel": 3}}
+  there = {"layers": {"kernel": 4, "bias": 5}}
+  assert integrity.merged(fresh, there) == {**fresh, **there}
+
+
 @pytest.mark.long
 def test_only_what_was_inserted_is_trained_at_first(tmp_path):
   kept = []

@@ -75,13 +75,9 @@ def _recur(
     def chunk_of(i):
       return num_chunks - 1 - i if adjoint else i
 
-    first = pl.run_scoped(
-      functools.partial(
-        _loaded, start.at[pl.ds(r * key_width, key_width), columns], now
-      ),
-      plgpu.Barrier(),
-    )
-    rounded[...] = first.astype(rounded.dtype)
+    of_head = pl.ds(r * key_width, key_width), columns
+    load = functools.partial(_loaded, start.at[of_head], now)
+    rounded[...] = pl.run_scoped(load, plgpu.Barrier()).astype(rounded.dtype)
     plgpu.commit_smem()
 
     def step(index, left, right, matrix, base, *extra):
@@ -122,9 +118,7 @@ def _recur(
       in_specs=specs,
       max_concurrent_steps=1 if has_extra else 2,
     )(*operands)
-    plgpu.copy_smem_to_gmem(
-      now, after.at[pl.ds(r * key_width, key_width), columns]
-    )
+    plgpu.copy_smem_to_gmem(now, after.at[of_head])
     plgpu.wait_smem_to_gmem(0)
 
   wide = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

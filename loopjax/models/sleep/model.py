@@ -55,23 +55,18 @@ class Model(nnx.Module):
       "rngs": rngs,
     }
     init = nnx.initializers.normal(config.init_std)
-    self.token_embedding = linear.embedding(
-      spec.vocab_size, config.width, init=init, **shared
-    )
+    sizes = spec.vocab_size, config.width
+    self.token_embedding = linear.embedding(*sizes, init=init, **shared)
     shape = config.block_shape()
     self.layers = stack.make_layers(shape, config.num_layers, **shared)
     # A norm would make an output that starts at zero as large as any other.
+    alone = dataclasses.replace(shape, post_norm=norm.none)
     self.memories = hybrid.make_memories(
-      dataclasses.replace(shape, post_norm=norm.none),
-      config.memory_shape(),
-      config.num_memory_layers,
-      **shared,
+      alone, config.memory_shape(), config.num_memory_layers, **shared
     )
     self.final_norm = norm.rms_norm(config.width, **shared)
     if not config.tied:
-      self.head = linear.linear(
-        config.width, spec.vocab_size, init=init, **shared
-      )
+      self.head = linear.linear(*sizes[::-1], init=init, **shared)
     if config.exit_gate != "none":
       self.exit_gate = linear.readout(config.width, 1, init=init, **shared)
 
