@@ -45,7 +45,7 @@ class Plan(NamedTuple):
   Attributes:
     directory: of the sweep.
     name: of the sweep.
-    command: to run it.
+    command: to run it; "" if each run has been started by itself.
     task: task.name of its config. model: model.name of its first item.
     runs: in its order.
   """
@@ -280,7 +280,11 @@ def _read_plan(path: pathlib.Path) -> Plan:
       directory=path.parent,
       # The file name is safe as the name of a plot.
       name=path.stem.removeprefix("sweep-"),
-      command=" ".join(["python -m loopjax.sweep", *arguments]),
+      command=(  # Runs that were kept have commands of their own.
+        " ".join(["python -m loopjax.sweep", *arguments])
+        if manifest["config"]
+        else ""
+      ),
       task=manifest.get("task", ""),
       # The first may be of the family that others start from.
       model=models[-1] if models else "",

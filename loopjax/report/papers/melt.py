@@ -19,7 +19,7 @@ _ACCURACY = ("aime24", "aime25", "amc23", "math500")
 _LABELS = ("AIME24, %", "AIME25, %", "AMC23, %", "MATH-500, %")
 
 
-def _not_scored(config, summary):
+def not_scored(config, summary):
   """No such benchmark is run here."""
   del config, summary
 
@@ -36,9 +36,9 @@ def _cache_bytes(config, summary):
 
 
 _BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
-_CACHE = Column("cache", "cache, bytes per token", _cache_bytes, 0)
+CACHE = Column("cache", "cache, bytes per token", _cache_bytes, 0)
 _BENCHMARKS = tuple(
-  Column(key, label, _not_scored)
+  Column(key, label, not_scored)
   for key, label in zip(_ACCURACY, _LABELS, strict=True)
 )
 _PANELS = (
@@ -76,7 +76,7 @@ _SWEEPS = {
   "pipeline": Sweep(
     title="A looped model, and MELT after each phase",
     source="Tables 1 and 2",
-    columns=(_BPB, _CACHE, *_BENCHMARKS),
+    columns=(_BPB, CACHE, *_BENCHMARKS),
     rows=(
       _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
            50.2, 36.7, 81.2, 94.4),
@@ -121,7 +121,7 @@ _SWEEPS = {
   "gqa": Sweep(
     title="Fewer heads of keys and values, teacher and MELT",
     source="ours; left open by the paper (section 5)",
-    columns=(_BPB, _CACHE),
+    columns=(_BPB, CACHE),
   ),
 }  # fmt: skip
 
@@ -146,7 +146,7 @@ PAPER = Paper(
   name="MELT, arXiv 2605.07721",
   size=None,
   sweeps=_SWEEPS,
-  columns=(_BPB, _CACHE),
+  columns=(_BPB, CACHE),
   scale=_SCALE,
   caveats=(
     "The paper post-trains Ouro on reasoning traces and scores benchmarks; bits"
