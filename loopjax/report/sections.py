@@ -25,16 +25,16 @@ def sweep_blocks(
   paper = papers.of(plan.task, plan.model)
   sweep = sweep_of(plan, paper)
   groups = tables.group_by_seed(plan.runs)
-  about = ", ".join(filter(None, (plan.task, plan.name)))
+  # Two directories may have a sweep of one name.
+  directory = plan.directory.resolve().name
   blocks: list[document.Block] = [
-    document.Heading(2, f"{sweep.title} ({about})"),
+    document.Heading(2, f"{sweep.title} ({directory}: {plan.name})"),
     document.Paragraph(_source(sweep, paper)),
     _comparison(sweep, groups, paper),
   ]
   if same := _same_everywhere(groups):
     blocks.insert(2, document.Paragraph(f"In every run: {same}."))
-  # Two directories may have a sweep of one name.
-  picture_name = f"{plan.directory.resolve().name}-{plan.name}"
+  picture_name = f"{directory}-{plan.name}"
   key = plots.numeric_key(groups)
   if key and (picture := plots.draw_curve(groups, sweep, key)):
     text = "Ours and the paper's. Bars: sample standard deviation over seeds."
