@@ -1,6 +1,6 @@
 """Inflicts faults on real runs and prints what happened, as a table.
 
-  python benchmarks/fault_drill.py [--output=FILE.md] [--only=PART_OF_A_NAME]
+  python benchmarks/fault_drill.py [--out=FILE.md] [--only=PART_OF_A_NAME]
 
 Takes about a quarter of an hour on two CPU cores. Exit status 1 if a guarantee
 did not hold.
@@ -48,7 +48,7 @@ def cases(tmp: pathlib.Path, reference: pathlib.Path):
 
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--output", type=pathlib.Path)
+  parser.add_argument("--out", type=pathlib.Path)
   parser.add_argument("--only", default="")
   options = parser.parse_args()
   environment = provenance.environment()
@@ -78,8 +78,8 @@ def main() -> int:
       seconds = time.monotonic() - start
       lines.append(f"| {drill} | {held} | {seconds:.0f} | {said} |")
       print(lines[-1], flush=True)
-  if options.output:
-    options.output.write_text("\n".join(lines) + "\n")
+  if options.out:
+    options.out.write_text("\n".join(lines) + "\n")
   return 1 if failed else 0
 
 

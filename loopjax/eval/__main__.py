@@ -16,7 +16,9 @@ def main(argv: list[str] | None = None) -> int:
       " accuracy. Writes WORKDIR/eval/TASK.json and TASK.items.jsonl."
     ),
   )
-  parser.add_argument("workdirs", type=pathlib.Path, nargs="+", help="of runs")
+  parser.add_argument(
+    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="of a run"
+  )
   parser.add_argument(
     "--tasks", default="", help="request files, or names of some in --folder"
   )

@@ -19,8 +19,8 @@ def main(argv: list[str] | None = None) -> int:
   )
   commands = parser.add_subparsers(dest="command", required=True)
   reads = commands.add_parser("import", help="a folder into a work directory")
-  reads.add_argument("folder", type=pathlib.Path)
-  reads.add_argument("workdir", type=pathlib.Path)
+  reads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
+  reads.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   reads.add_argument(
     "--dtype",
     choices=convert.PRECISIONS,
@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     help="tokens of a row [4096, or what the model reads if that is fewer]",
   )
   writes = commands.add_parser("export", help="a work directory into a folder")
-  writes.add_argument("workdir", type=pathlib.Path)
-  writes.add_argument("folder", type=pathlib.Path)
+  writes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   writes.add_argument("--layout", choices=layouts.LAYOUTS, required=True)
   writes.add_argument(
     "--dtype",
@@ -53,11 +53,11 @@ def main(argv: list[str] | None = None) -> int:
   describes = commands.add_parser(
     "card", help="writes a model card into an exported folder"
   )
-  describes.add_argument("workdir", type=pathlib.Path)
-  describes.add_argument("folder", type=pathlib.Path)
+  describes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  describes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   uploads = commands.add_parser("push", help="uploads an exported folder")
-  uploads.add_argument("folder", type=pathlib.Path)
-  uploads.add_argument("repository", help="OWNER/NAME on the Hub")
+  uploads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
+  uploads.add_argument("repository", metavar="OWNER/NAME", help="of the Hub")
   uploads.add_argument(
     "--public", action="store_true", help="if it is new [it is private]"
   )

@@ -63,9 +63,12 @@ def _body(
     figures = _figures(others[0], out)
     return [*sections.run_blocks(others[0]), *figures]
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
+  caveats: dict[str, None] = {}  # Tasks of one paper share some.
   for task, model in sorted({(plan.task, plan.model) for plan in plans}):
     if paper := papers.of(task, model):
-      blocks.append(document.Bullets(paper.caveats))
+      caveats |= dict.fromkeys(paper.caveats)
+  if caveats:
+    blocks.append(document.Bullets(tuple(caveats)))
   for plan in plans:
     blocks += sections.sweep_blocks(plan, out / "report_figures")
   if others:

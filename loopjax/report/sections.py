@@ -25,28 +25,28 @@ def sweep_blocks(
   paper = papers.of(plan.task, plan.model)
   sweep = sweep_of(plan, paper)
   groups = tables.group_by_seed(plan.runs)
+  # Two directories may have a sweep of one name.
+  directory = plan.directory.resolve().name
   blocks: list[document.Block] = [
-    document.Heading(2, f"{sweep.title} ({plan.name})"),
+    document.Heading(2, f"{sweep.title} ({directory}: {plan.name})"),
     document.Paragraph(_source(sweep, paper)),
     _comparison(sweep, groups, paper),
   ]
   if same := _same_everywhere(groups):
     blocks.insert(2, document.Paragraph(f"In every run: {same}."))
+  picture_name = f"{directory}-{plan.name}"
   key = plots.numeric_key(groups)
   if key and (picture := plots.draw_curve(groups, sweep, key)):
     text = "Ours and the paper's. Bars: sample standard deviation over seeds."
-    blocks.append(_image(picture, pictures / f"{plan.name}.png", text))
+    blocks.append(_image(picture, pictures / f"{picture_name}.png", text))
   if picture := plots.draw_panels(groups, sweep.panels):
     text = "Ours, a line for every seed."
-    blocks.append(_image(picture, pictures / f"{plan.name}_runs.png", text))
+    blocks.append(_image(picture, pictures / f"{picture_name}_runs.png", text))
   if sweep.caveats:
     blocks.append(document.Bullets(sweep.caveats))
   blocks += scale_blocks(plan.runs, paper)
-  blocks += [
-    document.Code(plan.command),
-    commands_block(plan.runs),
-  ]
-  return blocks
+  blocks += [document.Code(plan.command)] if plan.command else []
+  return [*blocks, commands_block(plan.runs)]
 
 
 def run_blocks(run: tables.Run) -> list[document.Block]:

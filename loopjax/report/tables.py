@@ -46,7 +46,7 @@ class Plan(NamedTuple):
   Attributes:
     directory: directory of the sweep.
     name: name of the sweep.
-    command: the command that runs it.
+    command: the command that runs it; "" if each run was started by itself.
     task: task.name of its config. model: model.name of its first item.
     runs: its runs, in order.
   """
@@ -282,7 +282,11 @@ def _read_plan(path: pathlib.Path) -> Plan:
       directory=path.parent,
       # The file name is safe as the name of a plot.
       name=path.stem.removeprefix("sweep-"),
-      command=" ".join(["python -m loopjax.sweep", *arguments]),
+      command=(  # Runs that were kept have commands of their own.
+        " ".join(["python -m loopjax.sweep", *arguments])
+        if manifest["config"]
+        else ""
+      ),
       task=manifest.get("task", ""),
       # The first may belong to the family that the others start from.
       model=models[-1] if models else "",

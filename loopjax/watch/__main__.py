@@ -22,7 +22,9 @@ def main(argv: list[str] | None = None) -> int:
       " finished, until all have ended or Ctrl-C. Without a terminal, once."
     ),
   )
-  parser.add_argument("workdirs", type=pathlib.Path, nargs="+", help="of runs")
+  parser.add_argument(
+    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="of a run"
+  )
   parser.add_argument(
     "--once", action="store_true", help="print one frame and exit"
   )

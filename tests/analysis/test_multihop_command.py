@@ -32,7 +32,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   workdir = tmp_path / "run"
   chains = ("task.num_train_chains=(20,20)", "task.num_test_chains=(10,10)")
   multihop_runs.make_untrained(workdir, "disco", "task.format=direct", *chains)
-  flags = ("--loop=1", "--position=6", "--examples=60")
+  flags = ("--loop=1", "--position=6", "--limit=60")
   status, found, pictures = multihop_runs.analyse(workdir, *flags)
   assert status == 0
   assert pictures == multihop_runs.PICTURES - {"stages"}
@@ -56,7 +56,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
 def test_one_loop_passes_nothing_on(tmp_path, capsys):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, "looped", "model.num_loops=1")
-  status, _, pictures = multihop_runs.analyse(workdir, "--examples=30")
+  status, _, pictures = multihop_runs.analyse(workdir, "--limit=30")
   assert status == 0
   assert pictures == {"lens", "cosines", "role_exposure"}
   assert "one loop passes nothing on" in capsys.readouterr().out
@@ -95,8 +95,8 @@ def with_config(directory, change, family="looped"):
     (lambda c: None, ("--loop=0",), "--loop=0 must be 1 to 1"),
     (lambda c: None, ("--position=3",), "--position=3 must be 0 to 2"),
     (lambda c: None, ("--position=-1",), "--position=-1 must be"),
-    (lambda c: None, ("--examples=-5",), "--examples=-5 must be"),
-    (lambda c: None, ("--examples=few",), "--examples: invalid int"),
+    (lambda c: None, ("--limit=-5",), "--limit=-5 must be"),
+    (lambda c: None, ("--limit=few",), "--limit: invalid int"),
     (lambda c: None, ("--lens",), "unrecognized arguments: --lens"),
   ],
 )
@@ -133,7 +133,7 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
   multihop_runs.make_untrained(workdir, "looped")
   file = tmp_path / "file"
   file.write_text("")
-  assert command.main([str(workdir), f"--output={file}"]) == 2
+  assert command.main([str(workdir), f"--out={file}"]) == 2
   printed = capsys.readouterr().err
-  assert printed.startswith(f"error: --output={file}: cannot be written")
+  assert printed.startswith(f"error: --out={file}: cannot be written")
   assert printed.count("\n") == 1

@@ -2,6 +2,8 @@
 
 import os
 import re
+import runpy
+import shutil
 
 import pytest
 from tests_support import ROOT
@@ -50,6 +52,27 @@ def test_all_start_alike_and_open_on_colab(path):
   colab = "https://colab.research.google.com/github"
   address = f"({colab}/{repository}/blob/main/notebooks/{path.name})"
   assert address in cells(notebook, "markdown")[0].source
+
+
+def test_the_address_has_one_place(tmp_path):
+  notebooks = tmp_path / "notebooks"
+  shutil.copytree(ROOT / "notebooks", notebooks, ignore=lambda *_: ["runs"])
+  citation = (ROOT / "CITATION.cff").read_text()
+  files = sorted(notebooks.glob("[0-9]*"))
+  main = runpy.run_path(str(ROOT / "notebooks" / "address.py"))["main"]
+  before = [path.read_text() for path in files]
+  given = re.search("github.com/(.*)/loopjax", citation)[1]
+  for owner in (given, "someone"):
+    changed = citation.replace(f"/{given}/", f"/{owner}/")
+    (tmp_path / "CITATION.cff").write_text(changed)
+    main(notebooks)
+    texts = [path.read_text() for path in files]
+    old, new = f"/{given}/loopjax", f"/{owner}/loopjax"
+    assert texts == [text.replace(old, new) for text in before]
+  assert all(text.count("/someone/loopjax") == 2 for text in texts)
+  (tmp_path / "CITATION.cff").write_text("title: x")
+  with pytest.raises(SystemExit, match="no repository-code"):
+    main(notebooks)
 
 
 @every_notebook

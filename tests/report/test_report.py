@@ -19,6 +19,7 @@ from loopjax.report.papers import (
   adaptive,
   disco,
   disco_language,
+  looped,
   melt,
   of,
   sleep,
@@ -277,6 +278,7 @@ def test_another_configuration_does_not_count(workdir):
     *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
     *(("lm_adaptive", adaptive.PAPER, n) for n in adaptive.PAPER.sweeps),
     *(("lm_melt", melt.PAPER, name) for name in melt.PAPER.sweeps),
+    *(("lm_looped", looped.PAPER, name) for name in looped.PAPER.sweeps),
   ],
 )
 @pytest.mark.parametrize("preset", ["", "tiny", "smoke"])
@@ -290,7 +292,13 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
     row.label for row in rows if row.settings.get("task.format") in formats
   }
   assert expected == {row.label for row in matched if row}
-  if rows:  # The paper has no PonderLM here, or not its own teacher.
+  if file == "lm_looped":  # The published weights run four loops.
+    assert all(
+      (row is None) == (settings["model.num_loops"] != 4)
+      for settings, row in zip(planned, matched, strict=True)
+      if rows
+    )
+  elif rows:  # The paper has no PonderLM here, or not its own teacher.
     others = [i for i, row in zip(items, matched, strict=True) if row is None]
     outside = ("ponderlm", "looped") if file == "lm_melt" else ("ponderlm",)
     assert all(i.overrides["model.name"] in outside for i in others)
@@ -395,8 +403,9 @@ def test_the_picture_of_the_runs_is_in_the_report(workdir, monkeypatch):
   metrics = {f"depth/exact_match/loop={k}": 0.5 for k in range(3)}
   summary = {**run.summary, "metrics": metrics}
   workdir_lib.write_json(run.directory / "summary.json", summary)
-  assert "memory_curve_runs.png" in written(workdir)[1].read_text()
-  picture = workdir / "report_figures" / "memory_curve_runs.png"
+  name = f"{workdir.name}-memory_curve_runs.png"
+  assert name in written(workdir)[1].read_text()
+  picture = workdir / "report_figures" / name
   assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -414,12 +423,14 @@ def test_the_report_knows_every_sweep():
     assert set(PAPERS[task].sweeps) == names_of(f"{task}_sleep")
   assert set(adaptive.PAPER.sweeps) == names_of("lm_adaptive")
   assert set(melt.PAPER.sweeps) == names_of("lm_melt")
+  assert set(looped.PAPER.sweeps) == names_of("lm_looped")
 
 
 def test_a_task_may_have_a_paper_for_each_family():
   assert of("text", "adaptive") is of("arithmetic", "adaptive")
   assert of("text", "adaptive") is adaptive.PAPER
   assert of("multihop", "adaptive") is disco.PAPER
+  assert of("text", "looped") is looped.PAPER
   assert of("chess", "adaptive") is None
 
 
@@ -586,7 +597,9 @@ def test_the_page_loads_nothing_and_runs_nothing(workdir):
 def test_markdown_links_to_files_that_are_there(workdir):
   text = written(workdir)[1].read_text()
   links = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
-  assert any("report_figures/memory_curve.png" in link for link in links)
+  # Of this directory: another one may have a sweep of the same name.
+  picture = f"report_figures/{workdir.name}-memory_curve.png"
+  assert any(picture in link for link in links)
   for link in links:
     path = re.sub("%([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), link)
     assert (workdir / path).is_file()

@@ -16,12 +16,14 @@ def main(argv: list[str] | None = None) -> int:
       " count from 1, positions from 0."
     ),
   )
-  parser.add_argument("workdir", type=pathlib.Path, help="of the run")
   parser.add_argument(
-    "--output", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
+    "workdir", type=pathlib.Path, metavar="WORKDIR", help="of a run"
   )
   parser.add_argument(
-    "--examples", type=int, default=0, help="evaluation questions [all]"
+    "--out", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
+  )
+  parser.add_argument(
+    "--limit", type=int, default=0, help="questions that are asked [all]"
   )
   parser.add_argument(
     "--loop", type=int, help="intervene and patch after this loop only [all]"
@@ -35,8 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     command.analyse(
       arguments.workdir,
-      arguments.output or arguments.workdir / "analysis",
-      num_examples=arguments.examples,
+      arguments.out or arguments.workdir / "analysis",
+      num_examples=arguments.limit,
       loop=arguments.loop,
       position=arguments.position,
     )

@@ -111,7 +111,7 @@ def _check(
 ) -> None:
   """Raises UserError for flags that do not apply to this run."""
   if num_examples < 0:
-    raise UserError(f"--examples={num_examples} must be at least 0, for all")
+    raise UserError(f"--limit={num_examples} must be at least 0, for all")
   reason = _why_unedited(settings, family)
   for flag, value in (("loop", loop), ("position", position)):
     if reason and value is not None:
@@ -137,10 +137,10 @@ def _make(output: pathlib.Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise UserError(
-      f"--output={output}: cannot be written: {error.strerror}"
+      f"--out={output}: cannot be written: {error.strerror}"
     ) from error
   if not os.access(output, os.W_OK):
-    raise UserError(f"--output={output}: cannot be written")
+    raise UserError(f"--out={output}: cannot be written")
 
 
 def _why_unedited(settings: config_lib.Settings, family: str) -> str:

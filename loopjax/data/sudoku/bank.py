@@ -45,7 +45,7 @@ def load_bank(board: board_lib.Board, path: pathlib.Path = PATH) -> Puzzles:
   except FileNotFoundError:
     raise errors.UserError(
       f"{path}: the puzzle bank is missing; install the package again or run "
-      f"python -m loopjax.data.sudoku.make_bank --output={path}"
+      f"python -m loopjax.data.sudoku.make_bank --out={path}"
     ) from None
   return Puzzles(
     givens=givens,

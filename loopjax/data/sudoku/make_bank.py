@@ -1,6 +1,6 @@
 """Makes the puzzles shipped with the package, in a few minutes:
 
-python -m loopjax.data.sudoku.make_bank --output=bank.npz --seed=0
+python -m loopjax.data.sudoku.make_bank --out=bank.npz --seed=0
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _spread(strata, num, rng):
 def main() -> None:
   """Makes, reports and writes the puzzles of every size."""
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--output", type=pathlib.Path, required=True)
+  parser.add_argument("--out", type=pathlib.Path, required=True)
   parser.add_argument("--seed", type=int, default=0)
   arguments = parser.parse_args()
   content = {}
@@ -93,7 +93,7 @@ def main() -> None:
     content[board] = make_puzzles(board, *plan, rng)
     counts = np.bincount(np.digitize(content[board].ratings, _RATING_EDGES))
     print(f"{board}: puzzles by difficulty {counts.tolist()}", flush=True)
-  bank.save_bank(arguments.output, content)
+  bank.save_bank(arguments.out, content)
 
 
 if __name__ == "__main__":

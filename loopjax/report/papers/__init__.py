@@ -5,6 +5,7 @@ from loopjax.report.papers import (
   adaptive,
   disco,
   disco_language,
+  looped,
   melt,
   sleep,
   utm,
@@ -14,6 +15,7 @@ from loopjax.report.papers import (
 PAPERS: dict[str, Paper] = {
   "arithmetic": disco_language.PAPER,
   "arithmetic/adaptive": adaptive.PAPER,
+  "arithmetic/looped": looped.PAPER,
   "arithmetic/melt": melt.PAPER,
   "automaton": sleep.AUTOMATON,
   "depo": sleep.DEPO,
@@ -23,6 +25,7 @@ PAPERS: dict[str, Paper] = {
   "sudoku": utm.PAPER,
   "text": disco_language.PAPER,
   "text/adaptive": adaptive.PAPER,
+  "text/looped": looped.PAPER,
   "text/melt": melt.PAPER,
 }
 

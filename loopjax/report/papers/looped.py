@@ -1,0 +1,102 @@
+"""Numbers of Ouro, a looped language model: arXiv 2510.25741.
+
+Sizes are Ouro's. Scores are those of its published weights, Ouro-1.4B-Thinking,
+in MELT's Table 1 (arXiv 2605.07721): in percent, one run, with the standard
+error that it prints.
+"""
+
+from loopjax.report.paper import (
+  Column,
+  Number,
+  Panel,
+  Paper,
+  Row,
+  Scale,
+  Sweep,
+  metric,
+)
+from loopjax.report.papers import melt
+
+_BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
+_LOSS = Column("loss", "test, nats per token", metric("test/loss"), 3)
+_PANELS = (
+  Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
+)
+# MELT's Table 1, pass@1 or accuracy: key, label, mean, standard error.
+_TABLE = (
+  ("aime24", "AIME24, %", 50.2, 1.6),
+  ("aime25", "AIME25, %", 36.7, 1.5),
+  ("aime26", "AIME26, %", 44.0, 1.5),
+  ("amc23", "AMC23, %", 81.2, 1.2),
+  ("math500", "MATH-500, %", 94.4, 1.0),
+  ("olympiad", "OlympiadBench, %", 67.5, 1.9),
+  ("gpqa", "GPQA, %", 40.8, 2.3),
+  ("hle", "HLE, %", 2.7, 0.9),
+  ("mmlu", "MMLU-Redux, %", 74.2, 0.6),
+  ("humaneval", "HumanEval, %", 76.8, 3.3),
+)
+_SCORES = tuple(
+  Column(key, label, melt.not_scored) for key, label, *_ in _TABLE
+)
+_OURO = Row(
+  "Ouro-1.4B-Thinking",
+  {"model.num_loops": 4, "model.exit_gate": "joint"},
+  {
+    key: Number(mean, text=f"± {error}, as MELT measures it")
+    for key, _, mean, error in _TABLE
+  },
+)
+_SWEEPS = {
+  "loops": Sweep(
+    title="Loops of one stack, and a stack as deep without sharing",
+    source="MELT's Table 1 for the published weights, of four loops",
+    columns=(_BPB, _LOSS, melt.CACHE, *_SCORES),
+    rows=(_OURO,),
+    panels=_PANELS,
+    caveats=(
+      "The row of the paper is of 7.7 trillion tokens and post-training; no"
+      " benchmark of it is run here.",
+    ),
+  ),
+  "exits": Sweep(
+    title="How exits are trained: the entropy of the gate",
+    source="ours; Ouro takes 0.1 at first and 0.05 later",
+    columns=(_BPB, _LOSS),
+    panels=_PANELS,
+  ),
+  "learning_rates": Sweep(
+    title="Learning rates of Muon",
+    source="ours",
+    columns=(_BPB, _LOSS),
+    panels=_PANELS,
+  ),
+}
+_SCALE = (
+  Scale("parameters", lambda _, s: s["parameters"], "1.435 G (our count)"),
+  Scale("layers", lambda c, _: c["model"]["num_layers"], "24"),
+  Scale("width", lambda c, _: c["model"]["width"], "2048"),
+  Scale(
+    "steps x batch",
+    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
+    "3 trillion tokens in stage 1b, 7.7 trillion in all",
+  ),
+  Scale("tokens of a row", lambda c, _: c["task"].get("sequence_length"),
+        "4,096 (stage 1b)"),
+  Scale("loops", lambda c, _: c["model"]["num_loops"], "4"),
+  Scale("entropy of the exits", lambda c, _: c["model"]["entropy_weight"],
+        "0.1, then 0.05"),
+  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"], "3e-4"),
+)  # fmt: skip
+
+PAPER = Paper(
+  name="Ouro, arXiv 2510.25741",
+  size=None,
+  sweeps=_SWEEPS,
+  columns=(_BPB, _LOSS),
+  scale=_SCALE,
+  caveats=(
+    "Ouro's scores are those of its published weights in MELT's Table 1 (arXiv"
+    " 2605.07721). Bits per byte of runs here are of their own held-out text;"
+    " the two do not compare.",
+  ),
+)
