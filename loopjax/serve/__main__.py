@@ -14,30 +14,30 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.serve",
     description=(
-      "Serves a language model to clients of OpenAI: /v1/completions,"
+      "Serves a language model to OpenAI's clients: /v1/completions,"
       " /v1/chat/completions, /v1/models, /health, /metrics."
     ),
   )
-  parser.add_argument("--workdir", type=pathlib.Path, help="of a run")
+  parser.add_argument("--workdir", type=pathlib.Path, help="a run")
   parser.add_argument(
     "--hub", type=pathlib.Path, help="a downloaded folder instead of a run"
   )
   parser.add_argument(
-    "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
+    "--dtype", choices=("float32", "bfloat16"), help="for --hub [bfloat16]"
   )
-  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
-  parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
+  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
+  parser.add_argument("--num_loops", type=int, help="[the run's evaluation's]")
   parser.add_argument(
-    "--exit_rule", choices=exits.RULES, help="[the gate, where there is one]"
+    "--exit_rule", choices=exits.RULES, help="[the gate, if the model has one]"
   )
   parser.add_argument(
     "--exit_kept",
     choices=exits.KEPT,
     default="copy",
-    help="what a skipped loop leaves in the cache [copy]",
+    help="cache entries of skipped loops [copy]",
   )
   parser.add_argument("--cache_kind", help="[the family's own]")
-  parser.add_argument("--name", help="of the model [that of the directory]")
+  parser.add_argument("--name", help="model name [the directory's]")
   parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen at [127.0.0.1]"
   )
@@ -45,19 +45,19 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--token_file",
     type=pathlib.Path,
-    help="the bearer token that clients send [none, on this machine alone]",
+    help="file with the bearer token of clients [none, local clients only]",
   )
   parser.add_argument(
-    "--slots", type=int, default=8, help="texts that are written at once [8]"
+    "--slots", type=int, default=8, help="requests decoded at once [8]"
   )
   parser.add_argument(
-    "--max_waiting", type=int, default=64, help="others that may wait [64]"
+    "--max_waiting", type=int, default=64, help="maximum queue length [64]"
   )
   parser.add_argument(
-    "--max_tokens", type=int, help="of prompt and text [as in training]"
+    "--max_tokens", type=int, help="of prompt and completion [as in training]"
   )
   parser.add_argument(
-    "--max_new_tokens", type=int, help="of a text [as --max_tokens]"
+    "--max_new_tokens", type=int, help="of a completion [as --max_tokens]"
   )
   try:
     options = vars(parser.parse_args(argv))

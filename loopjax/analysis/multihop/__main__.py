@@ -12,13 +12,13 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.analysis.multihop",
     description=(
-      "Analyses the newest checkpoint of a multi-hop run between loops. Loops"
-      " count from 1, positions from 0."
+      "Analyses the states between the loops of a multi-hop run, at its newest"
+      " checkpoint. Loops count from 1, positions from 0."
     ),
   )
-  parser.add_argument("workdir", type=pathlib.Path, help="of the run")
+  parser.add_argument("workdir", type=pathlib.Path, help="a run")
   parser.add_argument(
-    "--output", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
+    "--output", type=pathlib.Path, help="output directory [WORKDIR/analysis]"
   )
   parser.add_argument(
     "--examples", type=int, default=0, help="evaluation questions [all]"
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--position",
     type=int,
-    help="intervene and patch here [where each bridge can be known first]",
+    help="intervene and patch here [first position that sees each bridge]",
   )
   try:
     arguments = parser.parse_args(argv)
