@@ -26,9 +26,7 @@ def _not_scored(config, summary):
 
 
 def _cache_bytes(config, summary):
-  """Bytes of a token's keys and values over all layers, and all loops if each
-  loop has its own cache.
-  """
+  """Cache bytes of a token over all layers, and over loops if not shared."""
   del summary
   model = config["model"]
   heads = model["num_key_value_heads"] or model["num_heads"]
