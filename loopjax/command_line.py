@@ -20,7 +20,7 @@ CONFIG = config_flags.DEFINE_config_file(
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ENDING = threading.Lock()
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Where to write [runs/<config>[-<preset>][-<sweep>]]."
+  "workdir", None, "Output directory [runs/<config>[-<preset>][-<sweep>]]."
 )
 
 

@@ -44,7 +44,7 @@ class Settings(NamedTuple):
     plain: the config as stored in config.json.
     family: the module of model.name.
     task_module: the module of task.name.
-    spec: the properties of the task that determine the model's shape.
+    spec: the properties of the task that a model depends on.
     model, task, optim, loop, mesh, run, eval: the sections' records.
   """
 

@@ -17,33 +17,33 @@ def main(argv: list[str] | None = None) -> int:
     ),
   )
   parser.add_argument(
-    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="of a run"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
   )
   parser.add_argument(
-    "--tasks", default="", help="request files, or names of some in --folder"
+    "--tasks", default="", help="request files, or names of files in --folder"
   )
-  parser.add_argument("--folder", type=pathlib.Path, help="of request files")
+  parser.add_argument("--folder", type=pathlib.Path, help="request files")
   parser.add_argument(
-    "--compare", type=pathlib.Path, help="a run that all others are compared to"
+    "--compare", type=pathlib.Path, help="a run to compare all others with"
   )
   parser.add_argument(
-    "--limit", type=int, default=0, help="questions of each task [all]"
+    "--limit", type=int, default=0, help="questions per task [all]"
   )
   parser.add_argument(
     "--zero_shot", action="store_true", help="no examples before the question"
   )
   parser.add_argument(
-    "--num_loops", type=int, help="loops [as the run is evaluated]"
+    "--num_loops", type=int, help="loops [as in the run's evaluation]"
   )
   parser.add_argument(
-    "--exit_threshold", type=float, help="of models that have one"
+    "--exit_threshold", type=float, help="for models with early exits"
   )
-  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
+  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
   parser.add_argument(
     "--batch_tokens",
     type=int,
     default=scorer.BATCH_TOKENS,
-    help=f"tokens of a batch [{scorer.BATCH_TOKENS}]",
+    help=f"maximum tokens of a batch [{scorer.BATCH_TOKENS}]",
   )
   try:
     options = vars(parser.parse_args(argv))

@@ -169,7 +169,7 @@ class Model(TemplateLM):
     """Greedy continuations; contexts are truncated from the left to fit."""
     tokenizer, length = self._subject.tokenizer, self._subject.context_length
     if "exit_threshold" in self._subject.call:
-      raise UserError("exit_threshold: nothing is generated with early exits")
+      raise UserError("exit_threshold: has no effect on tasks that generate")
     if max_tokens > length:
       raise UserError(
         f"max_gen_toks={max_tokens} is more than the {length} tokens that the"

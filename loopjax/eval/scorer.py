@@ -124,8 +124,8 @@ class Scorer:
     if len(texts) > 1:
       raise UserError(
         f"{self.subject.facts['workdir']}: the log-likelihoods of all"
-        f" {len(scores)} continuations are {likelihoods[0]:g}: the model tells"
-        " nothing apart"
+        f" {len(scores)} continuations are {likelihoods[0]:g}: the model does"
+        " not distinguish any of them"
       )
 
   def _opened(self, request: Request) -> Request:

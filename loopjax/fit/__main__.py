@@ -1,4 +1,4 @@
-"""Command line: does a config fit a machine that is not at hand?
+"""Command line: does a config fit into the memory of an absent machine?
 
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
 

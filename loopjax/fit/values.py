@@ -60,7 +60,7 @@ class _Path(NamedTuple):
   """The path from a value back to the origin of its content.
 
   Attributes:
-    instructions: on the path; the fusions that contain them come last.
+    instructions: instructions on the path; enclosing fusions come last.
     stacked: whether a row is written into a larger array on the path.
     filled: whether the content is a constant, or uninitialised.
   """

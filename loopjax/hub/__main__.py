@@ -12,28 +12,30 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.hub",
     description=(
-      "Reads a downloaded folder of the Hugging Face Hub (config.json,"
-      " tokenizer.json, safetensors) into a work directory, or writes one,"
-      " with a model card, and uploads it."
+      "Imports a downloaded folder of the Hugging Face Hub (config.json,"
+      " tokenizer.json, safetensors) into a work directory, or exports such a"
+      " folder, writes its model card, and uploads it."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
-  reads = commands.add_parser("import", help="a folder into a work directory")
+  reads = commands.add_parser("import", help="imports a folder")
   reads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   reads.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   reads.add_argument(
     "--dtype",
     choices=convert.PRECISIONS,
     default="float32",
-    help="of the parameters [float32]; bfloat16 is not for training",
+    help="dtype of parameters [float32]; bfloat16 is not for training",
   )
   reads.add_argument(
     "--sequence_length",
     type=int,
     default=4096,
-    help="tokens of a row [4096, or what the model reads if that is fewer]",
+    help="tokens of a row [4096, or the model's context length if shorter]",
   )
-  writes = commands.add_parser("export", help="a work directory into a folder")
+  writes = commands.add_parser(
+    "export", help="exports a work directory to a folder"
+  )
   writes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   writes.add_argument("--layout", choices=layouts.LAYOUTS, required=True)
@@ -41,14 +43,14 @@ def main(argv: list[str] | None = None) -> int:
     "--dtype",
     choices=convert.PRECISIONS,
     default="bfloat16",
-    help="of the tensors [bfloat16]",
+    help="dtype of the tensors [bfloat16]",
   )
-  writes.add_argument("--checkpoint", type=int, help="its step [the newest]")
+  writes.add_argument("--checkpoint", type=int, help="step [the newest]")
   writes.add_argument(
     "--max_bytes",
     type=int,
     default=convert.Export("").max_bytes,
-    help="of a file [5 GB]",
+    help="maximum size of a file [5 GB]",
   )
   describes = commands.add_parser(
     "card", help="writes a model card into an exported folder"
@@ -59,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
   uploads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   uploads.add_argument("repository", metavar="OWNER/NAME", help="of the Hub")
   uploads.add_argument(
-    "--public", action="store_true", help="if it is new [it is private]"
+    "--public", action="store_true", help="makes a new repository public"
   )
   try:
     options = vars(parser.parse_args(argv))

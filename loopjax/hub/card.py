@@ -45,7 +45,7 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
   if step != summary.get("steps"):
     raise UserError(
       f"{folder}: has parameters of step {step}, {workdir}/summary.json is of"
-      f" step {summary.get('steps')}: its scores are of another model"
+      f" step {summary.get('steps')}: its scores are for other parameters"
     )
   blocks = [
     Heading(1, folder.name),

@@ -86,8 +86,8 @@ class Read(nnx.Module):
     retrieved = jnp.einsum(
       "btm,md->btd", weights.astype(compute), values.astype(compute)
     )  # (6), (7)
-    # In the precision of the other linear maps, which are as large; a router's
-    # would be in float32.
+    # In the precision of the other linear maps, which are as large, unlike a
+    # router.
     logits = linear.by_rows(
       h.astype(compute),
       self.gate.kernel[...].astype(compute),

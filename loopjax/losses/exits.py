@@ -1,5 +1,4 @@
-"""Losses for exit gates, trained with the model or alone (Ouro, arXiv
-2510.25741).
+"""Losses of exit gates, joint or alone (Ouro, arXiv 2510.25741).
 
 The objective averages losses, not logits: the published code returns for
 `labels` the cross-entropy of a mixture of all loops' logits, which is neither
@@ -21,8 +20,8 @@ def expected(
 ) -> tuple[Array, Metrics]:
   """sum_t p_t loss_t - beta H(p), weighted by token (section 3.3).
 
-  Up to sign and a constant, beta H(p) is beta times the KL divergence of p from
-  a uniform prior over exits.
+  Up to a constant, -beta H(p) is beta times the KL divergence of p from a
+  uniform prior over exits.
 
   Args:
     losses: losses of each token after each loop, f32 [K, B, T], nats.

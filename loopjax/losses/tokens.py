@@ -56,9 +56,9 @@ def weighted_mean(
   Args:
     values: any shape.
     weights: the same shape, any dtype.
-    mean_weight: scalar, mean weight of the whole batch that these are part of;
-      the results of the parts then average to that of the whole batch. The mean
-      of `weights` if None.
+    mean_weight: scalar, mean weight of the whole batch if `values` is a
+      microbatch; the mean over microbatches is then that of the whole batch.
+      None for the mean of `weights`.
   """
   weights = weights.astype(jnp.float32)
   if mean_weight is None:
@@ -67,7 +67,7 @@ def weighted_mean(
 
 
 def linear_warmup(step: Array, num_steps: int) -> Array:
-  """min(1, step / num_steps): the factor of a penalty; 1 without warm-up.
+  """min(1, step / num_steps), the factor of a penalty; 1 without warm-up.
 
   UTM, section 5.1 (lambda warm-up).
   """
@@ -84,14 +84,14 @@ def next_token(
   num_padding_tokens: int = 0,
   precision: Precision,
 ) -> tuple[Array, Array]:
-  """Cross-entropy of the read-out, and its z-loss, weighted by token.
+  """Next-token cross-entropy and z-loss, weighted by token.
 
-  Creates no array of tokens by vocabulary, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
 
   Args:
-    hidden: input of the read-out, of all T tokens or only the last ones,
-      [B, T or fewer, D]. The other tokens have a loss of zero; their weights
-      should be zero.
+    hidden: hidden states before unembedding, of all T tokens or only the last
+      ones, [B, T or fewer, D]. The other tokens have a loss of zero; their
+      weights should be zero.
     table: unembedding matrix, [V, D].
     batch: "targets" and "weights" [B, T], and optionally "mean_weight".
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
@@ -124,12 +124,13 @@ def of_loops(
   num_padding_tokens: int = 0,
   precision: Precision,
 ) -> Array:
-  """Cross-entropy of the read-out after each loop, in nats.
+  """Next-token cross-entropy after each loop, in nats.
 
-  Creates no array of tokens by vocabulary, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
 
   Args:
-    hidden: input of the read-out after each of K loops, [K, B, T, D].
+    hidden: hidden states before unembedding after each of K loops, [K, B, T,
+      D].
     table: unembedding matrix, [V, D].
     batch: "targets" [B, T].
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
@@ -156,12 +157,12 @@ def read_out(
   num_padding_tokens: int = 0,
   precision: Precision,
 ) -> TokenScores:
-  """Scores of the read-out of the last S tokens, for an evaluation.
+  """Losses and predictions of the last S tokens, for evaluation.
 
-  Creates no array of tokens by vocabulary, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
 
   Args:
-    hidden: input of the read-out, [B, S, D].
+    hidden: hidden states before unembedding, [B, S, D].
     table: unembedding matrix, [V, D].
     targets: int [B, T], T >= S.
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
@@ -178,10 +179,10 @@ def read_out(
 
 
 def scores(output: Output, targets: Array) -> TokenScores:
-  """Of all tokens, or of the last S alone if no others are predicted.
+  """Losses and predictions of all tokens, or of the last S if only these exist.
 
   Args:
-    output: output of a model; logits are read where it has no `tokens`.
+    output: output of a model; its `tokens`, or else computed from its logits.
     targets: int [B, T].
   """
   if output.tokens is not None:

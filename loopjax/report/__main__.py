@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     nargs="+",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="of a run or a sweep, or a folder of these",
+    help="a run, a sweep, or a folder of these",
   )
   parser.add_argument(
     "--out", type=pathlib.Path, help="folder to write to [the only WORKDIR]"

@@ -14,12 +14,12 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.serve",
     description=(
-      "Serves a language model to clients of OpenAI: /v1/completions,"
+      "Serves a language model to OpenAI's clients: /v1/completions,"
       " /v1/chat/completions, /v1/models, /health, /metrics."
     ),
   )
   source.add_flags(parser)
-  parser.add_argument("--name", help="of the model [that of the directory]")
+  parser.add_argument("--name", help="model name [the directory's]")
   parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen at [127.0.0.1]"
   )
@@ -27,16 +27,16 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--token_file",
     type=pathlib.Path,
-    help="the bearer token that clients send [none, on this machine alone]",
+    help="file with the bearer token of clients [none, local clients only]",
   )
   parser.add_argument(
-    "--slots", type=int, default=8, help="texts that are written at once [8]"
+    "--slots", type=int, default=8, help="requests decoded at once [8]"
   )
   parser.add_argument(
-    "--max_waiting", type=int, default=64, help="others that may wait [64]"
+    "--max_waiting", type=int, default=64, help="maximum queue length [64]"
   )
   parser.add_argument(
-    "--max_new_tokens", type=int, help="of a text [as --max_tokens]"
+    "--max_new_tokens", type=int, help="of a completion [as --max_tokens]"
   )
   try:
     options = vars(parser.parse_args(argv))

@@ -167,7 +167,7 @@ class Service:
     if len(ask.requests) > self._worker.capacity:
       raise ClientError(
         f"{len(ask.requests)} choices are more than the"
-        f" {self._worker.capacity} that there is room for",
+        f" {self._worker.capacity} that the server can hold",
         param="n",
       )
     try:
@@ -291,7 +291,7 @@ async def _body(request: Request) -> bytes:
           )
   except TimeoutError:
     raise ClientError(
-      f"the body did not come within {_BODY_SECONDS} s", status=408
+      f"the body did not arrive within {_BODY_SECONDS} s", status=408
     ) from None
   return b"".join(parts)
 

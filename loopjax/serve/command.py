@@ -124,7 +124,7 @@ def _token(options: Options) -> str:
     if options.host in _LOCAL:
       return ""
     raise UserError(
-      f"--host={options.host} lets other machines in; give --token_file=FILE"
+      f"--host={options.host} accepts other machines; give --token_file=FILE"
       " with the bearer token that they must send"
     )
   try:

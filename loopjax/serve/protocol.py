@@ -123,7 +123,7 @@ def read(body: bytes, reader: Reader, *, chat: bool) -> Ask:
   name = _text(fields, "model", reader.name)
   if name != reader.name:
     raise ClientError(
-      f"there is no model {_short(name)}; there is {reader.name!r}",
+      f"there is no model {_short(name)}; this server has {reader.name!r}",
       status=404,
       param="model",
       code="model_not_found",
@@ -287,8 +287,8 @@ def _max_tokens(
     room = min(room, reader.max_tokens - num_prompt)
   if room < 1:
     raise ClientError(
-      f"the prompt has {num_prompt} tokens; with an answer there is room for"
-      f" {reader.max_tokens}",
+      f"the prompt has {num_prompt} tokens; there is room for"
+      f" {reader.max_tokens}, including the answer",
       param="messages" if chat else "prompt",
       code="context_length_exceeded",
     )
@@ -299,8 +299,8 @@ def _max_tokens(
   asked = _integer(fields, name, default, 1, 2**31 - 1)
   if asked > room:
     raise ClientError(
-      f"{name}={asked} is more than {room}, which is what there is room for"
-      f" after a prompt of {num_prompt} tokens",
+      f"{name}={asked} is more than the {room} tokens that fit after a prompt"
+      f" of {num_prompt} tokens",
       param=name,
       code="context_length_exceeded",
     )

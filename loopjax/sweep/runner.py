@@ -92,8 +92,9 @@ def _missing(item: Item, items: Sequence[Item], workdir: pathlib.Path) -> str:
 def _state(
   directory: pathlib.Path, config: Mapping[str, Any]
 ) -> tuple[str, str]:
-  """(state, message): "new", "unfinished", "complete" or "failed"; the message
-  is empty unless the run failed.
+  """(state, message): "new", "unfinished", "complete" or "failed".
+
+  Only a failed item has a message.
   """
   try:
     workdir_lib.check_config(directory, config, "train_and_eval")

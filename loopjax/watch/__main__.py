@@ -18,12 +18,12 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.watch",
     description=(
-      "Shows loss, scores, loops, rates and time left of runs, in progress or"
-      " finished, until all have ended or Ctrl-C. Without a terminal, once."
+      "Shows loss, scores, loops, throughput and time left of runs, until all"
+      " have ended or Ctrl-C. Prints one frame if output is not a terminal."
     ),
   )
   parser.add_argument(
-    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="of a run"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
   )
   parser.add_argument(
     "--once", action="store_true", help="print one frame and exit"

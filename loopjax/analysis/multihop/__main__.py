@@ -12,12 +12,12 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.analysis.multihop",
     description=(
-      "Analyses the newest checkpoint of a multi-hop run between loops. Loops"
-      " count from 1, positions from 0."
+      "Analyses the states between the loops of a multi-hop run, at its newest"
+      " checkpoint. Loops count from 1, positions from 0."
     ),
   )
   parser.add_argument(
-    "workdir", type=pathlib.Path, metavar="WORKDIR", help="of a run"
+    "workdir", type=pathlib.Path, metavar="WORKDIR", help="a run"
   )
   parser.add_argument(
     "--out", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--position",
     type=int,
-    help="intervene and patch here [where each bridge can be known first]",
+    help="intervene and patch here [first position that sees each bridge]",
   )
   try:
     arguments = parser.parse_args(argv)

@@ -53,7 +53,7 @@ def blend(
   """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
 
   Args:
-    state: H, the output of loop k, f32 [B, T, D].
+    state: H, the state that loop k passes on, f32 [B, T, D].
     k: index of the loop from 0, i32 scalar.
     loop: the loop after which to replace, from 1, i32 scalar.
     here: positions to replace, bool [B, T].

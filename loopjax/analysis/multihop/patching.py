@@ -1,9 +1,9 @@
 """Causal patching: does the state at the bridge's position carry the bridge?
 
-A loop's output at this position is replaced by its output for another question
-(the donor) of the same split. If the next loops read the bridge from that
-position, the answer becomes the entity that the question's own remaining
-relations lead to from the donor's bridge.
+The state that a loop passes on at this position is replaced by the one that it
+passes on for another question (the donor) of the same split. If the next loops
+read the bridge from that position, the answer becomes the entity that the
+question's own remaining relations lead to from the donor's bridge.
 """
 
 from typing import NamedTuple

@@ -184,13 +184,13 @@ def _questions(
   Args:
     config: the task.
     nodes: tokens of the names, by place on the cycle, i32 [B, N, max_word].
-    letters: which of them belong to a name, bool, the same shape.
+    letters: which tokens belong to a name, bool, the same shape.
     num_nodes: n int [B].
     starts: places at which the questions start, int [B, M].
     hops: k int [B, M].
 
   Returns:
-    Tokens i32 [B, answer chunk], and which of them belong to an answer, bool.
+    Tokens i32 [B, answer chunk], and which tokens belong to an answer, bool.
   """
   ends = (starts + hops) % num_nodes[:, None]
   hop = (config.first_hop - 1 + hops)[..., None].astype(np.int32)

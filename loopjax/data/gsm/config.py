@@ -26,7 +26,7 @@ class Config:
 
   Attributes:
     train_ops: numbers of operations in training, 1 to 8, all equally likely.
-    eval_ops: the same in evaluation, with equally many examples each.
+    eval_ops: numbers of operations in evaluation, with equally many examples.
     context_length: tokens of the question and the text, including the padding
       before them.
     min_length: minimum tokens of the question and the text without padding. The

@@ -30,11 +30,11 @@ class Graphs(NamedTuple):
   """B graphs of at most 8 nodes; operands of a node come after it.
 
   Attributes:
-    kinds: ABSENT after the last node, int [B, 8].
-    numbers: numbers of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
+    kinds: kind of each node, ABSENT after the last, int [B, 8].
+    numbers: number of a CONSTANT, PLUS or TIMES, else 0, int [B, 8].
     num_operands: int [B, 8].
-    operands: their nodes, int [B, 8, 3]; arbitrary after the last.
-    counted_by: node of the total that counts this one, or -1, int [B, 8].
+    operands: nodes of the operands, int [B, 8, 3]; arbitrary after the last.
+    counted_by: node of the total that counts each node, or -1, int [B, 8].
     values: int [B, 8].
     asked: node whose value is the answer, int [B].
   """
@@ -123,7 +123,7 @@ def joined(graph: Graphs, others: Graphs) -> Graphs:
 
   Args:
     graph: B graphs of 8 nodes.
-    others: B x K of them.
+    others: B x K graphs of 8 nodes.
 
   Returns:
     B graphs of 8 (1 + K) nodes; `asked` is one node per part, int [B,

@@ -40,7 +40,7 @@ class Statements(NamedTuple):
   Attributes:
     kinds: ABSENT, ..., UNKNOWN, int [B, S]; there is no statement about an
       ABSENT one, nor about a TOTAL, which follows from its items.
-    numbers: numbers of a CONSTANT, PLUS or TIMES, int [B, S].
+    numbers: number of a CONSTANT, PLUS or TIMES, int [B, S].
     num_operands: int [B, S].
     operands: indices of the operands' quantities, int [B, S, 3].
   """

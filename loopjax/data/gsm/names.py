@@ -1,6 +1,6 @@
 """Names of quantities.
 
-An example has a theme, and a grid of some of its items in some of its places.
+An example has a theme, and a grid of some of the theme's items and places.
 A place with a total has no items except those that the total counts.
 """
 

@@ -8,8 +8,8 @@ class Theme(typing.NamedTuple):
 
   Attributes:
     everything: the word for all items together.
-    items: 40 kinds of them.
-    places: 64 names.
+    items: 40 kinds of items.
+    places: 64 names of places.
   """
 
   everything: str

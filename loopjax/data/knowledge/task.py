@@ -1,10 +1,10 @@
 """The knowledge task: facts about people, stated in training, then asked for.
 
-Training reads biographies of all people, and is asked questions about some of
-them. Evaluation asks about the others: what was read has to be extracted in a
+Training has biographies of all people, and questions about some of them.
+Evaluation asks about the others: a model has to extract facts about people in a
 way that was never trained for these people (Physics of Language Models 3.1,
-arXiv 2309.14316). How well statements are completed measures what is stored
-(3.3, arXiv 2404.05405, there in bits per parameter).
+arXiv 2309.14316). The loss on statements measures how much is stored (3.3,
+arXiv 2404.05405, there in bits per parameter).
 """
 
 import dataclasses

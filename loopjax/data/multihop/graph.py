@@ -12,10 +12,10 @@ class Graph(NamedTuple):
   of entity e have the numbers e D .. e D + D - 1, by ascending relation.
 
   Attributes:
-    num_entities: E, of each graph.
+    num_entities: E, entities of each graph.
     out_degree: D, facts per entity; their relations are distinct.
-    relations: r of each fact, int64 [2 E D].
-    tails: entity that the fact leads to, in the same graph, int64 [2 E D].
+    relations: relation of each fact, int64 [2 E D].
+    tails: tail entity of each fact, in the same graph, int64 [2 E D].
   """
 
   num_entities: int

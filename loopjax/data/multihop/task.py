@@ -1,7 +1,7 @@
 """The multi-hop task: answer a r1 ... rk directly, from facts in the weights.
 
-Single facts and chains of them are separate examples. Some chains of graph A
-are trained on, none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
+Single facts and chains of facts are separate examples. Training has some chains
+of graph A, and none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,11 +59,12 @@ def make_dataset(
 
   Returns:
     Batches of `abstract_batch`'s entries. Evaluation adds "valid" bool [b];
-    "bridges" i32 [b, T], which holds at index j the entity after hop j, at
-    j = k the answer, and -1 elsewhere (in the symbolic format j is also its
-    position); "group/split" i32 [b]; and "group/role_exposure" i32 [b]: which
-    facts of a held-out chain of A were composed in their positions in training;
-    -1 for other examples: for chains of B it is none, for training chains all.
+    "bridges" i32 [b, T], at index j the entity after hop j, at j = k the
+    answer, and -1 elsewhere (in the symbolic format j is also its position);
+    "group/split" i32 [b]; and "group/role_exposure" i32 [b]: which facts of a
+    held-out chain of A were composed in the same position in training. It is -1
+    for other examples (no fact of a chain of B was, all of a training chain
+    were).
   """
   facts, splits = _splits(config)
   seen = chains.seen_roles(facts, splits, config.max_hops)
@@ -126,8 +127,8 @@ def abstract_batch(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "accuracy": the most likely token is the answer; "loss": of the answer, in
-  nats; if the model shows its prediction after every loop,
+  "accuracy": the most likely token is the answer; "loss": cross-entropy of the
+  answer, in nats; if the model has a prediction after every loop,
   "stage<k>_accuracy": loop k predicts the answer (table 1 and figure 3).
   """
   losses, predicted = token_losses.scores(output, batch["targets"])
@@ -160,9 +161,9 @@ def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
   """Positions in a question at which the entity after each hop is determined.
 
   Returns:
-    For every hop the first position that has read all that it depends on: j in
-    the symbolic format, the relation in the direct one, and in the reverse one,
-    which ends in the first entity, that entity for all.
+    For every hop, the first position that has seen everything it depends on: j
+    in the symbolic format, the relation in the direct one; in the reverse one,
+    the first entity, which comes last, for all hops.
   """
   return language.hop_positions(config.format, hops)
 
@@ -185,7 +186,7 @@ def make_graph(config: Config) -> graph.Graph:
 def _take(
   table: Mapping[str, np.ndarray], examples: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Some rows of all entries."""
+  """The given rows of all entries."""
   return {name: value[examples] for name, value in table.items()}
 
 

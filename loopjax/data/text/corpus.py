@@ -58,7 +58,7 @@ def make(config: Config, source: str, *, is_test: bool = False) -> Corpus:
     config: the task.
     source: one of its sources.
     is_test: whether all documents are in the test split; otherwise the hash of
-      its text decides the split of a document.
+      a document's prompt or text decides its split.
 
   Raises:
     UserError: a file cannot be read or contains no text, a document is

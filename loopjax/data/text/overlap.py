@@ -263,7 +263,7 @@ def _batches(job: preparation.Job, chunk: files.Chunk) -> Iterator[list[str]]:
   config, batch, size = job.config, [], 0
   for found in documents.read(chunk, config.text_field, config.prompt_field):
     if isinstance(found, documents.Fault) or not found:
-      continue  # Malformed documents are in no split.
+      continue  # Malformed and empty documents are in no split.
     if job.split_of(found) == "train":
       batch.append("".join(text for text, _ in found))
       size += len(batch[-1])

@@ -73,13 +73,13 @@ def decode_embed(
 
 
 def _by_example(function, num_examples: int):
-  """function(hidden, tables) with every device on its own examples.
+  """function(hidden, tables), run by every device on its own examples.
 
-  Under a mesh, tables are gathered once and their gradients summed once; the
-  compiler would do both in every step of the loops over tokens.
+  Under a mesh, tables are gathered once and their gradients summed once, while
+  the compiler would do both in every step of the loops over tokens.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  axes = sharding.AXES[:2]  # Those that split examples.
+  axes = sharding.AXES[:2]  # The axes that split examples.
   ways = math.prod(mesh.shape.get(axis, 1) for axis in axes)
   if ways == 1 or num_examples % ways:
     return function

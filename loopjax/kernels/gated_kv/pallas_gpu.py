@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
-_UNIT = 64  # Widths are multiples of it.
+_UNIT = 64  # Widths must be multiples of this.
 _MOST_STEPS = 8  # Maximum number of prefetched steps.
 # Shared memory for these steps in bytes, of the 227 KiB of a block.
 _STEP_BYTES = 160 * 2**10

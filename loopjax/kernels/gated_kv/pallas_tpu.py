@@ -5,7 +5,7 @@ columns: first of W_z and U_z, which compute the latent in VMEM, then over the
 heads of W_K and W_V, which read it there. Weights are streamed from HBM, each
 tile during the product with the previous one, without a pause between the two
 parts. Keys and values of all heads are collected in VMEM and copied to their
-cache rows, in one run for the consecutive rows of an example in a tile.
+cache rows, in runs of the consecutive rows that an example has in a tile.
 
 Two tiles of x, h and the latent, and of each matrix, are in VMEM at a time.
 """

@@ -26,9 +26,7 @@ def not_scored(config, summary):
 
 
 def _cache_bytes(config, summary):
-  """Bytes of a token's keys and values over all layers, and all loops if each
-  loop has its own cache.
-  """
+  """Cache bytes of a token over all layers, and over loops if not shared."""
   del summary
   model = config["model"]
   heads = model["num_key_value_heads"] or model["num_heads"]
@@ -123,7 +121,7 @@ _SWEEPS = {
   "untrained_sharing": Sweep(
     title="One loop's keys and values for all, without training",
     source="Table 5",
-    columns=(_BPB, _AGREES, _CACHE, *_BENCHMARKS),
+    columns=(_BPB, _AGREES, CACHE, *_BENCHMARKS),
     rows=(
       _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
            50.2, 36.7, 81.2, 94.4),
