@@ -26,7 +26,7 @@ from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 _FINISH = {program.STOP: "stop", program.LENGTH: "length"}
-MOST_PROMPTS = 16  # That are read at once: their rows of the cache are copied.
+MOST_PROMPTS = 4  # That are read at once: their rows of the cache are copied.
 _SMALLEST_PART = 16  # Tokens of a prompt that are read at once, and times 4.
 _SMALLEST_SPAN = 64  # Places that attention looks at, and times 1.5, 2, 3 ...
 
@@ -238,7 +238,8 @@ class Engine:
       self._state,
       prompts,
       num_top=program.MAX_TOP if num_top else 0,
-      span=self._span(max(text.num_read for text in texts) + length),
+      # Later parts look at all places: two programs for each size, not ten.
+      span=None if any(text.num_read for text in texts) else self._span(length),
     )
     for row, (slot, text) in enumerate(zip(slots, texts, strict=True)):
       text.num_read += int(prompts.valid[row].sum())
@@ -262,6 +263,7 @@ class Engine:
       kept,
       num_top=program.MAX_TOP if num_top else 0,
       span=self._span(longest + self._tokens_per_dispatch),
+      early=any(text.request.exit_threshold < 1 for text in texts),
     )
     records, slots = jax.device_get(records), list(range(self.num_slots))
     found = []

@@ -7,7 +7,9 @@ parts give what the full forward pass gives; with more, parts that are whole
 numbers of chunks do.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,13 @@ from loopjax.nn import rope
 from loopjax.types import PRECISIONS, Array, Output
 
 
-class Cache(NamedTuple):
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("key", "value", "length"),
+  meta_fields=("span",),
+)
+@dataclasses.dataclass(frozen=True)
+class Cache:
   """Keys and values of the layers, one after another along a row.
 
   Attributes:
@@ -30,11 +38,17 @@ class Cache(NamedTuple):
       arbitrary. R is the most tokens and a chunk, which ends in tokens that are
       not there. Keys are rotated.
     length: i32 [B], tokens of each row.
+    span: rows of a layer that attention looks at; R if None.
   """
 
   key: Array
   value: Array
   length: Array
+  span: int | None = None
+
+  def within(self, span: int | None) -> "Cache":
+    """As in `nn.cache.Cache`."""
+    return dataclasses.replace(self, span=span)
 
 
 def empty_cache(
@@ -123,7 +137,8 @@ def _read_chunk(
   count = jnp.sum(valid, axis=1, dtype=jnp.int32)
   fits = (count > 0) & (cache.length + size <= room)
   places = cache.length[:, None] + jnp.arange(size)[None]
-  seen = jnp.arange(room)[None, None] <= places[..., None]
+  span = min(cache.span or room, room)
+  seen = jnp.arange(span)[None, None] <= places[..., None]
   head_width = config.block_shape().head_width
   tables = rope.rope_tables(places[..., None], head_width, config.rope_base)
   stack = model.stack()
@@ -140,7 +155,7 @@ def _read_chunk(
         layer, plan.gate, index, x, latent, tables, rows, start
       )
       key, value = (
-        jax.lax.dynamic_slice_in_dim(x, number * room, room, axis=1)
+        jax.lax.dynamic_slice_in_dim(x, number * room, span, axis=1)
         for x in rows
       )
       mixed = layer_lib.attend(layer, x, tables, (key, value, seen))
@@ -157,4 +172,6 @@ def _read_chunk(
   latents = jnp.zeros((num_layers, *hidden.shape), compute)
   carry = hidden, latents, (cache.key, cache.value)
   (hidden, _, rows), _, _ = driver.run_loop(loop, carry, plan.num_loops)
-  return Cache(*rows, cache.length + count), hidden
+  key, value = rows
+  length = cache.length + count
+  return Cache(key, value, length, cache.span), hidden
