@@ -16,7 +16,7 @@ from generate_examples import (
 )
 
 from loopjax.errors import UserError
-from loopjax.generate import engine as engine_lib
+from loopjax.generate import sizes
 from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 from loopjax.models import CAUSAL
@@ -61,7 +61,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
   """The text is the same, whether the last place is its last token's or not."""
   asked = [Request(PROMPTS[3], 14, GREEDY), Request(PROMPTS[1], 3, GREEDY)]
   expected = engine_of(name, **options).generate(asked)
-  monkeypatch.setattr(engine_lib, "_SMALLEST_SPAN", 4)
+  monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
   engine, spans = engine_of(name, **options), []
   decode = engine._programs.decode
 

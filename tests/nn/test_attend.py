@@ -80,6 +80,20 @@ def test_logits_are_of_a_part_of_the_queries():
   assert compiled.memory_analysis().temp_size_in_bytes < of_pairs
 
 
+def test_the_backward_pass_keeps_keys_once_for_all_parts():
+  x = jax.ShapeDtypeStruct((1, 4096, 2, 8), jnp.float32)
+  ids = jax.ShapeDtypeStruct((1, 4096), jnp.int32)
+
+  def residuals(query, key, value, ids):
+    return jax.vjp(
+      lambda *x: attend(*x, causal=True, documents=ids), query, key, value
+    )[1]
+
+  kept = jax.tree.leaves(jax.eval_shape(residuals, x, x, x, ids))
+  # Queries, keys, values and outputs, and some numbers a token.
+  assert sum(leaf.size for leaf in kept) < 5 * x.size
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_splash_attention_is_the_same(monkeypatch, causal):
   *arrays, ids = operands(128, heads=2, groups=1, width=128)
