@@ -6,7 +6,9 @@
           whole text for every token (both compiled; the same greedy tokens)
   slots   64 requests of mixed lengths: 32 slots, and one after another
   exits   full depth, half by num_loops, and by a gate that leaves there, one
-          text and eight; of a run with --workdir at --threshold
+          text and eight; with --workdir of a run the gate at each of
+          --thresholds, with the loss on --rows rows of its test split that are
+          read token by token with the same exits
   torch   width 512, 8 layers, 4 loops, texts of 64 + 64 tokens: the engine, and
           plain PyTorch with a cache of its own that is as long as the text;
           batch 1 and 8, the same weights and greedy tokens
@@ -29,9 +31,12 @@ from absl import app, flags
 from flax import nnx
 
 from loopjax import subject as subject_lib
+from loopjax import trained
+from loopjax.analysis import view
 from loopjax.generate import source
 from loopjax.generate.engine import Engine, Request
 from loopjax.generate.sampling import Sampling
+from loopjax.loop import exits as exits_lib
 from loopjax.models import looped
 from loopjax.run import provenance
 from loopjax.types import TaskSpec
@@ -40,7 +45,8 @@ _PARTS = flags.DEFINE_list("parts", ["cache", "slots", "exits"], "To run.")
 _TURNS = flags.DEFINE_integer("turns", 3, "Timed turns.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Of exits and torch.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "A run whose exits to time.")
-_THRESHOLD = flags.DEFINE_float("threshold", 0.5, "Of that run's gate.")
+_THRESHOLDS = flags.DEFINE_list("thresholds", ["0.5"], "Of that run's gate.")
+_ROWS = flags.DEFINE_integer("rows", 128, "Of its test split.")
 GREEDY = Sampling(temperature=0)
 VOCABULARY = 258
 TINY = {"width": 128, "num_layers": 2, "num_heads": 4, "num_loops": 4}
@@ -163,11 +169,21 @@ def slots():
 
 
 def exits():
-  """Full depth against half."""
-  num, rows = 128, []
+  """Full depth against less."""
+  num, rows, losses = 128, [], {}
+  full = {"full": {}}
   if _WORKDIR.value:
     subject = subject_lib.load(pathlib.Path(_WORKDIR.value))
-    loops, threshold = subject.call["num_loops"], _THRESHOLD.value
+    loops = subject.call["num_loops"]
+    forms = {
+      f"num_loops {n}": {"num_loops": n} for n in range(1, loops)
+    } | {
+      f"gate at {x}": {"exit_threshold": float(x)} for x in _THRESHOLDS.value
+    }  # fmt: skip
+    losses = {
+      form: read_out(subject, **options)
+      for form, options in (forms | full).items()
+    }
     make = lambda size: source.make_engine(  # noqa: E731
       subject, num_slots=size, max_tokens=256
     )
@@ -175,21 +191,19 @@ def exits():
     graphdef, params = make_model(TINY, 256, exit_gate="joint")
     # After two loops the chance of an exit so far is 0.75.
     params["exit_gate"] = jax.tree.map(jnp.zeros_like, params["exit_gate"])
-    loops, threshold = 4, 0.7
+    forms = {
+      "half, by num_loops": {"num_loops": 2},
+      "gate at 0.7": {"exit_threshold": 0.7},
+    }
     make = lambda size: Engine(  # noqa: E731
       looped, graphdef, params, num_slots=size, max_tokens=256
     )
   for size in map(int, _BATCHES.value):
     engine = make(size)
     given = prompts(size, 32, 32)
-    forms = {
-      "half, by num_loops": {"num_loops": loops // 2},
-      f"gate at {threshold}": {"exit_threshold": threshold},
-      "full": {},
-    }
     asked = {
       form: [Request(one, num, GREEDY, **options) for one in given]
-      for form, options in forms.items()
+      for form, options in (forms | full).items()
     }
     found = compare(
       f"exits, batch {size}",
@@ -202,8 +216,53 @@ def exits():
       row["loops_per_token"] = float(
         np.mean([token.loops for text in texts for token in text])
       )
+      row |= losses.get(row["form"], {})
     rows += found
   return rows
+
+
+def read_out(subject, num_loops=None, exit_threshold=1.0):
+  """Loss and loops of test rows, read token by token with exits.
+
+  Of the first document of each row: a row of a cache is one. "error" is the
+  standard error of the loss over rows.
+  """
+  settings = trained.read(pathlib.Path(_WORKDIR.value)).settings
+  dataset = settings.task_module.make_dataset(
+    settings.task, "test", batch_size=_ROWS.value, seed=0
+  )
+  batch = view.sample(dataset, _ROWS.value)
+  inputs, targets = (jnp.asarray(batch[x]) for x in ("inputs", "targets"))
+  first = batch["documents"] == batch["documents"][:, :1]
+  weights = jnp.asarray(batch["weights"] * first)
+  size, length = inputs.shape
+  most = subject.call["num_loops"]
+  leave = exits_lib.Exits(
+    jnp.full(size, exit_threshold), jnp.full(size, num_loops or most), "gate"
+  )
+
+  @jax.jit
+  def score(params, inputs, targets):
+    model = nnx.merge(subject.graphdef, params)
+    cache = looped.empty_cache(model, size, length)
+
+    def step(cache, pair):
+      token, target = pair
+      output, cache = looped.read(model, token[:, None], cache, leave=leave)
+      chance = jax.nn.log_softmax(output.logits[:, 0])
+      loss = -jnp.take_along_axis(chance, target[:, None], axis=1)[:, 0]
+      return cache, (loss, output.stats["loops_run"])
+
+    return jax.lax.scan(step, cache, (inputs.T, targets.T))[1]
+
+  loss, loops = score(subject.params, inputs, targets)
+  by_row = jnp.sum(loss.T * weights, axis=1) / jnp.sum(weights, axis=1)
+  share = weights.T / jnp.sum(weights)
+  return {
+    "loss": float(jnp.sum(loss * share)),
+    "error": float(jnp.std(by_row) / size**0.5),
+    "loops_when_read": float(jnp.sum(loops * share)),
+  }
 
 
 def torch():

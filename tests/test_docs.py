@@ -100,7 +100,9 @@ def _knows(module: str, flag: str) -> bool:
   """Whether a module, or what all commands share, defines a flag."""
   path = ROOT / module.replace(".", "/")
   own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
-  shared = ("loopjax/command_line.py", "loopjax/run/processes.py")
+  shared = ["loopjax/command_line.py", "loopjax/run/processes.py"]
+  if module in ("loopjax.generate", "loopjax.serve"):
+    shared.append("loopjax/generate/source.py")
   files = [*own, *(ROOT / file for file in shared)]
   # Some flags are the fields of a record.
   pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"|\n  {flag}: \w+ = '

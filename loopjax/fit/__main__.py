@@ -1,11 +1,15 @@
 """Command line: does a config fit into the memory of an absent machine?
 
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
+  python -m loopjax.fit --config=FILE[:preset] --topology=v5e:1x1 --generate
+
+The first compiles the train step; the second, what generates texts.
 
 Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 """
 
 import os
+from typing import Any
 
 from absl import flags
 
@@ -28,6 +32,18 @@ _TOPOLOGY = flags.DEFINE_string(
 _MEMORY = flags.DEFINE_float(
   "memory_gib", 0.0, "Memory of a chip; 0 for the known value.", 0.0
 )
+_GENERATE = flags.DEFINE_bool(
+  "generate", False, "How many texts can be generated at once, on one chip?"
+)
+_TOKENS = flags.DEFINE_list(
+  "tokens", [], "With --generate: lengths of texts [the config's rows]."
+)
+_DTYPE = flags.DEFINE_enum(
+  "dtype",
+  "bfloat16",
+  ("float32", "bfloat16"),
+  "With --generate: of the parameters; those of a run are float32.",
+)
 
 
 def main(argv: list[str]) -> int:
@@ -44,6 +60,8 @@ def main(argv: list[str]) -> int:
     raise UserError("--config=FILE and --topology=NAME are needed")
   if command_line.WORKDIR.value:
     raise UserError("--workdir has no effect: nothing is written")
+  if _TOKENS.value and not _GENERATE.value:
+    raise UserError(f"--tokens={','.join(_TOKENS.value)} needs --generate")
   where = topology.parse(_TOPOLOGY.value)
   if where.kind == "cpu":
     jax.config.update("jax_num_cpu_devices", where.sizes[0])
@@ -53,6 +71,8 @@ def main(argv: list[str]) -> int:
     machine = topology.machine(where, _MEMORY.value)
   platform = machine.devices[0].platform
   settings = settings._replace(loop=remat.chosen(settings.loop, platform))
+  if _GENERATE.value:
+    return _generation(settings, machine)
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)
   print(report.table(settings, machine, measured))
@@ -80,6 +100,28 @@ def main(argv: list[str]) -> int:
   else:
     print(f"add {report.flags(change.overrides)} ({change.effect})")
   return 1
+
+
+def _generation(settings: Any, machine: Any) -> int:
+  """Prints how many texts fit; returns the exit status."""
+  from loopjax.fit import generation
+
+  try:
+    lengths = [int(length) for length in _TOKENS.value]
+  except ValueError:
+    lengths = [0]
+  if any(length < 2 for length in lengths):
+    raise UserError(
+      f"--tokens={','.join(_TOKENS.value)}: lengths of at least 2"
+    )
+  model = generation.model_of(settings, machine, _DTYPE.value)
+  print(generation.headline(model, machine), flush=True)
+  found = [
+    generation.most(model, machine, length)
+    for length in lengths or [settings.spec.sequence_length]
+  ]
+  print(generation.table(found))
+  return 0 if all(texts.num_texts for texts in found) else 1
 
 
 if __name__ == "__main__":

@@ -47,6 +47,21 @@ class Measured(NamedTuple):
   seconds: float
 
 
+class Attempt(NamedTuple):
+  """A program, compiled for a chip; sizes in bytes.
+
+  Attributes:
+    compiled: the program; None if it is too large.
+    needed, memory, refusal, seconds: as in `Measured`.
+  """
+
+  compiled: Any
+  needed: int
+  memory: dict[str, int]
+  refusal: str
+  seconds: float
+
+
 def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   """Compiles the train step that `loopjax.main` would run.
 
@@ -73,19 +88,44 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     arguments["teacher"] = _chip_bytes(program.abstract_frozen)
   mesh = dict(program.mesh.shape)
   lowered = program.train.lower(state, batches, program.abstract_frozen)
+  found = attempt(lowered, machine, sum(arguments.values()))
+  traffic, largest = None, []
+  if found.compiled:
+    module = hlo.parse(found.compiled.as_text())
+    traffic = collectives.collectives(module)
+    largest = values.largest(module, _NUM_VALUES)
+  return Measured(
+    fits=bool(found.compiled) and found.needed <= machine.memory,
+    needed=found.needed,
+    arguments=arguments,
+    memory=found.memory,
+    refusal=found.refusal,
+    traffic=traffic,
+    largest=largest,
+    mesh=mesh,
+    seconds=found.seconds,
+  )
+
+
+def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
+  """Compiles a program for a machine, if it is not too large for that.
+
+  Args:
+    lowered: the program.
+    machine: the machine.
+    argument_bytes: of what the program is given.
+  """
   started = time.monotonic()
   try:
     with quiet.stderr():
       compiled = lowered.compile(compiler_options=machine.compiler_options)
   except jax.errors.JaxRuntimeError as error:
     refusal = " ".join(str(error).split())
-    needed = needed_bytes(refusal, sum(arguments.values()))
+    needed = needed_bytes(refusal, argument_bytes)
     if needed is None:
       raise
     seconds = time.monotonic() - started
-    return Measured(
-      False, needed, arguments, {}, refusal, None, [], mesh, seconds
-    )
+    return Attempt(None, needed, {}, refusal, seconds)
   seconds = time.monotonic() - started
   stats = compiled.memory_analysis()
   memory = {
@@ -94,19 +134,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
     "program": stats.generated_code_size_in_bytes,
   }
-  module = hlo.parse(compiled.as_text())
-  needed = sum(memory.values())
-  return Measured(
-    fits=needed <= machine.memory,
-    needed=needed,
-    arguments=arguments,
-    memory=memory,
-    refusal="",
-    traffic=collectives.collectives(module),
-    largest=values.largest(module, _NUM_VALUES),
-    mesh=mesh,
-    seconds=seconds,
-  )
+  return Attempt(compiled, sum(memory.values()), memory, "", seconds)
 
 
 def needed_bytes(message: str, argument_bytes: int) -> int | None:

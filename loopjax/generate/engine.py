@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.generate import program
+from loopjax.generate import program, sizes
 from loopjax.generate import sampling as sampling_lib
 from loopjax.generate.requests import Request as Request
 from loopjax.generate.requests import Token as Token
@@ -26,9 +26,8 @@ from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 _FINISH = {program.STOP: "stop", program.LENGTH: "length"}
-MOST_PROMPTS = 16  # That are read at once: their rows of the cache are copied.
+MOST_PROMPTS = 4  # That are read at once: their rows of the cache are copied.
 _SMALLEST_PART = 16  # Tokens of a prompt that are read at once, and times 4.
-_SMALLEST_SPAN = 64  # Places that attention looks at, and times 1.5, 2, 3 ...
 
 
 @dataclasses.dataclass
@@ -121,7 +120,7 @@ class Engine:
       next(iter(jax.tree.leaves(params)[0].devices())).platform,
     )
     _check_kinds(reader, config)
-    self.max_tokens = max_tokens if _grows(reader, params) else None
+    self.max_tokens = max_tokens if sizes.grows(reader, params) else None
     self._prompt_tokens = prompt_tokens
     make = jax.jit(
       functools.partial(
@@ -136,8 +135,8 @@ class Engine:
     self._programs = program.programs(
       reader, reader.batch_axes(params), tokens_per_dispatch
     )
-    self._parts = _powers(_SMALLEST_PART, min(prompt_part, max_tokens))
-    self._groups = _powers(1, min(num_slots, MOST_PROMPTS))
+    self._parts = sizes.powers(_SMALLEST_PART, min(prompt_part, max_tokens))
+    self._groups = sizes.powers(1, min(num_slots, MOST_PROMPTS))
     self._tokens_per_dispatch = tokens_per_dispatch
     self._waiting: collections.deque[_Text] = collections.deque()
     self._reading: dict[int, _Text] = {}  # By slot, in order of arrival.
@@ -238,7 +237,8 @@ class Engine:
       self._state,
       prompts,
       num_top=program.MAX_TOP if num_top else 0,
-      span=self._span(max(text.num_read for text in texts) + length),
+      # Later parts look at all places: two programs for each size, not ten.
+      span=None if any(text.num_read for text in texts) else self._span(length),
     )
     for row, (slot, text) in enumerate(zip(slots, texts, strict=True)):
       text.num_read += int(prompts.valid[row].sum())
@@ -262,6 +262,7 @@ class Engine:
       kept,
       num_top=program.MAX_TOP if num_top else 0,
       span=self._span(longest + self._tokens_per_dispatch),
+      early=any(text.request.exit_threshold < 1 for text in texts),
     )
     records, slots = jax.device_get(records), list(range(self.num_slots))
     found = []
@@ -300,13 +301,9 @@ class Engine:
     return found
 
   def _span(self, num_tokens: int) -> int | None:
-    """Places to look at for rows of so many tokens; few different numbers."""
-    if self.max_tokens is None:
-      return None
-    span = _SMALLEST_SPAN
-    while span < num_tokens:
-      span = span * 4 // 3 if span % 3 == 0 else span * 3 // 2
-    return min(span, self.max_tokens)
+    """Places to look at for rows of so many tokens; None for all."""
+    most = self.max_tokens
+    return None if most is None else sizes.span(num_tokens, most)
 
   def _release(self, texts: dict[int, _Text], slot: int) -> None:
     """Makes room in a slot."""
@@ -395,22 +392,3 @@ def _check_kinds(reader: program.Reader, config: Any) -> None:
     )
   if isinstance(family, ExitsEarly):
     family.check_exits(config, reader.rule, reader.kept, kind)
-
-
-def _grows(reader: program.Reader, params: Any) -> bool:
-  """Whether a cache depends on the number of tokens that it has room for."""
-  least = reader.prompt_tokens + 1
-
-  def shapes(max_tokens: int) -> list[tuple[int, ...]]:
-    make = functools.partial(reader.empty_cache, batch=1, max_tokens=max_tokens)
-    return [x.shape for x in jax.tree.leaves(jax.eval_shape(make, params))]
-
-  return shapes(least) != shapes(least + 1)
-
-
-def _powers(least: int, most: int) -> list[int]:
-  """least, 4 least, 16 least ... below `most`, and `most`."""
-  sizes = [least]
-  while sizes[-1] * 4 < most:
-    sizes.append(sizes[-1] * 4)
-  return [size for size in sizes if size < most] + [most]

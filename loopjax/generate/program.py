@@ -177,7 +177,7 @@ class Programs(NamedTuple):
 
   Attributes:
     prefill: (params, state, prompts, num_top=, span=) -> (state, record).
-    decode: (params, state, kept, num_top=, span=) -> (state, records).
+    decode: (params, state, kept, num_top=, span=, early=) -> (state, records).
   """
 
   prefill: Any
@@ -187,13 +187,13 @@ class Programs(NamedTuple):
 @functools.lru_cache(maxsize=8)
 def programs(reader: Reader, axes: Any, num_steps: int) -> Programs:
   """Those of a model, which engines share; see `prefill` and `decode`."""
-  shared: Any = {
-    "static_argnames": ("num_top", "span"),
-    "donate_argnames": "state",
-  }
   read = functools.partial(prefill, reader=reader, axes=axes)
   write = functools.partial(decode, reader=reader, num_steps=num_steps)
-  return Programs(jax.jit(read, **shared), jax.jit(write, **shared))
+  static = ("num_top", "span")
+  return Programs(
+    jax.jit(read, static_argnames=static, donate_argnames="state"),
+    jax.jit(write, static_argnames=(*static, "early"), donate_argnames="state"),
+  )
 
 
 def empty_state(
@@ -284,6 +284,7 @@ def decode(
   num_steps: int,
   num_top: int,
   span: int | None,
+  early: bool,
 ) -> tuple[State, Record]:
   """Draws up to `num_steps` tokens for every text.
 
@@ -295,10 +296,13 @@ def decode(
     num_steps: at most; fewer if all texts have ended.
     num_top: most likely tokens to record.
     span: places of a row that hold all tokens of these, new ones included.
+    early: whether any row has a threshold below 1; without, what follows from
+      exits is not computed.
 
   Returns:
     The state; a record [num_steps, B].
   """
+  reader = reader if early else reader._replace(rule="fixed")
   model: Any = nnx.merge(reader.graphdef, params)
   if reader.platform == "cpu" and isinstance(reader.family, StacksLayers):
     model = reader.family.apart(model)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import sharding
 from loopjax.nn import dot_product, linear, rope
+from loopjax.nn.attend import attend
 from loopjax.nn.cache import Cache
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
@@ -30,14 +30,16 @@ class View(NamedTuple):
 
   Attributes:
     tables: rotary tables of their positions, from `rope.rope_tables`.
-    visible: bool [B, S, keys], which keys a token sees; None for what
-      `Shape.causal` says.
-    places: i32 [B, S], where in a cache their own keys go, if there is one.
+    visible: bool [B, S, keys], which keys of a cache a token sees.
+    places: i32 [B, S], where in it their own keys go, if there is one.
+    documents: i32 [B, S]; without a cache, tokens see those of their number
+      alone, of which `Shape.causal` says which. None if all have the same.
   """
 
   tables: tuple[Array, Array]
   visible: Array | None = None
   places: Any = None
+  documents: Array | None = None
 
 
 def view(
@@ -67,11 +69,7 @@ def view(
   assert valid is None, "documents tell padding from text"
   places = jnp.arange(shape[1])  # Of the row: only differences matter.
   tables = rope.rope_tables(places[:, None], head_width, base)
-  if documents is None:
-    return View(tables)
-  same = documents[:, :, None] == documents[:, None, :]
-  earlier = places[:, None] >= places[None]
-  return View(tables, sharding.by_example(same & earlier[None]))
+  return View(tables, documents=documents)
 
 
 def _view_after(
@@ -142,9 +140,8 @@ class Attention(nnx.Module):
         query, *cache.read(slot), visible=view.visible
       )
       return self.merged(mixed), cache
-    causal = self.causal and view.visible is None
-    mixed = dot_product.attend(
-      query, key, value, causal=causal, visible=view.visible
+    mixed = attend(
+      query, key, value, causal=self.causal, documents=view.documents
     )
     return self.merged(mixed), cache
 
@@ -187,9 +184,10 @@ class Attention(nnx.Module):
     logits = jnp.einsum(
       "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
     )
-    visible = view.visible
-    if visible is None and self.causal:
-      visible = jnp.tril(jnp.ones(logits.shape[-2:], bool))[None]
+    first = jnp.zeros((), jnp.int32) if self.causal else None
+    ids = view.documents
+    seen = dot_product.Seen(view.visible, ids, ids, first)
+    visible = seen.mask(*logits.shape[-2:])
     if visible is not None:
       logits = jnp.where(visible[:, None], logits, -jnp.inf)
     return jax.nn.softmax(logits / query.shape[-1] ** 0.5, axis=-1)

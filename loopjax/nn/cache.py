@@ -124,16 +124,19 @@ class Cache:
     from_loop = jnp.minimum(jnp.arange(num_loops)[:, None], loops[None] - 1)
 
     def filled(x: Array, own: Array | None) -> Array:
-      there = x[:, rows, :, places]  # [B, S, K L, G, d_h]; clipped if nowhere.
-      there = jnp.moveaxis(there, 2, 0)
+      # [K L, B, G, S, d_h]
+      index = places[None, :, None, :, None]
+      there = jnp.take_along_axis(x, index, axis=3, mode="clip")
       there = there.reshape(num_loops, -1, *there.shape[1:])
       by_row = (num_loops, 1, len(places), 1, 1, 1)
       if own is None:
         index = jnp.maximum(from_loop, 0).reshape(by_row)
         there = jnp.take_along_axis(there, index, axis=0)
       else:
-        there = jnp.where(ran.reshape(by_row), there, own[None])
-      there = jnp.moveaxis(there.reshape(-1, *there.shape[2:]), 0, 2)
+        own = jnp.swapaxes(own, 2, 3)[None]
+        there = jnp.where(ran.reshape(by_row), there, own)
+      there = there.reshape(-1, *there.shape[2:])
+      there = jnp.transpose(there, (1, 3, 0, 2, 4))  # Rows and places first.
       return x.at[:, rows, :, places].set(there, mode="drop")
 
     return dataclasses.replace(

@@ -7,7 +7,6 @@ into another layout: on a CPU these copies, and the weights' way to memory and
 back, take as long as all else (benchmarks/results/).
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +15,43 @@ import jax.numpy as jnp
 from loopjax.types import Array
 
 _HIDDEN = -1e30  # Finite: a query that sees no key has finite weights.
+_PART = 512  # Queries at a time, of more than twice as many.
+
+
+class Seen(NamedTuple):
+  """What T queries see of S keys; what is None hides nothing.
+
+  Attributes:
+    visible: bool [B or 1, T, S].
+    of_query, of_key: i32 [B, T] and [B, S]; equal ones see each other.
+    start: i32 scalar; query t sees keys 0 .. start + t alone.
+  """
+
+  visible: Array | None = None
+  of_query: Array | None = None
+  of_key: Array | None = None
+  start: Array | None = None
+
+  def mask(self, num_queries: int, num_keys: int) -> Array | None:
+    """All of it, bool [B or 1, T, S]; None if nothing is hidden."""
+    mask = self.visible
+    if self.of_query is not None:
+      assert self.of_key is not None
+      same = self.of_query[:, :, None] == self.of_key[:, None]
+      mask = same if mask is None else mask & same
+    if self.start is not None:
+      pairs = (1, num_queries, num_keys)
+      place = jax.lax.broadcasted_iota(jnp.int32, pairs, 1) + self.start
+      earlier = place >= jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
+      mask = earlier if mask is None else mask & earlier
+    return mask
 
 
 class _Residuals(NamedTuple):
   """What the backward pass needs; heads of a group are rows of one matrix.
 
   Attributes:
-    query, key, value, visible: the arguments.
+    query, key, value, seen: the arguments.
     output: [B, T, H, d_h].
     largest, total: of a query's logits, and of their exponentials, f32
       [B, G, R T, 1] of R queries' heads in a group.
@@ -31,7 +60,7 @@ class _Residuals(NamedTuple):
   query: Array
   key: Array
   value: Array
-  visible: Array | None
+  seen: Seen
   output: Array
   largest: Array
   total: Array
@@ -44,11 +73,13 @@ def attend(
   *,
   causal: bool = False,
   visible: Array | None = None,
+  documents: Array | None = None,
 ) -> Array:
   """softmax(q k / sqrt(d_h)) v per head.
 
   Products take inputs as they are and accumulate in float32, as does the
-  softmax.
+  softmax. Many queries are taken in parts, one after another, so that logits
+  are never of more than 1,024 of them.
 
   Args:
     query: [B, T, H, d_h].
@@ -56,11 +87,42 @@ def attend(
     causal: query t sees keys 0 .. t alone.
     visible: bool [B or 1, T, S], the keys that a query sees; all if None. The
       output of a query that sees no key is finite but arbitrary.
+    documents: i32 [B, S], where T = S; a token sees those of its number alone.
 
   Returns:
     [B, T, H, d_h] in the value's dtype.
   """
-  return _attend(query, key, value, visible, causal)[0]
+  first = jnp.zeros((), jnp.int32) if causal else None
+  length, rest = query.shape[1], query.shape[1] % _PART
+  if length <= 2 * _PART:
+    return _attend(
+      query, key, value, Seen(visible, documents, documents, first)
+    )[0]
+
+  def some(x: Array, start: int, size: int) -> Array:
+    """[parts, B, size, ...] of arrays of queries."""
+    part = x[:, start : start + (length - start) // size * size]
+    part = part.reshape(len(x), -1, size, *x.shape[2:])
+    return jnp.moveaxis(part, 1, 0)
+
+  def mixed(start: int, size: int) -> Array:
+    parts = (length - start) // size
+    starts = start + size * jnp.arange(parts) if causal else None
+    queries, seen, ids = (
+      None if x is None else some(x, start, size)
+      for x in (query, visible, documents)
+    )
+
+    def one(part: Any) -> Array:
+      query, seen, ids, first = part
+      return _attend(query, key, value, Seen(seen, ids, documents, first))[0]
+
+    output = jax.lax.map(one, (queries, seen, ids, starts))
+    return jnp.moveaxis(output, 0, 1).reshape(len(query), -1, *query.shape[2:])
+
+  if not rest:
+    return mixed(0, _PART)
+  return jnp.concatenate([mixed(0, _PART), mixed(length - rest, rest)], axis=1)
 
 
 def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
@@ -78,7 +140,8 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
     [B, T, H, d_h] in the values' dtype.
   """
   mixed, sums = zip(
-    *(_attend(query, *part, False) for part in parts), strict=True
+    *(_attend(query, key, value, Seen(seen)) for key, value, seen in parts),
+    strict=True,
   )
   shares = jax.nn.softmax(jnp.stack(sums), axis=0)
   wide = shares.dtype
@@ -104,18 +167,18 @@ def attend_by_head(
   return _by_token((mixed / total).astype(value.dtype), query)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@jax.custom_vjp
 def _attend(
-  query: Array, key: Array, value: Array, visible: Array | None, causal: bool
+  query: Array, key: Array, value: Array, seen: Seen
 ) -> tuple[Array, Array]:
   """The output, and the log of the sum of exponentials, f32 [B, T, H, 1]."""
-  return _forward(query, key, value, visible, causal)[0]
+  return _forward(query, key, value, seen)[0]
 
 
 def _forward(
-  query: Array, key: Array, value: Array, visible: Array | None, causal: bool
+  query: Array, key: Array, value: Array, seen: Seen
 ) -> tuple[tuple[Array, Array], _Residuals]:
-  logits = _logits(query, key, visible, causal)
+  logits = _logits(query, key, seen)
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -126,18 +189,18 @@ def _forward(
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
   sums = _by_token(largest + jnp.log(total), query)
-  kept = _Residuals(query, key, value, visible, output, largest, total)
+  kept = _Residuals(query, key, value, seen, output, largest, total)
   return (output, sums), kept
 
 
 def _backward(
-  causal: bool, kept: _Residuals, cotangents: tuple[Array, Array]
+  kept: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
   cotangent, of_sums = cotangents
   query, key, value = kept.query, kept.key, kept.value
   groups = key.shape[2]
   scale = query.shape[-1] ** -0.5
-  logits = _logits(query, key, kept.visible, causal)
+  logits = _logits(query, key, kept.seen)
   weights = jnp.exp(logits - kept.largest)  # Not yet divided by the total.
   # sum_s w_s dw_s is the product of the output with its cotangent.
   wide = kept.total.dtype
@@ -164,23 +227,15 @@ def _backward(
 _attend.defvjp(_forward, _backward)
 
 
-def _logits(
-  query: Array, key: Array, visible: Array | None, causal: bool
-) -> Array:
+def _logits(query: Array, key: Array, seen: Seen) -> Array:
   """f32 [B, G, R T, S]; hidden keys have a large negative one."""
   groups = key.shape[2]
   logits = _product(
     "bgtd,bgds->bgts", _by_head(query, groups), _columns(key, groups)
   )
   logits *= query.shape[-1] ** -0.5
-  num_queries, num_keys = query.shape[1], key.shape[1]
-  if causal:
-    pairs = (1, num_queries, num_keys)
-    earlier = jax.lax.broadcasted_iota(
-      jnp.int32, pairs, 1
-    ) >= jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
-    visible = earlier if visible is None else visible & earlier
-  return logits if visible is None else _hide(logits, visible)
+  mask = seen.mask(query.shape[1], key.shape[1])
+  return logits if mask is None else _hide(logits, mask)
 
 
 def _hide(logits: Array, visible: Array) -> Array:

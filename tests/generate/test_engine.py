@@ -16,7 +16,7 @@ from generate_examples import (
 )
 
 from loopjax.errors import UserError
-from loopjax.generate import engine as engine_lib
+from loopjax.generate import sizes
 from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 from loopjax.models import CAUSAL
@@ -51,17 +51,18 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("options", [
-  {}, {"cache_kind": "mean", "prompt_tokens": 10, "max_tokens": 32},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("name", "options"), [
+  ("looped", {}), ("melt", {}),
+  ("looped", {"cache_kind": "mean", "prompt_tokens": 10, "max_tokens": 32}),
+], ids=["looped", "melt", "prompted"])  # fmt: skip
 def test_attention_looks_at_no_more_places_than_are_needed(
-  monkeypatch, options
+  monkeypatch, name, options
 ):
   """The text is the same, whether the last place is its last token's or not."""
   asked = [Request(PROMPTS[3], 14, GREEDY), Request(PROMPTS[1], 3, GREEDY)]
-  expected = engine_of("looped", **options).generate(asked)
-  monkeypatch.setattr(engine_lib, "_SMALLEST_SPAN", 4)
-  engine, spans = engine_of("looped", **options), []
+  expected = engine_of(name, **options).generate(asked)
+  monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
+  engine, spans = engine_of(name, **options), []
   decode = engine._programs.decode
 
   def spied(*arguments, span, **more):

@@ -11,8 +11,10 @@ its last loop has made of it, and that is what later tokens see, whatever loop
 they are in.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,13 @@ from loopjax.nn import rope
 from loopjax.types import PRECISIONS, Array, Output
 
 
-class Cache(NamedTuple):
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("key", "value", "length"),
+  meta_fields=("span",),
+)
+@dataclasses.dataclass(frozen=True)
+class Cache:
   """Keys and values of the layers, one after another along a row.
 
   Attributes:
@@ -36,11 +44,17 @@ class Cache(NamedTuple):
       arbitrary. R is the most tokens and a chunk, which ends in tokens that are
       not there. Keys are rotated.
     length: i32 [B], tokens of each row.
+    span: rows of a layer that attention looks at; R if None.
   """
 
   key: Array
   value: Array
   length: Array
+  span: int | None = None
+
+  def within(self, span: int | None) -> "Cache":
+    """As in `nn.cache.Cache`."""
+    return dataclasses.replace(self, span=span)
 
 
 def empty_cache(
@@ -155,7 +169,8 @@ def _read_chunk(
     hidden, kept, loops = exiting.run(
       model, leave, rule, loop, carry, there, num_loops
     )
-  return Cache(*kept[1], cache.length + count), (hidden, loops)
+  cache = Cache(*kept[1], cache.length + count, cache.span)
+  return cache, (hidden, loops)
 
 
 def no_latents(model: Model, shape: tuple[int, ...]) -> Array:
@@ -185,7 +200,8 @@ def loop_over(
   room = cache.key.shape[1] // num_layers
   fits = cache.length + size <= room
   places = cache.length[:, None] + jnp.arange(size)[None]
-  seen = jnp.arange(room)[None, None] <= places[..., None]
+  span = min(cache.span or room, room)
+  seen = jnp.arange(span)[None, None] <= places[..., None]
   head_width = config.block_shape().head_width
   tables = rope.rope_tables(places[..., None], head_width, config.rope_base)
   stack = model.stack()
@@ -205,7 +221,7 @@ def loop_over(
         layer, gate, index, x, latent, tables, rows, start
       )
       key, value = (
-        jax.lax.dynamic_slice_in_dim(x, number * room, room, axis=1)
+        jax.lax.dynamic_slice_in_dim(x, number * room, span, axis=1)
         for x in rows
       )
       mixed = layer_lib.attend(layer, x, tables, (key, value, seen))

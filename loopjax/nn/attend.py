@@ -1,0 +1,102 @@
+"""Attention of T tokens to each other, and who computes it.
+
+Families say what tokens see, causality and documents, and not how it is
+computed; a cache has its own form (`nn.dot_product.attend_by_head`).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.nn import dot_product
+from loopjax.types import Array
+
+IMPLEMENTATIONS = ("xla", "cudnn", "splash")
+# What XLA makes of it, until a kernel has been timed beside it.
+DEFAULT = "xla"
+_LANES = 128  # Of a TPU: blocks of splash attention.
+
+
+def attend(
+  query: Array,
+  key: Array,
+  value: Array,
+  *,
+  causal: bool = False,
+  documents: Array | None = None,
+  implementation: str | None = None,
+) -> Array:
+  """softmax(q k / sqrt(d_h)) v per head, over what a token sees.
+
+  Args:
+    query: [B, T, H, d_h].
+    key, value: [B, T, G, d_h]; H / G neighbouring query heads read each.
+    causal: token t sees tokens 0 .. t alone.
+    documents: i32 [B, T]; a token sees those of its own number alone. None if a
+      row is one document.
+    implementation: "xla", in any dtype, with weights of a part of the queries
+      at a time where T is large; "cudnn" (Hopper; 16 bits, without documents)
+      or "splash" (TPU), neither of which keeps weights in memory. DEFAULT if
+      None.
+
+  Returns:
+    [B, T, H, d_h] in the value's dtype.
+
+  Raises:
+    ValueError: the implementation does not support this.
+  """
+  implementation = implementation or DEFAULT
+  if refusal := refused(implementation, query, documents):
+    raise ValueError(f"implementation {implementation!r} {refusal}")
+  if implementation == "xla":
+    return dot_product.attend(
+      query, key, value, causal=causal, documents=documents
+    )
+  if implementation == "cudnn":
+    return jax.nn.dot_product_attention(
+      query, key, value, is_causal=causal, implementation="cudnn"
+    )
+  return _splash(query, key, value, causal, documents)
+
+
+def refused(
+  implementation: str, query: Array, documents: Array | None
+) -> str | None:
+  """Why an implementation does not support this; None if it does."""
+  length, head_width = query.shape[1], query.shape[3]
+  if implementation not in IMPLEMENTATIONS:
+    return f"is not one of {IMPLEMENTATIONS}"
+  if implementation == "cudnn":
+    if query.dtype not in (jnp.bfloat16, jnp.float16):
+      return f"needs 16-bit inputs, not {query.dtype}"
+    if documents is not None:
+      return "would keep a mask of all pairs of tokens for documents"
+    if head_width % 8 or head_width > 256:
+      return f"needs heads of a multiple of 8 up to 256, not {head_width}"
+  if implementation == "splash" and length % _LANES:
+    return f"needs a multiple of {_LANES} tokens, not {length}"
+  return None
+
+
+def _splash(
+  query: Array, key: Array, value: Array, causal: bool, documents: Array | None
+) -> Array:
+  """JAX's own kernel, which skips blocks that are hidden altogether."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as splash,
+  )
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_mask as masks,
+  )
+
+  length, num_heads, head_width = query.shape[1:]
+  make = masks.CausalMask if causal else masks.FullMask
+  kernel = splash.make_splash_mha_single_device(
+    mask=masks.MultiHeadMask([make((length, length))] * num_heads)
+  )
+  scaled = query * jnp.asarray(head_width**-0.5, query.dtype)
+  ids = None
+  if documents is not None:
+    ids = splash.SegmentIds(q=documents, kv=documents)
+  by_head = (jnp.swapaxes(x, 1, 2) for x in (scaled, key, value))
+  mixed = jax.vmap(kernel)(*by_head, segment_ids=ids)
+  return jnp.swapaxes(mixed, 1, 2).astype(value.dtype)

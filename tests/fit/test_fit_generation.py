@@ -1,0 +1,56 @@
+"""How many texts fit a machine."""
+
+import pytest
+from tests_support import load_config, smoke
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.errors import UserError
+from loopjax.fit import generation, topology
+
+LENGTH = 64
+
+
+def machine(kib):
+  """A CPU with so much memory, whose programs are compiled quickly."""
+  of_cpu = topology.machine(topology.parse("cpu:1"), kib / 2**20)
+  return of_cpu._replace(compiler_options={"xla_backend_optimization_level": 0})
+
+
+@pytest.fixture(scope="module")
+def settings():
+  return config_lib.resolve(load_config("lm_looped", "smoke"))
+
+
+def test_as_many_texts_as_fit(settings):
+  model = generation.model_of(settings, machine(1), "float32")
+  one = generation.measured(model, machine(2**20), 1, LENGTH)
+  assert one.num_texts == 1
+  by_token, by_row = program_lib.cache_bytes(settings)
+  assert one.cache == LENGTH * by_token + by_row
+  held = generation.num_bytes(model.params) + one.cache
+  assert one.decode.memory["arguments"] >= held
+  small = machine(one.needed / 1024 - 1)
+  assert generation.most(model, small, LENGTH).num_texts == 0
+  large = machine((one.needed + 9 * one.cache) / 1024)
+  found = generation.most(model, large, LENGTH)
+  assert 2 < found.num_texts <= 10
+  assert found.needed <= large.memory
+  assert found.cache == found.num_texts * one.cache
+  row = generation.table([found]).splitlines()[1].split()
+  assert row[:2] == [str(LENGTH), str(found.num_texts)]
+
+
+def test_half_the_bytes_in_bfloat16(settings):
+  sizes = [
+    generation.num_bytes(
+      generation.model_of(settings, machine(1), dtype).params
+    )
+    for dtype in ("float32", "bfloat16")
+  ]
+  assert sizes[0] == 2 * sizes[1]
+
+
+def test_families_without_next_tokens_are_refused():
+  with pytest.raises(UserError, match="predicts no next tokens"):
+    generation.model_of(config_lib.resolve(smoke()), machine(1), "float32")

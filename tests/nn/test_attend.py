@@ -1,0 +1,138 @@
+"""Who computes attention; dense masks over all pairs are the meaning."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_kernel as splash,
+)
+
+from loopjax.nn import dot_product
+from loopjax.nn.attend import attend
+
+FAST = {"xla_backend_optimization_level": 0}
+
+
+def operands(length, heads=4, groups=2, width=4, dtype=jnp.float32):
+  """Queries, keys, values, a cotangent, and ids of three documents."""
+  rng = np.random.default_rng(0)
+
+  def some(num):
+    return jnp.asarray(rng.normal(size=(2, length, num, width)), dtype)
+
+  ids = np.sort(rng.integers(0, 3, (2, length)), axis=1)
+  arrays = some(heads), some(groups), some(groups), some(heads)
+  return *arrays, jnp.asarray(ids, jnp.int32)
+
+
+def visible(ids, causal):
+  """What a token sees, bool [B, T, T]."""
+  seen = ids[:, :, None] == ids[:, None]
+  return seen & np.tri(ids.shape[1], dtype=bool) if causal else seen
+
+
+def differentiated(form, query, key, value, cotangent):
+  """The output and three gradients."""
+
+  def run(*operands):
+    output, transpose = jax.vjp(form, *operands)
+    return output, transpose(cotangent)
+
+  run = jax.jit(run, compiler_options=FAST)
+  return jax.tree.leaves(run(query, key, value))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("part", [512, 4, 5], ids=["whole", "even", "rest"])
+def test_documents_and_parts_of_the_queries(
+  monkeypatch, causal, documents, part
+):
+  *arrays, ids = operands(12)
+  ids = ids if documents else jnp.zeros_like(ids)
+  mask = jnp.asarray(visible(np.asarray(ids), causal))
+  expected = differentiated(
+    lambda *x: dot_product.attend(*x, visible=mask), *arrays
+  )
+  monkeypatch.setattr(dot_product, "_PART", part)
+  given = ids if documents else None
+  actual = differentiated(
+    lambda *x: attend(*x, causal=causal, documents=given), *arrays
+  )
+  for a, b in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_logits_are_of_a_part_of_the_queries():
+  """Forward and backward, whatever the length."""
+  x = jax.ShapeDtypeStruct((1, 4096, 1, 8), jnp.float32)
+
+  def gradient(query, key, value):
+    return jax.grad(lambda *x: jnp.sum(attend(*x, causal=True)), (0, 1, 2))(
+      query, key, value
+    )
+
+  compiled = jax.jit(gradient).lower(x, x, x).compile(compiler_options=FAST)
+  of_pairs = 4096 * 4096 * 4
+  assert compiled.memory_analysis().temp_size_in_bytes < of_pairs
+
+
+def test_the_backward_pass_keeps_keys_once_for_all_parts():
+  x = jax.ShapeDtypeStruct((1, 4096, 2, 8), jnp.float32)
+  ids = jax.ShapeDtypeStruct((1, 4096), jnp.int32)
+
+  def residuals(query, key, value, ids):
+    return jax.vjp(
+      lambda *x: attend(*x, causal=True, documents=ids), query, key, value
+    )[1]
+
+  kept = jax.tree.leaves(jax.eval_shape(residuals, x, x, x, ids))
+  # Queries, keys, values and outputs, and some numbers a token.
+  assert sum(leaf.size for leaf in kept) < 5 * x.size
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_splash_attention_is_the_same(monkeypatch, causal):
+  *arrays, ids = operands(128, heads=2, groups=1, width=128)
+  # A row of the last document alone, and one of several.
+  ids = ids.at[0].set(1)
+
+  def form(*x):
+    return attend(*x, causal=causal, documents=ids, implementation="splash")
+
+  make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
+  monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
+  output = form(*arrays[:3])
+  mask = jnp.asarray(visible(np.asarray(ids), causal))
+  expected = dot_product.attend(*arrays[:3], visible=mask)
+  np.testing.assert_allclose(output, expected, atol=2e-5)
+
+
+def test_cudnn_is_called_where_it_is_asked_for(monkeypatch):
+  """Lowered alone: its own version is not looked up, there being none."""
+  from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+  monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+  monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+  x = jax.ShapeDtypeStruct((2, 16, 4, 64), jnp.bfloat16)
+
+  def form(*x):
+    return attend(*x, causal=True, implementation="cudnn")
+
+  lowered = jax.jit(form).trace(x, x, x).lower(lowering_platforms=("cuda",))
+  assert "__cudnn$fmhaSoftmax" in lowered.as_text()
+
+
+@pytest.mark.parametrize(("implementation", "changes", "says"), [
+  ("flash", {}, "not one of"),
+  ("cudnn", {}, "16-bit inputs, not float32"),
+  ("cudnn", {"dtype": jnp.bfloat16}, "a mask of all pairs"),
+  ("splash", {}, "a multiple of 128 tokens, not 8"),
+])  # fmt: skip
+def test_what_is_not_supported_is_refused(implementation, changes, says):
+  query, key, value, _, ids = operands(8, **changes)
+  with pytest.raises(ValueError, match=says):
+    attend(query, key, value, documents=ids, implementation=implementation)
