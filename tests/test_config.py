@@ -91,6 +91,26 @@ PAPERS = {
     "optim.ema_decay": 0.999, "model.mixer": "mlp", "model.num_loops": 16,
     "model.num_cycles": 3, "model.num_latent_steps": 6,
   },
+  "maze_trm": {
+    "run.num_steps": 65_104, "run.batch_size": 768, "task.size": 30,
+    "task.num_train_mazes": 1000, "optim.learning_rate": 1e-4,
+    "model.mixer": "attention", "model.num_latent_steps": 4,
+  },
+  # 20,000 epochs of 1,000 puzzles, the recipe for eight GPUs.
+  "sudoku_hrm": {
+    "run.num_steps": 26_040, "run.batch_size": 768,
+    "task.num_train_puzzles": 1000, "optim.learning_rate": 1e-4,
+    "optim.weight_decay": 1.0, "optim.ema_decay": 0.0, "model.num_loops": 16,
+    "model.num_cycles": 2, "model.num_low_steps": 2,
+  },
+  # 50,000 epochs of 1,000 puzzles.
+  "sudoku_urm": {
+    "run.num_steps": 390_624, "run.batch_size": 128,
+    "task.num_train_puzzles": 1000, "optim.learning_rate": 1e-4,
+    "optim.weight_decay": 1.0, "optim.ema_decay": 0.999,
+    "model.num_layers": 4, "model.num_loops": 16, "model.num_cycles": 2,
+    "model.num_inner_steps": 6,
+  },
   # 3,000 epochs of 20,000 sequences (section 3.1), 5,000 in English (A.3).
   "multihop_disco": {
     "run.num_steps": 3000 * 20_000 // 500, "run.batch_size": 500,

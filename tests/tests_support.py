@@ -24,12 +24,14 @@ CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
 SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),
   "disco": ("multihop_disco", "smoke"),
+  "hrm": ("sudoku_hrm", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
   "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
   "trm": ("sudoku_trm", "smoke"),
+  "urm": ("sudoku_urm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
 }
 

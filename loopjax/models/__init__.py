@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from loopjax.models import (
   adaptive,
   disco,
+  hrm,
   looped,
   melt,
   ponderlm,
   sleep,
   transformer,
   trm,
+  urm,
   utm,
 )
 from loopjax.protocols import CausalFamily, Family
@@ -25,4 +27,10 @@ CAUSAL: Mapping[str, CausalFamily] = {
   "sleep": sleep,
   "transformer": transformer,
 }
-MODELS: Mapping[str, Family] = {**CAUSAL, "trm": trm, "utm": utm}
+MODELS: Mapping[str, Family] = {
+  **CAUSAL,
+  "hrm": hrm,
+  "trm": trm,
+  "urm": urm,
+  "utm": utm,
+}

@@ -24,17 +24,19 @@ from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import attention, linear, rope, shape
 from loopjax.nn.shape import Shape
+from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
   Batch,
   Carried,
+  Metrics,
   Output,
   Precision,
   TaskSpec,
 )
 
-TRACES = ("hidden", "prediction", "confidence", "halting")
+TRACES = ("hidden", "prediction", "confidence", "margin")
 HEADLINE = ("segments",)
 ENTRIES = supervision.ENTRIES
 State = tuple[Array, ...]
@@ -85,7 +87,9 @@ class Ends(nnx.Module):
   The M positions before the task's tokens are inputs of zeros, except the
   first: the puzzle vector, which is learned and starts at zero. All of them
   have states, so they are memory that a segment can write. The halting head
-  reads the first position.
+  reads the first position: q_halt, and q_continue, which only a model that
+  learns it (`continues`) has a use for. The others keep it for the papers'
+  numbers of parameters.
   """
 
   def __init__(
@@ -94,6 +98,7 @@ class Ends(nnx.Module):
     num_memory: int,
     spec: TaskSpec,
     *,
+    continues: bool = False,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
@@ -102,12 +107,11 @@ class Ends(nnx.Module):
     if num_memory:
       self.puzzle_vector = nnx.Param(jnp.zeros((width,), precision.params))
     self.head = linear.readout(width, spec.vocab_size, use_bias=False, **shared)
-    # To halt, and to continue. Only HRM reads the second; the others keep it
-    # for the papers' numbers of parameters.
     self.halt_head = linear.readout(
       width, 2, bias=-5.0, init=nnx.initializers.zeros_init(), **shared
     )
     self.width, self.num_memory = width, num_memory
+    self.continues = continues
 
   def embed(self, inputs: Array) -> Array:
     """x: sqrt(D) times the embeddings, memory first, f32 [B, S, D]."""
@@ -119,9 +123,13 @@ class Ends(nnx.Module):
     return math.sqrt(self.width) * x
 
   def read_out(self, state: State) -> tuple[Array, Array]:
-    """(logits f32 [B, T, V], to halt and to continue f32 [B, 2])."""
+    """(logits f32 [B, T, V], q_halt and q_continue f32 [B, 2])."""
     cells = state[0][:, self.num_memory :]
     return self.head(cells), self.halt_head(state[0][:, 0])
+
+  def margin(self, q: Array) -> Array:
+    """By how much the head is for halting, f32 [B]: above 0 it is."""
+    return q[:, 0] - q[:, 1] if self.continues else q[:, 0]
 
 
 def view(model: Any) -> attention.View:
@@ -174,8 +182,8 @@ def run(
   def segment(state: State, k: Array) -> tuple[State, dict[str, Array]]:
     del k
     state = model.recurse(x, jax.lax.stop_gradient(state), _inner(kind))
-    logits, halting = model.ends.read_out(state)
-    record = {"halting": halting[:, 0]}
+    logits, q = model.ends.read_out(state)
+    record = {"margin": model.ends.margin(q)}
     if "hidden" in trace:
       record["hidden"] = state[0]
     if {"prediction", "confidence"} & {*trace}:
@@ -186,7 +194,7 @@ def run(
   state, records, steps_run = driver.run_loop(
     segment, state, num_loops, kind=kind
   )
-  halts = records["halting"] > 0
+  halts = records["margin"] > 0
   first = jnp.argmax(halts, axis=0) + 1
   halt_steps = jnp.where(jnp.any(halts, axis=0), first, num_loops)
   return Output(
@@ -216,21 +224,21 @@ def init_carried(
 
 
 def loss(
-  model: Any, batch: Batch, key: Array, *, continues: bool = False
-) -> tuple[Array, dict[str, Any]]:
+  model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
+) -> tuple[Array, Metrics]:
   """One segment of supervision of every row (TRM, figure 3).
 
   Cross-entropy, averaged over the counted tokens of each example and then over
-  examples, + 1/2 BCE of the halting head against "every counted token is
-  right". With `continues` (HRM, equations of section "Adaptive computational
-  time") a row halts when q_halt > q_continue, and q_continue learns what the
-  next segment's head says, which is run for it.
+  examples, + 1/2 BCE of q_halt against "every counted token is right". If the
+  model learns q_continue (HRM, section 2), + 1/2 BCE against what the next
+  segment's head says, which is run for it without a gradient.
 
   Returns:
     (f32 scalar, metrics). "right" is the share of rows whose answer is right,
     "halted" of those that now halt, "segments" the mean number that rows have
     run of their example.
   """
+  del step, frozen  # No schedule, no teacher.
   config, kind = model.config, _inner(model.options.kind)
   carried = batch["carried"].by_example
   fresh = start(model.num_states, carried.state[0].shape)
@@ -253,18 +261,18 @@ def loss(
   steps = rows.steps + 1
   is_last = steps >= config.num_loops
   state = jax.lax.stop_gradient(state)
-  wants = q[:, 0] > (q[:, 1] if continues else 0.0)
-  if continues:
+  if model.ends.continues:
     _, after = model.ends.read_out(model.recurse(x, state, kind))
     target = jnp.where(is_last, after[:, 0], jnp.max(after, axis=1))
     target = jax.lax.stop_gradient(jax.nn.sigmoid(target))
     metrics["continue_loss"] = _binary_cross_entropy(q[:, 1], target)
     total += _HALT_WEIGHT * metrics["continue_loss"]
+  wants = model.ends.margin(q) > 0
   halted = supervision.halts(
     wants, steps, config.num_loops, config.exploration, key
   )
   next_rows = supervision.Rows(state, steps, halted, rows.example)
-  return total, {
+  result: dict[str, Any] = {
     "loss": total,
     **metrics,
     "right": jnp.mean(right.astype(jnp.float32)),
@@ -272,6 +280,7 @@ def loss(
     "segments": jnp.mean(steps.astype(jnp.float32)),
     "carried": Carried(by_example=next_rows),
   }
+  return total, result
 
 
 def _mean(values: Array, weights: Array) -> Array:

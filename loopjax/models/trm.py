@@ -15,19 +15,17 @@ from loopjax.loop import driver
 from loopjax.models import supervised
 from loopjax.nn import attention, block, mlp, post_norm
 from loopjax.nn.shape import Shape
-from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
-  Batch,
   Carried,
   LoopOptions,
-  Metrics,
   Output,
   TaskSpec,
 )
 
 TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
+loss = supervised.loss
 NUM_STATES = 2  # Answer y and latent z.
 
 
@@ -181,14 +179,6 @@ def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
   return supervised.init_carried(
     NUM_STATES, config.width, config.num_memory_tokens, spec, batch_size
   )
-
-
-def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
-) -> tuple[Array, Metrics]:
-  """One segment of supervision, see `supervised.loss`."""
-  del step, frozen  # No schedule, no teacher.
-  return supervised.loss(model, batch, key)
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

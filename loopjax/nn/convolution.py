@@ -31,20 +31,19 @@ class ShortConvolution(nnx.Module):
         rngs.params(), (width, channels), precision.params, -bound, bound
       )
     )
-    self.bias = None
     if use_bias:
       self.bias = nnx.Param(
         jax.random.uniform(
           rngs.params(), (channels,), precision.params, -bound, bound
         )
       )
-    self.precision = precision
+    self.use_bias, self.precision = use_bias, precision
 
   def __call__(self, x: Array, tail: Array | None) -> Array:
     """x: [B, T, C], tail: the inputs before it [B, W - 1, C]; [B, T, C]."""
     wide = self.precision.accumulate
     y = convolve(x.astype(wide), self.taps[...][None, None].astype(wide), tail)
-    if self.bias is not None:
+    if self.use_bias:
       y += self.bias[...][None, None].astype(wide)
     return jax.nn.silu(y).astype(self.precision.compute)
 

@@ -77,7 +77,8 @@ TABLE = (
   ),
   Row("step_embedding/embedding", P(), "adamw", "tables"),
   Row("(cell|memory)_type/embedding", P(), "adamw", "all"),
-  Row("memory_tokens|puzzle_vector", P(), "adamw", "all"),
+  Row("memory_tokens", P(), "adamw", "all"),
+  Row("puzzle_vector", P(), "adamw", "all"),
   # Decay would pull a bank's slots together, and loop scales up, to 0.69.
   Row("[a-z]+_bank/(keys|values)", P(("tensor", "fsdp"), None), "adamw", "all"),
   Row("loop_scale", P(), "adamw", "all"),

@@ -20,7 +20,7 @@ DOCUMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3, 3, 3]])
 INPUTS = jax.random.randint(jax.random.key(3), DOCUMENTS.shape, 0, 20)
 LOOPS = 3
 # Families whose memory goes along a row.
-REFUSING = ("sleep", "trm", "utm")
+REFUSING = ("hrm", "sleep", "trm", "urm", "utm")
 APART = sorted(set(CAUSAL) - set(REFUSING))
 
 

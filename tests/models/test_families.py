@@ -31,6 +31,10 @@ VOCABULARY, LENGTH, PADDING = 23, 8, 2
 SPEC = TaskSpec(VOCABULARY, LENGTH, tuple((i,) for i in range(LENGTH)), PADDING)
 LOOPS = 2
 STACK = {"width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS}
+SEGMENTS = {
+  "width": 16, "num_heads": 2, "num_loops": LOOPS, "num_cycles": 2,
+  "num_memory_tokens": 2, "precision": "float32",
+}  # fmt: skip
 SMALL = {
   "adaptive": {
     "width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS,
@@ -54,10 +58,9 @@ SMALL = {
     "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": STACK,
-  "trm": {
-    "width": 16, "num_heads": 2, "num_loops": LOOPS, "num_cycles": 2,
-    "num_latent_steps": 2, "num_memory_tokens": 2, "precision": "float32",
-  },
+  "hrm": {**SEGMENTS, "num_layers": 1},
+  "trm": {**SEGMENTS, "num_latent_steps": 2},
+  "urm": {**SEGMENTS, "num_layers": 1, "num_inner_steps": 2},
 }  # fmt: skip
 FAMILIES = sorted(MODELS)
 CAUSAL = sorted(models.CAUSAL)
@@ -95,8 +98,9 @@ VALUES = {
   "num_global_slots": (5,), "memory_placement": ("pre_layer",),
   "memory_gate": ("scalar",), "gate_bias": (3.0,), "z_weight": (0.1,),
   "ponder_prior": (0.2,),
-  # TRM.
-  "mixer": ("mlp",), "token_mlp_width": (3,), "num_cycles": (3,),
+  # TRM, HRM and URM.
+  "num_low_steps": (3,), "num_inner_steps": (3,), "mixer": ("mlp",),
+  "token_mlp_width": (3,), "num_cycles": (3,),
   "num_latent_steps": (3,), "exploration": (0.3,), "token_loss": ("softmax",),
 }  # fmt: skip
 # What has to be set for all others to matter.

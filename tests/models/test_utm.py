@@ -33,6 +33,12 @@ def make(config=SMALL):
   return examples.merged(utm, config, SPEC)
 
 
+def positions_of(config):
+  return rope.positions_after_memory(
+    config.positions, config.num_memory_tokens, SPEC.coordinates
+  )
+
+
 def run(config=SMALL, **call):
   """The output; `call` as in `examples.run`."""
   return examples.run(utm, config, SPEC, BATCH["inputs"], **call)
@@ -193,7 +199,8 @@ def test_one_fixed_loop_is_one_block():
 
   @jax.jit
   def by_hand(inputs):
-    tables = rope.rope_tables(model._positions(), 8, config.rope_base)
+    positions = positions_of(config)
+    tables = rope.rope_tables(positions, 8, config.rope_base)
     u = model._embed(inputs) + model._step_vector(jnp.asarray(0))
     return model.head(model.block(u, attention.View(tables))[0][:, 3:])
 
@@ -234,7 +241,7 @@ def test_step_embedding_wraps_or_clamps_past_the_trained_depth():
 @pytest.mark.parametrize("positions", ["overlap", "offset", "grid", "none"])
 def test_positions(positions):
   config = dataclasses.replace(SMALL, positions=positions)
-  table = np.asarray(make(config)._positions())
+  table = np.asarray(positions_of(config))
   assert table.shape[0] == 19
   first_cell = {"overlap": [0], "offset": [3], "none": [0], "grid": [0, 0, 0]}
   assert table[3].tolist() == first_cell[positions]

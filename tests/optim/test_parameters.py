@@ -193,6 +193,21 @@ FAMILIES = [
   ("sleep", {"memory": "jet"}, sleep(JET)),
   ("transformer", {}, STACK),
   (
+    "hrm",
+    {"num_layers": 1},
+    {**ends(), **post_norm("low/0"), **post_norm("high/0")},
+  ),
+  (
+    "urm",
+    {"num_layers": 1},
+    {
+      **ends(),
+      **post_norm("layers/0"),
+      "layers/0/mlp/convolution/taps": "adamw",
+      "layers/0/mlp/convolution/bias": "adamw",
+    },
+  ),
+  (
     "trm",
     {},
     {**ends(), **post_norm("layers/0"), **post_norm("layers/1")},

@@ -1,0 +1,61 @@
+"""TRM on mazes: mark a shortest path.
+
+  python -m loopjax.main --config=configs/maze_trm.py
+
+Source: arXiv 2510.04871, section 5 (Maze-Hard), on mazes of our own
+(loopjax/data/maze). Presets:
+
+  tiny    12x12 grids, about 6 minutes of one CPU core by its step. Not run.
+  gpu     30x30 grids, an endless stream. Not run.
+  paper   1,000 mazes of 30x30 whose paths have 110 steps or more where there
+          are any, 65,104 steps of 768. Not run; the paper's exact match on
+          Maze-Hard is 0.853.
+  smoke   what the tests run.
+"""
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax import presets
+
+_COMMON = presets.beside(__file__, "common.py")
+_PEER, _TINY = _COMMON["SUDOKU_PEER"], _COMMON["SUDOKU_PEER_TINY"]
+
+PRESETS = {
+  "paper": {
+    "task": {"num_train_mazes": 1000}, "model": {"num_latent_steps": 4},
+    "optim": _PEER["optim"],
+    "run": {**_PEER["run"], "num_steps": 65_104, "batch_size": 768},
+    "eval": {"every": 4000, "depth_factor": 0},
+  },
+  "gpu": {
+    "task": {"num_train_mazes": 0},
+    "run": {"num_steps": 20_000, "batch_size": 128},
+  },
+  "tiny": {
+    "task": {"size": 12, "min_path": 14, "num_train_mazes": 0},
+    "model": {
+      **_TINY["model"], "rope_base": 20.0, "num_cycles": 2,
+      "num_latent_steps": 3,
+    },
+    "optim": _TINY["optim"], "run": {**_TINY["run"], "num_steps": 1000},
+    "eval": {"every": 500, "num_examples": 256, "depth_factor": 2},
+  },
+  "smoke": _COMMON["MAZE_SMOKE"],
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The config of `[preset][,section.key=value...]`."""
+  return presets.apply(config_lib.make("trm", "maze"), arg, PRESETS)
+
+
+def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
+  """Overrides by sweep and item."""
+  del config  # The sweeps are the same for every preset.
+  axis = config_lib.axis
+  return {
+    "maze_families": axis("model.name", "trm", "hrm", "urm", "utm"),
+    "maze_memory": axis("model.num_memory_tokens", 0, 4, 16),
+    "openness": axis("task.openness", 0.0, 0.05, 0.2),
+  }

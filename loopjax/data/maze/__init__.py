@@ -1,0 +1,1 @@
+"""Mazes: a generator of its own, and the task of finding a shortest path."""

@@ -1,0 +1,218 @@
+"""The maze task: read a maze, mark a shortest path from S to G.
+
+Tokens are those of Maze-Hard (HRM, arXiv 2506.21734): 0 is padding (never
+seen), then `#` wall, ` ` free, `S`, `G` and `o`, the path. Mazes are our own
+(`generator`); Maze-Hard's have scattered walls.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import checks
+from loopjax.data import pipeline
+from loopjax.data.maze import generator
+from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+WALL, FREE, START, GOAL, PATH = range(1, 6)
+LENGTH_EDGES = (0, 20, 50, 110)  # Maze-Hard's paths have over 110 steps.
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+HEADLINE = ("shortest_path", "path_overlap")
+_STREAMS = {"train": 0, "test": 1, "validation": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Size and difficulty.
+
+  Attributes:
+    size: rows and columns of the grid, even; rooms are in every second of both.
+    min_path: steps of the shortest path, at least, where a maze has one as
+      long from its start.
+    openness: chance that a wall between two rooms is opened, after a spanning
+      tree is carved; 0 leaves one path from room to room.
+    num_train_mazes: train on this many mazes; 0 for an endless stream.
+    num_eval_examples: number in validation, and in the test split.
+    eval_seed: seed of both; training uses the run's seed.
+  """
+
+  size: int = 30
+  min_path: int = 110
+  openness: float = 0.05
+  num_train_mazes: int = 0
+  num_eval_examples: int = 1000
+  eval_seed: int = 0
+
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
+    checks.at_least(
+      "task",
+      self,
+      size=4,
+      min_path=1,
+      num_train_mazes=0,
+      num_eval_examples=1,
+      eval_seed=0,
+    )
+    if self.size % 2:
+      raise UserError(f"task.size={self.size} must be even")
+    if not 0 <= self.openness <= 1:
+      raise UserError(f"task.openness={self.openness} must be in [0, 1]")
+
+
+def spec(config: Config) -> TaskSpec:
+  """Vocabulary, length and (row, column) of every cell."""
+  places = np.indices((config.size, config.size)).reshape(2, -1).T
+  return TaskSpec(
+    vocab_size=PATH + 1,
+    sequence_length=config.size**2,
+    coordinates=tuple(map(tuple, places.tolist())),
+    coordinate_names=("row", "column"),
+  )
+
+
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch, without making the data."""
+  tokens = (batch_size, config.size**2)
+  integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
+  return {
+    "inputs": integers,
+    "targets": integers,
+    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+  }
+
+
+def make_dataset(
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
+) -> Dataset:
+  """Batches of a split.
+
+  Splits are drawn from separate random streams. There are too many mazes of
+  more than a few rooms to repeat.
+
+  Args:
+    config: the task.
+    split: "train", "validation" or "test".
+    batch_size: over all processes.
+    seed: of the training stream.
+    rows: the rows of every global batch that this process reads; all if None.
+
+  Returns:
+    Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
+    and "group/path" i32 [b].
+  """
+  own = seed if split == "train" else config.eval_seed
+  stream = pipeline.stream_seed(_STREAMS[split], 0, own)
+
+  def make(indices):
+    return examples(config, stream, indices)[0]
+
+  def make_evaluation(indices, _):
+    batch, length = examples(config, stream, indices)
+    group = np.searchsorted(LENGTH_EDGES, length, "right") - 1
+    return {**batch, "group/path": group.astype(np.int32)}
+
+  if split == "train" and not config.num_train_mazes:
+    return Dataset(pipeline.stream(make, batch_size, rows), groups={}, facts={})
+  if split == "train":
+    num_examples = config.num_train_mazes
+    batches = pipeline.training_batches(
+      lambda indices, _: make(indices), num_examples, batch_size, seed, rows
+    )
+    return Dataset(batches, groups={}, facts={"train_examples": num_examples})
+  batches = pipeline.evaluation_batches(
+    make_evaluation, config.num_eval_examples, batch_size, rows
+  )
+  edges = zip(LENGTH_EDGES, LENGTH_EDGES[1:], strict=False)
+  names = [f"{low}-{high - 1}" for low, high in edges]
+  return Dataset(
+    batches,
+    groups={"path": (*names, f"{LENGTH_EDGES[-1]}+")},
+    facts={f"{split}_examples": config.num_eval_examples},
+  )
+
+
+def examples(
+  config: Config, stream: int, indices: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """(batch of these mazes of a stream, steps of their shortest paths [b])."""
+  rooms = config.size // 2
+  numbers = pipeline.uniforms(stream, indices, generator.num_uniforms(rooms))
+  least = -(-config.min_path // 2)  # A step between rooms is two on the grid.
+  mazes = generator.make(numbers, rooms, config.openness, least)
+  inputs = generator.drawn(mazes.open, WALL, FREE)
+  targets = np.where(
+    generator.drawn(mazes.on_path, FREE, PATH) == PATH, PATH, inputs
+  )
+  maze = np.arange(len(indices))
+  for room, token in ((mazes.start, START), (mazes.goal, GOAL)):
+    place = maze, 2 * (room // rooms), 2 * (room % rooms)
+    inputs[place] = targets[place] = token
+  tokens = (len(indices), -1)
+  batch = {
+    "inputs": inputs.reshape(tokens),
+    "targets": targets.reshape(tokens),
+    "weights": np.ones((len(indices), config.size**2), np.float32),
+  }
+  return batch, 2 * mazes.length
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Per-example scores, f32 [B].
+
+  "shortest_path": what is marked leads from S to G, through free cells alone,
+  and is as short as can be, whether or not it is the path of the targets;
+  "exact_match": every cell is as in the targets (HRM, TRM); "path_overlap":
+  cells marked in both answer and targets, as a share of those marked in either;
+  "loss": mean cross-entropy of all cells in nats.
+  """
+  inputs, targets = batch["inputs"], batch["targets"]
+  losses, predicted = token_losses.scores(output, targets)
+  marked, wanted = predicted == PATH, targets == PATH
+  both = jnp.sum(marked & wanted, axis=1)
+  either = jnp.sum(marked | wanted, axis=1)
+  fits = jnp.all(~marked | (inputs == FREE), axis=1)
+  fits &= jnp.sum(marked, axis=1) == jnp.sum(wanted, axis=1)
+  return {
+    "shortest_path": (fits & _leads(inputs, marked)).astype(jnp.float32),
+    "exact_match": jnp.all(predicted == targets, axis=1).astype(jnp.float32),
+    "path_overlap": both.astype(jnp.float32)
+    / jnp.maximum(either, 1).astype(jnp.float32),
+    "loss": jnp.mean(losses, axis=1),
+  }
+
+
+def _leads(inputs: Array, marked: Array) -> Array:
+  """Whether marked cells connect S and G, bool [B]."""
+  num, size = len(inputs), round(inputs.shape[1] ** 0.5)
+  cells = (num, size, size)
+  goal = (inputs == GOAL).reshape(cells)
+  passable = marked.reshape(cells) | goal
+
+  def spread(reached: Array) -> Array:
+    wide = jnp.pad(reached, ((0, 0), (1, 1), (1, 1)))
+    around = wide[:, :-2, 1:-1] | wide[:, 2:, 1:-1]
+    around |= wide[:, 1:-1, :-2] | wide[:, 1:-1, 2:]
+    return reached | (around & passable)
+
+  def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    return spread(carry[0]), carry[0]
+
+  start = (inputs == START).reshape(cells)
+  reached, _ = jax.lax.while_loop(
+    lambda carry: jnp.any(carry[0] != carry[1]),
+    body,
+    (spread(start), start),
+  )
+  return jnp.any(reached & goal, axis=(1, 2))

@@ -1,0 +1,227 @@
+"""TRM, HRM and URM against their pseudo-code in PyTorch."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import model_examples as examples
+import numpy as np
+import pytest
+from tests_support import ROOT, strict_dtypes
+
+from loopjax.errors import UserError
+from loopjax.models import MODELS, supervised
+from loopjax.types import TaskSpec
+
+FIXTURES = ROOT / "tests" / "fixtures"
+SPEC = TaskSpec(7, 6, tuple((i,) for i in range(6)))
+SIZES = {
+  "width": 8, "num_heads": 2, "num_layers": 2, "mlp_ratio": 1.5,
+  "num_loops": 3, "num_cycles": 3, "num_memory_tokens": 3, "exploration": 0.0,
+  "precision": "float32",
+}  # fmt: skip
+# By the names of the fixtures; the first part is the family's.
+CONFIGS = {
+  "trm_attention": {"num_latent_steps": 2},
+  "trm_mlp": {
+    "num_latent_steps": 2, "mixer": "mlp", "num_heads": 8, "token_mlp_width": 5,
+  },
+  "hrm": {"num_low_steps": 2},
+  "urm": {"num_inner_steps": 2},
+}  # fmt: skip
+NAMES = sorted(CONFIGS)
+PUBLISHED = {  # Parameters without the puzzle vector; HRM's and URM's too.
+  "trm_attention": 6_828_034,
+  "trm_mlp": 5_028_866,
+  "hrm": 27_275_266,
+  "urm": 13_662_210,
+}
+
+
+def model_of(name, **changes):
+  """(family, config)."""
+  family = MODELS[name.partition("_")[0]]
+  return family, family.Config(**{**SIZES, **CONFIGS[name], **changes})
+
+
+@functools.cache
+def stored(name):
+  """What PyTorch computed, by name."""
+  return dict(np.load(FIXTURES / f"{name}.npz"))
+
+
+def params_of(name):
+  """The parameters of the fixture, in our tree."""
+  family, config = model_of(name)
+  tree = examples.params_of(family, config, SPEC)
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: jnp.asarray(stored(name)[f"parameter/{_name(path)}"]), tree
+  )
+
+
+def _name(path):
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+@functools.cache
+def step_of(family, config):
+  """One segment: (loss, metrics), gradients, of parameters and a batch."""
+
+  @strict_dtypes()
+  def run(params, batch, key):
+    model = examples.merged(family, config, SPEC, params)
+    return family.loss(model, batch, key, jnp.zeros((), jnp.int32), None)
+
+  grad = jax.value_and_grad(run, has_aux=True)
+  return jax.jit(grad, compiler_options=examples.FAST)
+
+
+def train(model, params, data, num_steps):
+  """[(loss, metrics, gradients)] of segments, state carried between them."""
+  family, config = model
+  rows, found = data["inputs"].shape[1], []
+  carried = family.init_carried(config, SPEC, rows)
+  for step in range(num_steps):
+    batch = {name: data[name][step] for name in supervised.ENTRIES}
+    (total, metrics), grads = step_of(family, config)(
+      params, {**batch, "carried": carried}, jax.random.key(0)
+    )
+    carried = metrics["carried"]
+    found.append((total, metrics, grads))
+  return found
+
+
+def data(num_steps=1, rows=2):
+  random = np.random.default_rng(0)
+  shape = (num_steps, rows, SPEC.sequence_length)
+  inputs, targets = random.integers(0, SPEC.vocab_size, (2, *shape))
+  weights = np.ones(shape, np.float32)
+  return {
+    "inputs": inputs.astype(np.int32),
+    "targets": targets.astype(np.int32),
+    "weights": weights,
+  }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_segments_are_those_of_the_pseudo_code(name):
+  """Losses, gradients and who halts; the second goes on, or takes the next."""
+  expected = stored(name)
+  start = supervised.start(len(expected["start"]), (1, 1, 8))
+  np.testing.assert_allclose(expected["start"], [y[0, 0] for y in start])
+  found = train(model_of(name), params_of(name), expected, 2)
+  for step, (total, metrics, grads) in enumerate(found):
+    rows = metrics["carried"].by_example
+    np.testing.assert_allclose(total, expected[f"{step}/loss"], rtol=1e-5)
+    np.testing.assert_array_equal(rows.halted, expected[f"{step}/halted"])
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+      wanted = expected[f"{step}/gradient/{_name(path)}"]
+      np.testing.assert_allclose(
+        grad, wanted, atol=3e-5, rtol=2e-4, err_msg=_name(path)
+      )
+  halted = expected["0/halted"]
+  assert 0 < halted.sum() < len(halted)
+  np.testing.assert_array_equal(rows.steps, 2 - halted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_forward_pass_is_segments_in_a_row(name):
+  expected, (family, config) = stored(name), model_of(name)
+  call = family, config, SPEC, expected["inputs"][0], params_of(name)
+  output = examples.run(*call, num_loops=2, trace=("margin",))
+  one = examples.run(*call, num_loops=1)
+  # Float32 after up to 34 blocks, in float64 there.
+  np.testing.assert_allclose(one.logits, expected["0/logits"], atol=2e-4)
+  on = ~expected["0/halted"]  # Those that PyTorch kept for a second segment.
+  np.testing.assert_allclose(
+    output.logits[on], expected["1/logits"][on], atol=2e-4
+  )
+  margin, q = output.trace["margin"], expected["0/halting"]
+  wants = q[:, 0] - q[:, 1] if name == "hrm" else q[:, 0]
+  np.testing.assert_allclose(margin[0], wants, atol=2e-4)
+  steps = np.where(margin[0] > 0, 1, 2)
+  np.testing.assert_array_equal(output.stats["halt_steps"], steps)
+
+
+def test_pytorch_still_says_so():
+  """The fixtures are what their script makes."""
+  pytest.importorskip("torch")
+  sys.path.append(str(FIXTURES))
+  import make_peers
+
+  assert set(make_peers.PEERS) == set(NAMES)
+  for name in NAMES:
+    expected, made = stored(name), make_peers.segments(name)
+    assert expected.keys() == {*made, "made_with"}
+    for key, value in made.items():
+      np.testing.assert_allclose(expected[key], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_numbers_of_parameters(name):
+  """The puzzle vector is a buffer in the authors' code, and not counted."""
+  spec = TaskSpec(11, 81, tuple((i,) for i in range(81)))
+  family = MODELS[name.partition("_")[0]]
+  config = family.Config(**({"mixer": "mlp"} if name == "trm_mlp" else {}))
+  count = examples.count(family, config, spec)
+  assert count == PUBLISHED[name] + config.width
+
+
+def test_a_row_without_segments_left_takes_the_next_example():
+  """After N_sup segments, whatever its head says; and no row before."""
+  model = model_of("trm_attention")
+  params = examples.params_of(*model, SPEC)  # The head says never.
+  batches = data(num_steps=5)
+  found = train(model, params, batches, 5)
+  rows = [metrics["carried"].by_example for _, metrics, _ in found]
+  assert [int(r.steps[0]) for r in rows] == [1, 2, 3, 1, 2]
+  assert [bool(r.halted[0]) for r in rows] == [False, False, True, False, False]
+  for step, r in enumerate(rows):
+    for name in supervised.ENTRIES:
+      taken = batches[name][3 * (step // 3)]
+      np.testing.assert_array_equal(r.example[name], taken)
+  # The fourth segment begins as the first did, with another example.
+  for step in (0, 3):
+    rest = {name: value[step:] for name, value in batches.items()}
+    alone = train(model, params, rest, 1)[0][0]
+    np.testing.assert_allclose(found[step][0], alone, rtol=1e-6)
+
+
+def test_memory_has_no_input_but_the_puzzle_vector():
+  family, config = model_of("trm_attention")
+  model = examples.merged(family, config, SPEC)
+  model.ends.puzzle_vector[...] = jnp.ones(8)
+  x = model.ends.embed(jnp.zeros((1, 6), jnp.int32))[0]
+  np.testing.assert_allclose(x[0], np.full(8, 8**0.5), rtol=1e-6)
+  assert not x[1:3].any()
+  assert x[3:].any()
+  bare = model_of("trm_attention", num_memory_tokens=0)
+  count = examples.count(family, config, SPEC)
+  assert examples.count(*bare, SPEC) == count - 8
+  output = examples.run(*bare, SPEC, jnp.zeros((1, 6), jnp.int32))
+  assert output.logits.shape == (1, 6, 7)
+
+
+@pytest.mark.parametrize(
+  ("name", "changes", "message"),
+  [
+    ("trm", {"mixer": "convolution"}, "mixer='convolution'"),
+    ("trm", {"token_mlp_width": 64}, "token_mlp_width has no effect while"),
+    ("trm", {"mixer": "mlp", "num_heads": 4}, "num_heads has no effect while"),
+    ("trm", {"mixer": "mlp", "positions": "grid"}, "positions has no effect"),
+    ("trm", {"num_latent_steps": 0}, "num_latent_steps=0"),
+    ("hrm", {"num_low_steps": 0}, "num_low_steps=0"),
+    ("urm", {"num_inner_steps": 0}, "num_inner_steps=0"),
+    ("hrm", {"num_loops": 0}, "num_loops=0"),
+    ("trm", {"num_cycles": 0}, "num_cycles=0"),
+    ("urm", {"exploration": 1.5}, "exploration=1.5"),
+    ("urm", {"token_loss": "hinge"}, "token_loss='hinge'"),
+    ("trm", {"positions": "none", "rope_base": 9.0}, "rope_base has no effect"),
+    ("hrm", {"width": 36}, "model.width=36"),
+  ],
+)
+def test_impossible_models_are_named(name, changes, message):
+  with pytest.raises(UserError, match=message) as caught:
+    MODELS[name].Config(**changes)
+  assert "\n" not in str(caught.value)
