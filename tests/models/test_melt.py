@@ -482,7 +482,7 @@ def test_a_full_cache_stays_as_it_is():
   cache, one = melt.empty_cache(model, 2, 4), jnp.ones((2, 1), bool)
   for place in range(5):
     _, cache = read(params, TOKENS[:, place : place + 1], cache, one)
-  full = cache._replace(length=cache.length + 1)
+  full = dataclasses.replace(cache, length=cache.length + 1)
   _, after = read(params, TOKENS[:, :1], full, one)
   np.testing.assert_array_equal(after.key, full.key)
   np.testing.assert_array_equal(after.value, full.value)
