@@ -32,6 +32,8 @@ PRESETS = {
       "width": 32, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
       "num_memory_heads": 2, "key_width": 16, "value_width": 16,
       "mlp_ratio": 1.0, "window": 12, "num_passes": 4, "init_std": 0.12,
+      # Every pass forgets: with the default, four drop the earlier window.
+      "A_range": (0.0, 1.0),
     },
     "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
     "run": {

@@ -67,8 +67,7 @@ def test_what_a_token_leaves_is_the_latent_of_its_last_loop(kept):
     np.testing.assert_array_equal(hidden[row], one[0][row])
   caches = [one[-1] for one in fewer]
   expected = some_rows((0, 1, 2) if kept == "copy" else (2, 2, 2), caches)
-  for got, want in zip(cache, expected, strict=True):
-    np.testing.assert_array_equal(got, want)
+  jax.tree.map(np.testing.assert_array_equal, cache, expected)
   assert np.abs(caches[0].key - caches[2].key).max() > 1e-2
 
 
