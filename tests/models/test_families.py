@@ -83,7 +83,7 @@ VALUES = {
   "exit_gate": ("alone",), "entropy_weight": (0.5,),
   # UTM.
   "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
-  "positions": ("offset",), "step_embedding": ("clamp",),
+  "positions": ("offset", "overlap"), "step_embedding": ("clamp",),
   "halting": ("ponder",), "router_bias": (1.0,), "router_input": ("state",),
   "forced_remainder": (False,), "freeze": ("post",), "ponder_weight": (0.5,),
   "ponder_warmup_steps": (9,), "ponder_over": ("cells",),
