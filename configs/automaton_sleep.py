@@ -5,9 +5,9 @@
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
 
   tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. Exact
-          match in three seeds 0.468, 0.480, 0.907; with N = 1, one minute, at
-          its best rate, 4e-3: 0.604, 0.401, 0.873. What earlier seeds showed
-          does not hold: benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
+          match in three seeds 0.916, 0.959, 0.684; with N = 1, one minute,
+          and the settings that are best for it, 0.404, 0.650, 0.599:
+          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run.
   smoke   what the tests run.

@@ -97,7 +97,8 @@ class Engine:
       ("prompt_part", prompt_part, 2),  # Families decode one.
     ):
       check_range(name, value, least, 2**31 - 1)
-    self.num_slots, self._params = num_slots, params
+    devices = jax.tree.leaves(params)[0].devices()
+    self.num_slots, self._params = num_slots, _placed(params, devices)
     model: Any = nnx.merge(graphdef, params)
     spec, config = model.spec, model.config
     self._num_tokens = spec.vocab_size - spec.num_padding_tokens
@@ -117,7 +118,7 @@ class Engine:
       self.cache_kind,
       self.exit_rule,
       exit_kept,
-      next(iter(jax.tree.leaves(params)[0].devices())).platform,
+      next(iter(devices)).platform,
     )
     _check_kinds(reader, config)
     self.max_tokens = max_tokens if sizes.grows(reader, params) else None
@@ -130,7 +131,7 @@ class Engine:
         vocab_size=spec.vocab_size,
       )
     )
-    self._state = make(params)
+    self._state = _placed(make(params), devices)
     self.cache_bytes = sum(x.nbytes for x in jax.tree.leaves(self._state.cache))
     self._programs = program.programs(
       reader, reader.batch_axes(params), tokens_per_dispatch
@@ -315,6 +316,11 @@ class Engine:
     left = len(text.request.prompt) - text.num_read
     fits = [size for size in self._parts if size >= left]
     return fits[0] if fits else self._parts[-1]
+
+
+def _placed(tree: Any, devices: set[jax.Device]) -> Any:
+  """Sharded as programs' results, so that they are not compiled again."""
+  return jax.device_put(tree, *devices) if len(devices) == 1 else tree
 
 
 def _prompts(

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import generate_examples as examples
+import jax
 import numpy as np
 import pytest
 from generate_examples import (
@@ -15,8 +17,10 @@ from generate_examples import (
   written_out,
 )
 
+from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.generate import sizes
+from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Request
 from loopjax.generate.sampling import Sampling
 from loopjax.models import CAUSAL
@@ -80,6 +84,18 @@ def test_attention_looks_at_no_more_places_than_are_needed(
     )
   # Eight tokens of the prompt and four new ones; of these one is not read.
   assert spans == [12, 16, 24, 24]
+
+
+def test_a_program_is_compiled_once_whatever_holds_the_parameters():
+  """Those of a run have the sharding of a mesh, even of one device."""
+  family, graphdef, params = examples.model_of("looped")
+  mesh = sharding.make_mesh(sharding.Config(), jax.local_devices()[:1])
+  params = jax.device_put(params, sharding.replicated(mesh))
+  engine = Engine(family, graphdef, params, num_slots=1, max_tokens=LENGTH)
+  for _ in range(2):
+    engine.generate([Request(PROMPTS[0], 9, GREEDY)])
+  assert engine._programs.prefill._cache_size() == 1
+  assert engine._programs.decode._cache_size() == 1
 
 
 @pytest.mark.parametrize("options", [
