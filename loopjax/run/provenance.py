@@ -22,14 +22,13 @@ def environment() -> dict[str, Any]:
       "loopjax": loopjax.__version__,
       **{name: metadata.version(name) for name in packages},
     },
-    "revision": _revision(),
+    "revision": _revision(pathlib.Path(loopjax.__file__).parent),
     "command": shlex.join(["python", *sys.orig_argv[1:]]),
   }
 
 
-def _revision() -> str:
-  """Commit of the running checkout, or "" outside of one."""
-  package = pathlib.Path(__file__).parent
+def _revision(package: pathlib.Path) -> str:
+  """Commit of the checkout that has the package at its root; "" outside one."""
 
   def git(*arguments: str) -> str:
     return subprocess.run(

@@ -1,0 +1,48 @@
+"""Provenance: the revision is that of the checkout which the code runs from."""
+
+import pathlib
+import subprocess
+
+import loopjax
+from loopjax.run import provenance
+
+
+def git(folder, *arguments):
+  named = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
+  return subprocess.run(
+    ["git", *named, *arguments],
+    cwd=folder, capture_output=True, text=True, check=True,
+  ).stdout.strip()  # fmt: skip
+
+
+def test_the_revision_is_of_the_checkout_around_the_package(tmp_path):
+  package = tmp_path / "project" / "loopjax"
+  package.mkdir(parents=True)
+  assert provenance._revision(package) == ""
+  git(package.parent, "init", "-q")
+  (package / "file.py").write_text("x = 1\n")
+  git(package.parent, "add", ".")
+  git(package.parent, "commit", "-q", "-m", "first")
+  commit = git(package.parent, "rev-parse", "HEAD")[:12]
+  assert provenance._revision(package) == commit
+  (package / "file.py").write_text("x = 2\n")
+  assert provenance._revision(package) == f"{commit}-dirty"
+
+
+def test_a_package_inside_another_checkout_has_none(tmp_path):
+  package = tmp_path / "other" / "site-packages" / "loopjax"
+  package.mkdir(parents=True)
+  git(tmp_path / "other", "init", "-q")
+  (package / "file.py").write_text("x = 1\n")
+  git(tmp_path / "other", "add", ".")
+  git(tmp_path / "other", "commit", "-q", "-m", "first")
+  assert provenance._revision(package) == ""
+
+
+def test_a_run_records_the_revision_of_this_package(monkeypatch):
+  asked = []
+  monkeypatch.setattr(
+    provenance, "_revision", lambda package: asked.append(package) or "abc"
+  )
+  assert provenance.environment()["revision"] == "abc"
+  assert asked == [pathlib.Path(loopjax.__file__).parent]
