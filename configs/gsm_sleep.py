@@ -1,7 +1,7 @@
 """Sleep on word problems among distractors; figures 4 and 5 of the paper.
 
   python -m loopjax.main --config=configs/gsm_sleep.py
-  python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=looplm
+  python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
 
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_passes` is N. The
 paper fine-tunes pre-trained models; here half attention and half memory start
@@ -118,5 +118,5 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   return {
     "passes": config_lib.product(passes, seeds),  # Figure 4.
     "sliding": config_lib.product(sliding, passes[:3], seeds),  # Figure 5.
-    "looplm": [*first, warm_up, whole],  # Section 6.4.
+    "stages": [*first, warm_up, whole],  # Section 6.4.
   }

@@ -22,7 +22,7 @@ def stages(workdir):
     "gsm_sleep", f"smoke,looplm,{SHORT},model.num_layers=2,model.num_passes=2"
   )
   sweeps = namespace("gsm_sleep")["sweeps"]
-  items = items_lib.make_items(config, sweeps, "looplm", {}, workdir)
+  items = items_lib.make_items(config, sweeps, "stages", {}, workdir)
   for item in items:
     one = config.copy_and_resolve_references()
     config_lib.override(one, item.overrides)

@@ -35,8 +35,8 @@ _MEMORY = flags.DEFINE_float(
 _GENERATE = flags.DEFINE_bool(
   "generate", False, "How many texts can be generated at once, on one chip?"
 )
-_TOKENS = flags.DEFINE_list(
-  "tokens", [], "With --generate: lengths of texts [the config's rows]."
+_LENGTHS = flags.DEFINE_list(
+  "lengths", [], "With --generate: tokens of a text [the config's rows]."
 )
 _DTYPE = flags.DEFINE_enum(
   "dtype",
@@ -60,8 +60,8 @@ def main(argv: list[str]) -> int:
     raise UserError("--config=FILE and --topology=NAME are needed")
   if command_line.WORKDIR.value:
     raise UserError("--workdir has no effect: nothing is written")
-  if _TOKENS.value and not _GENERATE.value:
-    raise UserError(f"--tokens={','.join(_TOKENS.value)} needs --generate")
+  if _LENGTHS.value and not _GENERATE.value:
+    raise UserError(f"--lengths={','.join(_LENGTHS.value)} needs --generate")
   where = topology.parse(_TOPOLOGY.value)
   if where.kind == "cpu":
     jax.config.update("jax_num_cpu_devices", where.sizes[0])
@@ -107,12 +107,12 @@ def _generation(settings: Any, machine: Any) -> int:
   from loopjax.fit import generation
 
   try:
-    lengths = [int(length) for length in _TOKENS.value]
+    lengths = [int(length) for length in _LENGTHS.value]
   except ValueError:
     lengths = [0]
   if any(length < 2 for length in lengths):
     raise UserError(
-      f"--tokens={','.join(_TOKENS.value)}: lengths of at least 2"
+      f"--lengths={','.join(_LENGTHS.value)}: lengths of at least 2"
     )
   model = generation.model_of(settings, machine, _DTYPE.value)
   print(generation.headline(model, machine), flush=True)

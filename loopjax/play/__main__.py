@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     ),
   )
   parser.add_argument(
-    "workdir", type=pathlib.Path, metavar="WORKDIR", help="of a run"
+    "workdir", type=pathlib.Path, metavar="WORKDIR", help="a run"
   )
   parser.add_argument(
     "--prompt",

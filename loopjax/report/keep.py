@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     nargs="+",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="of a run that is complete",
+    help="a run that is complete",
   )
   parser.add_argument(
     "--out", type=pathlib.Path, required=True, help="folder to write to"

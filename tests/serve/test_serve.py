@@ -219,8 +219,8 @@ def test_log_probabilities(served):
     ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
     ({"prompt": ["a"] * 129}, "prompt", "129 prompts are more than 128"),
     ({"prompt": "x" * 300}, "prompt", "room for 200"),
-    ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than 100"),
-    ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than 49"),
+    ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
+    ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
     ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
     ({"prompt": "x", "max_tokens": True}, "max_tokens", "an integer from 1"),
@@ -242,7 +242,7 @@ def test_log_probabilities(served):
     ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
     ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
     ({"prompt": "x", "mesages": []}, "mesages", "there is no field"),
-    ({"prompt": "x", "model": "gpt"}, "model", "there is 'tiny'"),
+    ({"prompt": "x", "model": "gpt"}, "model", "this server has 'tiny'"),
   ],
 )
 def test_mistakes_are_named(served, fields, param, message):

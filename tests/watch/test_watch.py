@@ -213,7 +213,7 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    ([], "workdirs"),
+    ([], "WORKDIR"),
     (["nowhere"], "nowhere contains no run"),
     (["nowhere", "--every=0"], "--every=0 must be"),
   ],

@@ -274,7 +274,7 @@ GSM = Paper(
       panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
-    "looplm": Sweep(
+    "stages": Sweep(
       title="Memory inserted into a LoopLM: that, a warm-up, and all together",
       source="section 6.4; the paper prints no numbers of its stages",
       columns=(*_OPERATIONS, _EXACT),
