@@ -13,7 +13,7 @@ COMMANDS = (
   "report.__main__", "report.keep", "watch.__main__",
 )  # fmt: skip
 SAID = {
-  "checkpoint": r"its step \[the newest\]",
+  "checkpoint": r"step \[the newest\]",
   "limit": r"questions .*\[all\]",
   "num_loops": r"loops \[as the run is evaluated\]",
   "out": r"(where|folder) to write.*",

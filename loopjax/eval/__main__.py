@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     "--zero_shot", action="store_true", help="no examples before the question"
   )
   parser.add_argument(
-    "--num_loops", type=int, help="loops [as in the run's evaluation]"
+    "--num_loops", type=int, help="loops [as the run is evaluated]"
   )
   parser.add_argument(
     "--exit_threshold", type=float, help="for models with early exits"

@@ -142,8 +142,7 @@ class Engine:
     self._waiting: collections.deque[_Text] = collections.deque()
     self._reading: dict[int, _Text] = {}  # By slot, in order of arrival.
     self._writing: dict[int, _Text] = {}
-    self._free = list(range(num_slots))[::-1]
-    self._next_number = 0
+    self._free, self._next_number = list(range(num_slots))[::-1], 0
 
   def add(self, request: Request) -> int:
     """Queues a request; returns its number.

@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
   )
-  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
+  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
   parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
   parser.add_argument(
     "--exit_rule", choices=exits.RULES, help="[the gate, where there is one]"

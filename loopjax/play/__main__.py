@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--num_loops", type=int, help="loops [as the run is evaluated]"
   )
-  parser.add_argument("--checkpoint", type=int, help="its step [the newest]")
+  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
   parser.add_argument(
     "--export", type=pathlib.Path, help="write the page here and serve nothing"
   )
