@@ -5,7 +5,7 @@
 Source: arXiv 2512.14693 and the authors' code. A step is one segment of
 supervision: an example takes up to model.num_loops steps. Presets:
 
-  tiny    6x6 boards, 5 minutes of one CPU core. Exact match 0.920:
+  tiny    6x6 boards, about 5 minutes of one CPU core. Exact match 0.920:
           docs/families/peers.md.
   nine    9x9 boards, as `nine` of sudoku_utm.py. 32 minutes of one CPU core by
           its step. Not run.
