@@ -63,6 +63,27 @@ def run_loop(
   return carry, records, jnp.asarray(num_steps)
 
 
+def repeat(
+  fn: Callable[[Carry], Carry],
+  carry: Carry,
+  num_steps: int,
+  *,
+  kind: str = "scan",
+  remat: str = "none",
+) -> Carry:
+  """`run_loop` of a function without records; the carry itself for 0 steps."""
+  if not num_steps:
+    return carry
+  carry, _, _ = run_loop(
+    lambda carry, _: (fn(carry), None),
+    carry,
+    num_steps,
+    kind=kind,
+    remat=remat,
+  )
+  return carry
+
+
 def run_truncated(
   step_fn: Callable[[Carry, Array], tuple[Carry, Any]],
   carry: Carry,

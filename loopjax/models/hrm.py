@@ -5,28 +5,19 @@ algorithm is `Model.recurse`, and what surrounds it `supervised.loss`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
 
-from loopjax import checks
 from loopjax.loop import driver
-from loopjax.models import supervised
+from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, post_norm, remat
 from loopjax.nn.shape import Shape
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  Carried,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
 TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
-loss = supervised.loss
-NUM_STATES = 2  # High-level z_H, which is read out, and low-level z_L.
+loss, init_carried = supervised.loss, supervised.init_carried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +51,7 @@ class Config:
   exploration: float = 0.1
   token_loss: str = "stablemax"
   precision: str = "bfloat16"
+  num_states: ClassVar[int] = 2  # z_H, which is read out, and z_L.
 
   def __post_init__(self) -> None:
     supervised.check(self, num_layers=1, num_cycles=1, num_low_steps=1)
@@ -81,9 +73,7 @@ class Model(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    checks.one_document(spec, "sees a whole row at once")
     self.config, self.spec, self.options = config, spec, options
-    self.num_states = NUM_STATES
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes = config.block_shape()
@@ -100,25 +90,18 @@ class Model(nnx.Module):
         ]
       )
 
-    self.ends = supervised.Ends(
-      config.width, config.num_memory_tokens, spec, continues=True, **shared
-    )
+    self.ends = ends.Ends(config, spec, continues=True, rngs=rngs)
     self.low, self.high = network(), network()
 
   def recurse(
     self, x: Array, state: supervised.State, kind: str
   ) -> supervised.State:
-    """N cycles of T low steps and a high one (equations 1 and 2).
+    """N cycles of T low-level steps and a high-level one, on (z_H, z_L).
 
-    The gradient is that of the last low and the last high step alone (the
+    Equations 1 and 2. Only the last step of each network has a gradient (the
     one-step gradient approximation).
-
-    Args:
-      x: embedded inputs, f32 [B, S, D].
-      state: z_H and z_L, the same shape.
-      kind: of the loops, see `driver.run_loop`.
     """
-    config, view = self.config, supervised.view(self)
+    config, view = self.config, ends.view(self)
 
     def low(z_h: Array, z_l: Array) -> Array:  # f_L
       return post_norm.run_layers(self.low, z_l + z_h + x, view)
@@ -127,49 +110,24 @@ class Model(nnx.Module):
       return post_norm.run_layers(self.high, z_h + z_l, view)
 
     def low_steps(state: supervised.State, num: int) -> supervised.State:
-      def step(z_l: Array, i: Array) -> tuple[Array, None]:
-        return low(state[0], z_l), None
+      z_h, z_l = state
+      return z_h, driver.repeat(lambda z: low(z_h, z), z_l, num, kind=kind)
 
-      z_l, _, _ = driver.run_loop(step, state[1], num, kind=kind)
-      return state[0], z_l
-
-    def cycle(
-      state: supervised.State, k: Array
-    ) -> tuple[supervised.State, None]:
+    def cycle(state: supervised.State) -> supervised.State:
       z_h, z_l = low_steps(state, config.num_low_steps)
-      return (high(z_h, z_l), z_l), None
+      return high(z_h, z_l), z_l
 
     def last(state: supervised.State) -> supervised.State:
       z_h, z_l = state
       z_l = low(z_h, z_l)
       return high(z_h, z_l), z_l
 
-    if config.num_cycles > 1:
-      state, _, _ = driver.run_loop(
-        cycle, state, config.num_cycles - 1, kind=kind
-      )
-    if config.num_low_steps > 1:
-      state = low_steps(state, config.num_low_steps - 1)
+    state = driver.repeat(cycle, state, config.num_cycles - 1, kind=kind)
+    state = low_steps(state, config.num_low_steps - 1)
     last = remat.rematerialised(last, self.options.remat, prevent_cse=True)
     return last(jax.lax.stop_gradient(state))
 
-  def __call__(
-    self,
-    inputs: Array,
-    *,
-    num_loops: int | None = None,
-    kind: str | None = None,
-    trace: tuple[str, ...] = (),
-  ) -> Output:
-    """Predicts every token at once, see `supervised.run`."""
-    return supervised.run(self, inputs, num_loops, kind, trace)
-
-
-def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
-  """What the first step receives: rows without examples."""
-  return supervised.init_carried(
-    NUM_STATES, config.width, config.num_memory_tokens, spec, batch_size
-  )
+  __call__ = supervised.run
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
@@ -182,8 +140,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   tokens = config.num_memory_tokens + spec.sequence_length
   network = config.num_layers * block.flops(config.block_shape(), tokens)
   return supervised.costs(
+    config,
     spec,
-    config.width,
     num_loops,
     segment=config.num_cycles * (config.num_low_steps + 1) * network,
     with_gradient=2 * network,

@@ -1,28 +1,28 @@
-"""What TRM, HRM and URM share: both ends of the model, and its supervision.
+"""What TRM, HRM and URM share: deep supervision of segments.
 
-Their states are tuples of arrays f32 [B, S, D], S = M + T; the first is read
-out. A model of these families has `ends` (`Ends`), `num_states`, and
+Their states are tuples of `Config.num_states` arrays f32 [B, S, D], S = M + T;
+the first is read out. A model of these families has `ends` (`ends.Ends`) and
 
   recurse(x, state, kind) -> state
 
-one segment of supervision, with the gradient that the paper gives it. The
-families write nothing but that.
+which computes one segment of supervision, with the gradient that the paper
+gives it, from the embedded inputs x, f32 [B, S, D]; `kind` says how its loops
+run, "scan" or "unroll". A family's file holds that and its network.
 """
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import attention, linear, rope, shape
+from loopjax.nn import linear, rope, shape
 from loopjax.nn.shape import Shape
 from loopjax.protocols import Frozen
 from loopjax.types import (
@@ -32,7 +32,6 @@ from loopjax.types import (
   Carried,
   Metrics,
   Output,
-  Precision,
   TaskSpec,
 )
 
@@ -81,69 +80,6 @@ def block_shape(width: int, num_heads: int, mlp_ratio: float) -> Shape:
   )
 
 
-class Ends(nnx.Module):
-  """Input embedding, read-out and halting head.
-
-  The M positions before the task's tokens are inputs of zeros, except the
-  first: the puzzle vector, which is learned and starts at zero. All of them
-  have states, so they are memory that a segment can write. The halting head
-  reads the first position: q_halt, and q_continue, which only a model that
-  learns it (`continues`) has a use for. The others keep it for the papers'
-  numbers of parameters.
-  """
-
-  def __init__(
-    self,
-    width: int,
-    num_memory: int,
-    spec: TaskSpec,
-    *,
-    continues: bool = False,
-    precision: Precision,
-    rngs: nnx.Rngs,
-  ):
-    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-    self.token_embedding = linear.embedding(spec.vocab_size, width, **shared)
-    if num_memory:
-      self.puzzle_vector = nnx.Param(jnp.zeros((width,), precision.params))
-    self.head = linear.readout(width, spec.vocab_size, use_bias=False, **shared)
-    self.halt_head = linear.readout(
-      width, 2, bias=-5.0, init=nnx.initializers.zeros_init(), **shared
-    )
-    self.width, self.num_memory = width, num_memory
-    self.continues = continues
-
-  def embed(self, inputs: Array) -> Array:
-    """x: sqrt(D) times the embeddings, memory first, f32 [B, S, D]."""
-    x = self.token_embedding(inputs)
-    if self.num_memory:
-      memory = jnp.zeros((len(x), self.num_memory, self.width), x.dtype)
-      memory = memory.at[:, 0].set(self.puzzle_vector[...][None])
-      x = jnp.concatenate([memory, x], axis=1)
-    return math.sqrt(self.width) * x
-
-  def read_out(self, state: State) -> tuple[Array, Array]:
-    """(logits f32 [B, T, V], q_halt and q_continue f32 [B, 2])."""
-    cells = state[0][:, self.num_memory :]
-    return self.head(cells), self.halt_head(state[0][:, 0])
-
-  def margin(self, q: Array) -> Array:
-    """By how much the head is for halting, f32 [B]: above 0 it is."""
-    return q[:, 0] - q[:, 1] if self.continues else q[:, 0]
-
-
-def view(model: Any) -> attention.View:
-  """Rotary positions of memory and of the task's tokens; all see all."""
-  config = model.config
-  positions = rope.positions_after_memory(
-    config.positions, config.num_memory_tokens, model.spec.coordinates
-  )
-  head_width = config.block_shape().head_width
-  return attention.View(
-    rope.rope_tables(positions, head_width, config.rope_base)
-  )
-
-
 def start(num_states: int, sizes: tuple[int, int, int]) -> State:
   """Initial states: fixed random vectors, each the same at all positions.
 
@@ -160,19 +96,36 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
   return tuple(jnp.broadcast_to(v[None, None], sizes) for v in vectors)
 
 
+def last_with_gradient(
+  cycle: Callable[[State], State], state: State, num_cycles: int, kind: str
+) -> State:
+  """The state after cycles, of which only the last has a gradient."""
+  _, state, _ = driver.run_truncated(
+    lambda state, _: (cycle(state), None),
+    state,
+    num_cycles,
+    num_with_gradient=1,
+    want_first=False,
+    kind=kind,
+  )
+  return state
+
+
 def run(
   model: Any,
   inputs: Array,
-  num_loops: int | None,
-  kind: str | None,
-  trace: tuple[str, ...],
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
+  trace: tuple[str, ...] = (),
 ) -> Output:
-  """Segment after segment from the initial state, without halting.
+  """Predicts every token at once, after K segments from the initial state.
 
-  Arguments are those of `protocols.Model.__call__`; a loop is a segment.
-  TRACES: "hidden" the state that is read out, f32 [K, B, S, D]; "prediction"
-  i32 and "confidence" f32 [K, B, T] of its read-out; "halting" the logit to
-  halt, f32 [K, B].
+  The `__call__` of the models, see `protocols.Model`; a loop is a segment. All
+  of them run: "halt_steps" says after which one the head would have halted.
+  TRACES: "hidden", the state that is read out, f32 [K, B, S, D]; "prediction",
+  i32, and "confidence", f32 [K, B, T], of its read-out; "margin", by how much
+  the head is for halting, f32 [K, B].
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
   num_loops = num_loops or model.config.num_loops
@@ -182,7 +135,7 @@ def run(
   def segment(state: State, k: Array) -> tuple[State, dict[str, Array]]:
     del k
     state = model.recurse(x, jax.lax.stop_gradient(state), _inner(kind))
-    logits, q = model.ends.read_out(state)
+    logits, q = model.ends.read_out(state[0])
     record = {"margin": model.ends.margin(q)}
     if "hidden" in trace:
       record["hidden"] = state[0]
@@ -190,7 +143,7 @@ def run(
       record |= linear.most_likely(logits)
     return state, record
 
-  state = start(model.num_states, x.shape)
+  state = start(model.config.num_states, x.shape)
   state, records, steps_run = driver.run_loop(
     segment, state, num_loops, kind=kind
   )
@@ -198,7 +151,7 @@ def run(
   first = jnp.argmax(halts, axis=0) + 1
   halt_steps = jnp.where(jnp.any(halts, axis=0), first, num_loops)
   return Output(
-    logits=model.ends.read_out(state)[0],
+    logits=model.ends.read_out(state[0])[0],
     losses={},
     stats={
       "halt_steps": halt_steps.astype(jnp.float32),
@@ -214,12 +167,11 @@ def _inner(kind: str) -> str:
   return "unroll" if kind == "unroll" else "scan"
 
 
-def init_carried(
-  num_states: int, width: int, num_memory: int, spec: TaskSpec, batch_size: int
-) -> Carried:
+def init_carried(config: Any, spec: TaskSpec, batch_size: int) -> Carried:
   """Rows that all take an example at the first step."""
-  sizes = (batch_size, num_memory + spec.sequence_length, width)
-  state = tuple(jnp.zeros(sizes) for _ in range(num_states))
+  num_positions = config.num_memory_tokens + spec.sequence_length
+  sizes = (batch_size, num_positions, config.width)
+  state = tuple(jnp.zeros(sizes) for _ in range(config.num_states))
   return Carried(by_example=supervision.empty(state, spec.sequence_length))
 
 
@@ -241,11 +193,11 @@ def loss(
   del step, frozen  # No schedule, no teacher.
   config, kind = model.config, _inner(model.options.kind)
   carried = batch["carried"].by_example
-  fresh = start(model.num_states, carried.state[0].shape)
+  fresh = start(config.num_states, carried.state[0].shape)
   rows = supervision.refilled(carried, batch, fresh)
   x = model.ends.embed(rows.example["inputs"])
   state = model.recurse(x, rows.state, kind)
-  logits, q = model.ends.read_out(state)
+  logits, q = model.ends.read_out(state[0])
 
   targets, weights = rows.example["targets"], rows.example["weights"]
   cross_entropy = jnp.mean(
@@ -262,7 +214,7 @@ def loss(
   is_last = steps >= config.num_loops
   state = jax.lax.stop_gradient(state)
   if model.ends.continues:
-    _, after = model.ends.read_out(model.recurse(x, state, kind))
+    _, after = model.ends.read_out(model.recurse(x, state, kind)[0])
     target = jnp.where(is_last, after[:, 0], jnp.max(after, axis=1))
     target = jax.lax.stop_gradient(jax.nn.sigmoid(target))
     metrics["continue_loss"] = _binary_cross_entropy(q[:, 1], target)
@@ -296,8 +248,8 @@ def _binary_cross_entropy(logits: Array, target: Array) -> Array:
 
 
 def costs(
+  config: Any,
   spec: TaskSpec,
-  width: int,
   num_loops: int,
   *,
   segment: int,
@@ -307,14 +259,14 @@ def costs(
   """FLOPs of one example, see `protocols.Family.costs`.
 
   Args:
+    config: of the model.
     spec: of the task.
-    width: D.
     num_loops: segments.
     segment: forward FLOPs of one.
     with_gradient: the part of them that has a backward pass.
     num_forward: segments that a training step runs.
   """
-  head = 2 * spec.sequence_length * width * spec.vocab_size
+  head = 2 * spec.sequence_length * config.width * spec.vocab_size
   return {
     "flops_per_example": [
       head + segment * (loop + 1) for loop in range(num_loops)

@@ -6,27 +6,19 @@ surrounds it `supervised.loss`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 
 from loopjax import checks
 from loopjax.loop import driver
-from loopjax.models import supervised
+from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, mlp, post_norm
 from loopjax.nn.shape import Shape
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  Carried,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
 TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
-loss = supervised.loss
-NUM_STATES = 2  # Answer y and latent z.
+loss, init_carried = supervised.loss, supervised.init_carried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +58,7 @@ class Config:
   exploration: float = 0.1
   token_loss: str = "stablemax"
   precision: str = "bfloat16"
+  num_states: ClassVar[int] = 2  # The answer y and the latent z.
 
   def __post_init__(self) -> None:
     supervised.check(self, num_layers=1, num_cycles=1, num_latent_steps=1)
@@ -97,13 +90,11 @@ class Model(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    checks.one_document(spec, "sees a whole row at once")
     self.config, self.spec, self.options = config, spec, options
-    self.num_states = NUM_STATES
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes, num_memory = config.block_shape(), config.num_memory_tokens
-    self.ends = supervised.Ends(config.width, num_memory, spec, **shared)
+    self.ends = ends.Ends(config, spec, rngs=rngs)
 
     def layer() -> post_norm.Block:
       mixer: Any = attention.Attention(sizes, **shared)
@@ -122,63 +113,31 @@ class Model(nnx.Module):
   def recurse(
     self, x: Array, state: supervised.State, kind: str
   ) -> supervised.State:
-    """Deep recursion, the last one with a gradient (figure 3).
+    """Deep recursion (figure 3) on the answer and the latent state (y, z).
 
-    Args:
-      x: embedded inputs, f32 [B, S, D].
-      state: the answer y and the latent z, the same shape.
-      kind: of the loops, see `driver.run_loop`.
+    T latent recursions, the last of them with a gradient.
     """
-    config, view = self.config, supervised.view(self)
+    config, view = self.config, ends.view(self)
 
     def net(h: Array) -> Array:
       return post_norm.run_layers(self.layers, h, view)
 
-    def latent_recursion(
-      state: supervised.State, t: Array
-    ) -> tuple[supervised.State, None]:
+    def latent_recursion(state: supervised.State) -> supervised.State:
       y, z = state
-
-      def think(z: Array, i: Array) -> tuple[Array, None]:
-        return net(z + y + x), None  # z <- net(x, y, z), n times.
-
-      z, _, _ = driver.run_loop(
-        think,
+      z = driver.repeat(  # z <- net(x, y, z), n times.
+        lambda z: net(z + y + x),
         z,
         config.num_latent_steps,
         kind=kind,
         remat=self.options.remat,
       )
-      return (net(y + z), z), None  # y <- net(y, z).
+      return net(y + z), z  # y <- net(y, z).
 
-    # T - 1 times without a gradient, then once with it.
-    _, state, _ = driver.run_truncated(
-      latent_recursion,
-      state,
-      config.num_cycles,
-      num_with_gradient=1,
-      want_first=False,
-      kind=kind,
+    return supervised.last_with_gradient(
+      latent_recursion, state, config.num_cycles, kind
     )
-    return state
 
-  def __call__(
-    self,
-    inputs: Array,
-    *,
-    num_loops: int | None = None,
-    kind: str | None = None,
-    trace: tuple[str, ...] = (),
-  ) -> Output:
-    """Predicts every token at once, see `supervised.run`."""
-    return supervised.run(self, inputs, num_loops, kind, trace)
-
-
-def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
-  """What the first step receives: rows without examples."""
-  return supervised.init_carried(
-    NUM_STATES, config.width, config.num_memory_tokens, spec, batch_size
-  )
+  __call__ = supervised.run
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
@@ -195,8 +154,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     layer = config.width * over_tokens + tokens * over_features
   recursion = (config.num_latent_steps + 1) * config.num_layers * layer
   return supervised.costs(
+    config,
     spec,
-    config.width,
     num_loops,
     segment=config.num_cycles * recursion,
     with_gradient=recursion,

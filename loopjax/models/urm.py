@@ -5,29 +5,19 @@ Source: "Universal reasoning model", arXiv 2512.14693. The algorithm is
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
 
-from loopjax import checks
 from loopjax.loop import driver
-from loopjax.models import supervised
+from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, convolution, linear, post_norm
 from loopjax.nn.shape import Shape
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  Carried,
-  LoopOptions,
-  Output,
-  Precision,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, Precision, TaskSpec
 
 TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
-loss = supervised.loss
-NUM_STATES = 1
+loss, init_carried = supervised.loss, supervised.init_carried
 KERNEL = 2  # Tokens that the convolution sees: the one before, and its own.
 
 
@@ -62,6 +52,7 @@ class Config:
   exploration: float = 0.1
   token_loss: str = "stablemax"
   precision: str = "bfloat16"
+  num_states: ClassVar[int] = 1
 
   def __post_init__(self) -> None:
     supervised.check(self, num_layers=1, num_cycles=1, num_inner_steps=1)
@@ -111,15 +102,11 @@ class Model(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    checks.one_document(spec, "sees a whole row at once")
     self.config, self.spec, self.options = config, spec, options
-    self.num_states = NUM_STATES
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes = config.block_shape()
-    self.ends = supervised.Ends(
-      config.width, config.num_memory_tokens, spec, **shared
-    )
+    self.ends = ends.Ends(config, spec, rngs=rngs)
     self.layers = nnx.List(
       [
         post_norm.Block(
@@ -134,58 +121,29 @@ class Model(nnx.Module):
   def recurse(
     self, x: Array, state: supervised.State, kind: str
   ) -> supervised.State:
-    """Cycles of inner steps, the last with a gradient (truncated
-    back-propagation through loops).
+    """Cycles of inner steps on the state (h,), the last with a gradient.
 
-    Args:
-      x: embedded inputs, f32 [B, S, D].
-      state: h, the same shape.
-      kind: of the loops, see `driver.run_loop`.
+    Truncated back-propagation through loops.
     """
-    config, view = self.config, supervised.view(self)
+    config, view = self.config, ends.view(self)
 
-    def inner(h: Array, i: Array) -> tuple[Array, None]:
-      return post_norm.run_layers(self.layers, h + x, view), None
+    def inner_step(h: Array) -> Array:
+      return post_norm.run_layers(self.layers, h + x, view)
 
-    def cycle(
-      state: supervised.State, k: Array
-    ) -> tuple[supervised.State, None]:
-      h, _, _ = driver.run_loop(
-        inner,
-        state[0],
+    def cycle(state: supervised.State) -> supervised.State:
+      (h,) = state
+      h = driver.repeat(
+        inner_step,
+        h,
         config.num_inner_steps,
         kind=kind,
         remat=self.options.remat,
       )
-      return (h,), None
+      return (h,)
 
-    _, state, _ = driver.run_truncated(
-      cycle,
-      state,
-      config.num_cycles,
-      num_with_gradient=1,
-      want_first=False,
-      kind=kind,
-    )
-    return state
+    return supervised.last_with_gradient(cycle, state, config.num_cycles, kind)
 
-  def __call__(
-    self,
-    inputs: Array,
-    *,
-    num_loops: int | None = None,
-    kind: str | None = None,
-    trace: tuple[str, ...] = (),
-  ) -> Output:
-    """Predicts every token at once, see `supervised.run`."""
-    return supervised.run(self, inputs, num_loops, kind, trace)
-
-
-def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
-  """What the first step receives: rows without examples."""
-  return supervised.init_carried(
-    NUM_STATES, config.width, config.num_memory_tokens, spec, batch_size
-  )
+  __call__ = supervised.run
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
@@ -202,8 +160,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     * (block.flops(sizes, tokens) + taps)
   )
   return supervised.costs(
+    config,
     spec,
-    config.width,
     num_loops,
     segment=config.num_cycles * cycle,
     with_gradient=cycle,
