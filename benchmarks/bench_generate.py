@@ -30,7 +30,7 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax import subject as subject_lib
+from loopjax import language_model as language_model_lib
 from loopjax import trained
 from loopjax.analysis import view
 from loopjax.generate import source
@@ -173,19 +173,19 @@ def exits():
   num, rows, losses = 128, [], {}
   full = {"full": {}}
   if _WORKDIR.value:
-    subject = subject_lib.load(pathlib.Path(_WORKDIR.value))
-    loops = subject.call["num_loops"]
+    language_model = language_model_lib.load(pathlib.Path(_WORKDIR.value))
+    loops = language_model.call["num_loops"]
     forms = {
       f"num_loops {n}": {"num_loops": n} for n in range(1, loops)
     } | {
       f"gate at {x}": {"exit_threshold": float(x)} for x in _THRESHOLDS.value
     }  # fmt: skip
     losses = {
-      form: read_out(subject, **options)
+      form: read_out(language_model, **options)
       for form, options in (forms | full).items()
     }
     make = lambda size: source.make_engine(  # noqa: E731
-      subject, num_slots=size, max_tokens=256
+      language_model, num_slots=size, max_tokens=256
     )
   else:
     graphdef, params = make_model(TINY, 256, exit_gate="joint")
@@ -221,7 +221,7 @@ def exits():
   return rows
 
 
-def read_out(subject, num_loops=None, exit_threshold=1.0):
+def read_out(language_model, num_loops=None, exit_threshold=1.0):
   """Loss and loops of test rows, read token by token with exits.
 
   Of the first document of each row: a row of a cache is one. "error" is the
@@ -236,14 +236,14 @@ def read_out(subject, num_loops=None, exit_threshold=1.0):
   first = batch["documents"] == batch["documents"][:, :1]
   weights = jnp.asarray(batch["weights"] * first)
   size, length = inputs.shape
-  most = subject.call["num_loops"]
+  most = language_model.call["num_loops"]
   leave = exits_lib.Exits(
     jnp.full(size, exit_threshold), jnp.full(size, num_loops or most), "gate"
   )
 
   @jax.jit
   def score(params, inputs, targets):
-    model = nnx.merge(subject.graphdef, params)
+    model = nnx.merge(language_model.graphdef, params)
     cache = looped.empty_cache(model, size, length)
 
     def step(cache, pair):
@@ -255,7 +255,7 @@ def read_out(subject, num_loops=None, exit_threshold=1.0):
 
     return jax.lax.scan(step, cache, (inputs.T, targets.T))[1]
 
-  loss, loops = score(subject.params, inputs, targets)
+  loss, loops = score(language_model.params, inputs, targets)
   by_row = jnp.sum(loss.T * weights, axis=1) / jnp.sum(weights, axis=1)
   share = weights.T / jnp.sum(weights)
   return {

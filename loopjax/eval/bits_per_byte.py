@@ -50,7 +50,7 @@ def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
   Raises:
     UserError: see `Scorer.__call__`.
   """
-  encode = scorer.subject.tokenizer.encode
+  encode = scorer.language_model.tokenizer.encode
   items = [item for task in tasks for item in task.items]
   contexts = encode([text for item in items for text in item.contexts])
   continuations = encode(
