@@ -32,7 +32,7 @@ from flax import nnx
 
 from loopjax import language_model as language_model_lib
 from loopjax import trained
-from loopjax.analysis import view
+from loopjax.analysis import evaluated
 from loopjax.generate import source
 from loopjax.generate.engine import Engine, Request
 from loopjax.generate.sampling import Sampling
@@ -231,7 +231,7 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=_ROWS.value, seed=0
   )
-  batch = view.sample(dataset, _ROWS.value)
+  batch = evaluated.sample(dataset, _ROWS.value)
   inputs, targets = (jnp.asarray(batch[x]) for x in ("inputs", "targets"))
   first = batch["documents"] == batch["documents"][:, :1]
   weights = jnp.asarray(batch["weights"] * first)

@@ -29,7 +29,7 @@ import numpy as np
 from matplotlib import ticker
 
 from loopjax import trained
-from loopjax.analysis import draw, view
+from loopjax.analysis import draw, evaluated
 from loopjax.errors import Parser, UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, melt
@@ -104,7 +104,7 @@ def of_run(workdir: pathlib.Path, num_texts: int) -> dict[str, Any]:
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  batch = view.sample(dataset, num_texts)
+  batch = evaluated.sample(dataset, num_texts)
   return measure(run.model(), *texts_of(batch, settings.spec))
 
 
