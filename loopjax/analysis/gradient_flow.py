@@ -224,14 +224,14 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
   _, cache = family.read(model, tokens, cache, valid=before)
   if family is looped:
     config = model.config
-    seen = attention.view(
+    metadata = attention.make_metadata(
       (batch, 1), config.block_shape().head_width, config.rope_base,
       cache=cache, valid=jnp.ones((batch, 1), bool),
     )  # fmt: skip
 
     def plain(state: Array, t: Array) -> tuple[Array, None]:
       carry = state[:, None], cache
-      return model.transform(carry, seen, t, "scan", None)[0][:, 0], None
+      return model.transform(carry, metadata, t, "scan", None)[0][:, 0], None
 
     return Recurrence(hidden, plain, None)
   one_loop = melt_reading.loop_over(model, 1, cache)

@@ -129,10 +129,10 @@ class Model(nnx.Module):
       state: the answer y and the latent z, the same shape.
       kind: of the loops, see `driver.run_loop`.
     """
-    config, view = self.config, supervised.view(self)
+    config, metadata = self.config, supervised.attention_metadata(self)
 
     def net(h: Array) -> Array:
-      return post_norm.run_layers(self.layers, h, view)
+      return post_norm.run_layers(self.layers, h, metadata)
 
     def latent_recursion(
       state: supervised.State, t: Array
