@@ -34,7 +34,7 @@ from loopjax import language_model as language_model_lib
 from loopjax import trained
 from loopjax.analysis import evaluated
 from loopjax.generate import source
-from loopjax.generate.engine import Engine, Request
+from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
 from loopjax.models import looped
@@ -145,7 +145,7 @@ def cache():
     tokens_per_dispatch=32,
   )  # fmt: skip
   forms = {
-    "engine": writer(engine, [Request(prompt, num, GREEDY)]),
+    "engine": writer(engine, [GenerationRequest(prompt, num, GREEDY)]),
     "full forward": recomputed,
   }
   return compare("cache", forms, num)
@@ -156,7 +156,7 @@ def slots():
   graphdef, params = make_model(TINY, 256)
   sizes = np.random.default_rng(1).integers(16, 129, 64).tolist()
   asked = [
-    Request(prompt, size, GREEDY)
+    GenerationRequest(prompt, size, GREEDY)
     for prompt, size in zip(prompts(64, 8, 64), sizes, strict=True)
   ]
   forms = {
@@ -202,7 +202,7 @@ def exits():
     engine = make(size)
     given = prompts(size, 32, 32)
     asked = {
-      form: [Request(one, num, GREEDY, **options) for one in given]
+      form: [GenerationRequest(one, num, GREEDY, **options) for one in given]
       for form, options in (forms | full).items()
     }
     found = compare(
@@ -279,7 +279,9 @@ def torch():
     )  # fmt: skip
     oracle = torch_looped.Model(LARGE, params)
     forms = {
-      "engine": writer(engine, [Request(x, num, GREEDY) for x in given]),
+      "engine": writer(
+        engine, [GenerationRequest(x, num, GREEDY) for x in given]
+      ),
       "torch": functools.partial(oracle.generate, given, num),
     }
     rows += compare(f"torch, batch {size}", forms, num * size)

@@ -28,7 +28,7 @@ from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.eval import batches, requests
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.scorer import Scorer
 from loopjax.language_model import LanguageModel
 from loopjax.models import looped
@@ -92,7 +92,9 @@ def main(argv):
   print(json.dumps(report, indent=2))
 
 
-def single(language_model: LanguageModel, asked: list[Request], row_length):
+def single(
+  language_model: LanguageModel, asked: list[ScoringRequest], row_length
+):
   """Scores each request by itself, in a row of `row_length(its length)`."""
 
   @jax.jit
@@ -105,7 +107,9 @@ def single(language_model: LanguageModel, asked: list[Request], row_length):
   end, most = language_model.tokenizer.end, language_model.context_length
   windows = []
   for request in asked:
-    opened = Request(np.append(end, request.context), request.continuation)
+    opened = ScoringRequest(
+      np.append(end, request.context), request.continuation
+    )
     windows.append(batches.windows(opened, most)[0])
 
   def score_all() -> list[float]:
@@ -150,7 +154,7 @@ def make_language_model() -> LanguageModel:
   )
 
 
-def make_requests() -> list[Request]:
+def make_requests() -> list[ScoringRequest]:
   """Continuations to score, from a file or made up."""
   if _REQUESTS.value:
     items = requests.read(pathlib.Path(_REQUESTS.value)).items
@@ -161,7 +165,8 @@ def make_requests() -> list[Request]:
     ]
     encode = Tokenizer(_TOKENIZER.value).encode
     return [
-      Request(*map(np.asarray, encode(pair))) for pair in pairs[: _ITEMS.value]
+      ScoringRequest(*map(np.asarray, encode(pair)))
+      for pair in pairs[: _ITEMS.value]
     ]
   generator = np.random.default_rng(0)
   found = []
@@ -169,7 +174,7 @@ def make_requests() -> list[Request]:
     context = generator.integers(97, 123, generator.integers(40, 300))
     for _ in range(4):
       size = generator.integers(3, 60)
-      found.append(Request(context, generator.integers(97, 123, size)))
+      found.append(ScoringRequest(context, generator.integers(97, 123, size)))
   return found[: _ITEMS.value]
 
 

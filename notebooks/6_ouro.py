@@ -101,7 +101,7 @@ elif not (workdir / "config.json").exists():
 # %%
 from loopjax import language_model as language_model_lib
 from loopjax.generate import chat, source, text
-from loopjax.generate.engine import Request, Sampling
+from loopjax.generate.engine import GenerationRequest, Sampling
 
 language_model = language_model_lib.load(workdir)
 tokenizer, loops = language_model.tokenizer, language_model.call["num_loops"]
@@ -126,7 +126,7 @@ engine = source.make_engine(
 def write(threshold, num_tokens=length):
   """Some texts, as many as the engine has slots."""
   requests = [
-    Request(
+    GenerationRequest(
       prompt, num_tokens, Sampling(temperature=0.6, seed=seed),
       stop_tokens=(tokenizer.end,), exit_threshold=threshold,
     )

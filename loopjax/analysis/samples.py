@@ -9,7 +9,7 @@ from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.text import task as text_task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import write
 from loopjax.models import CAUSAL
@@ -35,7 +35,9 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     return []
   room = min(middle, _MOST_TOKENS)
   requests = [
-    Request(prompt, room, Sampling(temperature, seed=seed), (tokenizer.end,))
+    GenerationRequest(
+      prompt, room, Sampling(temperature, seed=seed), (tokenizer.end,)
+    )
     for seed, (prompt, _) in enumerate(rows)
     for temperature in _TEMPERATURES.values()
   ]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.requests import Item, Task
 from loopjax.eval.scorer import Score, Scorer
 
@@ -56,7 +56,7 @@ def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
   continuations = encode(
     [text for item in items for text in item.continuations]
   )
-  rest = iter(scorer(list(map(Request, contexts, continuations))))
+  rest = iter(scorer(list(map(ScoringRequest, contexts, continuations))))
   return [
     [[next(rest) for _ in item.continuations] for item in task.items]
     for task in tasks

@@ -25,7 +25,7 @@ from lm_eval.api.registry import register_model
 from loopjax import language_model
 from loopjax.errors import UserError
 from loopjax.eval import scorer
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.generate import engine as generate
 from loopjax.generate import source
 from loopjax.generate import text as text_lib
@@ -110,7 +110,10 @@ class Model(TemplateLM):
   ) -> list[tuple[float, bool]]:
     del kwargs  # Progress bar options; ours shows on terminals only.
     scores = self._scorer(
-      [Request(*map(_ids, (before, after))) for _, before, after in requests]
+      [
+        ScoringRequest(*map(_ids, (before, after)))
+        for _, before, after in requests
+      ]
     )
     found = [(one.log_likelihood, one.is_greedy) for one in scores]
     for (texts, _, _), result in zip(requests, found, strict=True):
@@ -131,7 +134,7 @@ class Model(TemplateLM):
       parts.append([utils.make_disjoint_window(one) for one in windows])
     scores = iter(
       self._scorer(
-        [Request(*map(_ids, pair)) for part in parts for pair in part]
+        [ScoringRequest(*map(_ids, pair)) for part in parts for pair in part]
       )
     )
     found = [sum(next(scores).log_likelihood for _ in part) for part in parts]
@@ -190,7 +193,7 @@ class Model(TemplateLM):
         self._engine,
         tokenizer,
         [
-          generate.Request(
+          generate.GenerationRequest(
             prompt=source.opened(tokenizer, context)[max_tokens - 1 - length :],
             max_new_tokens=max_tokens,
             sampling=Sampling(temperature=0),

@@ -17,7 +17,7 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
-from loopjax.eval.batches import Batch, Request, Window
+from loopjax.eval.batches import Batch, ScoringRequest, Window
 from loopjax.kernels.token_loss import token_scores
 from loopjax.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
@@ -78,7 +78,7 @@ class Scorer:
       )
     )
 
-  def __call__(self, requests: Sequence[Request]) -> list[Score]:
+  def __call__(self, requests: Sequence[ScoringRequest]) -> list[Score]:
     """Scores of the requests, in the same order.
 
     Raises:
@@ -110,7 +110,7 @@ class Scorer:
     return scores
 
   def _check(
-    self, requests: Sequence[Request], scores: Sequence[Score]
+    self, requests: Sequence[ScoringRequest], scores: Sequence[Score]
   ) -> None:
     """Raises UserError if scores are not finite or are all equal."""
     likelihoods = np.array([score.log_likelihood for score in scores])
@@ -131,14 +131,14 @@ class Scorer:
         " not distinguish any of them"
       )
 
-  def _opened(self, request: Request) -> Request:
+  def _opened(self, request: ScoringRequest) -> ScoringRequest:
     """The request with the end token of a previous document prepended."""
     end = self.language_model.tokenizer.end
     assert len(request.continuation), "nothing to score"
     context, continuation = (np.asarray(ids, np.int32) for ids in request)
     if len(context) and context[0] == end:
-      return Request(context, continuation)
-    return Request(np.append(np.int32(end), context), continuation)
+      return ScoringRequest(context, continuation)
+    return ScoringRequest(np.append(np.int32(end), context), continuation)
 
   def _by_window(
     self, planned: Sequence[Batch], windows: Sequence[Window]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request, Token
+from loopjax.generate.requests import GenerationRequest, Token
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 from loopjax.hub import convert
@@ -83,7 +83,7 @@ class _Writer:
     options, seed = self._options, self._options.sampling.seed
     numbers = [
       self._engine.add(
-        Request(
+        GenerationRequest(
           prompt=prompt,
           max_new_tokens=options.max_new_tokens,
           sampling=dataclasses.replace(

@@ -23,7 +23,7 @@ from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate import text as text_lib
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
@@ -99,7 +99,9 @@ def load(
   def random(seed: int) -> str:
     sampling = Sampling(temperature=0.8, seed=seed)
     end = language_model.tokenizer.end
-    request = Request((end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,))
+    request = GenerationRequest(
+      (end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,)
+    )
     return text_lib.write(engine(), language_model.tokenizer, [request])[0].text
 
   return Thinker(

@@ -12,7 +12,7 @@ import uvicorn
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.hub import convert
 from loopjax.language_model import LanguageModel
 from loopjax.serve import app as app_lib
@@ -54,7 +54,7 @@ def run(options: Options) -> int:
       language_model, options.model, num_slots=options.slots
     )
     # Compile now, so that the first client neither waits nor finds it broken.
-    engine.generate([Request((language_model.tokenizer.end,), 2)])
+    engine.generate([GenerationRequest((language_model.tokenizer.end,), 2)])
     return _serve(options, language_model, engine, token, bound)
 
 

@@ -139,7 +139,7 @@ def test_choices_are_scored_with_their_own_prompt(tmp_path):
   encode = scorer.language_model.tokenizer.encode
   context, continuation = encode([item.contexts[1], item.continuations[1]])
   (alone,) = Scorer(language_model_of())(
-    [bits_per_byte.Request(context, continuation)]
+    [bits_per_byte.ScoringRequest(context, continuation)]
   )
   assert rows[7]["log_likelihood"] == pytest.approx(
     alone.log_likelihood, abs=1e-4

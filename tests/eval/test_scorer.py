@@ -15,12 +15,12 @@ from tests_support import array_sizes
 
 from loopjax.errors import UserError
 from loopjax.eval import scorer as scorer_lib
-from loopjax.eval.batches import Batch, Request
+from loopjax.eval.batches import Batch, ScoringRequest
 from loopjax.eval.scorer import Scorer
 
 TEXT = "The loop ends when every token has halted. Then the next one begins."
 REQUESTS = [
-  Request(ids(TEXT[:context]), ids(TEXT[context : context + num]))
+  ScoringRequest(ids(TEXT[:context]), ids(TEXT[context : context + num]))
   for context, num in [(4, 3), (30, 9), (0, 5), (12, 1), (20, 20), (7, 30)]
 ]
 
@@ -68,8 +68,8 @@ def test_scores_are_those_of_all_logits():
 def test_padding_changes_nothing_in_any_family(family):
   language_model = language_model_of(family)
   # 42 tokens, and 47, in two rows of 48.
-  request = Request(ids(TEXT[:33]), ids(TEXT[33:42]))
-  other = Request(ids(TEXT[:40]), ids(TEXT[40:47]))
+  request = ScoringRequest(ids(TEXT[:33]), ids(TEXT[33:42]))
+  other = ScoringRequest(ids(TEXT[:40]), ids(TEXT[40:47]))
   score, _ = Scorer(language_model)([request, other])
   log_probs, greedy = written_out(language_model, request, exact=True)
   np.testing.assert_allclose(score.log_probs, log_probs, atol=1e-4)
@@ -99,8 +99,10 @@ def test_a_greedy_continuation_is_one():
   written = np.array(tokens[1:])
   score, other = Scorer(language_model)(
     [
-      Request(written[:-4], written[-4:]),
-      Request(written[:-4], np.append(written[-4:-1], 255 - written[-1])),
+      ScoringRequest(written[:-4], written[-4:]),
+      ScoringRequest(
+        written[:-4], np.append(written[-4:-1], 255 - written[-1])
+      ),
     ]
   )
   assert score.greedy.tolist() == [True] * 4 and score.is_greedy
@@ -111,7 +113,7 @@ def test_a_greedy_continuation_is_one():
 def test_a_context_that_is_too_long_loses_its_beginning():
   language_model = language_model_of()
   tail = ids(TEXT[:40])
-  long = Request(np.concatenate([ids("x" * 100), tail]), ids(" ends."))
+  long = ScoringRequest(np.concatenate([ids("x" * 100), tail]), ids(" ends."))
   tokens = np.concatenate([long.context, long.continuation])[-LENGTH - 1 :]
   log_probs = log_probs_of(language_model, tokens[:-1])[-6:]
   expected = log_probs[np.arange(6), tokens[-6:]]
@@ -123,7 +125,7 @@ def test_a_context_that_is_too_long_loses_its_beginning():
 
 def test_a_continuation_longer_than_the_context_is_scored_in_parts():
   language_model = language_model_of()
-  request = Request(ids("Read"), ids(TEXT[:60]))
+  request = ScoringRequest(ids("Read"), ids(TEXT[:60]))
   (score,) = Scorer(language_model)([request])
   assert len(score.log_probs) == 60
   assert (score.num_cut, score.num_parts) == (0, 3)
@@ -170,9 +172,9 @@ def test_numbers_that_are_not_finite_are_no_scores():
 
 def test_likelihoods_that_are_all_the_same_are_no_scores():
   scorer = Scorer(uniform_language_model())
-  request = Request(ids("A"), ids(" same"))
+  request = ScoringRequest(ids("A"), ids(" same"))
   with pytest.raises(UserError, match="runs/uniform: .* all 2 .* are -27.72"):
-    scorer([request, Request(ids("B"), ids(" same"))])
+    scorer([request, ScoringRequest(ids("B"), ids(" same"))])
   # One request, or one that is asked again, is no evidence of that.
   assert len(scorer([request])) == 1
   assert len(scorer([request, request])) == 2

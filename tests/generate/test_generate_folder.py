@@ -15,7 +15,7 @@ import hub_examples as examples
 
 from loopjax.generate import __main__ as entry
 from loopjax.generate import source
-from loopjax.generate.engine import Request, Sampling
+from loopjax.generate.engine import GenerationRequest, Sampling
 
 
 def test_a_published_layout_writes_what_transformers_would(tmp_path):
@@ -26,7 +26,10 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
   engine = source.make_engine(language_model, num_slots=2, max_tokens=16)
   tokens = np.asarray(oracle["tokens"])
   found = engine.generate(
-    [Request(tuple(row.tolist()), 1, Sampling(temperature=0)) for row in tokens]
+    [
+      GenerationRequest(tuple(row.tolist()), 1, Sampling(temperature=0))
+      for row in tokens
+    ]
   )
   expected = jax.nn.log_softmax(oracle["logits"][-1][:, -1])
   for (token,), row in zip(found, np.asarray(expected), strict=True):
@@ -53,7 +56,7 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
   said = "w1 w5 w6 w2"
   for answer in (first, second):
     (ids,) = language_model.tokenizer.encode([said])
-    request = Request(
+    request = GenerationRequest(
       tuple(ids.tolist()), 3, Sampling(temperature=0), stop_tokens=(0,)
     )
     (tokens,) = engine.generate([request])

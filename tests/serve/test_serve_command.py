@@ -16,7 +16,7 @@ from tests_support import ROOT
 
 import loopjax.serve
 from loopjax.generate import source
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 from loopjax.serve import __main__ as serve
@@ -43,7 +43,7 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
       for exit in (1.0, 0.4)
     ]
   requests = [
-    Request(
+    GenerationRequest(
       (0, 4, 5, 6), 9, Sampling(top_k=5, seed=3 + n), (0,), 1, 0, threshold
     )
     for threshold in (1.0, 0.4)
