@@ -30,7 +30,7 @@ LAYERS = (
   ("config",),
   ("divergence", "presets", "program", "teacher"),
   ("command_line", "trained"),
-  ("hub", "subject"),
+  ("hub", "language_model"),
   ("generate",),
   ("budget", "describe", "evaluate", "analysis"),
   ("agreement", "train_loop"),

@@ -29,7 +29,7 @@ import numpy as np
 from matplotlib import ticker
 
 from loopjax import trained
-from loopjax.analysis import draw, view
+from loopjax.analysis import draw, evaluated
 from loopjax.errors import Parser, UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, melt
@@ -104,7 +104,7 @@ def of_run(workdir: pathlib.Path, num_texts: int) -> dict[str, Any]:
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  batch = view.sample(dataset, num_texts)
+  batch = evaluated.sample(dataset, num_texts)
   return measure(run.model(), *texts_of(batch, settings.spec))
 
 
@@ -224,14 +224,14 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
   _, cache = family.read(model, tokens, cache, valid=before)
   if family is looped:
     config = model.config
-    seen = attention.view(
+    metadata = attention.make_metadata(
       (batch, 1), config.block_shape().head_width, config.rope_base,
       cache=cache, valid=jnp.ones((batch, 1), bool),
     )  # fmt: skip
 
     def plain(state: Array, t: Array) -> tuple[Array, None]:
       carry = state[:, None], cache
-      return model.transform(carry, seen, t, "scan", None)[0][:, 0], None
+      return model.transform(carry, metadata, t, "scan", None)[0][:, 0], None
 
     return Recurrence(hidden, plain, None)
   one_loop = melt_reading.loop_over(model, 1, cache)

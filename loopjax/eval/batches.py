@@ -8,13 +8,12 @@ import numpy as np
 _SHORTEST = 16  # Minimum row length, so that few tiny programs compile.
 
 
-class Request(NamedTuple):
+class ScoringRequest(NamedTuple):
   """A continuation to score, given its context.
 
   Attributes:
     context: token ids, int [c], c >= 1.
     continuation: token ids, int [n].
-    continuation: int [n].
   """
 
   context: np.ndarray
@@ -47,7 +46,7 @@ class Batch(NamedTuple):
   members: list[int]
 
 
-def windows(request: Request, max_length: int) -> list[Window]:
+def windows(request: ScoringRequest, max_length: int) -> list[Window]:
   """Windows of at most `max_length` inputs that score every token once.
 
   Usually there is one, which drops the start of a context that does not fit. A

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.requests import Item, Task
 from loopjax.eval.scorer import Score, Scorer
 
@@ -50,13 +50,13 @@ def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
   Raises:
     UserError: see `Scorer.__call__`.
   """
-  encode = scorer.subject.tokenizer.encode
+  encode = scorer.language_model.tokenizer.encode
   items = [item for task in tasks for item in task.items]
   contexts = encode([text for item in items for text in item.contexts])
   continuations = encode(
     [text for item in items for text in item.continuations]
   )
-  rest = iter(scorer(list(map(Request, contexts, continuations))))
+  rest = iter(scorer(list(map(ScoringRequest, contexts, continuations))))
   return [
     [[next(rest) for _ in item.continuations] for item in task.items]
     for task in tasks

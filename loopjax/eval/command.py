@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import subject
+from loopjax import language_model
 from loopjax.errors import UserError
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
@@ -91,7 +91,7 @@ def _of_run(
   workdir: pathlib.Path, tasks: Sequence[requests.Task], options: Options
 ) -> list[dict[str, bits_per_byte.Values]]:
   """Scores of every item of every task; also writes them to the directory."""
-  model = subject.load(
+  model = language_model.load(
     workdir,
     num_loops=options.num_loops,
     exit_threshold=options.exit_threshold,

@@ -18,7 +18,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.generate import program, sizes
 from loopjax.generate import sampling as sampling_lib
-from loopjax.generate.requests import Request as Request
+from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.requests import Token as Token
 from loopjax.generate.requests import check_range
 from loopjax.generate.sampling import Sampling
@@ -35,7 +35,7 @@ class _Text:
   """A request in a slot, how much of its prompt was read, and what written."""
 
   number: int
-  request: Request
+  request: GenerationRequest
   num_read: int = 0
   num_written: int = 0
 
@@ -144,7 +144,7 @@ class Engine:
     self._writing: dict[int, _Text] = {}
     self._free, self._next_number = list(range(num_slots))[::-1], 0
 
-  def add(self, request: Request) -> int:
+  def add(self, request: GenerationRequest) -> int:
     """Queues a request; returns its number.
 
     Raises:
@@ -180,7 +180,9 @@ class Engine:
     found = self._read_on() if self._reading else []
     return found + (self._write_on() if self._writing else [])
 
-  def generate(self, requests: Sequence[Request]) -> list[list[Token]]:
+  def generate(
+    self, requests: Sequence[GenerationRequest]
+  ) -> list[list[Token]]:
     """The tokens of each request, in their order."""
     for request in requests:
       self._check(request)
@@ -198,7 +200,7 @@ class Engine:
     # The last one is not read.
     return self.max_tokens - (self._prompt_tokens or num_prompt) + 1
 
-  def _check(self, request: Request) -> None:
+  def _check(self, request: GenerationRequest) -> None:
     """Raises UserError for what cannot be done here."""
     wrong = [x for x in request.prompt if not 0 <= x < self._num_tokens]
     if wrong:

@@ -56,7 +56,7 @@ def join(windows: Array) -> Array:
   return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def view(
+def make_window(
   seen: Array, mask: Array | None, num_tokens: int, reach: int
 ) -> Window:
   """The positions and masks of a window: tokens attend to earlier ones.

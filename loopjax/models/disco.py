@@ -195,7 +195,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
     cache_lib.check(cache, num_loops * config.num_layers)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -207,7 +207,9 @@ class Model(nnx.Module):
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
       loop_key = fold(key, k + 1)
-      hidden, cache = self._transform(carry, view, k, kind, loop_key)  # H^{k+1}
+      hidden, cache = self._transform(
+        carry, metadata, k, kind, loop_key
+      )  # H^{k+1}
       mixed, gate = self.channel(hidden, self._read(hidden), table)  # H~^{k+1}
       record = self._record(hidden, mixed, gate, trace)
       return (mixed if edit is None else edit(mixed, k), cache), record
@@ -222,7 +224,7 @@ class Model(nnx.Module):
     )
     last_key = fold(key, num_loops)
     hidden, cache = self._transform(
-      carry, view, num_loops - 1, kind, last_key
+      carry, metadata, num_loops - 1, kind, last_key
     )  # H^K
     last = self._record(hidden, hidden, jnp.zeros(inputs.shape), trace)
     records = jax.tree.map(
@@ -235,13 +237,13 @@ class Model(nnx.Module):
       loops={name: records[name] for name in ("hidden_norm", "gate_mean")},
       trace={name: records[name] for name in trace},
       hidden=self._read(hidden),
-      cache=cache and cache.longer(view.places),
+      cache=cache and cache.longer(metadata.places),
     )
 
   def _transform(
     self,
     carry: Carry,
-    view: attention.View,
+    metadata: attention.Metadata,
     loop: Array | int,
     kind: str,
     key: Array | None,
@@ -254,7 +256,7 @@ class Model(nnx.Module):
     x, cache = stack.run_layers(
       self.layers,
       *carry,
-      view,
+      metadata,
       first_slot=loop * self.config.num_layers,
       key=key,
       unroll=kind == "unroll",

@@ -78,13 +78,13 @@ class Ends(nnx.Module):
     return q[:, 0] - q[:, 1] if self.continues else q[:, 0]
 
 
-def view(model: Any) -> attention.View:
+def attention_metadata(model: Any) -> attention.Metadata:
   """Rotary positions of memory and of the task's tokens; all see all."""
   config = model.config
   positions = rope.positions_after_memory(
     config.positions, config.num_memory_tokens, model.spec.coordinates
   )
   head_width = config.block_shape().head_width
-  return attention.View(
+  return attention.Metadata(
     rope.rope_tables(positions, head_width, config.rope_base)
   )

@@ -53,15 +53,15 @@ def read(
   cache_lib.check(cache, num_loops * model.config.num_layers)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   head_width = model.config.block_shape().head_width
-  view = attention.view(
+  metadata = attention.make_metadata(
     tokens.shape, head_width, model.config.rope_base, cache=cache, valid=valid
   )
   nowhere = cache.room
 
   def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
     # What has left writes nothing, whose keys later loops would share.
-    places = jnp.where(live[:, None], view.places, nowhere)
-    here = view._replace(places=places)
+    places = jnp.where(live[:, None], metadata.places, nowhere)
+    here = metadata._replace(places=places)
     return model.transform((hidden, cache), here, k, "scan", None)
 
   rule = leave.rule if tokens.shape[1] == 1 else "fixed"
@@ -71,8 +71,8 @@ def read(
   if rule != "fixed" and leave.kept != "computed":
     own = None
     if leave.kept == "state":
-      own = stack.kept_of(model.layers, hidden, view)
-    cache = cache.with_skipped(num_loops, loops, view.places, own)
+      own = stack.kept_of(model.layers, hidden, metadata)
+    cache = cache.with_skipped(num_loops, loops, metadata.places, own)
   output = Output(
     logits=model.logits(hidden),
     losses={},
@@ -81,7 +81,7 @@ def read(
     trace={},
     hidden=model.normed(hidden),
   )
-  return output, cache.longer(view.places)
+  return output, cache.longer(metadata.places)
 
 
 def run(

@@ -101,13 +101,13 @@ class Model(nnx.Module):
     Equations 1 and 2. Only the last step of each network has a gradient (the
     one-step gradient approximation).
     """
-    config, view = self.config, ends.view(self)
+    config, metadata = self.config, ends.attention_metadata(self)
 
     def low(z_h: Array, z_l: Array) -> Array:  # f_L
-      return post_norm.run_layers(self.low, z_l + z_h + x, view)
+      return post_norm.run_layers(self.low, z_l + z_h + x, metadata)
 
     def high(z_h: Array, z_l: Array) -> Array:  # f_H
-      return post_norm.run_layers(self.high, z_h + z_l, view)
+      return post_norm.run_layers(self.high, z_h + z_l, metadata)
 
     def low_steps(state: supervised.State, num: int) -> supervised.State:
       z_h, z_l = state

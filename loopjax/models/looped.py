@@ -203,7 +203,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
     cache_lib.check(cache, num_loops * config.num_layers)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -213,7 +213,7 @@ class Model(nnx.Module):
     )
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
-      hidden, cache = self.transform(carry, view, k, kind, fold(key, k + 1))
+      hidden, cache = self.transform(carry, metadata, k, kind, fold(key, k + 1))
       record = self._record(hidden, trace)
       if edit is not None:  # H^K is read out without an edit.
         hidden = jnp.where(k < num_loops - 1, edit(hidden, k), hidden)
@@ -229,7 +229,7 @@ class Model(nnx.Module):
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
       hidden=self.normed(hidden),
-      cache=cache and cache.longer(view.places),
+      cache=cache and cache.longer(metadata.places),
     )
 
   def embed(self, inputs: Array, key: Array | None) -> Array:
@@ -240,7 +240,7 @@ class Model(nnx.Module):
   def transform(
     self,
     carry: Carry,
-    view: attention.View,
+    metadata: attention.Metadata,
     loop: Array | int,
     kind: str,
     key: Array | None,
@@ -253,7 +253,7 @@ class Model(nnx.Module):
     x, cache = stack.run_layers(
       self.layers,
       *carry,
-      view,
+      metadata,
       first_slot=loop * self.config.num_layers,
       key=key,
       unroll=kind == "unroll",

@@ -192,7 +192,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
     cache_lib.check(cache, num_loops * config.num_layers)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -208,7 +208,9 @@ class Model(nnx.Module):
 
     def step(carry: Carry, s: Array) -> tuple[Carry, dict[str, Array]]:
       pass_key = fold(key, s + 1)
-      hidden, cache = self._transform(carry, view, s, kind, pass_key)  # LM(e^s)
+      hidden, cache = self._transform(
+        carry, metadata, s, kind, pass_key
+      )  # LM(e^s)
       base = initial if config.residual == "initial" else carry[0]
       embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
       return (embedding, cache), self._record(hidden, embedding, trace)
@@ -222,7 +224,7 @@ class Model(nnx.Module):
     )
     last_key = fold(key, num_loops)
     hidden, cache = self._transform(
-      carry, view, num_loops - 1, kind, last_key
+      carry, metadata, num_loops - 1, kind, last_key
     )  # LM(e^{K-1})
     last = self._record(hidden, carry[0], trace)
     records = jax.tree.map(
@@ -235,13 +237,13 @@ class Model(nnx.Module):
       loops={"embedding_norm": records["embedding_norm"]},
       trace={name: records[name] for name in trace},
       hidden=hidden,
-      cache=cache and cache.longer(view.places),
+      cache=cache and cache.longer(metadata.places),
     )
 
   def _transform(
     self,
     carry: Carry,
-    view: attention.View,
+    metadata: attention.Metadata,
     loop: Array | int,
     kind: str,
     key: Array | None,
@@ -250,7 +252,7 @@ class Model(nnx.Module):
     x, cache = stack.run_layers(
       self.layers,
       *carry,
-      view,
+      metadata,
       first_slot=loop * self.config.num_layers,
       key=key,
       unroll=kind == "unroll",

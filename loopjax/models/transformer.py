@@ -169,7 +169,7 @@ class Model(nnx.Module):
     _check(config, num_copies)
     cache_lib.check(cache, num_copies * config.num_layers)
     unroll = (kind or self.options.kind) == "unroll"
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -183,7 +183,7 @@ class Model(nnx.Module):
       hidden, cache = stack.run_layers(
         copy,
         *carry,
-        view,
+        metadata,
         first_slot=index * config.num_layers,
         key=fold(key, index + 1),
         unroll=unroll,
@@ -213,7 +213,7 @@ class Model(nnx.Module):
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
       hidden=self._read(hidden),
-      cache=cache and cache.longer(view.places),
+      cache=cache and cache.longer(metadata.places),
     )
 
   def _logits(self, hidden: Array) -> Array:

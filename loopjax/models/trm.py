@@ -117,10 +117,10 @@ class Model(nnx.Module):
 
     T latent recursions, the last of them with a gradient.
     """
-    config, view = self.config, ends.view(self)
+    config, metadata = self.config, ends.attention_metadata(self)
 
     def net(h: Array) -> Array:
-      return post_norm.run_layers(self.layers, h, view)
+      return post_norm.run_layers(self.layers, h, metadata)
 
     def latent_recursion(state: supervised.State) -> supervised.State:
       y, z = state

@@ -125,10 +125,10 @@ class Model(nnx.Module):
 
     Truncated back-propagation through loops.
     """
-    config, view = self.config, ends.view(self)
+    config, metadata = self.config, ends.attention_metadata(self)
 
     def inner_step(h: Array) -> Array:
-      return post_norm.run_layers(self.layers, h + x, view)
+      return post_norm.run_layers(self.layers, h + x, metadata)
 
     def cycle(state: supervised.State) -> supervised.State:
       (h,) = state

@@ -25,7 +25,7 @@ class Past(NamedTuple):
   value: Array
 
 
-class View(NamedTuple):
+class Metadata(NamedTuple):
   """What S tokens see, and from where: the same in every layer and loop.
 
   Attributes:
@@ -42,7 +42,7 @@ class View(NamedTuple):
   documents: Array | None = None
 
 
-def view(
+def make_metadata(
   shape: tuple[int, ...],
   head_width: int,
   base: float,
@@ -50,7 +50,7 @@ def view(
   documents: Array | None = None,
   cache: Cache | None = None,
   valid: Array | None = None,
-) -> View:
+) -> Metadata:
   """What the tokens of a text see: those before them in their document.
 
   Args:
@@ -65,26 +65,26 @@ def view(
   """
   if cache is not None:
     assert documents is None, "a row of a cache is one document"
-    return _view_after(cache, shape, head_width, base, valid)
+    return _metadata_after(cache, shape, head_width, base, valid)
   assert valid is None, "documents tell padding from text"
   places = jnp.arange(shape[1])  # Of the row: only differences matter.
   tables = rope.rope_tables(places[:, None], head_width, base)
-  return View(tables, documents=documents)
+  return Metadata(tables, documents=documents)
 
 
-def _view_after(
+def _metadata_after(
   cache: Cache,
   shape: tuple[int, ...],
   head_width: int,
   base: float,
   valid: Array | None,
-) -> View:
+) -> Metadata:
   """What tokens see that go on where the rows of a cache end."""
   assert shape[1] <= cache.room, (shape, cache.room)
   places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
   positions = cache.positions(places)[..., None]
   tables = rope.rope_tables(positions, head_width, base)
-  return View(tables, cache.visible(places), places)
+  return Metadata(tables, cache.visible(places), places)
 
 
 class Attention(nnx.Module):
@@ -117,7 +117,7 @@ class Attention(nnx.Module):
   def __call__(
     self,
     x: Array,
-    view: View,
+    metadata: Metadata,
     cache: Cache | None = None,
     slot: Array | None = None,
   ) -> tuple[Array, Cache | None]:
@@ -125,23 +125,23 @@ class Attention(nnx.Module):
 
     Args:
       x: [B, S, D].
-      view: what the tokens see.
+      metadata: what the tokens see.
       cache: of earlier tokens; those of x are written to it first.
       slot: of the cache, i32 scalar.
 
     Returns:
       [B, S, D], and the cache.
     """
-    query, key, value = self._rotated(x, view.tables)
+    query, key, value = self._rotated(x, metadata.tables)
     if cache is not None:
-      assert view.visible is not None, "rows of a cache have lengths"
-      cache = cache.write(slot, key, value, view.places)
+      assert metadata.visible is not None, "rows of a cache have lengths"
+      cache = cache.write(slot, key, value, metadata.places)
       mixed = dot_product.attend_by_head(
-        query, *cache.read(slot), visible=view.visible
+        query, *cache.read(slot), visible=metadata.visible
       )
       return self.merged(mixed), cache
     mixed = attend(
-      query, key, value, causal=self.causal, documents=view.documents
+      query, key, value, causal=self.causal, documents=metadata.documents
     )
     return self.merged(mixed), cache
 
@@ -173,20 +173,20 @@ class Attention(nnx.Module):
     )
     return self.merged(mixed), past
 
-  def kept(self, x: Array, view: View) -> tuple[Array, Array]:
+  def kept(self, x: Array, metadata: Metadata) -> tuple[Array, Array]:
     """What a cache keeps of x [B, S, D]: rotated keys, and values."""
-    return self._rotated(x, view.tables)[1:]
+    return self._rotated(x, metadata.tables)[1:]
 
-  def weights(self, x: Array, view: View) -> Array:
+  def weights(self, x: Array, metadata: Metadata) -> Array:
     """The attention weights that `__call__` mixes with: f32 [B, H, S, S]."""
-    query, key, _ = self._rotated(x, view.tables)
+    query, key, _ = self._rotated(x, metadata.tables)
     key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
     logits = jnp.einsum(
       "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
     )
     first = jnp.zeros((), jnp.int32) if self.causal else None
-    ids = view.documents
-    seen = dot_product.Seen(view.visible, ids, ids, first)
+    ids = metadata.documents
+    seen = dot_product.Seen(metadata.visible, ids, ids, first)
     visible = seen.mask(*logits.shape[-2:])
     if visible is not None:
       logits = jnp.where(visible[:, None], logits, -jnp.inf)

@@ -34,7 +34,7 @@ class Block(nnx.Module):
   def __call__(
     self,
     x: Array,
-    view: attention.View,
+    metadata: attention.Metadata,
     cache: Cache | None = None,
     slot: Array | None = None,
     *,
@@ -44,7 +44,7 @@ class Block(nnx.Module):
 
     Args:
       x: [B, S, D].
-      view, cache, slot: as in `Attention.__call__`.
+      metadata, cache, slot: as in `Attention.__call__`.
       key: of dropout; None for none.
 
     Returns:
@@ -52,7 +52,7 @@ class Block(nnx.Module):
     """
     x = sharding.by_example(x)
     normed = self.attention_norm(x)
-    mixed, cache = self.attention(normed, view, cache, slot)
+    mixed, cache = self.attention(normed, metadata, cache, slot)
     return self.add(x, mixed, key), cache
 
   def attend_with_past(
@@ -82,13 +82,13 @@ class Block(nnx.Module):
     x = dropout_lib.dropout(x, self.dropout, key)
     return x.astype(self.precision.accumulate)
 
-  def kept(self, x: Array, view: attention.View) -> tuple[Array, Array]:
+  def kept(self, x: Array, metadata: attention.Metadata) -> tuple[Array, Array]:
     """What a cache keeps of the block's input x, [B, S, G, d_h] each."""
-    return self.attention.kept(self.attention_norm(x), view)
+    return self.attention.kept(self.attention_norm(x), metadata)
 
-  def attention_weights(self, x: Array, view: attention.View) -> Array:
+  def attention_weights(self, x: Array, metadata: attention.Metadata) -> Array:
     """The block's attention weights on input x, f32 [B, H, S, S]."""
-    return self.attention.weights(self.attention_norm(x), view)
+    return self.attention.weights(self.attention_norm(x), metadata)
 
 
 def make_mlp(shape: Shape, *, precision: Precision, rngs: nnx.Rngs) -> Any:

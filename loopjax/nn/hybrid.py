@@ -227,7 +227,7 @@ def read_groups(
   x: Array,
   cache: Cache,
   state: fast_weights.State,
-  view: attention.View,
+  metadata: attention.Metadata,
   packing: fast_weights.Packing,
   *,
   first_slot: int,
@@ -239,7 +239,7 @@ def read_groups(
     x: residual stream [B, S, D].
     cache: of keys and values; a slot is an attention layer.
     state: of the memory layers, [groups, layers, B, ...].
-    view: what the tokens see.
+    metadata: what the tokens see.
     packing: of the tokens that are there.
     first_slot: of the cache, for the first layer.
 
@@ -253,7 +253,7 @@ def read_groups(
   def attend(carry: Any, of_layer: tuple[block.Block, Array]):
     x, cache = carry
     layer, slot = of_layer
-    return layer(x, view, cache, slot), None
+    return layer(x, metadata, cache, slot), None
 
   def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
     layer, state = of_layer

@@ -30,7 +30,7 @@ class Block(nnx.Module):
     """Puts two branches together.
 
     Args:
-      mixer: (x, view) -> (mixed, None), as `Attention` and `TokenMLP`.
+      mixer: (x, metadata) -> (mixed, None), as `Attention` and `TokenMLP`.
       mlp: x -> the same shape.
       norm_axis: of the first norm: -1 for features; -2 for positions, as TRM's
         authors have it with a `TokenMLP`.
@@ -39,10 +39,10 @@ class Block(nnx.Module):
     self.mixer, self.mlp = mixer, mlp
     self.norm_axis, self.precision = norm_axis, precision
 
-  def __call__(self, x: Array, view: attention.View) -> Array:
+  def __call__(self, x: Array, metadata: attention.Metadata) -> Array:
     """x: [B, S, D]; returns the same, of unit mean square over features."""
     x = sharding.by_example(x)
-    mixed, _ = self.mixer(x, view)
+    mixed, _ = self.mixer(x, metadata)
     x = self._added(x, checkpoint_name(mixed, "attention"), self.norm_axis)
     return self._added(x, checkpoint_name(self.mlp(x), "mlp"), -1)
 
@@ -51,10 +51,12 @@ class Block(nnx.Module):
     return sharding.by_example(norm.rms_normalise(x, _EPSILON, axis))
 
 
-def run_layers(layers: nnx.List, x: Array, view: attention.View) -> Array:
+def run_layers(
+  layers: nnx.List, x: Array, metadata: attention.Metadata
+) -> Array:
   """Applies blocks one after another to x [B, S, D]."""
   for layer in layers:
-    x = layer(x, view)
+    x = layer(x, metadata)
   return x
 
 
@@ -83,7 +85,9 @@ class TokenMLP(nnx.Module):
       rngs=rngs,
     )
 
-  def __call__(self, x: Array, view: attention.View) -> tuple[Array, None]:
+  def __call__(
+    self, x: Array, metadata: attention.Metadata
+  ) -> tuple[Array, None]:
     """x: [B, S, D]; returns the same shape in the compute dtype, and None."""
-    del view  # A position is known by its weights.
+    del metadata  # A position is known by its weights.
     return self.mlp(x.mT).mT, None

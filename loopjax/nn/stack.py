@@ -99,7 +99,7 @@ def run_layers(
   layers: block.Block | nnx.List,
   x: Array,
   cache: Cache | None,
-  view: attention.View,
+  metadata: attention.Metadata,
   *,
   first_slot: Array | int = 0,
   key: Array | None = None,
@@ -112,7 +112,7 @@ def run_layers(
     layers: from `make_layers`, or `apart`, then without dropout.
     x: residual stream [B, T, D].
     cache: of earlier tokens, if these are read after others; or None.
-    view: what the tokens see.
+    metadata: what the tokens see.
     first_slot: of the cache, for the first layer.
     key: of dropout; None for none.
     unroll: whether to compile each block separately.
@@ -124,7 +124,7 @@ def run_layers(
   """
   if isinstance(layers, nnx.List):
     for index, layer in enumerate(layers):
-      x, cache = layer(x, view, cache, first_slot + index)
+      x, cache = layer(x, metadata, cache, first_slot + index)
     return x, cache
   num_layers = len(jax.tree.leaves(layers)[0])
   keys = None if key is None else jax.random.split(key, num_layers)
@@ -132,7 +132,7 @@ def run_layers(
 
   def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
     layer, layer_key, slot = of_layer
-    return layer(carry[0], view, carry[1], slot, key=layer_key), None
+    return layer(carry[0], metadata, carry[1], slot, key=layer_key), None
 
   carry, _ = remat_lib.scan(
     step, (x, cache), (layers, keys, slots), unroll=unroll, remat=remat
@@ -141,14 +141,14 @@ def run_layers(
 
 
 def kept_of(
-  layers: block.Block | nnx.List, x: Array, view: attention.View
+  layers: block.Block | nnx.List, x: Array, metadata: attention.Metadata
 ) -> Kept:
   """What a cache would keep if x [B, S, D] were the input of every block."""
   if isinstance(layers, nnx.List):
-    each = [layer.kept(x, view) for layer in layers]
+    each = [layer.kept(x, metadata) for layer in layers]
     return Kept(*(jnp.stack(both) for both in zip(*each, strict=True)))
 
   def of_layer(_: None, layer: block.Block) -> tuple[None, Kept]:
-    return None, Kept(*layer.kept(x, view))
+    return None, Kept(*layer.kept(x, metadata))
 
   return jax.lax.scan(of_layer, None, layers)[1]

@@ -16,7 +16,7 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax import trained
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.multihop import graph, language, task
 from loopjax.data.multihop.config import Config
 from loopjax.errors import UserError, similar
@@ -66,7 +66,7 @@ def load(
   test = task.make_dataset(
     config, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  batch = view_lib.sample(test, 0)
+  batch = evaluated_lib.sample(test, 0)
   padding = config.vocabulary.padding
   known = {
     tuple(row[row < padding].tolist()): test.groups["split"][split]
@@ -89,7 +89,7 @@ def load(
     return " ".join(names[token] for token in list(known)[chosen])
 
   return Thinker(
-    view="questions",
+    evaluated="questions",
     facts={
       **facts(workdir.name, run.step, loops, settings.model.num_loops),
       "family": settings.plain["model"]["name"],

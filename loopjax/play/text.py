@@ -18,12 +18,12 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import subject as subject_lib
+from loopjax import language_model as language_model_lib
 from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate import text as text_lib
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
@@ -71,14 +71,16 @@ def load(
     checkpoint: its step; the newest intact one if None.
 
   Raises:
-    UserError: its model predicts no next tokens.
+    UserError: its model does not predict next tokens.
   """
-  subject = subject_lib.load(workdir, num_loops=loops, checkpoint=checkpoint)
+  language_model = language_model_lib.load(
+    workdir, num_loops=loops, checkpoint=checkpoint
+  )
   exit_by, read = how_it_exits(settings)
 
   @jax.jit
   def forward(params: Any, inputs: Array) -> Any:
-    model: Any = nnx.merge(subject.graphdef, params)
+    model: Any = nnx.merge(language_model.graphdef, params)
     found = read(model, inputs[None], loops)
     chances = jax.nn.softmax(found.logits)
     best = jax.lax.top_k(chances, NUM_CANDIDATES)
@@ -89,29 +91,34 @@ def load(
   @functools.cache
   def engine() -> Any:
     return source.make_engine(
-      subject,
+      language_model,
       num_slots=1,
-      max_tokens=min(_RANDOM_TOKENS, subject.context_length),
+      max_tokens=min(_RANDOM_TOKENS, language_model.context_length),
     )
 
   def random(seed: int) -> str:
     sampling = Sampling(temperature=0.8, seed=seed)
-    end = subject.tokenizer.end
-    request = Request((end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,))
-    return text_lib.write(engine(), subject.tokenizer, [request])[0].text
+    end = language_model.tokenizer.end
+    request = GenerationRequest(
+      (end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,)
+    )
+    return text_lib.write(engine(), language_model.tokenizer, [request])[0].text
 
   return Thinker(
     view="text",
     facts={
       **facts(
-        workdir.name, subject.facts["step"], loops, settings.model.num_loops
+        workdir.name,
+        language_model.facts["step"],
+        loops,
+        settings.model.num_loops,
       ),
       "family": settings.plain["model"]["name"],
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },
     think=functools.partial(
-      _think, subject, functools.partial(forward, subject.params)
+      _think, language_model, functools.partial(forward, language_model.params)
     ),
     random=random,
   )
@@ -178,7 +185,7 @@ def by_loop(model: Any, inputs: Array, loops: int) -> Readings:
 
 
 def _think(
-  subject: subject_lib.Subject,
+  language_model: language_model_lib.LanguageModel,
   forward: Callable[[np.ndarray], Any],
   prompt: str,
 ) -> Thought:
@@ -191,17 +198,18 @@ def _think(
     thousandths; "surprise" [C][T - 1], of the text's own next token, in
     hundredths of nats.
   """
-  tokenizer = subject.tokenizer
+  tokenizer = language_model.tokenizer
   ids = source.opened(tokenizer, prompt)
   num = len(ids)
-  if num > subject.context_length:
+  if num > language_model.context_length:
     raise UserError(
-      f"the text has {num} tokens; this model reads {subject.context_length}"
+      f"the text has {num} tokens; this model reads at most"
+      f" {language_model.context_length}"
     )
   size = _SMALLEST
   while size < num:
     size *= 2
-  size = max(num, min(size, subject.context_length))
+  size = max(num, min(size, language_model.context_length))
   inputs = np.full(size, tokenizer.padding, np.int32)
   inputs[:num] = ids
   best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))

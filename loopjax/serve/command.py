@@ -12,12 +12,12 @@ import uvicorn
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.hub import convert
+from loopjax.language_model import LanguageModel
 from loopjax.serve import app as app_lib
 from loopjax.serve.protocol import Reader
 from loopjax.serve.worker import Worker
-from loopjax.subject import Subject
 
 _LOCAL = ("127.0.0.1", "localhost")  # Clients on these addresses need no token.
 _LEAST = 16  # Minimum length of a token, in characters.
@@ -49,16 +49,18 @@ def run(options: Options) -> int:
   token = _token(options)
   _check(options)
   with contextlib.closing(_bound(options)) as bound:
-    subject = source.load(options.model)
-    engine = source.engine_of(subject, options.model, num_slots=options.slots)
+    language_model = source.load(options.model)
+    engine = source.engine_of(
+      language_model, options.model, num_slots=options.slots
+    )
     # Compile now, so that the first client neither waits nor finds it broken.
-    engine.generate([Request((subject.tokenizer.end,), 2)])
-    return _serve(options, subject, engine, token, bound)
+    engine.generate([GenerationRequest((language_model.tokenizer.end,), 2)])
+    return _serve(options, language_model, engine, token, bound)
 
 
 def _serve(
   options: Options,
-  subject: Subject,
+  language_model: LanguageModel,
   engine: Engine,
   token: str,
   bound: socket.socket,
@@ -66,9 +68,13 @@ def _serve(
   flags = options.model
   name = options.name or flags.folder.resolve().name
   worker = Worker(engine, options.slots + options.max_waiting, lambda: stop())
-  limit = options.max_new_tokens or flags.max_tokens or subject.context_length
+  limit = (
+    options.max_new_tokens or flags.max_tokens or language_model.context_length
+  )
   template = _template(flags.hub or flags.folder / convert.DIRECTORY)
-  reader = Reader(name, subject.tokenizer, engine.max_tokens, limit, template)
+  reader = Reader(
+    name, language_model.tokenizer, engine.max_tokens, limit, template
+  )
   local = options.host in _LOCAL
   server = uvicorn.Server(
     uvicorn.Config(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError, one_line
 from loopjax.generate import source
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 
 MAX_CHOICES = 128  # Choices of a request, over all its prompts.
@@ -86,7 +86,7 @@ class Ask(NamedTuple):
     log_probabilities: whether the log-probabilities of tokens are reported.
   """
 
-  requests: tuple[Request, ...]
+  requests: tuple[GenerationRequest, ...]
   num_prompt_tokens: int
   stops: tuple[str, ...]
   stream: bool
@@ -148,7 +148,7 @@ def read(body: bytes, reader: Reader, *, chat: bool) -> Ask:
     raise _wrong(fields, "stream_options", "an object with include_usage")
   try:
     requests = tuple(
-      Request(
+      GenerationRequest(
         prompt=prompt,
         max_new_tokens=_max_tokens(fields, reader, len(prompt), chat),
         # Each choice has its own seed; the first has the request's.

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request, Token
+from loopjax.generate.requests import GenerationRequest, Token
 
 # New tokens of a job, each with the index of its request in the job.
 News = list[tuple[int, Token]]
@@ -38,7 +38,7 @@ class Job:
     accepted: a future; done once the engine has accepted or refused them all.
   """
 
-  def __init__(self, requests: Sequence[Request]):
+  def __init__(self, requests: Sequence[GenerationRequest]):
     self.requests = tuple(requests)
     self.unread = set(range(len(self.requests)))
     self.accepted = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ class Worker:
     """Number of running and waiting requests."""
     return sum(map(len, self._running.values()))
 
-  async def submit(self, requests: Sequence[Request]) -> Job:
+  async def submit(self, requests: Sequence[GenerationRequest]) -> Job:
     """Passes requests to the engine, all of them or none.
 
     Raises:

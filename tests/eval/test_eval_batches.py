@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from loopjax.eval import batches
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 
 
 def request(context, continuation):
   tokens = np.arange(context + continuation)
-  return Request(tokens[:context], tokens[context:])
+  return ScoringRequest(tokens[:context], tokens[context:])
 
 
 @pytest.mark.parametrize(

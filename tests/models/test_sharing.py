@@ -137,13 +137,15 @@ def pieces():
   def layer_at(index):
     return jax.tree.map(lambda x: x[index], model.layers)
 
-  def view(place):
+  def metadata_at(place):
     place = jnp.reshape(place, (1, 1))
-    return attention.View(rope.rope_tables(place, head_width, config.rope_base))
+    return attention.Metadata(
+      rope.rope_tables(place, head_width, config.rope_base)
+    )
 
   def before(index, x, place):
     """Query, key and value, each [H, d_h]."""
-    layer, here = layer_at(index), view(place)
+    layer, here = layer_at(index), metadata_at(place)
     normed = layer.attention_norm(x)
     found = layer.attention._rotated(normed, here.tables)
     return tuple(one[0, 0] for one in found)

@@ -371,7 +371,9 @@ def by_hand(config, params, inputs, num_answer):
   *windowed, last_chunk = jnp.split(inputs, edges, axis=1)
   for part in windowed:
     tokens = model.embed(part)
-    window = windows.view(seen, tokens.mask, config.window, config.window)
+    window = windows.make_window(
+      seen, tokens.mask, config.window, config.window
+    )
     hidden, after = read(tokens.hidden, window, kept, groups[:first])
     for n in range(config.num_passes):
       before = list(after)
@@ -390,7 +392,9 @@ def by_hand(config, params, inputs, num_answer):
     _, kept = read(hidden, window, after, groups[last:])
     seen = window.known[:, window.known.shape[1] - num_past :]
   tokens = model.embed(last_chunk)
-  window = windows.view(seen, tokens.mask, last_chunk.shape[1], config.window)
+  window = windows.make_window(
+    seen, tokens.mask, last_chunk.shape[1], config.window
+  )
   hidden, _ = read(tokens.hidden, window, kept, groups)
   return model.logits(hidden[:, -num_answer:])
 

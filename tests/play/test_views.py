@@ -135,7 +135,7 @@ def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
 def test_a_text_of_its_own_is_of_its_seed(thinkers):
   random = thinkers["looped"].random
   assert random(1) == random(1) != random(2)
-  with pytest.raises(UserError, match="65 tokens; this model reads 64"):
+  with pytest.raises(UserError, match="65 tokens; this model reads at most 64"):
     thinkers["looped"].think("x" * 64)
 
 

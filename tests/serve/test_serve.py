@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 
 httpx = pytest.importorskip("httpx")
@@ -86,7 +86,7 @@ def test_what_is_asked_reaches_the_engine(served):
     "repetition_penalty": 1.5,
   }  # fmt: skip
   assert served.engine.added == [
-    Request(
+    GenerationRequest(
       (256, *prompt), 3, Sampling(**sampling, seed=seed), (256,), 4, 4, 0.7
     )
     for prompt in (b"a", b"bc")

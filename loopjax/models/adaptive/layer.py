@@ -76,7 +76,7 @@ class Layer(nnx.Module):
     self,
     h: Array,
     cache: Cache | None,
-    view: attention.View,
+    metadata: attention.Metadata,
     first_slot: Array,
     global_bank: memory.Bank | None,
     counted: Array,
@@ -90,7 +90,7 @@ class Layer(nnx.Module):
     Args:
       h: [B, T, D].
       cache: of earlier tokens, if there is one.
-      view: what the tokens see.
+      metadata: what the tokens see.
       first_slot: of the cache, for the first iteration.
       global_bank: which all layers share.
       counted: weights of the tokens in statistics, f32 [B, T], of sum 1 in
@@ -110,7 +110,7 @@ class Layer(nnx.Module):
       read: dict[str, Array] = {}
       if where == "in_loop":
         h, read = self.enrich(h, global_bank, counted, trace)  # (10)
-      added, cache = self._added(h, carry.cache, view, first_slot + i)
+      added, cache = self._added(h, carry.cache, metadata, first_slot + i)
       h = h + scales[i] * added  # h^(t), (5)
       t = (i + 1).astype(jnp.float32)
       p_halt = self._probability(h, t) * (1 - carry.halting.spent)  # (3), (4)
@@ -220,12 +220,16 @@ class Layer(nnx.Module):
     return enriched, read
 
   def _added(
-    self, h: Array, cache: Cache | None, view: attention.View, slot: Array
+    self,
+    h: Array,
+    cache: Cache | None,
+    metadata: attention.Metadata,
+    slot: Array,
   ) -> tuple[Array, Cache | None]:
     """f_theta: what equation 5 scales and adds."""
     if self.config.update == "literal":
-      return self.block(self.loop_norm(h), view, cache, slot)
-    updated, cache = self.block(h, view, cache, slot)
+      return self.block(self.loop_norm(h), metadata, cache, slot)
+    updated, cache = self.block(h, metadata, cache, slot)
     return updated - h, cache
 
   def _probability(self, h: Array, t: Array) -> Array:

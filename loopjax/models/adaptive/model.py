@@ -116,7 +116,7 @@ class Model(nnx.Module):
     cache_lib.check(cache, num_loops * config.num_layers)
     kind = kind or self.options.kind
     options = LoopOptions(kind, self.options.remat)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -136,7 +136,7 @@ class Model(nnx.Module):
       layer, index = item
       x, cache, record = layer(
         *carry,
-        view,
+        metadata,
         index * num_loops,
         bank,
         counted,
@@ -154,7 +154,10 @@ class Model(nnx.Module):
       unroll=kind == "unroll",
     )
     return self._output(
-      self.final_norm(x), records, trace, cache and cache.longer(view.places)
+      self.final_norm(x),
+      records,
+      trace,
+      cache and cache.longer(metadata.places),
     )
 
   def _output(

@@ -321,7 +321,7 @@ class Model(nnx.Module):
   def _open(self, tokens: Tokens, seen: Array) -> windows.Window:
     """What the tokens of a window see, with P past tokens before them."""
     size = tokens.hidden.shape[1]
-    return windows.view(seen, tokens.mask, size, self.config.window)
+    return windows.make_window(seen, tokens.mask, size, self.config.window)
 
   def _read(
     self,

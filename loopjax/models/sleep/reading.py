@@ -145,12 +145,13 @@ def _awake(
   mask = there if mask is None else mask & there
   places = cache.recent.places(there)
   known = _put(cache.known, places, mask)
-  view, packing = _view(model, places, known), fast_weights.packing(mask)
+  metadata = _metadata(model, places, known)
+  packing = fast_weights.packing(mask)
   recent, states, made = cache.recent, [], []
   parts = zip(model.parts(), cache.awake, _slots(model), strict=True)
   for part, state, slot in parts:
     hidden, recent, state = hybrid.read_groups(
-      part, hidden, recent, state, view, packing, first_slot=slot
+      part, hidden, recent, state, metadata, packing, first_slot=slot
     )
     made.append(hidden)
     states.append(state)
@@ -177,7 +178,7 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
   )
   nowhere = cache.known.shape[1]  # Other rows write nothing.
   places = jnp.where(full[:, None], places, nowhere)
-  view = _view(model, places, cache.known)
+  metadata = _metadata(model, places, cache.known)
   old = cache.asleep[1]
 
   def one_pass(n: Array, carry: tuple) -> tuple:
@@ -186,7 +187,7 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
     hidden = model.between(hidden, cache.entering, n)
     before = old._replace(fast=fast)
     return hybrid.read_groups(
-      core, hidden, recent, before, view, packing, first_slot=slot
+      core, hidden, recent, before, metadata, packing, first_slot=slot
     )
 
   recent, (first, state, last) = cache.recent, cache.awake
@@ -199,7 +200,7 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
       hidden,
       recent,
       cache.asleep[2],
-      view,
+      metadata,
       packing,
       first_slot=last_slot,
     )
@@ -267,7 +268,7 @@ def _evict(
   return recent, known.at[:, :num_past].set(seen)
 
 
-def _view(model: Model, places: Array, known: Array) -> attention.View:
+def _metadata(model: Model, places: Array, known: Array) -> attention.Metadata:
   """What tokens at places [B, S] see: L tokens, themselves included."""
   config = model.config
   tables = rope.rope_tables(
@@ -275,7 +276,7 @@ def _view(model: Model, places: Array, known: Array) -> attention.View:
   )
   distance = places[..., None] - jnp.arange(known.shape[1])[None, None]
   near = (distance >= 0) & (distance < config.window)
-  return attention.View(tables, near & known[:, None], places)
+  return attention.Metadata(tables, near & known[:, None], places)
 
 
 def _slots(model: Model) -> tuple[int, int, int]:

@@ -118,12 +118,12 @@ class Model(nnx.Module):
     tables = rope.rope_tables(
       positions, self.block.attention.head_width, config.rope_base
     )
-    view = attention.View(tables)
+    metadata = attention.Metadata(tables)
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
       u_BxSxD = carry.hidden + self._step_vector(k)
       # One block, shared by all steps.
-      g_BxSxD, _ = self.block(u_BxSxD, view)
+      g_BxSxD, _ = self.block(u_BxSxD, metadata)
       router_input = g_BxSxD if config.router_input == "block" else u_BxSxD
       p_BxS = self._probability(router_input)  # p_k = sigmoid(w g_k + b)
       before = carry.halting
@@ -139,7 +139,7 @@ class Model(nnx.Module):
         "probability": p_BxS,
         "weight": w_BxS,
         "running": ~before.halted,
-        **self._trace(trace, u_BxSxD, g_BxSxD, view),
+        **self._trace(trace, u_BxSxD, g_BxSxD, metadata),
       }
       return Carry(hidden, output, after), record
 
@@ -199,7 +199,7 @@ class Model(nnx.Module):
       return jnp.zeros(x_BxSxD.shape[:2])
     return jax.nn.sigmoid(self.router(x_BxSxD)[..., 0])
 
-  def _trace(self, names, u_BxSxD, g_BxSxD, view) -> dict[str, Array]:
+  def _trace(self, names, u_BxSxD, g_BxSxD, metadata) -> dict[str, Array]:
     """The expensive records, computed only on request."""
     record = {}
     if "hidden" in names:
@@ -211,7 +211,7 @@ class Model(nnx.Module):
       chances = jax.nn.softmax(self.head(cells).astype(jnp.float32))
       record["confidence"] = jnp.max(chances, axis=-1)
     if "attention" in names or "attention_mass" in names:
-      record["attention"] = self.block.attention_weights(u_BxSxD, view)
+      record["attention"] = self.block.attention_weights(u_BxSxD, metadata)
     if "attention_mass" in names:
       num_memory = self.config.num_memory_tokens
       on_memory = jnp.sum(record["attention"][..., :num_memory], axis=-1)
