@@ -32,10 +32,9 @@ from loopjax import trained
 from loopjax.analysis import draw, evaluated
 from loopjax.errors import Parser, UserError
 from loopjax.losses import tokens as token_losses
-from loopjax.models import looped, melt
+from loopjax.models import causal, looped, melt
 from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt import reading as melt_reading
-from loopjax.nn import attention
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Array
 
@@ -223,15 +222,12 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
   cache = family.empty_cache(model, batch, num_tokens)
   _, cache = family.read(model, tokens, cache, valid=before)
   if family is looped:
-    config = model.config
-    metadata = attention.make_metadata(
-      (batch, 1), config.block_shape().head_width, config.rope_base,
-      cache=cache, valid=jnp.ones((batch, 1), bool),
-    )  # fmt: skip
+    there = jnp.ones((batch, 1), bool)
+    call = causal.begin(model, last, kind="scan", cache=cache, valid=there)
 
     def plain(state: Array, t: Array) -> tuple[Array, None]:
       carry = state[:, None], cache
-      return model.transform(carry, metadata, t, "scan", None)[0][:, 0], None
+      return model.transform(call, carry, t)[0][:, 0], None
 
     return Recurrence(hidden, plain, None)
   one_loop = melt_reading.loop_over(model, 1, cache)

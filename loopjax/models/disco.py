@@ -7,31 +7,26 @@ distribution over tokens, whose mean embedding is added to it.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.losses import tokens as token_losses
+from loopjax.models import causal
+from loopjax.models.causal import loss as loss
 from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
-from loopjax.nn import attention, block, linear, norm, stack
+from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
-from loopjax.nn.dropout import dropout, fold
 from loopjax.nn.shape import Shape
-from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
-  Batch,
   LoopOptions,
-  Metrics,
   Output,
   TaskSpec,
 )
@@ -129,12 +124,14 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
-Carry = tuple[Array, Cache | None]
-
-
 class Model(nnx.Module):
   """The looped transformer with both channels."""
+
+  embed = causal.embed
+  transform = causal.transform
+  normed = causal.normed
+  logits = causal.logits
+  readout_table = causal.readout_table
 
   def __init__(
     self,
@@ -145,15 +142,9 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    precision = PRECISIONS[config.precision]
-    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-    init = nnx.initializers.normal(config.init_std)
-    self.token_embedding = linear.embedding(
-      spec.vocab_size, config.width, init=init, **shared
-    )
-    shape = config.block_shape()
-    self.layers = stack.make_layers(shape, config.num_layers, **shared)
-    self.final_norm = norm.rms_norm(config.width, **shared)
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
+    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.final_norm = causal.final_norm(config, rngs)
     self.channel = self._make_channel()
 
   def __call__(
@@ -189,81 +180,38 @@ class Model(nnx.Module):
       edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
         instead (equation 3). Traces show H~^{k+1} before the edit.
     """
-    config = self.config
-    num_loops = config.num_loops if num_loops is None else num_loops
-    if num_loops < 1:
-      raise UserError(f"num_loops={num_loops} must be at least 1")
-    kind = kind or self.options.kind
-    cache_lib.check(cache, num_loops * config.num_layers)
-    metadata = attention.make_metadata(
-      inputs.shape,
-      config.block_shape().head_width,
-      config.rope_base,
-      documents=documents,
-      cache=cache,
-      valid=valid,
+    call = causal.begin(
+      self, inputs, num_loops, kind, documents, cache, valid, key
     )
-    table = self.token_embedding.embedding[...]
+    table = self.readout_table()
 
-    def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
-      loop_key = fold(key, k + 1)
-      hidden, cache = self._transform(
-        carry, metadata, k, kind, loop_key
-      )  # H^{k+1}
-      mixed, gate = self.channel(hidden, self._read(hidden), table)  # H~^{k+1}
-      record = self._record(hidden, mixed, gate, trace)
-      return (mixed if edit is None else edit(mixed, k), cache), record
+    def record(hidden: Array, mixed: Array, gate: Array) -> causal.Record:
+      stats = {
+        "hidden_norm": causal.mean_norm(hidden),
+        "gate_mean": jnp.mean(gate),
+      }
+      shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
+      return causal.record(self, trace, stats, **shown)
 
-    # The last loop has no channel after it: alpha^{K-1} = 0.
-    embedded = self.token_embedding(inputs)
+    def step(
+      carry: causal.Carry, k: Array
+    ) -> tuple[causal.Carry, causal.Record]:
+      hidden, cache = self.transform(call, carry, k)  # H^{k+1}
+      mixed, gate = self.channel(hidden, self.normed(hidden), table)  # H~^{k+1}
+      passed_on = mixed if edit is None else edit(mixed, k)
+      return (passed_on, cache), record(hidden, mixed, gate)
+
     carry, records, steps_run = driver.run_loop(
       step,
-      (dropout(embedded, config.dropout, fold(key, 0)), cache),
-      num_loops - 1,
-      kind=kind if num_loops > 1 else "scan",  # Nothing to unroll.
+      (self.embed(inputs, key), cache),
+      call.num_loops - 1,
+      kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
     )
-    last_key = fold(key, num_loops)
-    hidden, cache = self._transform(
-      carry, metadata, num_loops - 1, kind, last_key
-    )  # H^K
-    last = self._record(hidden, hidden, jnp.zeros(inputs.shape), trace)
-    records = jax.tree.map(
-      lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
-    )
-    return Output(
-      logits=self._logits(hidden),
-      losses={},
-      stats={"loops_run": jnp.full(len(inputs), steps_run + 1, jnp.float32)},
-      loops={name: records[name] for name in ("hidden_norm", "gate_mean")},
-      trace={name: records[name] for name in trace},
-      hidden=self._read(hidden),
-      cache=cache and cache.longer(metadata.places),
-    )
-
-  def _transform(
-    self,
-    carry: Carry,
-    metadata: attention.Metadata,
-    loop: Array | int,
-    kind: str,
-    key: Array | None,
-  ) -> Carry:
-    """f_theta in a loop: the stack and, if "per_loop", the norm; [B, T, D].
-
-    Rematerialisation is per layer: the inputs of all K L layers take less
-    memory than everything that the L layers of one loop compute.
-    """
-    x, cache = stack.run_layers(
-      self.layers,
-      *carry,
-      metadata,
-      first_slot=loop * self.config.num_layers,
-      key=key,
-      unroll=kind == "unroll",
-      remat=self.options.remat,
-    )
-    ends_in_norm = self.config.loop_norm == "per_loop"
-    return self.final_norm(x) if ends_in_norm else x, cache
+    # The last loop has no channel after it: alpha^{K-1} = 0.
+    hidden, cache = self.transform(call, carry, call.num_loops - 1)  # H^K
+    last = record(hidden, hidden, jnp.zeros(inputs.shape))
+    records = causal.appended(records, last)
+    return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
   def _make_channel(self) -> channel.MixedChannel:
     """Equations 4 to 6 as configured."""
@@ -287,54 +235,6 @@ class Model(nnx.Module):
       return channel.MixedChannel(decoder, learned, config.epsilon)
     fixed = channel.FixedGate(config.gate_value)
     return channel.MixedChannel(decoder, fixed, config.epsilon)
-
-  def _read(self, hidden: Array) -> Array:
-    """The input of the read-out: the normed state, f32 [B, T, D]."""
-    last = self.config.loop_norm == "final_only"
-    return self.final_norm(hidden) if last else hidden
-
-  def _logits(self, hidden: Array) -> Array:
-    """The read-out of a loop: H W^T, f32 [B, T, V]."""
-    return linear.token_logits(
-      self._read(hidden), self.readout_table(), self.spec.num_padding_tokens
-    )
-
-  def readout_table(self) -> Array:
-    """W, [V, D]."""
-    return self.token_embedding.embedding[...]
-
-  def _record(
-    self, hidden: Array, mixed: Array, gate: Array, names: tuple[str, ...]
-  ) -> dict[str, Array]:
-    """Statistics of a loop, and its requested traces."""
-    norms = jnp.linalg.norm(hidden, axis=-1)
-    record = {"hidden_norm": jnp.mean(norms), "gate_mean": jnp.mean(gate)}
-    shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
-    record |= {name: shown[name] for name in names if name in shown}
-    if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
-    return record
-
-
-def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
-) -> tuple[Array, Metrics]:
-  """Cross-entropy after the last loop, weighted by token.
-
-  Returns:
-    (f32 scalar, metrics: scalars and per-loop vectors by name).
-  """
-  del step, frozen  # No schedule, no teacher.
-  documents = batch.get("documents")
-  output = model(batch["inputs"], documents=documents, key=key)
-  cross_entropy, _ = token_losses.next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
-  return cross_entropy, {"loss": cross_entropy, **output.loops}
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from loopjax.errors import UserError
 from loopjax.loop import driver, exits
-from loopjax.models import reading
-from loopjax.nn import attention, stack
-from loopjax.nn import cache as cache_lib
+from loopjax.models import causal, reading
+from loopjax.nn import stack
 from loopjax.nn.cache import Cache
 from loopjax.types import Array, Output
 
@@ -50,19 +49,17 @@ def read(
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if leave is None:
     return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
-  cache_lib.check(cache, num_loops * model.config.num_layers)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
-  head_width = model.config.block_shape().head_width
-  metadata = attention.make_metadata(
-    tokens.shape, head_width, model.config.rope_base, cache=cache, valid=valid
+  call = causal.begin(
+    model, tokens, num_loops, "scan", cache=cache, valid=valid
   )
-  nowhere = cache.room
+  metadata, nowhere = call.metadata, cache.room
 
   def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
     # What has left writes nothing, whose keys later loops would share.
     places = jnp.where(live[:, None], metadata.places, nowhere)
-    here = metadata._replace(places=places)
-    return model.transform((hidden, cache), here, k, "scan", None)
+    here = call._replace(metadata=metadata._replace(places=places))
+    return model.transform(here, (hidden, cache), k)
 
   rule = leave.rule if tokens.shape[1] == 1 else "fixed"
   there = jnp.any(valid, axis=1)

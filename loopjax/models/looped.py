@@ -19,15 +19,15 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
+from loopjax.models import causal
 from loopjax.models.exiting import check_exits as check_exits
 from loopjax.models.exiting import own_rule as own_rule
 from loopjax.models.exiting import read as read
 from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.nn import attention, block, linear, norm, stack
+from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
-from loopjax.nn.dropout import dropout, fold
 from loopjax.nn.shape import Shape
 from loopjax.protocols import Frozen
 from loopjax.types import (
@@ -132,12 +132,14 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
-Carry = tuple[Array, Cache | None]
-
-
 class Model(nnx.Module):
   """The vanilla looped transformer."""
+
+  embed = causal.embed
+  transform = causal.transform
+  normed = causal.normed
+  logits = causal.logits
+  readout_table = causal.readout_table
 
   def __init__(
     self,
@@ -148,23 +150,13 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    shared: dict[str, Any] = {
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
-    init = nnx.initializers.normal(config.init_std)
-    self.token_embedding = linear.embedding(
-      spec.vocab_size, config.width, init=init, **shared
-    )
-    shape = config.block_shape()
-    self.layers = stack.make_layers(shape, config.num_layers, **shared)
-    self.final_norm = norm.rms_norm(config.width, **shared)
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
+    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
-      self.head = linear.linear(
-        config.width, spec.vocab_size, init=init, **shared
-      )
+      self.head = causal.head(config, spec, rngs)
     if config.exit_gate != "none":
-      self.exit_gate = linear.readout(config.width, 1, init=init, **shared)
+      self.exit_gate = causal.exit_gate(config, rngs)
 
   def __call__(
     self,
@@ -197,87 +189,24 @@ class Model(nnx.Module):
       edit: (H^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
         instead (DiscoLoop, equation 3). Traces show H^{k+1} before the edit.
     """
-    config = self.config
-    num_loops = config.num_loops if num_loops is None else num_loops
-    if num_loops < 1:
-      raise UserError(f"num_loops={num_loops} must be at least 1")
-    kind = kind or self.options.kind
-    cache_lib.check(cache, num_loops * config.num_layers)
-    metadata = attention.make_metadata(
-      inputs.shape,
-      config.block_shape().head_width,
-      config.rope_base,
-      documents=documents,
-      cache=cache,
-      valid=valid,
+    call = causal.begin(
+      self, inputs, num_loops, kind, documents, cache, valid, key
     )
 
-    def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
-      hidden, cache = self.transform(carry, metadata, k, kind, fold(key, k + 1))
-      record = self._record(hidden, trace)
+    def step(
+      carry: causal.Carry, k: Array
+    ) -> tuple[causal.Carry, causal.Record]:
+      hidden, cache = self.transform(call, carry, k)  # H^{k+1} = f(H^k)
+      stats = {"hidden_norm": causal.mean_norm(hidden)}
+      record = causal.record(self, trace, stats, hidden=hidden)
       if edit is not None:  # H^K is read out without an edit.
-        hidden = jnp.where(k < num_loops - 1, edit(hidden, k), hidden)
+        hidden = jnp.where(k < call.num_loops - 1, edit(hidden, k), hidden)
       return (hidden, cache), record
 
-    (hidden, cache), records, steps_run = driver.run_loop(
-      step, (self.embed(inputs, key), cache), num_loops, kind=kind
+    carry, records, steps_run = driver.run_loop(
+      step, (self.embed(inputs, key), cache), call.num_loops, kind=call.kind
     )
-    return Output(
-      logits=self.logits(hidden),
-      losses={},
-      stats={"loops_run": jnp.full(len(inputs), steps_run, jnp.float32)},
-      loops={"hidden_norm": records["hidden_norm"]},
-      trace={name: records[name] for name in trace},
-      hidden=self.normed(hidden),
-      cache=cache and cache.longer(metadata.places),
-    )
-
-  def embed(self, inputs: Array, key: Array | None) -> Array:
-    """H^0 = W[x], [B, T, D]."""
-    rate = self.config.dropout
-    return dropout(self.token_embedding(inputs), rate, fold(key, 0))
-
-  def transform(
-    self,
-    carry: Carry,
-    metadata: attention.Metadata,
-    loop: Array | int,
-    kind: str,
-    key: Array | None,
-  ) -> Carry:
-    """f_theta in a loop: the stack and, if "per_loop", the norm; [B, T, D].
-
-    Rematerialisation is per layer: the inputs of all K L layers take less
-    memory than everything that the L layers of one loop compute.
-    """
-    x, cache = stack.run_layers(
-      self.layers,
-      *carry,
-      metadata,
-      first_slot=loop * self.config.num_layers,
-      key=key,
-      unroll=kind == "unroll",
-      remat=self.options.remat,
-    )
-    ends_in_norm = self.config.loop_norm == "per_loop"
-    return self.final_norm(x) if ends_in_norm else x, cache
-
-  def logits(self, hidden: Array) -> Array:
-    """The read-out of a loop: H W^T, f32 [B, T, V]."""
-    return linear.token_logits(
-      self.normed(hidden), self.readout_table(), self.spec.num_padding_tokens
-    )
-
-  def normed(self, hidden: Array) -> Array:
-    """What the read-out decodes: the normed state, f32 [B, T, D]."""
-    last = self.config.loop_norm == "final_only"
-    return self.final_norm(hidden) if last else hidden
-
-  def readout_table(self) -> Array:
-    """W, [V, D]."""
-    if self.config.tied:
-      return self.token_embedding.embedding[...]
-    return self.head.kernel[...].T
+    return causal.output(self, call, carry, records, steps_run)
 
   def exit_logits(self, hidden: Array) -> Array:
     """Log odds of the chance to exit after a loop, f32 [...], of H [..., D].
@@ -286,16 +215,6 @@ class Model(nnx.Module):
     6.5 on (Ouro, section 3.2).
     """
     return self.exit_gate(self.normed(hidden))[..., 0]
-
-  def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
-    """Statistics of a loop, and its requested traces."""
-    norms = jnp.linalg.norm(hidden, axis=-1)
-    record = {"hidden_norm": jnp.mean(norms)}
-    if "hidden" in names:
-      record["hidden"] = hidden
-    if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self.logits(hidden))
-    return record
 
 
 def loss(

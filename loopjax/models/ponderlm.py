@@ -7,31 +7,26 @@ section 5.3) compares with it.
 """
 
 import dataclasses
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.losses import tokens as token_losses
+from loopjax.models import causal
+from loopjax.models.causal import loss as loss
 from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
-from loopjax.nn import attention, block, linear, norm, stack
+from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
 from loopjax.nn.dropout import dropout, fold
 from loopjax.nn.shape import Shape
-from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
-  Batch,
   LoopOptions,
-  Metrics,
   Output,
   TaskSpec,
 )
@@ -113,12 +108,11 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
-Carry = tuple[Array, Cache | None]
-
-
 class Model(nnx.Module):
   """The looped transformer with only the embedding channel."""
+
+  logits = causal.logits
+  readout_table = causal.readout_table
 
   def __init__(
     self,
@@ -129,21 +123,11 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    shared: dict[str, Any] = {
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
-    init = nnx.initializers.normal(config.init_std)
-    self.token_embedding = linear.embedding(
-      spec.vocab_size, config.width, init=init, **shared
-    )
-    shape = config.block_shape()
-    self.layers = stack.make_layers(shape, config.num_layers, **shared)
-    self.final_norm = norm.rms_norm(config.width, **shared)
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
+    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
-      self.head = linear.linear(
-        config.width, spec.vocab_size, init=init, **shared
-      )
+      self.head = causal.head(config, spec, rngs)
     num_tokens = spec.vocab_size - spec.num_padding_tokens
     if config.top_k > num_tokens:
       raise UserError(
@@ -187,126 +171,50 @@ class Model(nnx.Module):
       key: of dropout; None, as in evaluation, for none.
     """
     config = self.config
-    num_loops = config.num_loops if num_loops is None else num_loops
-    if num_loops < 1:
-      raise UserError(f"num_loops={num_loops} must be at least 1")
-    kind = kind or self.options.kind
-    cache_lib.check(cache, num_loops * config.num_layers)
-    metadata = attention.make_metadata(
-      inputs.shape,
-      config.block_shape().head_width,
-      config.rope_base,
-      documents=documents,
-      cache=cache,
-      valid=valid,
+    call = causal.begin(
+      self, inputs, num_loops, kind, documents, cache, valid, key
     )
-    table, head = self.token_embedding.embedding[...], self._head()
+    table = self.token_embedding.embedding[...]
+    head = None if config.tied else self.readout_table()
     scaled = config.embedding_scale == "sqrt_width"
     scale = config.width**0.5 if scaled else 1.0
     initial = config.input_scale * scale * self.token_embedding(inputs)  # e^0
     initial = dropout(initial, config.dropout, fold(key, 0))
 
-    def step(carry: Carry, s: Array) -> tuple[Carry, dict[str, Array]]:
-      pass_key = fold(key, s + 1)
-      hidden, cache = self._transform(
-        carry, metadata, s, kind, pass_key
-      )  # LM(e^s)
+    def record(hidden: Array, embedding: Array) -> causal.Record:
+      stats = {"embedding_norm": causal.mean_norm(embedding)}
+      shown = {"hidden": hidden, "mixed": embedding}
+      return causal.record(self, trace, stats, **shown)
+
+    def step(
+      carry: causal.Carry, s: Array
+    ) -> tuple[causal.Carry, causal.Record]:
+      hidden, cache = self.transform(call, carry, s)  # LM(e^s)
       base = initial if config.residual == "initial" else carry[0]
       embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
-      return (embedding, cache), self._record(hidden, embedding, trace)
+      return (embedding, cache), record(hidden, embedding)
 
-    # The last pass is read out instead of decoded.
     carry, records, steps_run = driver.run_loop(
       step,
       (initial, cache),
-      num_loops - 1,
-      kind=kind if num_loops > 1 else "scan",  # Nothing to unroll.
+      call.num_loops - 1,
+      kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
     )
-    last_key = fold(key, num_loops)
-    hidden, cache = self._transform(
-      carry, metadata, num_loops - 1, kind, last_key
-    )  # LM(e^{K-1})
-    last = self._record(hidden, carry[0], trace)
-    records = jax.tree.map(
-      lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
-    )
-    return Output(
-      logits=self._logits(hidden),
-      losses={},
-      stats={"loops_run": jnp.full(len(inputs), steps_run + 1, jnp.float32)},
-      loops={"embedding_norm": records["embedding_norm"]},
-      trace={name: records[name] for name in trace},
-      hidden=hidden,
-      cache=cache and cache.longer(metadata.places),
-    )
+    # The last pass is read out instead of decoded.
+    hidden, cache = self.transform(call, carry, call.num_loops - 1)
+    records = causal.appended(records, record(hidden, carry[0]))
+    return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
-  def _transform(
-    self,
-    carry: Carry,
-    metadata: attention.Metadata,
-    loop: Array | int,
-    kind: str,
-    key: Array | None,
-  ) -> Carry:
+  def transform(
+    self, call: causal.Call, carry: causal.Carry, loop: Array | int
+  ) -> causal.Carry:
     """LM in a pass, without its read-out: the stack and the norm."""
-    x, cache = stack.run_layers(
-      self.layers,
-      *carry,
-      metadata,
-      first_slot=loop * self.config.num_layers,
-      key=key,
-      unroll=kind == "unroll",
-      remat=self.options.remat,
-    )
-    return self.final_norm(x), cache
+    hidden, cache = causal.run_stack(self, self.layers, call, carry, loop)
+    return self.final_norm(hidden), cache
 
-  def _head(self) -> Array | None:
-    """U [V, D]; None if it is the embedding table."""
-    return None if self.config.tied else self.head.kernel[...].T
-
-  def _logits(self, hidden: Array) -> Array:
-    """The read-out: U h, f32 [B, T, V]."""
-    return linear.token_logits(
-      hidden, self.readout_table(), self.spec.num_padding_tokens
-    )
-
-  def readout_table(self) -> Array:
-    """U [V, D], the embedding table where it is one."""
-    head = self._head()
-    return self.token_embedding.embedding[...] if head is None else head
-
-  def _record(
-    self, hidden: Array, embedding: Array, names: tuple[str, ...]
-  ) -> dict[str, Array]:
-    """Statistics of a pass, and its requested traces."""
-    norms = jnp.linalg.norm(embedding, axis=-1)
-    record = {"embedding_norm": jnp.mean(norms)}
-    shown = {"hidden": hidden, "mixed": embedding}
-    record |= {name: shown[name] for name in names if name in shown}
-    if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
-    return record
-
-
-def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
-) -> tuple[Array, Metrics]:
-  """Cross-entropy after the last loop, weighted by token.
-
-  Returns:
-    (f32 scalar, metrics: scalars and per-loop vectors by name).
-  """
-  del step, frozen  # No schedule, no teacher.
-  documents = batch.get("documents")
-  output = model(batch["inputs"], documents=documents, key=key)
-  cross_entropy, _ = token_losses.next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
-  return cross_entropy, {"loss": cross_entropy, **output.loops}
+  def normed(self, hidden: Array) -> Array:
+    """What the read-out decodes: `hidden`, which a pass has normed."""
+    return hidden
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

@@ -15,23 +15,18 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.losses import tokens as token_losses
+from loopjax.models import causal
+from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
-from loopjax.nn import attention, block, linear, norm, stack
-from loopjax.nn import cache as cache_lib
+from loopjax.nn import block, stack
 from loopjax.nn.cache import Cache
-from loopjax.nn.dropout import dropout, fold
 from loopjax.nn.shape import Shape
-from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
   Array,
-  Batch,
   LoopOptions,
-  Metrics,
   Output,
-  Precision,
   TaskSpec,
 )
 
@@ -96,12 +91,13 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
-Carry = tuple[Array, Cache | None]
-
-
 class Model(nnx.Module):
   """K stacks of blocks in sequence, each with its own norm or all with one."""
+
+  embed = causal.embed
+  normed = causal.normed
+  logits = causal.logits
+  readout_table = causal.readout_table
 
   def __init__(
     self,
@@ -112,25 +108,13 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    shared: dict[str, Any] = {
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
-    self.token_embedding = linear.embedding(
-      spec.vocab_size,
-      config.width,
-      init=nnx.initializers.normal(config.init_std),
-      **shared,
-    )
-    shape, num_layers = (
-      config.block_shape(),
-      config.num_loops * config.num_layers,
-    )
-    self.layers = stack.make_layers(shape, num_layers, **shared)
+    num_layers = config.num_loops * config.num_layers
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
+    self.layers = causal.layers(config, num_layers, rngs)
     if config.loop_norm == "per_loop":
-      self.final_norm = _norms(config, **shared)
+      self.final_norm = _norms(config, rngs)
     else:
-      self.final_norm = norm.rms_norm(config.width, **shared)
+      self.final_norm = causal.final_norm(config, rngs)
 
   def __call__(
     self,
@@ -167,30 +151,18 @@ class Model(nnx.Module):
     config = self.config
     num_copies = config.num_loops if num_loops is None else num_loops
     _check(config, num_copies)
-    cache_lib.check(cache, num_copies * config.num_layers)
-    unroll = (kind or self.options.kind) == "unroll"
-    metadata = attention.make_metadata(
-      inputs.shape,
-      config.block_shape().head_width,
-      config.rope_base,
-      documents=documents,
-      cache=cache,
-      valid=valid,
+    call = causal.begin(
+      self, inputs, num_copies, kind, documents, cache, valid, key
     )
 
-    def step(carry: Carry, of_copy: Any) -> tuple[Carry, Any]:
+    def step(
+      carry: causal.Carry, of_copy: Any
+    ) -> tuple[causal.Carry, causal.Record]:
       copy, copy_norm, index = of_copy
-      hidden, cache = stack.run_layers(
-        copy,
-        *carry,
-        metadata,
-        first_slot=index * config.num_layers,
-        key=fold(key, index + 1),
-        unroll=unroll,
-        remat=self.options.remat,
-      )
+      hidden, cache = causal.run_stack(self, copy, call, carry, index)
       hidden = hidden if copy_norm is None else copy_norm(hidden)
-      return (hidden, cache), self._record(hidden, trace)
+      stats = {"hidden_norm": causal.mean_norm(hidden)}
+      return (hidden, cache), causal.record(self, trace, stats, hidden=hidden)
 
     copies = jax.tree.map(  # [K L, ...] -> [copies, L, ...]
       lambda x: x.reshape(-1, config.num_layers, *x.shape[1:])[:num_copies],
@@ -199,80 +171,20 @@ class Model(nnx.Module):
     norms = None
     if config.loop_norm == "per_loop":
       norms = jax.tree.map(lambda x: x[:num_copies], self.final_norm)
-    embedded = self.token_embedding(inputs)
-    (hidden, cache), records = jax.lax.scan(
+    carry, records = jax.lax.scan(
       step,
-      (dropout(embedded, config.dropout, fold(key, 0)), cache),
+      (self.embed(inputs, key), cache),
       (copies, norms, jnp.arange(num_copies)),
-      unroll=unroll,
+      unroll=call.kind == "unroll",
     )
-    return Output(
-      logits=self._logits(hidden),
-      losses={},
-      stats={"loops_run": jnp.full(len(inputs), num_copies, jnp.float32)},
-      loops={"hidden_norm": records["hidden_norm"]},
-      trace={name: records[name] for name in trace},
-      hidden=self._read(hidden),
-      cache=cache and cache.longer(metadata.places),
-    )
-
-  def _logits(self, hidden: Array) -> Array:
-    """The read-out of a copy: H W^T, f32 [B, T, V]."""
-    return linear.token_logits(
-      self._read(hidden), self.readout_table(), self.spec.num_padding_tokens
-    )
-
-  def _read(self, hidden: Array) -> Array:
-    """What the read-out decodes: the normed state, f32 [B, T, D]."""
-    last = self.config.loop_norm == "final_only"
-    return self.final_norm(hidden) if last else hidden
-
-  def readout_table(self) -> Array:
-    """W, [V, D]."""
-    return self.token_embedding.embedding[...]
-
-  def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
-    """Statistics of a copy, and its requested traces."""
-    norms = jnp.linalg.norm(hidden, axis=-1)
-    record = {"hidden_norm": jnp.mean(norms)}
-    if "hidden" in names:
-      record["hidden"] = hidden
-    if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
-    return record
+    return causal.output(self, call, carry, records, num_copies)
 
 
-def _norms(
-  config: Config, *, precision: Precision, rngs: nnx.Rngs
-) -> nnx.RMSNorm:
+def _norms(config: Config, rngs: nnx.Rngs) -> nnx.RMSNorm:
   """K stacked norms: one whose gain is [K, D], which must not be called."""
-
-  def make_norm(key: Array) -> nnx.RMSNorm:
-    rngs = nnx.Rngs(params=key)
-    return norm.rms_norm(config.width, precision=precision, rngs=rngs)
-
-  return jax.vmap(make_norm)(jax.random.split(rngs.params(), config.num_loops))
-
-
-def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
-) -> tuple[Array, Metrics]:
-  """Cross-entropy, weighted by token.
-
-  Returns:
-    (f32 scalar, metrics: scalars and per-loop vectors by name).
-  """
-  del step, frozen  # No schedule, no teacher.
-  documents = batch.get("documents")
-  output = model(batch["inputs"], documents=documents, key=key)
-  cross_entropy, _ = token_losses.next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
+  return jax.vmap(lambda key: causal.final_norm(config, nnx.Rngs(params=key)))(
+    jax.random.split(rngs.params(), config.num_loops)
   )
-  return cross_entropy, {"loss": cross_entropy, **output.loops}
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.loop import memory
 from loopjax.losses import tokens as token_losses
+from loopjax.models import causal
 from loopjax.models.adaptive.config import Config, check_loops
 from loopjax.models.adaptive.layer import SLOTS, Layer
 from loopjax.nn import attention, linear
@@ -40,6 +41,8 @@ HEADLINE = ("ponder_steps",)
 class Model(nnx.Module):
   """A stack of layers that loop, each by itself."""
 
+  readout_table = causal.readout_table
+
   def __init__(
     self,
     config: Config,
@@ -52,9 +55,7 @@ class Model(nnx.Module):
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     shape, width = config.block_shape(), config.width
-    self.token_embedding = linear.embedding(
-      spec.vocab_size, width, init=shape.init, **shared
-    )
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
 
     def make_layer(key: Array) -> Layer:
       return Layer(config, precision=precision, rngs=nnx.Rngs(params=key))
@@ -67,9 +68,7 @@ class Model(nnx.Module):
       )
     self.final_norm = shape.norm(width, **shared)
     if not config.tied:
-      self.head = linear.linear(
-        width, spec.vocab_size, init=shape.init, **shared
-      )
+      self.head = causal.head(config, spec, rngs)
 
   def __call__(
     self,
@@ -206,12 +205,6 @@ class Model(nnx.Module):
       hidden=hidden,
       cache=cache,
     )
-
-  def readout_table(self) -> Array:
-    """One row a token, [V, D]."""
-    if self.config.tied:
-      return self.token_embedding.embedding[...]
-    return self.head.kernel[...].T
 
 
 def _by_layer(name: str, values: Array) -> dict[str, Array]:

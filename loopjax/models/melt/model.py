@@ -4,18 +4,17 @@ Source: arXiv 2605.07721. Its parameters are those of a `looped` model with a
 norm in every loop, and gates; `run.init_from` begins with such a model.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.errors import UserError
+from loopjax.models import causal
 from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt import passes
 from loopjax.models.melt.config import Config
-from loopjax.nn import linear, norm, stack
-from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
+from loopjax.nn import linear
+from loopjax.types import Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 CACHES = ("latent",)
@@ -24,6 +23,9 @@ HEADLINE: tuple[str, ...] = ()
 
 class Model(nnx.Module):
   """The memory-efficient looped transformer."""
+
+  logits = causal.logits
+  readout_table = causal.readout_table
 
   def __init__(
     self,
@@ -35,24 +37,14 @@ class Model(nnx.Module):
   ):
     config.check_length(spec)
     self.config, self.spec, self.options = config, spec, options
-    shared: dict[str, Any] = {
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
-    init = nnx.initializers.normal(config.init_std)
-    self.token_embedding = linear.embedding(
-      spec.vocab_size, config.width, init=init, **shared
-    )
-    shape = config.block_shape()
-    self.layers = stack.make_layers(shape, config.num_layers, **shared)
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
+    self.layers = causal.layers(config, config.num_layers, rngs)
     self.latent_gates = layer_lib.make_gates(config, rngs)
-    self.final_norm = norm.rms_norm(config.width, **shared)
+    self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
-      self.head = linear.linear(
-        config.width, spec.vocab_size, init=init, **shared
-      )
+      self.head = causal.head(config, spec, rngs)
     if config.exit_gate != "none":
-      self.exit_gate = linear.readout(config.width, 1, init=init, **shared)
+      self.exit_gate = causal.exit_gate(config, rngs)
 
   def __call__(
     self,
@@ -132,11 +124,9 @@ class Model(nnx.Module):
       keep=keep,
     )
 
-  def logits(self, hidden: Array) -> Array:
-    """The read-out of a loop, f32 [..., V]."""
-    return linear.token_logits(
-      hidden, self.readout_table(), self.spec.num_padding_tokens
-    )
+  def normed(self, hidden: Array) -> Array:
+    """What the read-out decodes: `hidden`, which a loop has normed."""
+    return hidden
 
   def exit_logits(self, hidden: Array) -> Array:
     """Log odds of the chance to exit after a loop, f32 [...], of H [..., D].
@@ -144,9 +134,3 @@ class Model(nnx.Module):
     The gate is that of the looped model whose parameters these were.
     """
     return self.exit_gate(hidden)[..., 0]
-
-  def readout_table(self) -> Array:
-    """W, [V, D]."""
-    if self.config.tied:
-      return self.token_embedding.embedding[...]
-    return self.head.kernel[...].T

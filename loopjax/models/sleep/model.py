@@ -18,9 +18,10 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
+from loopjax.models import causal
 from loopjax.models.sleep.config import Config, last_chunk
 from loopjax.models.sleep.state import Kept, Tokens, padded
-from loopjax.nn import attention, hybrid, linear, norm, remat, rope, stack
+from loopjax.nn import attention, hybrid, norm, remat, rope
 from loopjax.protocols import Frozen
 from loopjax.types import (
   PRECISIONS,
@@ -39,6 +40,9 @@ HEADLINE: tuple[str, ...] = ()
 class Model(nnx.Module):
   """Alternating attention and fast weights, with passes over windows."""
 
+  logits = causal.logits
+  readout_table = causal.readout_table
+
   def __init__(
     self,
     config: Config,
@@ -54,21 +58,18 @@ class Model(nnx.Module):
       "precision": PRECISIONS[config.precision],
       "rngs": rngs,
     }
-    init = nnx.initializers.normal(config.init_std)
-    sizes = spec.vocab_size, config.width
-    self.token_embedding = linear.embedding(*sizes, init=init, **shared)
-    shape = config.block_shape()
-    self.layers = stack.make_layers(shape, config.num_layers, **shared)
+    self.token_embedding = causal.token_embedding(config, spec, rngs)
+    self.layers = causal.layers(config, config.num_layers, rngs)
     # A norm would make an output that starts at zero as large as any other.
-    alone = dataclasses.replace(shape, post_norm=norm.none)
+    alone = dataclasses.replace(config.block_shape(), post_norm=norm.none)
     self.memories = hybrid.make_memories(
       alone, config.memory_shape(), config.num_memory_layers, **shared
     )
-    self.final_norm = norm.rms_norm(config.width, **shared)
+    self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
-      self.head = linear.linear(*sizes[::-1], init=init, **shared)
+      self.head = causal.head(config, spec, rngs)
     if config.exit_gate != "none":
-      self.exit_gate = linear.readout(config.width, 1, init=init, **shared)
+      self.exit_gate = causal.exit_gate(config, rngs)
 
   def __call__(
     self,
@@ -134,7 +135,7 @@ class Model(nnx.Module):
       trace={  # [W, N, B, L, D] -> [N, B, W L, D]
         name: jax.vmap(windows.join, 1)(value) for name, value in traces.items()
       },
-      hidden=self.final_norm(hidden),
+      hidden=self.normed(hidden),
     )
 
   def sleep(
@@ -255,19 +256,9 @@ class Model(nnx.Module):
     seen = windows.last(window.known, self.num_past)
     return hidden, Kept(tuple(memories), seen)
 
-  def logits(self, hidden: Array) -> Array:
-    """The read-out, f32 [B, S, V]."""
-    return linear.token_logits(
-      self.final_norm(hidden),
-      self.readout_table(),
-      self.spec.num_padding_tokens,
-    )
-
-  def readout_table(self) -> Array:
-    """One row a token, [V, D]."""
-    if self.config.tied:
-      return self.token_embedding.embedding[...]
-    return self.head.kernel[...].T
+  def normed(self, hidden: Array) -> Array:
+    """What the read-out decodes, f32 [B, S, D]."""
+    return self.final_norm(hidden)
 
   def parts(self) -> list[hybrid.Groups]:
     """The groups that run once, N times, and once; each may be empty."""

@@ -1,0 +1,243 @@
+"""What the causal families share outside of their papers' algorithms.
+
+First the parameters that all of them have; then what surrounds the loops of
+`looped`, `disco`, `ponderlm` and `transformer`, which apply a stack of blocks:
+what a call's loops have in common (`begin`), the stack in one loop
+(`run_stack`), what is recorded of a loop (`record`), and the output. A model
+takes functions of a model as its methods; `normed` is one that these call.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
+from loopjax.nn import attention, block, linear, norm, stack
+from loopjax.nn import cache as cache_lib
+from loopjax.nn.cache import Cache
+from loopjax.nn.dropout import dropout, fold
+from loopjax.protocols import Frozen
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  Metrics,
+  Output,
+  TaskSpec,
+)
+
+# The residual stream, and the cache if there is one.
+Carry = tuple[Array, Cache | None]
+# Of a loop: its statistics, and the traces that were asked for.
+Record = tuple[dict[str, Array], dict[str, Array]]
+
+
+def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
+  """W, [V, D]."""
+  return linear.embedding(
+    spec.vocab_size, config.width, init=_normal(config), **_shared(config, rngs)
+  )
+
+
+def layers(config: Any, num_layers: int, rngs: nnx.Rngs) -> block.Block:
+  """Stacked blocks, see `stack.make_layers`."""
+  shape = config.block_shape()
+  return stack.make_layers(shape, num_layers, **_shared(config, rngs))
+
+
+def final_norm(config: Any, rngs: nnx.Rngs) -> nnx.RMSNorm:
+  """The norm after the last block."""
+  return norm.rms_norm(config.width, **_shared(config, rngs))
+
+
+def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:
+  """The read-out of a model whose `tied` is false, [D, V]."""
+  return linear.linear(
+    config.width, spec.vocab_size, init=_normal(config), **_shared(config, rngs)
+  )
+
+
+def exit_gate(config: Any, rngs: nnx.Rngs) -> nnx.Linear:
+  """The gate of Ouro (arXiv 2510.25741), [D, 1] and a bias."""
+  return linear.readout(
+    config.width, 1, init=_normal(config), **_shared(config, rngs)
+  )
+
+
+def _normal(config: Any) -> linear.Initializer:
+  return nnx.initializers.normal(config.init_std)
+
+
+def _shared(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
+  return {"precision": PRECISIONS[config.precision], "rngs": rngs}
+
+
+class Call(NamedTuple):
+  """What all loops of a call have in common.
+
+  Attributes:
+    num_loops: K.
+    kind: how loops run, see `loop.driver.run_loop`.
+    metadata: what the tokens see.
+    key: of dropout; None for none.
+  """
+
+  num_loops: int
+  kind: str
+  metadata: attention.Metadata
+  key: Array | None
+
+
+def begin(
+  model: Any,
+  inputs: Array,
+  num_loops: int | None = None,
+  kind: str | None = None,
+  documents: Array | None = None,
+  cache: Cache | None = None,
+  valid: Array | None = None,
+  key: Array | None = None,
+) -> Call:
+  """The common part of a call; its arguments are those of `__call__`.
+
+  Raises:
+    UserError: there are fewer loops than one.
+  """
+  config = model.config
+  num_loops = config.num_loops if num_loops is None else num_loops
+  if num_loops < 1:
+    raise UserError(f"num_loops={num_loops} must be at least 1")
+  cache_lib.check(cache, num_loops * config.num_layers)
+  metadata = attention.make_metadata(
+    inputs.shape,
+    config.block_shape().head_width,
+    config.rope_base,
+    documents=documents,
+    cache=cache,
+    valid=valid,
+  )
+  return Call(num_loops, kind or model.options.kind, metadata, key)
+
+
+def embed(model: Any, inputs: Array, key: Array | None) -> Array:
+  """H^0 = W[x], [B, T, D]; `key` is that of the call."""
+  embedded = model.token_embedding(inputs)
+  return dropout(embedded, model.config.dropout, fold(key, 0))
+
+
+def run_stack(
+  model: Any, layers: Any, call: Call, carry: Carry, loop: Array | int
+) -> Carry:
+  """Applies the blocks in a loop, counted from 0.
+
+  Rematerialisation is per layer: the inputs of all K L layers take less memory
+  than everything that the L layers of one loop compute.
+  """
+  return stack.run_layers(
+    layers,
+    *carry,
+    call.metadata,
+    first_slot=loop * model.config.num_layers,
+    key=fold(call.key, loop + 1),
+    unroll=call.kind == "unroll",
+    remat=model.options.remat,
+  )
+
+
+def transform(model: Any, call: Call, carry: Carry, loop: Array | int) -> Carry:
+  """f_theta in a loop: the stack and, if "per_loop", the norm; [B, T, D]."""
+  hidden, cache = run_stack(model, model.layers, call, carry, loop)
+  ends_in_norm = model.config.loop_norm == "per_loop"
+  return model.final_norm(hidden) if ends_in_norm else hidden, cache
+
+
+def normed(model: Any, hidden: Array) -> Array:
+  """What the read-out decodes: the normed state, f32 [B, T, D]."""
+  last = model.config.loop_norm == "final_only"
+  return model.final_norm(hidden) if last else hidden
+
+
+def logits(model: Any, hidden: Array) -> Array:
+  """The read-out of a loop, f32 [B, T, V]."""
+  return linear.token_logits(
+    model.normed(hidden), model.readout_table(), model.spec.num_padding_tokens
+  )
+
+
+def readout_table(model: Any) -> Array:
+  """One row per token, [V, D]: the embedding table where they are tied."""
+  if hasattr(model, "head"):
+    return model.head.kernel[...].T
+  return model.token_embedding.embedding[...]
+
+
+def mean_norm(x: Array) -> Array:
+  """The mean Euclidean norm of vectors [..., D], a scalar."""
+  return jnp.mean(jnp.linalg.norm(x, axis=-1))
+
+
+def record(
+  model: Any,
+  names: tuple[str, ...],
+  stats: dict[str, Array],
+  **shown: Array,
+) -> Record:
+  """What is recorded of a loop.
+
+  Args:
+    model: that reads the state out, for "prediction" and "confidence".
+    names: of the traces that were asked for.
+    stats: scalars by name, which are always recorded.
+    **shown: "hidden", the state after the loop [B, T, D], and other traces.
+  """
+  if {"prediction", "confidence"} & {*names}:
+    shown |= linear.most_likely(model.logits(shown["hidden"]))
+  return stats, {name: shown[name] for name in names}
+
+
+def appended(records: Record, last: Record) -> Record:
+  """Records of loops, and that of the last one after them."""
+  return jax.tree.map(
+    lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
+  )
+
+
+def output(
+  model: Any, call: Call, carry: Carry, records: Record, loops_run: Array | int
+) -> Output:
+  """The read-out of the last loop, and the records of all."""
+  hidden, cache = carry
+  loops, traces = records
+  return Output(
+    logits=model.logits(hidden),
+    losses={},
+    stats={"loops_run": jnp.full(len(hidden), loops_run, jnp.float32)},
+    loops=loops,
+    trace=traces,
+    hidden=model.normed(hidden),
+    cache=cache and cache.longer(call.metadata.places),
+  )
+
+
+def loss(
+  model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
+) -> tuple[Array, Metrics]:
+  """Cross-entropy after the last loop, weighted by token.
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  del step, frozen  # No schedule, no teacher.
+  documents = batch.get("documents")
+  output = model(batch["inputs"], documents=documents, key=key)
+  cross_entropy, _ = token_losses.next_token(
+    output.hidden,
+    model.readout_table(),
+    batch,
+    num_padding_tokens=model.spec.num_padding_tokens,
+    precision=PRECISIONS[model.config.precision],
+  )
+  return cross_entropy, {"loss": cross_entropy, **output.loops}
