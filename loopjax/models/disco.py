@@ -17,9 +17,9 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.losses import tokens as token_losses
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
@@ -237,7 +237,7 @@ class Model(nnx.Module):
       loops={name: records[name] for name in ("hidden_norm", "gate_mean")},
       trace={name: records[name] for name in trace},
       hidden=self._read(hidden),
-      cache=cache and cache.longer(metadata.places),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def _transform(

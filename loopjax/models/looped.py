@@ -20,10 +20,10 @@ from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models.exiting import check_exits as check_exits
-from loopjax.models.exiting import own_rule as own_rule
+from loopjax.models.exiting import default_exit_rule as default_exit_rule
 from loopjax.models.exiting import read as read
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
@@ -229,7 +229,7 @@ class Model(nnx.Module):
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
       hidden=self.normed(hidden),
-      cache=cache and cache.longer(metadata.places),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def embed(self, inputs: Array, key: Array | None) -> Array:

@@ -213,7 +213,7 @@ class Model(nnx.Module):
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
       hidden=self._read(hidden),
-      cache=cache and cache.longer(metadata.places),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def _logits(self, hidden: Array) -> Array:
