@@ -237,7 +237,7 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
   weights = jnp.asarray(batch["weights"] * first)
   size, length = inputs.shape
   most = language_model.call["num_loops"]
-  leave = exits_lib.Exits(
+  policy = exits_lib.ExitPolicy(
     jnp.full(size, exit_threshold), jnp.full(size, num_loops or most), "gate"
   )
 
@@ -248,7 +248,9 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
 
     def step(cache, pair):
       token, target = pair
-      output, cache = looped.read(model, token[:, None], cache, leave=leave)
+      output, cache = looped.read(
+        model, token[:, None], cache, exit_policy=policy
+      )
       chance = jax.nn.log_softmax(output.logits[:, 0])
       loss = -jnp.take_along_axis(chance, target[:, None], axis=1)[:, 0]
       return cache, (loss, output.stats["loops_run"])

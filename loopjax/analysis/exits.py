@@ -34,8 +34,8 @@ _BEYOND = 2  # Runs this many times the trained number of loops.
 _NUM_ROWS, _CHUNK, _NUM_DRAWN = 128, 16, 4
 
 
-class Losses(NamedTuple):
-  """Losses and gates of rows of text after every loop.
+class ExitMeasurements(NamedTuple):
+  """Losses, gate logits and changes of rows of text after every loop.
 
   Attributes:
     losses: cross-entropy of each token, f32 [K', B, T], nats; K' is twice the
@@ -140,7 +140,7 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 
 def measure(
   evaluated: evaluated_lib.EvaluatedModel, num_rows: int = _NUM_ROWS
-) -> Losses:
+) -> ExitMeasurements:
   """Runs twice the trained number of loops, with the loss after each."""
   settings = evaluated.settings
   trained = settings.model.num_loops
@@ -156,13 +156,13 @@ def measure(
   losses, gates, changes = (
     np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)
   )
-  return Losses(losses, gates, changes, batch["weights"])
+  return ExitMeasurements(losses, gates, changes, batch["weights"])
 
 
 def _of_rows(
   params: Any, rows: dict[str, Array], *, graphdef: Any, num_loops: int
 ) -> tuple[Array, Array, Array]:
-  """Losses, gates and changes of `Losses`."""
+  """The losses, gates and changes of `ExitMeasurements`."""
   model: looped.Model = nnx.merge(graphdef, params)
   output = model(
     rows["inputs"],
@@ -186,25 +186,27 @@ def _of_rows(
 
 
 def exit_steps(
-  found: Losses, num_loops: int, rule: str, threshold: float
+  found: ExitMeasurements, num_loops: int, rule: str, threshold: float
 ) -> np.ndarray:
   """The loop after which each token exits, int [B, T], from 1.
 
   Args:
     found: from `measure`.
     num_loops: K, the maximum number of loops.
-    rule: "gate" or "change", see `loop.exits.Exits`.
+    rule: "gate" or "change", see `loop.exits.ExitPolicy`.
     threshold: in (0, 1]; 1 for no exits.
   """
   if rule == "gate":
     gates = jnp.asarray(found.gates[:num_loops])
-    return np.asarray(exits.first_loop(gates, threshold)) + 1
+    return np.asarray(exits.first_exit(gates, threshold)) + 1
   leaves = (found.changes[:num_loops] <= 1 - threshold) & (threshold < 1)
   leaves[-1] = True
   return np.argmax(leaves, axis=0) + 1
 
 
-def curve(found: Losses, trained: int, by: str) -> list[dict[str, float]]:
+def curve(
+  found: ExitMeasurements, trained: int, by: str
+) -> list[dict[str, float]]:
   """Loss and loops per token, weighted by token.
 
   Args:

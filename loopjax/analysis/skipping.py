@@ -86,14 +86,14 @@ def _read(
   """Losses, f32 [B, T], and loops [B, T] of texts, token by token."""
   model: melt.Model = nnx.merge(graphdef, params)
   batch, num_tokens = inputs.shape
-  leave = exits.Exits(
+  policy = exits.ExitPolicy(
     jnp.full(batch, threshold),
     jnp.full(batch, model.config.num_loops),
     rule,
   )
 
   def step(cache: Any, token: Array) -> tuple[Any, tuple[Array, Array]]:
-    output, cache = melt.read(model, token[:, None], cache, leave=leave)
+    output, cache = melt.read(model, token[:, None], cache, exit_policy=policy)
     return cache, (output.hidden[:, 0], output.stats["loops_run"])
 
   cache = melt.empty_cache(model, batch, num_tokens)

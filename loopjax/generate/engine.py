@@ -49,7 +49,7 @@ class Engine:
       with a family whose memory does not grow.
     num_loops: that a token runs at most.
     cache_kind: a kind of the family's.
-    exit_rule: when a row leaves the loop before that, see `loop.exits.Exits`.
+    exit_rule: when a row exits earlier, see `loop.exits.ExitPolicy`.
     cache_bytes: size of the cache.
   """
 
@@ -107,7 +107,9 @@ class Engine:
     family.costs(config, spec, self.num_loops)  # Raises if that is too many.
     self.cache_kind = cache_kind or family.CACHES[0]
     self.has_exits = isinstance(family, ExitsEarly)
-    own = family.own_rule(config) if isinstance(family, ExitsEarly) else "fixed"
+    own = "fixed"
+    if isinstance(family, ExitsEarly):
+      own = family.default_exit_rule(config)
     self.exit_rule = exit_rule or own
     reader = program.Reader(
       family,

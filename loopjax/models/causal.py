@@ -218,7 +218,7 @@ def output(
     loops=loops,
     trace=traces,
     hidden=model.normed(hidden),
-    cache=cache and cache.longer(call.metadata.places),
+    cache=cache and cache.extended(call.metadata.places),
   )
 
 

@@ -21,9 +21,8 @@ from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.exiting import check_exits as check_exits
-from loopjax.models.exiting import own_rule as own_rule
+from loopjax.models.exiting import default_exit_rule as default_exit_rule
 from loopjax.models.exiting import read as read
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib

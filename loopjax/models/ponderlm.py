@@ -15,9 +15,9 @@ from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.models import causal
 from loopjax.models.causal import loss as loss
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache

@@ -1,10 +1,10 @@
-"""Attention over dense logits, which the backward pass computes again.
+"""Dot-product attention that recomputes the logits in the backward pass.
 
-Kept for it are the output and two numbers per query and head, never the
-[T, S] weights of a head. Every product has its contracted dimension last on the
-left and first on the right, so that no compiler copies an array of that size
-into another layout: on a CPU these copies, and the weights' way to memory and
-back, take as long as all else (benchmarks/results/).
+The residuals are the output and two numbers per query and head, never the
+[T, S] attention weights. Every product contracts the last dimension of its left
+operand with the first of its right operand, so that compilers do not transpose
+arrays of that size. On CPUs these copies, and writing and reading the weights,
+take as long as everything else (benchmarks/results/).
 """
 
 from typing import Any, NamedTuple
@@ -14,30 +14,32 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
-_HIDDEN = -1e30  # Finite: a query that sees no key has finite weights.
-_PART = 512  # Queries at a time, of more than twice as many.
+_HIDDEN = -1e30  # Finite, so that a query without keys has finite weights.
+_PART = 512  # Queries that are processed together if there are many.
 
 
-class Seen(NamedTuple):
-  """What T queries see of S keys; what is None hides nothing.
+class Mask(NamedTuple):
+  """The keys that each query attends to: those that all fields allow.
 
   Attributes:
-    visible: bool [B or 1, T, S].
-    of_query, of_key: i32 [B, T] and [B, S]; equal ones see each other.
-    start: i32 scalar; query t sees keys 0 .. start + t alone.
+    visible: bool [B or 1, T, S]; None allows all keys.
+    query_documents, key_documents: i32 [B, T] and [B, S]; queries attend to
+      keys with the same number. None allows all keys.
+    start: i32 scalar; query t attends to keys 0 .. start + t. None allows all
+      keys.
   """
 
   visible: Array | None = None
-  of_query: Array | None = None
-  of_key: Array | None = None
+  query_documents: Array | None = None
+  key_documents: Array | None = None
   start: Array | None = None
 
-  def mask(self, num_queries: int, num_keys: int) -> Array | None:
-    """All of it, bool [B or 1, T, S]; None if nothing is hidden."""
+  def to_array(self, num_queries: int, num_keys: int) -> Array | None:
+    """The mask as bool [B or 1, T, S]; None if all keys are allowed."""
     mask = self.visible
-    if self.of_query is not None:
-      assert self.of_key is not None
-      same = self.of_query[:, :, None] == self.of_key[:, None]
+    if self.query_documents is not None:
+      assert self.key_documents is not None
+      same = self.query_documents[:, :, None] == self.key_documents[:, None]
       mask = same if mask is None else mask & same
     if self.start is not None:
       pairs = (1, num_queries, num_keys)
@@ -48,19 +50,19 @@ class Seen(NamedTuple):
 
 
 class _Residuals(NamedTuple):
-  """What the backward pass needs; heads of a group are rows of one matrix.
+  """Residuals of the forward pass; R = H / G query heads form a group.
 
   Attributes:
-    query, key, value, seen: the arguments.
+    query, key, value, mask: the arguments.
     output: [B, T, H, d_h].
-    largest, total: of a query's logits, and of their exponentials, f32
-      [B, G, R T, 1] of R queries' heads in a group.
+    largest, total: maximum of the logits of each query, and the sum of
+      exp(logit - largest), f32 [B, G, R T, 1].
   """
 
   query: Array
   key: Array
   value: Array
-  seen: Seen
+  mask: Mask
   output: Array
   largest: Array
   total: Array
@@ -75,19 +77,20 @@ def attend(
   visible: Array | None = None,
   documents: Array | None = None,
 ) -> Array:
-  """softmax(q k / sqrt(d_h)) v per head.
+  """softmax(q k^T / sqrt(d_h)) v per head.
 
-  Products take inputs as they are and accumulate in float32, as does the
-  softmax. Many queries are taken in parts, one after another, so that logits
-  are never of more than 1,024 of them.
+  Matrix products keep the dtype of their inputs and accumulate in float32; the
+  softmax is computed in float32. More than 1,024 queries are processed in
+  parts, one after another, to limit the memory that logits need.
 
   Args:
     query: [B, T, H, d_h].
-    key, value: [B, S, G, d_h]; H / G neighbouring query heads read each.
-    causal: query t sees keys 0 .. t alone.
-    visible: bool [B or 1, T, S], the keys that a query sees; all if None. The
-      output of a query that sees no key is finite but arbitrary.
-    documents: i32 [B, S], where T = S; a token sees those of its number alone.
+    key, value: [B, S, G, d_h]; each is shared by H / G consecutive query heads.
+    causal: whether query t attends to keys 0 .. t only.
+    visible: bool [B or 1, T, S], the keys that a query attends to; all if None.
+      The output of a query without keys is finite but arbitrary.
+    documents: i32 [B, S], where T = S; tokens attend to tokens with the same
+      number. None if every row is one document.
 
   Returns:
     [B, T, H, d_h] in the value's dtype.
@@ -96,11 +99,11 @@ def attend(
   length, rest = query.shape[1], query.shape[1] % _PART
   if length <= 2 * _PART:
     return _attend(
-      query, key, value, Seen(visible, documents, documents, first)
+      query, key, value, Mask(visible, documents, documents, first)
     )[0]
 
-  def some(x: Array, start: int, size: int) -> Array:
-    """[parts, B, size, ...] of arrays of queries."""
+  def split(x: Array, start: int, size: int) -> Array:
+    """Queries from `start` on, [B, T, ...], as [parts, B, size, ...]."""
     part = x[:, start : start + (length - start) // size * size]
     part = part.reshape(len(x), -1, size, *x.shape[2:])
     return jnp.moveaxis(part, 1, 0)
@@ -108,16 +111,17 @@ def attend(
   def mixed(start: int, size: int) -> Array:
     parts = (length - start) // size
     starts = start + size * jnp.arange(parts) if causal else None
-    queries, seen, ids = (
-      None if x is None else some(x, start, size)
+    queries, visibles, ids = (
+      None if x is None else split(x, start, size)
       for x in (query, visible, documents)
     )
 
     def one(part: Any) -> Array:
-      query, seen, ids, first = part
-      return _attend(query, key, value, Seen(seen, ids, documents, first))[0]
+      query, visible, ids, first = part
+      mask = Mask(visible, ids, documents, first)
+      return _attend(query, key, value, mask)[0]
 
-    output = jax.lax.map(one, (queries, seen, ids, starts))
+    output = jax.lax.map(one, (queries, visibles, ids, starts))
     return jnp.moveaxis(output, 0, 1).reshape(len(query), -1, *query.shape[2:])
 
   if not rest:
@@ -126,21 +130,24 @@ def attend(
 
 
 def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
-  """`attend` to several sequences of keys as if they were one.
+  """`attend` to the concatenation of several sequences of keys and values.
 
-  Each part is attended to alone, and weighted by the sum of the exponentials
-  of its logits, so that no keys or values are concatenated.
+  Each part is attended to separately, and the results are averaged with weights
+  proportional to the sums of exponentials of the logits. Keys and values are
+  not copied.
 
   Args:
     query: [B, T, H, d_h].
-    parts: keys and values [B, S, G, d_h], and `visible`, as in `attend`. A
-      query sees a key in one of them at least.
+    parts: (key, value, visible), as in `attend`; S may differ between parts.
+      Every query must attend to at least one key.
 
   Returns:
     [B, T, H, d_h] in the values' dtype.
   """
   mixed, sums = zip(
-    *(_attend(query, key, value, Seen(seen)) for key, value, seen in parts),
+    *(
+      _attend(query, key, value, Mask(visible)) for key, value, visible in parts
+    ),
     strict=True,
   )
   shares = jax.nn.softmax(jnp.stack(sums), axis=0)
@@ -154,9 +161,10 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
 def attend_by_head(
   query: Array, key: Array, value: Array, *, visible: Array
 ) -> Array:
-  """`attend` to keys and values [B, G, S, d_h], as a cache keeps them.
+  """`attend` to keys and values [B, G, S, d_h], the layout of caches.
 
-  No key or value is copied into another layout. The backward pass is JAX's.
+  Keys and values are not transposed. Differentiated by JAX, which stores the
+  attention weights.
   """
   queries = _by_head(query, key.shape[1])
   logits = _product("bgtd,bgsd->bgts", queries, key)
@@ -169,16 +177,16 @@ def attend_by_head(
 
 @jax.custom_vjp
 def _attend(
-  query: Array, key: Array, value: Array, seen: Seen
+  query: Array, key: Array, value: Array, mask: Mask
 ) -> tuple[Array, Array]:
-  """The output, and the log of the sum of exponentials, f32 [B, T, H, 1]."""
-  return _forward(query, key, value, seen)[0]
+  """(output, log of the sum of exponentials of the logits f32 [B, T, H, 1])."""
+  return _forward(query, key, value, mask)[0]
 
 
 def _forward(
-  query: Array, key: Array, value: Array, seen: Seen
+  query: Array, key: Array, value: Array, mask: Mask
 ) -> tuple[tuple[Array, Array], _Residuals]:
-  logits = _logits(query, key, seen)
+  logits = _logits(query, key, mask)
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -189,29 +197,33 @@ def _forward(
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
   sums = _by_token(largest + jnp.log(total), query)
-  kept = _Residuals(query, key, value, seen, output, largest, total)
-  return (output, sums), kept
+  residuals = _Residuals(query, key, value, mask, output, largest, total)
+  return (output, sums), residuals
 
 
 def _backward(
-  kept: _Residuals, cotangents: tuple[Array, Array]
+  residuals: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
   cotangent, of_sums = cotangents
-  query, key, value = kept.query, kept.key, kept.value
+  query, key, value = residuals.query, residuals.key, residuals.value
   groups = key.shape[2]
   scale = query.shape[-1] ** -0.5
-  logits = _logits(query, key, kept.seen)
-  weights = jnp.exp(logits - kept.largest)  # Not yet divided by the total.
-  # sum_s w_s dw_s is the product of the output with its cotangent.
-  wide = kept.total.dtype
+  logits = _logits(query, key, residuals.mask)
+  weights = jnp.exp(logits - residuals.largest)  # Not yet divided by the total.
+  # sum_s w_s dw_s is the dot product of the output with its cotangent.
+  wide = residuals.total.dtype
   mean = jnp.sum(
-    cotangent.astype(wide) * kept.output.astype(wide), axis=-1, keepdims=True
+    cotangent.astype(wide) * residuals.output.astype(wide),
+    axis=-1,
+    keepdims=True,
   )
-  of_output = (_by_head(cotangent, groups) / kept.total).astype(value.dtype)
+  of_output = (_by_head(cotangent, groups) / residuals.total).astype(
+    value.dtype
+  )
   of_weights = _product("bgtd,bgds->bgts", of_output, _columns(value, groups))
-  # A logit's own share of the sum of exponentials is its weight, too.
+  # The derivative of the log of the sum by a logit is its attention weight.
   mean = _by_head(mean - of_sums, groups)
-  of_logits = weights * (of_weights - mean / kept.total)
+  of_logits = weights * (of_weights - mean / residuals.total)
   weights, of_logits = (x.astype(value.dtype) for x in (weights, of_logits))
   of_query = _product("bgts,bgsd->bgtd", of_logits, _by_head(key, groups))
   of_key = _product("bgdt,bgts->bgds", _columns(query, groups), of_logits)
@@ -227,26 +239,26 @@ def _backward(
 _attend.defvjp(_forward, _backward)
 
 
-def _logits(query: Array, key: Array, seen: Seen) -> Array:
-  """f32 [B, G, R T, S]; hidden keys have a large negative one."""
+def _logits(query: Array, key: Array, mask: Mask) -> Array:
+  """Scaled logits, f32 [B, G, R T, S]; -1e30 for masked keys."""
   groups = key.shape[2]
   logits = _product(
     "bgtd,bgds->bgts", _by_head(query, groups), _columns(key, groups)
   )
   logits *= query.shape[-1] ** -0.5
-  mask = seen.mask(query.shape[1], key.shape[1])
-  return logits if mask is None else _hide(logits, mask)
+  visible = mask.to_array(query.shape[1], key.shape[1])
+  return logits if visible is None else _hide(logits, visible)
 
 
 def _hide(logits: Array, visible: Array) -> Array:
-  """Logits [B, G, R T, S] of which only what is `visible` counts."""
+  """Logits [B, G, R T, S] with -1e30 where not `visible` [B or 1, T, S]."""
   by_head = logits.reshape(*logits.shape[:2], -1, *visible.shape[1:])
   by_head = jnp.where(visible[:, None, None], by_head, _HIDDEN)
   return by_head.reshape(logits.shape)
 
 
 def _by_head(x: Array, groups: int) -> Array:
-  """[B, T, H, ...] -> [B, G, R T, ...] for G groups of heads."""
+  """[B, T, H, d_h] -> [B, G, R T, d_h], the R heads of a group in order."""
   batch, length, heads, width = x.shape
   x = jnp.transpose(x, (0, 2, 1, 3))
   return x.reshape(batch, groups, heads // groups * length, width)
@@ -265,6 +277,6 @@ def _by_token(x: Array, query: Array) -> Array:
 
 
 def _product(equation: str, left: Array, right: Array) -> Array:
-  """einsum that accumulates in, and returns, float32 or wider."""
+  """einsum that accumulates and returns float32, or a wider input dtype."""
   wide: Any = jnp.promote_types(jnp.float32, left.dtype)
   return jnp.einsum(equation, left, right, preferred_element_type=wide)

@@ -55,7 +55,7 @@ class Memory(NamedTuple):
   """
 
   state: fast_weights.State
-  past: attention.Past
+  past: attention.PastKeyValues
 
 
 class Groups(NamedTuple):
@@ -158,7 +158,7 @@ def empty_memory(
   stacked = jax.tree.map(
     lambda x: jnp.broadcast_to(x, (*memories, *x.shape)), state
   )
-  return Memory(stacked, attention.Past(none, none))
+  return Memory(stacked, attention.PastKeyValues(none, none))
 
 
 def next_pass(after: Memory, before: Memory) -> Memory:
@@ -199,7 +199,7 @@ def run_groups(
     name.
   """
 
-  def attend(x: Array, of_layer: tuple[block.Block, attention.Past]):
+  def attend(x: Array, of_layer: tuple[block.Block, attention.PastKeyValues]):
     layer, past = of_layer
     return layer.attend_with_past(x, past, tables, visible)
 

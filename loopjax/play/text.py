@@ -130,7 +130,7 @@ def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
   if "exit_threshold" in inspect.signature(family.Model.__call__).parameters:
     return "mass", by_mass
   early = family if isinstance(family, ExitsEarly) else None
-  if early and early.own_rule(settings.model) == "gate":
+  if early and early.default_exit_rule(settings.model) == "gate":
     return "gate", by_gate
   return "", by_loop
 
@@ -139,7 +139,7 @@ def by_gate(model: Any, inputs: Array, loops: int) -> Readings:
   """Of a model with an exit gate; a run of k loops begins one of K loops."""
   output = model(inputs, num_loops=loops, trace=("hidden",))
   hidden = output.trace["hidden"][:, 0]
-  first = [exits.first_loop(model.exit_logits(hidden), q) for q in THRESHOLDS]
+  first = [exits.first_exit(model.exit_logits(hidden), q) for q in THRESHOLDS]
   most = jnp.arange(loops)[:, None, None]
   readout = jnp.minimum(jnp.stack(first)[None], most)
   lens = jnp.broadcast_to(most[..., 0], (loops, len(THRESHOLDS)))

@@ -32,15 +32,15 @@ def model_of(name="looped"):
 
 
 @functools.cache
-def reader(name, **leave):
+def reader(name, **policy):
   """(tokens, cache, valid, threshold, num_loops) -> (output, cache)."""
   family, config, params = model_of(name)
 
   def run(tokens, cache, valid, threshold, num_loops):
     model = examples.merged(family, config, SPEC, params)
     given = {}
-    if leave:
-      given["leave"] = exits.Exits(threshold, num_loops, **leave)
+    if policy:
+      given["exit_policy"] = exits.ExitPolicy(threshold, num_loops, **policy)
     output, cache = family.read(model, tokens, cache, valid=valid, **given)
     return output.logits, output.stats["loops_run"], cache
 
@@ -48,7 +48,7 @@ def reader(name, **leave):
 
 
 def in_parts(
-  name, kind, sizes, *, valid=None, threshold=1.0, prompt_tokens=0, **leave
+  name, kind, sizes, *, valid=None, threshold=1.0, prompt_tokens=0, **policy
 ):
   """Logits [B, S, V] and loops [B, parts] of reading part after part."""
   family, config, params = model_of(name)
@@ -60,7 +60,7 @@ def in_parts(
   logits, loops = [], []
   for start, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
     part = slice(start, start + size)
-    found, run, cache = reader(name, **leave)(
+    found, run, cache = reader(name, **policy)(
       TOKENS[:, part],
       cache,
       valid[:, part],

@@ -351,7 +351,7 @@ def by_hand(config, params, inputs, num_answer):
         layer = at(group * num_memories + n, model.memories)
         hidden, states[n], _ = layer(hidden, states[n], window.packing)
       keep = [
-        attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
+        attention.PastKeyValues(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts
       ]
       memory[group] = states, keep
@@ -363,7 +363,7 @@ def by_hand(config, params, inputs, num_answer):
     len(inputs), carry_convolutions=config.carry_convolutions
   )
   groups = range(num_groups)
-  past = attention.Past(none, none)
+  past = attention.PastKeyValues(none, none)
   kept = [([state] * num_memories, [past] * each) for _ in groups]
   seen = jnp.zeros((len(inputs), num_past), bool)
   num_windows = (inputs.shape[1] - 1) // config.window

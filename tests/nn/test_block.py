@@ -173,7 +173,7 @@ def test_grouped_heads_are_repeated_ones():
 
   def in_two(x):
     none, parts = jnp.zeros((2, 0, 2, 6)), []
-    past = attention.Past(none, none)
+    past = attention.PastKeyValues(none, none)
     for start, stop in ((0, 3), (3, 5)):
       first = tuple(table[:stop] for table in tables)
       seen = visible[:, start:stop, :stop]

@@ -156,7 +156,7 @@ class Model(nnx.Module):
       self.final_norm(x),
       records,
       trace,
-      cache and cache.longer(metadata.places),
+      cache and cache.extended(metadata.places),
     )
 
   def _output(

@@ -83,11 +83,11 @@ def read(
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
-  leave: exits.Exits | None = None,
+  exit_policy: exits.ExitPolicy | None = None,
 ) -> tuple[Output, Cache]:
   """Reads on after what is in a cache; chunks begin with the first token.
 
-  Rows leave the loop as `leave` says, or none does. Those of several tokens are
+  Rows exit_policy the loop as `exit_policy` says, or none does. Those of several tokens are
   parts of prompts, which run all the loops that they may.
   """
   config = model.config
@@ -110,11 +110,15 @@ def read(
     x = jnp.pad(x, missing)
     return jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
 
-  rule = leave.rule if leave is not None and num_tokens == 1 else "fixed"
+  rule = (
+    exit_policy.rule if exit_policy is not None and num_tokens == 1 else "fixed"
+  )
 
   def step(cache: Cache, part: Any) -> tuple[Cache, tuple[Array, Array]]:
     tokens, valid = part
-    return _read_chunk(model, tokens, valid, cache, num_loops, leave, rule)
+    return _read_chunk(
+      model, tokens, valid, cache, num_loops, exit_policy, rule
+    )
 
   parts = by_chunk(tokens), by_chunk(valid)
   if len(parts[0]) == 1:
@@ -138,7 +142,7 @@ def _read_chunk(
   valid: Array,
   cache: Cache,
   num_loops: int | None,
-  leave: exits.Exits | None,
+  exit_policy: exits.ExitPolicy | None,
   rule: str,
 ) -> tuple[Cache, tuple[Array, Array]]:
   """The cache after a chunk [B, C], the output of its rows' last loops, and how
@@ -162,12 +166,12 @@ def _read_chunk(
   hidden = model.token_embedding(tokens)
   latents = no_latents(model, tokens.shape)
   carry = hidden, (latents, (cache.key, cache.value))
-  if leave is None:
+  if exit_policy is None:
     (hidden, kept), _, _ = driver.run_loop(all_live, carry, num_loops)
     loops = jnp.full(len(tokens), num_loops, jnp.int32)
   else:
     hidden, kept, loops = exiting.run(
-      model, leave, rule, loop, carry, there, num_loops
+      model, exit_policy, rule, loop, carry, there, num_loops
     )
   cache = Cache(*kept[1], cache.length + count, cache.span)
   return cache, (hidden, loops)

@@ -338,7 +338,7 @@ class Model(nnx.Module):
       part, hidden, memory, tables, window.visible, window.packing
     )
     past = [windows.last(x, self.num_past, axis=3) for x in memory.past]
-    return hidden, memory._replace(past=attention.Past(*past)), stats
+    return hidden, memory._replace(past=attention.PastKeyValues(*past)), stats
 
 
 Carry = tuple[Array, hybrid.Memory]

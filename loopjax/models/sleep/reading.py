@@ -158,7 +158,7 @@ def _awake(
   start = (cache.recent.length - cache.fill)[:, None]
   in_window = jnp.where(there, places - start, model.config.window)
   return hidden, cache._replace(
-    recent=recent.longer(places),
+    recent=recent.extended(places),
     known=known,
     fill=cache.fill + jnp.sum(there, axis=1, dtype=jnp.int32),
     awake=tuple(states),
