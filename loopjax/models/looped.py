@@ -24,6 +24,7 @@ from loopjax.models.exiting import check_exits as check_exits
 from loopjax.models.exiting import default_exit_rule as default_exit_rule
 from loopjax.models.exiting import read as read
 from loopjax.models.reading import empty_cache as empty_cache
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
