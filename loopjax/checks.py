@@ -1,4 +1,4 @@
-"""Checks shared by the records of a config."""
+"""Checks of settings that several modules share."""
 
 import dataclasses
 import math
@@ -64,3 +64,9 @@ def at_least(section: str, record: Any, **bounds: float) -> None:
       raise UserError(
         f"{section}.{field}={getattr(record, field)} must be at least {bound}"
       )
+
+
+def integer(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
+  """Raises UserError unless `value` is an integer in [low, high]."""
+  if type(value) is not int or not low <= value <= high:
+    raise UserError(f"{name}={value!r} is not an integer in [{low}, {high}]")

@@ -230,9 +230,13 @@ def write(workdir):
   engine = source.make_engine(
     language_model, num_slots=len(sums), max_tokens=32
   )
-  prompts = [source.opened(language_model.tokenizer, one) for one in sums]
+  prompts = [
+    source.encode_prompt(language_model.tokenizer, one) for one in sums
+  ]
   requests = [GenerationRequest(prompt, 8, greedy) for prompt in prompts]
-  written = text.write(engine, language_model.tokenizer, requests, stops=["\n"])
+  written = text.generate_texts(
+    engine, language_model.tokenizer, requests, stops=["\n"]
+  )
   print(f"{engine.cache_kind}: {engine.cache_bytes:,} bytes of cache")
   return [one.text for one in written]
 

@@ -114,7 +114,7 @@ if PUBLISHED:
   )
   prompt = tuple(ids.tolist())
 else:
-  prompt = source.opened(tokenizer, "def loss(")
+  prompt = source.encode_prompt(tokenizer, "def loss(")
 
 length = min(16 if SMOKE else 256, language_model.context_length - len(prompt))
 texts = 2 if SMOKE else 4
@@ -132,7 +132,7 @@ def write(threshold, num_tokens=length):
     )
     for seed in range(texts)
   ]  # fmt: skip
-  return text.write(engine, tokenizer, requests)
+  return text.generate_texts(engine, tokenizer, requests)
 
 
 print(tokenizer.decode(prompt[1:]) + write(1.0)[0].text)

@@ -11,7 +11,7 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.generate.text import write
+from loopjax.generate.text import generate_texts
 from loopjax.models import CAUSAL
 
 _NUM_TEXTS = 4
@@ -49,7 +49,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     max_tokens=settings.spec.sequence_length,
     num_loops=settings.eval_loops,
   )
-  texts = iter(write(engine, tokenizer, requests))
+  texts = iter(generate_texts(engine, tokenizer, requests))
   blocks: list[document.Block] = [
     document.Heading(1, "Samples"),
     document.Paragraph(

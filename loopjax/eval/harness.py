@@ -189,12 +189,14 @@ class Model(TemplateLM):
       )
     return [
       one.text
-      for one in text_lib.write(
+      for one in text_lib.generate_texts(
         self._engine,
         tokenizer,
         [
           generate.GenerationRequest(
-            prompt=source.opened(tokenizer, context)[max_tokens - 1 - length :],
+            prompt=source.encode_prompt(tokenizer, context)[
+              max_tokens - 1 - length :
+            ],
             max_new_tokens=max_tokens,
             sampling=Sampling(temperature=0),
             stop_tokens=(tokenizer.end,),

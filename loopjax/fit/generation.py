@@ -16,11 +16,11 @@ from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
 from loopjax.fit.report import size
 from loopjax.fit.topology import Machine
-from loopjax.generate import engine, program, sampling
+from loopjax.generate import batches, engine, program, slots
+from loopjax.generate import cached_model as cached_model_lib
 from loopjax.models import CAUSAL
-from loopjax.protocols import ExitsEarly
 
-_STEPS, _PART = 8, 256  # Of a call, as the engine's.
+_STEPS, _CHUNK = 8, 256  # The engine's tokens_per_dispatch and prompt_chunk.
 
 
 class Texts(NamedTuple):
@@ -48,11 +48,12 @@ class Model(NamedTuple):
   """What is generated with.
 
   Attributes:
-    reader: without a number of tokens. params: their shapes on the chip.
+    cached_model: with a `max_tokens` of 0.
+    params: their shapes on the chip.
     vocab_size: V. placed: on the chip.
   """
 
-  reader: program.Reader
+  cached_model: cached_model_lib.CachedModel
   params: Any
   vocab_size: int
   placed: jax.sharding.Sharding
@@ -79,9 +80,6 @@ def model_of(
   family, chip = CAUSAL[name], machine.devices[0]
   placed = jax.sharding.SingleDeviceSharding(chip)
   graphdef, params = program_lib.abstract_model(settings)
-  rule = "fixed"
-  if isinstance(family, ExitsEarly):
-    rule = family.default_exit_rule(settings.model)
 
   def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
@@ -89,19 +87,19 @@ def model_of(
       x.shape, dtype if floating else x.dtype, sharding=placed
     )
 
-  reader = program.Reader(
+  cached_model = cached_model_lib.CachedModel(
     family,
     graphdef,
     settings.eval_loops,
     max_tokens=0,
     prompt_tokens=0,
-    kind=family.CACHES[0],
-    rule=rule,
-    kept="copy",
+    cache_kind=family.CACHES[0],
+    exit_rule=cached_model_lib.default_exit_rule(family, settings.model),
+    exit_kept="copy",
     platform=chip.platform,
   )
   return Model(
-    reader, jax.tree.map(stored, params), settings.spec.vocab_size, placed
+    cached_model, jax.tree.map(stored, params), settings.spec.vocab_size, placed
   )
 
 
@@ -109,29 +107,38 @@ def measured(
   model: Model, machine: Machine, num_texts: int, max_tokens: int
 ) -> Texts:
   """Compiles what the engine runs, for so many texts of so many tokens."""
-  reader = model.reader._replace(max_tokens=max_tokens)
+  cached_model = model.cached_model._replace(max_tokens=max_tokens)
   state = _placed(
     model,
     jax.eval_shape(
       functools.partial(
-        program.empty_state,
-        reader=reader,
+        slots.empty_state,
+        model=cached_model,
         num_slots=num_texts,
         vocab_size=model.vocab_size,
       ),
       model.params,
     ),
   )
-  programs = program.programs(reader, reader.batch_axes(model.params), _STEPS)
-  kept = np.ones(num_texts, bool)
-  num_prompts = min(num_texts, engine.MOST_PROMPTS)
-  prompts = _placed(model, _prompts(num_prompts, min(_PART, max_tokens)))
+  programs = program.programs(
+    cached_model, cached_model.batch_axes(model.params), _STEPS
+  )
+  active = np.ones(num_texts, bool)
+  chunks = batches.prompt_chunks(  # Only their shapes count.
+    {},
+    min(num_texts, engine.MAX_PREFILLS),
+    min(_CHUNK, max_tokens),
+    num_slots=num_texts,
+    num_loops=cached_model.num_loops,
+  )
   shared: dict[str, Any] = {"num_top": 0, "span": max_tokens}
   lowered = (
     programs.decode.lower(
-      model.params, state, _placed(model, kept), **shared, early=False
+      model.params, state, _placed(model, active), **shared, with_exits=False
     ),
-    programs.prefill.lower(model.params, state, prompts, **shared),
+    programs.prefill.lower(
+      model.params, state, _placed(model, chunks), **shared
+    ),
   )  # fmt: skip
   held = num_bytes((model.params, state))
   decode, prefill = (measure.attempt(x, machine, held) for x in lowered)
@@ -177,10 +184,9 @@ def num_bytes(tree: Any) -> int:
 
 def headline(model: Model, machine: Machine) -> str:
   """Machine and model, one line."""
-  reader = model.reader
   return (
     f"one chip of {machine.name}, {machine.devices[0].device_kind}, with"
-    f" {size(machine.memory)}; {reader.num_loops} loops,"
+    f" {size(machine.memory)}; {model.cached_model.num_loops} loops,"
     f" {size(num_bytes(model.params))} of parameters"
   )
 
@@ -204,28 +210,6 @@ def table(found: Sequence[Texts]) -> str:
       cell.rjust(width) for cell, width in zip(row, widths, strict=True)
     )
     for row in rows
-  )
-
-
-def _prompts(num: int, length: int) -> program.Prompts:
-  """Parts of prompts, of which only the shapes count."""
-  nothing = np.zeros(num, np.int32)
-  return program.Prompts(
-    tokens=np.zeros((num, length), np.int32),
-    valid=np.zeros((num, length), bool),
-    slots=nothing,
-    is_first=nothing.astype(bool),
-    is_last=nothing.astype(bool),
-    rows=program.Rows(
-      token=nothing,
-      place=nothing,
-      left=nothing,
-      seen=np.zeros((num, 0), bool),
-      stops=np.zeros((num, program.MAX_STOPS), np.int32),
-      sampling=sampling.rows([sampling.Sampling()] * num),
-      num_loops=nothing,
-      exit_threshold=np.ones(num, np.float32),
-    ),
   )
 
 

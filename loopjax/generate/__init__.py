@@ -1,6 +1,8 @@
-"""Generation with any causal family: an engine, and what it says.
+"""Text generation with causal models.
 
-`engine` writes many texts at once from prompts of token ids; `sampling` draws
-tokens; `text` makes texts of them; `python -m loopjax.generate` is a terminal's
-end of it.
+`engine` generates continuations of many prompts at once (continuous batching):
+`scheduler` assigns requests to slots, `batches` converts them to arrays,
+`program` has the compiled programs, `slots` their state, and `cached_model` the
+model that they run. `sampling` samples tokens, `text` decodes them, `source`
+loads models; `python -m loopjax.generate` is the command.
 """

@@ -9,24 +9,33 @@ from loopjax.generate.sampling import Sampling
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Writes texts to the terminal; returns the exit status."""
+  """Generates text in the terminal; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.generate",
-    description="Continues a text, or talks, with a language model.",
+    description="Continues a text, or chats, with a language model.",
   )
   source.add_flags(parser)
   parser.add_argument("--prompt", help="a text to continue")
   parser.add_argument(
-    "--chat", action="store_true", help="talk, by the model's chat template"
+    "--chat", action="store_true", help="chat, with the model's chat template"
   )
   parser.add_argument(
-    "--max_new_tokens", type=int, default=256, help="of a text [256]"
+    "--max_new_tokens",
+    type=int,
+    default=256,
+    help="maximum number of tokens to generate [256]",
   )
   parser.add_argument(
-    "--samples", type=int, default=1, help="texts, of seeds that follow [1]"
+    "--samples",
+    type=int,
+    default=1,
+    help="number of texts, with consecutive seeds [1]",
   )
   parser.add_argument(
-    "--stop", action="append", default=[], help="ends a text; may be repeated"
+    "--stop",
+    action="append",
+    default=[],
+    help="a string that ends the text; may be repeated",
   )
   for field in dataclasses.fields(Sampling):
     parser.add_argument(
@@ -39,23 +48,25 @@ def main(argv: list[str] | None = None) -> int:
     "--exit_threshold",
     type=float,
     default=1.0,
-    help="below 1, tokens leave the loop early [1.0]",
+    help="below 1, tokens exit the loop early [1.0]",
   )
   parser.add_argument(
     "--prompt_tokens",
     type=int,
     default=0,
-    help="of --max_tokens, for prompts that keep every loop [0]",
+    help="of --max_tokens, reserved for a prompt whose loops share nothing [0]",
   )
   parser.add_argument(
-    "--report", action="store_true", help="speed, loops, and memory, at the end"
+    "--report",
+    action="store_true",
+    help="print speed, loops and memory at the end",
   )
   try:
     options = vars(parser.parse_args(argv))
     sampling = Sampling(
       **{x.name: options.pop(x.name) for x in dataclasses.fields(Sampling)}
     )
-    model = source.flags_of(options)
+    model = source.pop_flags(options)
     command.run(command.Options(model=model, sampling=sampling, **options))
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)

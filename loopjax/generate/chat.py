@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the template that comes with a model."""
+"""Chat templates: from a conversation to a prompt."""
 
 import json
 import pathlib
@@ -12,16 +12,17 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def template(folder: pathlib.Path) -> Callable[[Messages], str]:
-  """What makes the text of a prompt of messages with "role" and "content".
+  """A function from messages, with "role" and "content", to a prompt's text.
 
-  Templates are programs of others: they run in Jinja's sandbox, with the names
-  that the ecosystem gives them.
+  Templates are untrusted programs: they run in Jinja's sandbox, with the names
+  that the ecosystem defines for them.
 
   Args:
-    folder: with tokenizer_config.json, or a template beside it.
+    folder: has tokenizer_config.json or chat_template.jinja.
 
   Raises:
-    UserError: there is none, or it has an error; calling it raises the same.
+    UserError: there is no template, or it has an error. The function raises it
+      for errors at run time.
   """
   source, names = _read(folder)
   try:
@@ -55,14 +56,14 @@ def template(folder: pathlib.Path) -> Callable[[Messages], str]:
       return compiled.render(
         messages=list(messages), add_generation_prompt=True, **names
       )
-    except Exception as error:  # Whatever the program does wrong.
+    except Exception as error:  # Templates may raise anything.
       raise UserError(f"{folder}: chat template: {one_line(error)}") from error
 
   return prompt
 
 
 def _read(folder: pathlib.Path) -> tuple[str, dict[str, Any]]:
-  """The template, and special tokens by name."""
+  """The template's source, and the special tokens by name."""
   path = folder / _CONFIG
   config: Any = {}
   try:
@@ -87,7 +88,7 @@ def _read(folder: pathlib.Path) -> tuple[str, dict[str, Any]]:
 
 
 def _default(given: Any) -> Any:
-  """The template called "default" where there are several."""
+  """The template, or the one named "default" if there are several."""
   if not isinstance(given, list):
     return given
   named = {x.get("name"): x for x in given if isinstance(x, dict)}

@@ -1,4 +1,4 @@
-"""The command: texts to the terminal as they are written."""
+"""The command: prints texts to the terminal as they are generated."""
 
 import collections
 import dataclasses
@@ -10,17 +10,17 @@ from typing import NamedTuple
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GenerationRequest, Token
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.generate.text import Text
+from loopjax.generate.text import TextStream
 from loopjax.hub import convert
 from loopjax.language_model import LanguageModel
 
 
 class Options(NamedTuple):
-  """The flags, see `loopjax.generate.__main__`."""
+  """The flags; see `loopjax.generate.__main__`."""
 
-  model: source.Flags
+  model: source.ModelFlags
   prompt: str | None
   chat: bool
   max_new_tokens: int
@@ -33,11 +33,11 @@ class Options(NamedTuple):
 
 
 def run(options: Options) -> None:
-  """Writes.
+  """Continues a prompt or chats.
 
   Raises:
-    UserError: flags that contradict each other, a model that cannot be read, or
-      a text that it has no room for.
+    UserError: flags contradict each other, the model cannot be read, or a
+      prompt is too long.
   """
   _check(options)
   language_model = source.load(options.model)
@@ -48,18 +48,18 @@ def run(options: Options) -> None:
     _talk(writer, folder, options)
   else:
     assert options.prompt is not None
-    prompt = source.opened(language_model.tokenizer, options.prompt)
+    prompt = source.encode_prompt(language_model.tokenizer, options.prompt)
     writer.write(prompt, show=options.prompt)
   if options.report:
     print(writer.report(), file=sys.stderr)
 
 
 class _Writer:
-  """Writes texts with an engine, and counts what that takes."""
+  """Generates and prints texts, and measures time and loops."""
 
   def __init__(self, language_model: LanguageModel, options: Options):
     self._language_model, self._options = language_model, options
-    self._engine: Engine = source.engine_of(
+    self._engine: Engine = source.engine_from_flags(
       language_model,
       options.model,
       num_slots=options.samples,
@@ -69,16 +69,18 @@ class _Writer:
     self._loops: collections.Counter[int] = collections.Counter()
 
   def encode(self, text: str) -> tuple[int, ...]:
-    """Token ids of a text, special tokens that are written out included."""
+    """Token ids of a text, in which special tokens may be spelled out."""
     (ids,) = self._language_model.tokenizer.encode([text])
     return tuple(ids.tolist())
 
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
-    """The texts after a prompt; they are printed, a single one as it grows.
+    """Generates and prints the samples of a prompt; returns their texts.
+
+    A single sample is printed as it grows, several when all have ended.
 
     Args:
       prompt: token ids.
-      show: what is printed before each text.
+      show: printed before each sample.
     """
     options, seed = self._options, self._options.sampling.seed
     numbers = [
@@ -97,7 +99,7 @@ class _Writer:
       for n in range(options.samples)
     ]
     texts = {
-      number: Text(self._language_model.tokenizer, options.stop)
+      number: TextStream(self._language_model.tokenizer, options.stop)
       for number in numbers
     }
     alone = len(texts) == 1
@@ -106,7 +108,7 @@ class _Writer:
     while not self._engine.idle:
       for token in self._engine.step():
         self._first = self._first or time.monotonic() - started
-        self._read(token, texts[token.request], alone)
+        self._read(token, texts[token.request_id], alone)
     self._seconds += time.monotonic() - started
     if alone:
       print(flush=True)
@@ -114,26 +116,26 @@ class _Writer:
       print(f"--- {number + 1} ({text.finish})\n{show}{text.text}", flush=True)
     return [text.text for text in texts.values()]
 
-  def _read(self, token: Token, text: Text, alone: bool) -> None:
-    """Takes a token, of which there are some after the end of a text."""
+  def _read(self, token: GeneratedToken, text: TextStream, alone: bool) -> None:
+    """Adds a token to its text; tokens after a stop string are ignored."""
     if text.finish:
       return
     self._loops[token.loops] += 1
     added = text.read([token])
     if alone:
       print(added, end="", flush=True)
-    if text.finish and not token.finish:  # A stop that is no token.
-      self._engine.cancel(token.request)
+    if text.finish and not token.finish:  # A stop string, not a stop token.
+      self._engine.cancel(token.request_id)
 
   def report(self) -> str:
-    """Speed, loops, and memory, several lines."""
+    """Speed, loops and memory, in several lines."""
     engine, total = self._engine, sum(self._loops.values())
     loops = sum(n * count for n, count in self._loops.items())
     rate = total / self._seconds if self._seconds else 0.0
     lines = [
       f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
-      f" first after {self._first:.2f} s, in which programs are compiled",
-      f"{loops / max(total, 1):.3f} of {engine.num_loops} loops a token;"
+      f" first after {self._first:.2f} s, compilation included",
+      f"{loops / max(total, 1):.3f} of {engine.num_loops} loops per token;"
       f" exits: {engine.exit_rule}, threshold {self._options.exit_threshold}",
       *(
         f"  read out after loop {n}: {count / total:.1%}"
@@ -144,12 +146,12 @@ class _Writer:
       + (f"{engine.max_tokens} tokens" if engine.max_tokens else "any length"),
     ]
     if self._options.model.exit_kept == "computed":
-      lines.append("all loops are computed: exits save no time")
+      lines.append("all loops are computed: early exits save no time")
     return "\n".join(lines)
 
 
 def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
-  """Answers what is said, line by line, until there is no more."""
+  """Answers the lines of standard input until it ends."""
   prompt_of = chat.template(folder)
   messages: list[dict[str, str]] = []
   said = options.prompt
@@ -175,4 +177,4 @@ def _check(options: Options) -> None:
   if options.samples < 1:
     raise UserError(f"--samples={options.samples} must be at least 1")
   if options.chat and options.samples > 1:
-    raise UserError(f"--samples={options.samples}: a chat has one answer")
+    raise UserError(f"--samples={options.samples} has no effect with --chat")

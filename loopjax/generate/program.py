@@ -1,8 +1,6 @@
-"""What the engine runs on a device: reading prompts, and writing on.
+"""The two programs of the engine: reading prompts, and generating tokens.
 
-Shapes are static: every slot holds a text or none, and a slot without a text
-takes part in every step without effect. Buffers are donated and updated in
-place.
+Buffers are donated and updated in place.
 """
 
 import functools
@@ -13,171 +11,28 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.generate import sampling
-from loopjax.loop import exits
-from loopjax.nn import linear
-from loopjax.protocols import (
-  CausalFamily,
-  ExitsEarly,
-  HasSpan,
-  StacksLayers,
+from loopjax.generate.cached_model import CachedModel
+from loopjax.generate.slots import (
+  LENGTH,
+  STOP,
+  UNFINISHED,
+  Generated,
+  PromptChunks,
+  Slots,
+  State,
 )
-from loopjax.types import Array, Output
-
-MAX_STOPS = 8  # Tokens that end a text.
-MAX_TOP = 20  # Most likely tokens that are reported beside the drawn one.
-NONE, STOP, LENGTH = range(3)  # How a text ends with a token.
-
-
-class Rows(NamedTuple):
-  """Texts in B slots, beside the cache.
-
-  Attributes:
-    token: i32 [B], the last one, not yet read.
-    place: i32 [B], of the token after it.
-    left: i32 [B], tokens that may still be drawn; 0 for a slot without a text.
-    seen: bool [B, V], tokens of the text.
-    stops: i32 [B, MAX_STOPS], tokens that end it; the others -1.
-    sampling: how tokens are drawn.
-    num_loops: i32 [B], that a token may run.
-    exit_threshold: f32 [B], see `loop.exits`.
-  """
-
-  token: Any
-  place: Any
-  left: Any
-  seen: Any
-  stops: Any
-  sampling: sampling.Rows
-  num_loops: Any
-  exit_threshold: Any
-
-
-class State(NamedTuple):
-  """All that is kept between two calls."""
-
-  cache: Any
-  rows: Rows
-
-
-class Record(NamedTuple):
-  """A token for each row.
-
-  Attributes:
-    drawn: bool [B]; nothing else counts where it is false.
-    token: i32 [B].
-    log_probability: f32 [B], of the model's logits as they are.
-    top_tokens, top_log_probabilities: [B, n], the most likely ones.
-    loops: f32 [B], loops that the model ran for it.
-    finish: i32 [B], NONE, STOP or LENGTH.
-  """
-
-  drawn: Array
-  token: Array
-  log_probability: Array
-  top_tokens: Array
-  top_log_probabilities: Array
-  loops: Array
-  finish: Array
-
-
-class Prompts(NamedTuple):
-  """Parts of P prompts, and what to do when they end.
-
-  Attributes:
-    tokens: i32 [P, S]. valid: bool [P, S], those that are there.
-    slots: i32 [P]; the number of slots, which is none, for no prompt.
-    is_first, is_last: bool [P], of the parts of a prompt.
-    rows: of the slots after the last part, where `token` has no meaning, and
-      `seen` is [P, 0].
-  """
-
-  tokens: Any
-  valid: Any
-  slots: Any
-  is_first: Any
-  is_last: Any
-  rows: Rows
-
-
-class Reader(NamedTuple):
-  """A model and how it is read; static.
-
-  Attributes:
-    family: of the model. graphdef: the model without its parameters.
-    num_loops: of the cache. max_tokens, prompt_tokens: of a row of it. kind: of
-      it.
-    rule, kept: as in `loop.exits.ExitPolicy`, if the family has exits.
-    platform: of the devices.
-  """
-
-  family: CausalFamily
-  graphdef: nnx.GraphDef
-  num_loops: int
-  max_tokens: int
-  prompt_tokens: int
-  kind: str
-  rule: str
-  kept: str
-  platform: str
-
-  def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
-    """As in `CausalFamily`."""
-    model: Any = nnx.merge(self.graphdef, params)
-    return self.family.empty_cache(
-      model,
-      batch,
-      max_tokens,
-      num_loops=self.num_loops,
-      kind=self.kind,
-      prompt_tokens=self.prompt_tokens,
-    )
-
-  def read(
-    self,
-    model: Any,
-    tokens: Array,
-    cache: Any,
-    valid: Array,
-    rows: Rows,
-    span: int | None,
-  ) -> tuple[Output, Any]:
-    """As in `CausalFamily`, with the exits of rows, within a span."""
-    options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
-    if isinstance(self.family, ExitsEarly):
-      options["exit_policy"] = exits.ExitPolicy(
-        rows.exit_threshold, rows.num_loops, self.rule, self.kept
-      )
-    if not isinstance(cache, HasSpan):
-      return self.family.read(model, tokens, cache, **options)
-    output, cache = self.family.read(
-      model, tokens, cache.within(span), **options
-    )
-    return output, cache.within(None)
-
-  def batch_axes(self, params: Any) -> Any:
-    """The axis of each leaf of a cache that grows with its rows; -1 if none."""
-
-    def shapes(batch: int) -> Any:
-      return jax.eval_shape(
-        functools.partial(
-          self.empty_cache, batch=batch, max_tokens=self.max_tokens
-        ),
-        params,
-      )
-
-    def axis(few: Any, more: Any) -> int:
-      pairs = enumerate(zip(few.shape, more.shape, strict=True))
-      return next((i for i, (m, n) in pairs if m != n), -1)
-
-    return jax.tree.map(axis, shapes(1), shapes(2))
+from loopjax.nn import linear
+from loopjax.protocols import StacksLayers
+from loopjax.types import Array
 
 
 class Programs(NamedTuple):
-  """Compiled when first called; the state is donated.
+  """The compiled programs; both donate the state.
 
   Attributes:
-    prefill: (params, state, prompts, num_top=, span=) -> (state, record).
-    decode: (params, state, kept, num_top=, span=, early=) -> (state, records).
+    prefill: (params, state, chunks, num_top=, span=) -> (state, generated).
+    decode: (params, state, active, num_top=, span=, with_exits=) -> (state,
+      generated).
   """
 
   prefill: Any
@@ -185,216 +40,231 @@ class Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def programs(reader: Reader, axes: Any, num_steps: int) -> Programs:
-  """Those of a model, which engines share; see `prefill` and `decode`."""
-  read = functools.partial(prefill, reader=reader, axes=axes)
-  write = functools.partial(decode, reader=reader, num_steps=num_steps)
+def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
+  """`prefill` and `decode` of a model, which its engines share.
+
+  They are compiled when they are first called.
+  """
+  read = functools.partial(prefill, cached_model=model, axes=axes)
+  write = functools.partial(decode, cached_model=model, num_steps=num_steps)
   static = ("num_top", "span")
   return Programs(
     jax.jit(read, static_argnames=static, donate_argnames="state"),
-    jax.jit(write, static_argnames=(*static, "early"), donate_argnames="state"),
-  )
-
-
-def empty_state(
-  params: Any, *, reader: Reader, num_slots: int, vocab_size: int
-) -> State:
-  """Slots without texts."""
-  nothing = jnp.zeros(num_slots, jnp.int32)
-  rows = Rows(
-    token=nothing,
-    place=nothing,
-    left=nothing,
-    seen=jnp.zeros((num_slots, vocab_size), bool),
-    stops=jnp.full((num_slots, MAX_STOPS), -1, jnp.int32),
-    sampling=jax.tree.map(
-      jnp.asarray, sampling.rows([sampling.Sampling()] * num_slots)
+    jax.jit(
+      write, static_argnames=(*static, "with_exits"), donate_argnames="state"
     ),
-    num_loops=nothing,
-    exit_threshold=jnp.ones(num_slots),
   )
-  return State(reader.empty_cache(params, num_slots, reader.max_tokens), rows)
 
 
 def prefill(
   params: Any,
   state: State,
-  prompts: Prompts,
+  chunks: PromptChunks,
   *,
-  reader: Reader,
+  cached_model: CachedModel,
   axes: Any,
   num_top: int,
   span: int | None,
-) -> tuple[State, Record]:
-  """Reads parts of prompts, and draws a token after each that ends.
+) -> tuple[State, Generated]:
+  """Reads chunks of prompts, and generates a token after each last chunk.
 
   Args:
-    params: of the model.
+    params: the model's parameters.
     state: donated.
-    prompts: the parts.
-    reader: the model.
-    axes: from `Reader.batch_axes`.
-    num_top: most likely tokens to record.
-    span: places of a row that hold all tokens of these, parts included.
+    chunks: P chunks, which are written to their prompts' slots.
+    cached_model: the model without its parameters.
+    axes: from `CachedModel.batch_axes`.
+    num_top: number of most likely tokens to report.
+    span: number of cache entries that attention reads, at least as many as the
+      longest of these sequences has tokens, chunk included; None for all.
 
   Returns:
-    The state; a record [P].
+    The state, and the generated tokens [P].
   """
-  model: Any = nnx.merge(reader.graphdef, params)
-  slots, num_rows = prompts.slots, len(prompts.slots)
-  empty = reader.empty_cache(params, num_rows, reader.max_tokens)
-  part = jax.tree.map(
-    lambda axis, old, new: _taken(axis, old, new, slots, prompts.is_first),
+  model: Any = nnx.merge(cached_model.graphdef, params)
+  slot_ids, num_rows = chunks.slot_ids, len(chunks.slot_ids)
+  empty = cached_model.empty_cache(params, num_rows, cached_model.max_tokens)
+  cache = jax.tree.map(
+    lambda axis, old, new: _gathered(axis, old, new, slot_ids, chunks.is_first),
     axes,
     state.cache,
     empty,
   )
-  output, part = reader.read(
-    model, prompts.tokens, part, prompts.valid, prompts.rows, span
+  output, cache = cached_model.read(
+    model,
+    chunks.tokens,
+    cache,
+    valid=chunks.valid,
+    num_loops=chunks.slots.num_loops,
+    exit_threshold=chunks.slots.exit_threshold,
+    span=span,
   )
   cache = jax.tree.map(
-    lambda axis, old, new: _put(axis, old, new, slots), axes, state.cache, part
+    lambda axis, old, new: _scattered(axis, old, new, slot_ids),
+    axes,
+    state.cache,
+    cache,
   )
-  seen = state.rows.seen.at[slots].get(mode="clip")
-  seen &= ~prompts.is_first[:, None]
-  token = jnp.where(prompts.valid, prompts.tokens, seen.shape[1])
+  seen = state.slots.seen.at[slot_ids].get(mode="clip")
+  seen &= ~chunks.is_first[:, None]
+  token = jnp.where(chunks.valid, chunks.tokens, seen.shape[1])
   each = jnp.arange(num_rows)
   seen = seen.at[each[:, None], token].set(True, mode="drop")
-  last = jnp.maximum(jnp.sum(prompts.valid, axis=1) - 1, 0)
-  rows, record = _draw(
+  last = jnp.maximum(jnp.sum(chunks.valid, axis=1) - 1, 0)
+  slots, generated = _generate(
     model,
     output.hidden[each, last],
-    prompts.rows._replace(seen=seen),
-    prompts.is_last,
+    chunks.slots._replace(seen=seen),
+    chunks.is_last,
     output.stats["loops_run"],
     num_top,
   )
-  rows = jax.tree.map(
-    lambda old, new: _put(0, old, new, slots), state.rows, rows
+  slots = jax.tree.map(
+    lambda old, new: _scattered(0, old, new, slot_ids), state.slots, slots
   )
-  return State(cache, rows), record
+  return State(cache, slots), generated
 
 
 def decode(
   params: Any,
   state: State,
-  kept: Array,
+  active: Array,
   *,
-  reader: Reader,
+  cached_model: CachedModel,
   num_steps: int,
   num_top: int,
   span: int | None,
-  early: bool,
-) -> tuple[State, Record]:
-  """Draws up to `num_steps` tokens for every text.
+  with_exits: bool,
+) -> tuple[State, Generated]:
+  """Generates up to `num_steps` tokens in every active slot.
 
   Args:
-    params: of the model.
+    params: the model's parameters.
     state: donated.
-    kept: bool [B]; a text that is not is left where it is.
-    reader: the model.
-    num_steps: at most; fewer if all texts have ended.
-    num_top: most likely tokens to record.
-    span: places of a row that hold all tokens of these, new ones included.
-    early: whether any row has a threshold below 1; without, what follows from
-      exits is not computed.
+    active: bool [B]; the sequences in other slots end here.
+    cached_model: the model without its parameters.
+    num_steps: maximum number of tokens; fewer if all sequences end before.
+    num_top: number of most likely tokens to report.
+    span: number of cache entries that attention reads, at least as many as the
+      longest sequence has tokens, new ones included; None for all.
+    with_exits: whether any threshold is below 1. Otherwise the exit rule is not
+      computed.
 
   Returns:
-    The state; a record [num_steps, B].
+    The state, and the generated tokens [num_steps, B].
   """
-  reader = reader if early else reader._replace(rule="fixed")
-  model: Any = nnx.merge(reader.graphdef, params)
-  if reader.platform == "cpu" and isinstance(reader.family, StacksLayers):
-    model = reader.family.unstacked(model)
-  rows = state.rows
-  state = State(state.cache, rows._replace(left=jnp.where(kept, rows.left, 0)))
+  if not with_exits:
+    cached_model = cached_model._replace(exit_rule="fixed")
+  model: Any = nnx.merge(cached_model.graphdef, params)
+  family = cached_model.family
+  if cached_model.platform == "cpu" and isinstance(family, StacksLayers):
+    model = family.unstacked(model)
+  num_left = jnp.where(active, state.slots.num_left, 0)
+  state = State(state.cache, state.slots._replace(num_left=num_left))
 
-  def one(state: State) -> tuple[State, Record]:
-    cache, rows = state
-    live = rows.left > 0
-    output, cache = reader.read(
-      model, rows.token[:, None], cache, live[:, None], rows, span
+  def one_token(state: State) -> tuple[State, Generated]:
+    cache, slots = state
+    live = slots.num_left > 0
+    output, cache = cached_model.read(
+      model,
+      slots.token[:, None],
+      cache,
+      valid=live[:, None],
+      num_loops=slots.num_loops,
+      exit_threshold=slots.exit_threshold,
+      span=span,
     )
-    rows, record = _draw(
+    slots, generated = _generate(
       model,
       output.hidden[:, 0],
-      rows,
+      slots,
       live,
       output.stats["loops_run"],
       num_top,
     )
-    return State(cache, rows), record
+    return State(cache, slots), generated
 
-  def go_on(carry: tuple[Array, State, Record]) -> Array:
+  def is_unfinished(carry: tuple[Array, State, Generated]) -> Array:
     n, state, _ = carry
-    return (n < num_steps) & jnp.any(state.rows.left > 0)
+    return (n < num_steps) & jnp.any(state.slots.num_left > 0)
 
-  def step(carry: tuple[Array, State, Record]) -> tuple[Array, State, Record]:
-    n, state, records = carry
-    state, record = one(state)
-    records = jax.tree.map(lambda x, new: x.at[n].set(new), records, record)
-    return n + 1, state, records
+  def step(
+    carry: tuple[Array, State, Generated],
+  ) -> tuple[Array, State, Generated]:
+    n, state, buffers = carry
+    state, generated = one_token(state)
+    buffers = jax.tree.map(lambda x, new: x.at[n].set(new), buffers, generated)
+    return n + 1, state, buffers
 
-  records = jax.tree.map(
+  buffers = jax.tree.map(
     lambda x: jnp.zeros((num_steps, *x.shape), x.dtype),
-    jax.eval_shape(one, state)[1],
+    jax.eval_shape(one_token, state)[1],
   )
-  start = jnp.asarray(0), state, records
-  _, state, records = jax.lax.while_loop(go_on, step, start)
-  return state, records
+  start = jnp.asarray(0), state, buffers
+  _, state, buffers = jax.lax.while_loop(is_unfinished, step, start)
+  return state, buffers
 
 
-def _draw(
+def _generate(
   model: Any,
   hidden: Array,
-  rows: Rows,
+  slots: Slots,
   live: Array,
   loops: Array,
   num_top: int,
-) -> tuple[Rows, Record]:
-  """The next token of rows that are live, from the read-out's input [B, D]."""
+) -> tuple[Slots, Generated]:
+  """Samples the next token of the live rows.
+
+  Args:
+    model: the model with its parameters.
+    hidden: the read-out's input, [B, D].
+    slots: the rows.
+    live: bool [B].
+    loops: f32 [B], loops that the model ran.
+    num_top: number of most likely tokens to report.
+  """
   logits = linear.token_logits(
     hidden, model.readout_table(), model.spec.num_padding_tokens
   )
-  token = sampling.draw(logits, rows.seen, rows.sampling, rows.place)
+  token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
   each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
   best, top_tokens = jax.lax.top_k(logits, num_top)
-  stops = jnp.any(token[:, None] == rows.stops, axis=1)
-  ends = jnp.where(rows.left > 1, NONE, LENGTH)
-  record = Record(
-    drawn=live,
+  stops = jnp.any(token[:, None] == slots.stops, axis=1)
+  finish = jnp.where(slots.num_left > 1, UNFINISHED, LENGTH)
+  generated = Generated(
+    valid=live,
     token=token,
     log_probability=logits[each, token] - total,
     top_tokens=top_tokens,
     top_log_probabilities=best - total[:, None],
     loops=loops,
-    finish=jnp.where(stops, STOP, ends),
+    finish=jnp.where(stops, STOP, finish),
   )
-  more = live.astype(jnp.int32)
-  return rows._replace(
-    token=jnp.where(live, token, rows.token),
-    place=rows.place + more,
-    left=jnp.where(live & ~stops, rows.left - 1, 0),
-    seen=rows.seen.at[each, jnp.where(live, token, rows.seen.shape[1])].set(
+  vocab_size = slots.seen.shape[1]
+  return slots._replace(
+    token=jnp.where(live, token, slots.token),
+    position=slots.position + live.astype(jnp.int32),
+    num_left=jnp.where(live & ~stops, slots.num_left - 1, 0),
+    seen=slots.seen.at[each, jnp.where(live, token, vocab_size)].set(
       True, mode="drop"
     ),
-  ), record
+  ), generated
 
 
-def _taken(
-  axis: int, old: Array, new: Array, slots: Array, is_new: Array
+def _gathered(
+  axis: int, old: Array, empty: Array, slot_ids: Array, is_first: Array
 ) -> Array:
-  """Rows of a leaf of the cache, or of an empty one where they are new."""
+  """The rows of a leaf of the cache; empty ones for first chunks."""
   if axis < 0:
     return old
-  old = jnp.take(old, slots, axis=axis, mode="clip")
+  old = jnp.take(old, slot_ids, axis=axis, mode="clip")
   by_row = [1] * old.ndim
-  by_row[axis] = len(slots)
-  return jnp.where(is_new.reshape(by_row), new, old)
+  by_row[axis] = len(slot_ids)
+  return jnp.where(is_first.reshape(by_row), empty, old)
 
 
-def _put(axis: int, old: Array, new: Array, slots: Array) -> Array:
-  """A leaf with other rows in slots, of which one too large is none."""
+def _scattered(axis: int, old: Array, new: Array, slot_ids: Array) -> Array:
+  """A leaf with new rows in their slots; a slot out of range is dropped."""
   if axis < 0:
     return new
-  return old.at[(slice(None),) * axis + (slots,)].set(new, mode="drop")
+  return old.at[(slice(None),) * axis + (slot_ids,)].set(new, mode="drop")

@@ -1,26 +1,28 @@
-"""What the engine is asked for, and what it answers."""
+"""What the engine is asked to generate, and the tokens that it returns."""
 
 import dataclasses
 from typing import NamedTuple
 
+from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.generate import program
+from loopjax.generate import slots
 from loopjax.generate.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationRequest:
-  """A prompt to be continued.
+  """A prompt to continue.
 
   Attributes:
     prompt: token ids, at least one.
-    max_new_tokens: at most so many are written; fewer if the cache is full.
-    sampling: how they are drawn.
-    stop_tokens: the text ends with any of these, at most 8.
-    top_log_probabilities: as many most likely tokens are reported with each
-      token, at most 20.
-    num_loops: 0 for the engine's.
-    exit_threshold: see `loopjax.loop.exits`; at 1 no loop is skipped.
+    max_new_tokens: maximum number of tokens to generate; fewer are generated if
+      the cache is full.
+    sampling: how tokens are sampled.
+    stop_tokens: token ids that end the generation, at most 8.
+    top_log_probabilities: number of most likely tokens to report with each
+      generated token, at most 20.
+    num_loops: maximum number of loops of a token; 0 for the engine's.
+    exit_threshold: see `loop.exits.ExitPolicy`; 1 for no early exits.
   """
 
   prompt: tuple[int, ...]
@@ -34,41 +36,35 @@ class GenerationRequest:
   def __post_init__(self) -> None:
     if not self.prompt:
       raise UserError("the prompt is empty")
-    check_range("max_new_tokens", self.max_new_tokens, 1, 2**31 - 1)
+    checks.integer("max_new_tokens", self.max_new_tokens, 1)
     top = self.top_log_probabilities
-    check_range("top_log_probabilities", top, 0, program.MAX_TOP)
-    if len(self.stop_tokens) > program.MAX_STOPS:
+    checks.integer("top_log_probabilities", top, 0, slots.MAX_TOP)
+    if len(self.stop_tokens) > slots.MAX_STOPS:
       raise UserError(
-        f"{len(self.stop_tokens)} stop tokens are more than {program.MAX_STOPS}"
+        f"{len(self.stop_tokens)} stop tokens are more than {slots.MAX_STOPS}"
       )
     if not 0 < self.exit_threshold <= 1:
       raise UserError(f"exit_threshold={self.exit_threshold} not in (0, 1]")
 
 
-class Token(NamedTuple):
-  """A token that was drawn.
+class GeneratedToken(NamedTuple):
+  """A token that the engine has generated.
 
   Attributes:
-    request: the number that `Engine.add` returned.
-    token: its id.
-    log_probability: of the model's distribution, in nats, whatever the sampling
-      makes of that.
-    top: the most likely tokens and their log-probabilities, as many as were
-      asked for.
-    loops: that the model ran for it.
-    finish: None; "stop" for a stop token, "length" for the last that may be
-      written.
+    request_id: of the token's request, from `Engine.add`.
+    token: the token id.
+    log_probability: in nats, of the model's distribution, before temperature,
+      penalty and truncation.
+    top: the most likely tokens of that distribution with their
+      log-probabilities, as many as requested.
+    loops: number of loops that the model ran for the token.
+    finish: why the generation ended with this token: "stop" (a stop token) or
+      "length" (the maximum number of tokens); None if it did not.
   """
 
-  request: int
+  request_id: int
   token: int
   log_probability: float
   top: tuple[tuple[int, float], ...]
   loops: int
   finish: str | None
-
-
-def check_range(name: str, value: int, low: int, high: int) -> None:
-  """Raises UserError unless `value` is an integer in [low, high]."""
-  if type(value) is not int or not low <= value <= high:
-    raise UserError(f"{name}={value!r} is not an integer in [{low}, {high}]")

@@ -1,4 +1,4 @@
-"""How next tokens are drawn from logits, each row by its own rule."""
+"""Sampling of the next token from logits, with settings for each row."""
 
 import dataclasses
 import math
@@ -15,23 +15,24 @@ from loopjax.types import Array
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How a text's tokens are drawn.
+  """How the tokens of a sequence are sampled.
 
-  The order is that of most libraries: the penalty, the temperature, then what
-  is left out by number, by mass, and by chance, each of what is left.
+  The settings apply in the order of most libraries: repetition penalty,
+  temperature, then top-k, top-p and min-p, each to the tokens that remain.
 
   Attributes:
-    temperature: divides the logits; 0 for the most likely token.
-    top_k: the most likely tokens that stay, and those as likely as the last of
-      them; 0 for all.
-    top_p: of the most likely tokens as many stay as are needed for this mass,
-      in (0, 1] (nucleus sampling, arXiv 1904.09751).
-    min_p: a token stays if it is at least this many times as likely as the most
-      likely one, in [0, 1] (arXiv 2407.01082).
+    temperature: divides the logits; 0 for greedy decoding.
+    top_k: number of most likely tokens to keep, and any that tie with the last
+      of them; 0 for all.
+    top_p: the most likely tokens are kept until their total probability is at
+      least this, in (0, 1] (nucleus sampling, arXiv 1904.09751).
+    min_p: tokens are kept whose probability is at least this fraction of the
+      most likely token's, in [0, 1] (arXiv 2407.01082).
     repetition_penalty: divides positive logits and multiplies negative ones of
-      tokens that are in the text, prompt included (CTRL, arXiv 1909.05858).
-    seed: a text's tokens depend on it, and on no other text: the noise of a
-      token is of the seed and of its place in the text.
+      tokens that occur in the sequence, prompt included (CTRL, arXiv
+      1909.05858).
+    seed: of the random numbers. They depend only on the seed and on the
+      token's position, not on other sequences.
   """
 
   temperature: float = 1.0
@@ -61,8 +62,8 @@ class Sampling:
         raise UserError(f"{name}=0 must be more than 0")
 
 
-class Rows(NamedTuple):
-  """`Sampling` of every row, arrays [B]."""
+class SamplingArrays(NamedTuple):
+  """The fields of `Sampling`, one value for each row, arrays [B]."""
 
   temperature: Any
   top_k: Any
@@ -72,43 +73,46 @@ class Rows(NamedTuple):
   seed: Any
 
 
-def rows(samplings: Sequence[Sampling]) -> Rows:
-  """Their values as arrays on the host."""
+def to_arrays(samplings: Sequence[Sampling]) -> SamplingArrays:
+  """The settings of each row, as arrays on the host."""
 
   def column(name: str, dtype: type) -> np.ndarray:
     return np.array([getattr(one, name) for one in samplings], dtype)
 
-  return Rows(
+  return SamplingArrays(
     *(
       column(name, {"top_k": np.int32, "seed": np.uint32}.get(name, np.float32))
-      for name in Rows._fields
+      for name in SamplingArrays._fields
     )
   )
 
 
-def draw(logits: Array, seen: Array, rows: Rows, place: Array) -> Array:
+def draw(
+  logits: Array, seen: Array, settings: SamplingArrays, position: Array
+) -> Array:
   """One token for each row, i32 [B].
 
   Args:
     logits: f32 [B, V].
-    seen: bool [B, V], tokens that are in the text.
-    rows: how it is drawn.
-    place: i32 [B], of the token in its text.
+    seen: bool [B, V], the tokens that occur in the sequence.
+    settings: how to sample.
+    position: i32 [B], of the token in its sequence.
   """
-  logits = penalised(logits, seen, rows.repetition_penalty)
+  logits = penalised(logits, seen, settings.repetition_penalty)
   most_likely = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
   def drawn() -> Array:
-    warm = rows.temperature > 0
-    scaled = logits / jnp.where(warm, rows.temperature, 1.0)[:, None]
+    is_random = settings.temperature > 0
+    scaled = logits / jnp.where(is_random, settings.temperature, 1.0)[:, None]
     token = jnp.argmax(
-      jnp.where(kept(scaled, rows), scaled, -jnp.inf)
-      + _noise(rows.seed, place, logits.shape[-1]),
+      jnp.where(kept(scaled, settings), scaled, -jnp.inf)
+      + _gumbel(settings.seed, position, logits.shape[-1]),
       axis=-1,
     )
-    return jnp.where(warm, token.astype(jnp.int32), most_likely)
+    return jnp.where(is_random, token.astype(jnp.int32), most_likely)
 
-  return jax.lax.cond(jnp.any(rows.temperature > 0), drawn, lambda: most_likely)
+  any_random = jnp.any(settings.temperature > 0)
+  return jax.lax.cond(any_random, drawn, lambda: most_likely)
 
 
 def penalised(logits: Array, seen: Array, penalty: Array) -> Array:
@@ -118,47 +122,54 @@ def penalised(logits: Array, seen: Array, penalty: Array) -> Array:
   return jnp.where(seen, changed, logits)
 
 
-def kept(scaled: Array, rows: Rows) -> Array:
-  """bool [B, V], the tokens that may be drawn, of logits f32 [B, V]."""
-  top_k = jnp.where(rows.top_k > 0, rows.top_k, scaled.shape[-1])
-  some = (rows.top_k > 0) | (rows.top_p < 1)
+def kept(scaled: Array, settings: SamplingArrays) -> Array:
+  """The tokens left by top-k, top-p and min-p: bool [B, V] of f32 [B, V].
+
+  Args:
+    scaled: logits divided by the temperature.
+    settings: of the rows.
+  """
+  top_k = jnp.where(settings.top_k > 0, settings.top_k, scaled.shape[-1])
+  truncates = (settings.top_k > 0) | (settings.top_p < 1)
 
   def least_kept() -> Array:
-    """The smallest logit that stays, [B, 1]."""
+    """The smallest logit left by top-k and top-p, [B, 1]."""
     ordered = jnp.sort(scaled, axis=-1, descending=True)
     stays = jnp.arange(scaled.shape[-1])[None] < top_k[:, None]
-    chance = jax.nn.softmax(jnp.where(stays, ordered, -jnp.inf), axis=-1)
-    before = jnp.cumsum(chance, axis=-1) - chance
-    top_p = rows.top_p[:, None]
+    probability = jax.nn.softmax(jnp.where(stays, ordered, -jnp.inf), axis=-1)
+    before = jnp.cumsum(probability, axis=-1) - probability
+    top_p = settings.top_p[:, None]
     # Rounded sums may reach 1 before the last token.
     stays &= (before < top_p) | (top_p >= 1)
     last = jnp.sum(stays, axis=-1, keepdims=True) - 1
     least = jnp.take_along_axis(ordered, last, axis=-1)
-    return jnp.where(some[:, None], least, -jnp.inf)
+    return jnp.where(truncates[:, None], least, -jnp.inf)
 
   least = jax.lax.cond(
-    jnp.any(some),
+    jnp.any(truncates),
     least_kept,
     lambda: jnp.full((len(scaled), 1), -jnp.inf),
   )
   best = jnp.max(scaled, axis=-1, keepdims=True)
-  return (scaled >= least) & (scaled >= best + jnp.log(rows.min_p)[:, None])
+  least_by_min_p = best + jnp.log(settings.min_p)[:, None]
+  return (scaled >= least) & (scaled >= least_by_min_p)
 
 
-def _noise(seeds: Array, places: Array, num: int) -> Array:
-  """Gumbel noise f32 [B, num]: the largest sum is a draw of the softmax."""
+def _gumbel(seeds: Array, positions: Array, num: int) -> Array:
+  """Gumbel noise f32 [B, num]: argmax(logits + noise) samples the softmax."""
 
-  def of_row(seed: Array, place: Array) -> Array:
-    key = jax.random.fold_in(jax.random.key(seed), place)
+  def of_row(seed: Array, position: Array) -> Array:
+    key = jax.random.fold_in(jax.random.key(seed), position)
     return jax.random.gumbel(key, (num,))
 
-  return jax.vmap(of_row)(seeds, places)
+  return jax.vmap(of_row)(seeds, positions)
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-  """The chance that one of k samples is right, of a problem tried n times.
+  """The probability that at least one of k samples is right.
 
-  1 - C(n - c, k) / C(n, k), which has no bias (arXiv 2107.03374, equation 1).
+  The unbiased estimate from n samples, of which c are right: 1 - C(n - c, k) /
+  C(n, k) (arXiv 2107.03374, equation 1).
 
   Raises:
     UserError: k is not in [1, n], or c not in [0, n].

@@ -1,11 +1,4 @@
-"""Sizes that programs are compiled for: few, and not much too large."""
-
-import functools
-from typing import Any
-
-import jax
-
-from loopjax.generate import program
+"""The shapes that programs are compiled for: few, and not much too large."""
 
 SMALLEST_SPAN = 64
 
@@ -19,19 +12,8 @@ def powers(least: int, most: int) -> list[int]:
 
 
 def span(num_tokens: int, most: int) -> int:
-  """Places for so many tokens: 64, 96, 128, 192, 256 ..., or `most`."""
+  """The next of 64, 96, 128, 192, 256 ... for so many tokens, or `most`."""
   size = SMALLEST_SPAN
   while size < num_tokens:
     size = size * 4 // 3 if size % 3 == 0 else size * 3 // 2
   return min(size, most)
-
-
-def grows(reader: program.Reader, params: Any) -> bool:
-  """Whether a cache depends on the number of tokens that it has room for."""
-  least = reader.prompt_tokens + 1
-
-  def shapes(max_tokens: int) -> list[tuple[int, ...]]:
-    make = functools.partial(reader.empty_cache, batch=1, max_tokens=max_tokens)
-    return [x.shape for x in jax.tree.leaves(jax.eval_shape(make, params))]
-
-  return shapes(least) != shapes(least + 1)

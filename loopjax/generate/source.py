@@ -1,4 +1,4 @@
-"""Models to generate with: of a run, or of a downloaded folder."""
+"""The model to generate with, from a run or from a downloaded folder."""
 
 import argparse
 import pathlib
@@ -16,8 +16,8 @@ from loopjax.loop import exits
 from loopjax.models import CAUSAL
 
 
-class Flags(NamedTuple):
-  """A model, and how an engine reads it: the flags of `add_flags`."""
+class ModelFlags(NamedTuple):
+  """The flags of `add_flags`: which model, and how the engine runs it."""
 
   workdir: pathlib.Path | None
   hub: pathlib.Path | None
@@ -31,15 +31,17 @@ class Flags(NamedTuple):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Where the model is."""
+    """The folder of the model."""
     folder = self.hub or self.workdir
-    assert folder is not None  # `check` has seen to that.
+    assert folder is not None  # See `check`.
     return folder
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds those that every command that generates has."""
-  parser.add_argument("--workdir", type=pathlib.Path, help="of a run")
+  """Adds the flags that all commands that generate text share."""
+  parser.add_argument(
+    "--workdir", type=pathlib.Path, help="work directory of a run"
+  )
   parser.add_argument(
     "--hub", type=pathlib.Path, help="a downloaded folder instead of a run"
   )
@@ -49,33 +51,37 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--checkpoint", type=int, help="step [the newest]")
   parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
   parser.add_argument(
-    "--exit_rule", choices=exits.RULES, help="[the gate, where there is one]"
+    "--exit_rule",
+    choices=exits.RULES,
+    help="[gate for a model with an exit gate, otherwise fixed]",
   )
   parser.add_argument(
     "--exit_kept",
     choices=exits.KEPT,
     default="copy",
-    help="what a skipped loop leaves in the cache [copy]",
+    help="what the cache keeps of skipped loops [copy]",
   )
   parser.add_argument("--cache_kind", help="[the family's own]")
   parser.add_argument(
-    "--max_tokens", type=int, help="of prompt and text [as in training]"
+    "--max_tokens",
+    type=int,
+    help="maximum length, prompt included [as in training]",
   )
 
 
-def flags_of(options: dict[str, Any]) -> Flags:
-  """Takes them out of a parser's options."""
-  return Flags(**{name: options.pop(name) for name in Flags._fields})
+def pop_flags(options: dict[str, Any]) -> ModelFlags:
+  """Removes the flags of `add_flags` from parsed options, and returns them."""
+  return ModelFlags(**{name: options.pop(name) for name in ModelFlags._fields})
 
 
-def check(flags: Flags) -> None:
+def check(flags: ModelFlags) -> None:
   """Raises UserError for flags that contradict each other."""
   if (flags.workdir is None) == (flags.hub is None):
-    raise UserError("give --workdir=DIR of a run, or --hub=DIR, a folder")
+    raise UserError("give either --workdir=DIR of a run or --hub=DIR")
   if flags.workdir and flags.dtype:
-    raise UserError("--dtype has no effect on the model of a run")
+    raise UserError("--dtype has no effect with --workdir")
   if flags.hub and flags.checkpoint is not None:
-    raise UserError("--checkpoint has no effect on a folder")
+    raise UserError("--checkpoint has no effect with --hub")
   for name, value, least in (
     ("num_loops", flags.num_loops, 1),
     ("max_tokens", flags.max_tokens, 2),
@@ -84,14 +90,14 @@ def check(flags: Flags) -> None:
       raise UserError(f"--{name}={value} must be at least {least}")
 
 
-def load(flags: Flags) -> LanguageModel:
-  """The model that flags name.
+def load(flags: ModelFlags) -> LanguageModel:
+  """The model that the flags name.
 
   Raises:
     UserError: it cannot be read.
   """
   if flags.hub:
-    return of_folder(
+    return load_folder(
       flags.hub,
       dtype=flags.dtype or "bfloat16",
       num_loops=flags.num_loops,
@@ -101,18 +107,18 @@ def load(flags: Flags) -> LanguageModel:
   )
 
 
-def of_folder(
+def load_folder(
   folder: pathlib.Path, *, dtype: str, num_loops: int | None = None
 ) -> LanguageModel:
-  """The model of a folder in the layout of the Hugging Face Hub.
+  """The model in a folder with the layout of the Hugging Face Hub.
 
   Args:
     folder: see `convert.import_folder`.
     dtype: of the parameters, "float32" or "bfloat16".
-    num_loops: the trained number if None.
+    num_loops: number of loops to run; the trained number if None.
 
   Raises:
-    UserError: something is missing, damaged, or not supported.
+    UserError: a file is missing or damaged, or the model is not supported.
   """
   _, settings, params = convert.read_folder(folder, dtype=dtype)
   graphdef, _ = program_lib.abstract_model(settings)
@@ -129,7 +135,7 @@ def of_folder(
 
 
 def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
-  """An engine of a model; options as in `Engine`.
+  """An engine for a model; the options are those of `Engine`.
 
   Raises:
     UserError: see `Engine`.
@@ -143,10 +149,10 @@ def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
   )
 
 
-def engine_of(
-  language_model: LanguageModel, flags: Flags, **options: Any
+def engine_from_flags(
+  language_model: LanguageModel, flags: ModelFlags, **options: Any
 ) -> Engine:
-  """An engine as flags say; other options as in `Engine`.
+  """An engine for a model; options that are not flags are those of `Engine`.
 
   Raises:
     UserError: see `Engine`.
@@ -161,7 +167,7 @@ def engine_of(
   )
 
 
-def opened(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-  """Token ids of the beginning of a document, which the end of one precedes."""
+def encode_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+  """Token ids of a text that begins a document, after the end-of-text token."""
   (ids,) = tokenizer.encode([text])
   return tokenizer.end, *ids.tolist()

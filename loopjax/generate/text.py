@@ -1,34 +1,38 @@
-"""Tokens to text, as they arrive."""
+"""Decoding of tokens to text as they are generated."""
 
 from collections.abc import Iterable, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GenerationRequest, Token
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
 
-class Text:
-  """A text that is being written.
+class TextStream:
+  """The text of a request, decoded as its tokens arrive.
 
   Attributes:
-    text: what of it has been given out.
-    num_tokens: that were drawn, one that ends it included.
-    num_loops: that the model ran for them.
-    finish: "stop" or "length" once it has ended.
+    text: the text returned so far.
+    num_tokens: number of tokens read, a stop token included.
+    num_loops: total number of loops that the model ran for them.
+    finish: "stop" or "length" when the text has ended, otherwise None.
   """
 
   def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
-    """Ends before the first of `stops`, of which empty ones are ignored."""
+    """The text ends before the first of `stops`; empty strings are ignored."""
     self.text = ""
     self.finish: str | None = None
     self.num_tokens = self.num_loops = 0
     self._tokenizer, self._stops = tokenizer, [x for x in stops if x]
     self._ids: list[int] = []
-    self._start = self._end = 0  # Of the ids that were decoded last.
-    self._held = ""  # It may be the beginning of a stop.
+    self._start = self._end = 0  # The range of ids that were decoded last.
+    self._held = ""  # Text that may be the beginning of a stop string.
 
-  def read(self, tokens: Iterable[Token]) -> str:
-    """What the next tokens add: no half characters, and no part of a stop."""
+  def read(self, tokens: Iterable[GeneratedToken]) -> str:
+    """The text that the next tokens add.
+
+    Incomplete characters and beginnings of stop strings are held back until
+    later tokens decide.
+    """
     added = ""
     for token in tokens:
       if self.finish:
@@ -44,20 +48,20 @@ class Text:
     return added
 
   def _decoded(self) -> str:
-    """Text of the ids that are not decoded yet.
+    """The text of ids that are not decoded yet.
 
-    Decoders may drop the space before a first token: a token is decoded after
-    those before it.
+    Decoders may drop the space before the first token, so tokens are decoded
+    together with those before them.
     """
     before = self._tokenizer.decode(self._ids[self._start : self._end])
     now = self._tokenizer.decode(self._ids[self._start :])
     if now.endswith("\N{REPLACEMENT CHARACTER}") and not self.finish:
-      return ""  # The rest of the character is yet to come.
+      return ""  # The character is incomplete.
     self._start, self._end = self._end, len(self._ids)
     return now[len(before) :]
 
   def _released(self) -> str:
-    """Takes out of the held text what is sure to be before a stop."""
+    """Removes and returns held text that cannot be part of a stop string."""
     found = [self._held.find(stop) for stop in self._stops]
     cuts = [cut for cut in found if cut >= 0]
     if cuts:
@@ -65,28 +69,30 @@ class Text:
     elif self.finish:
       cut = len(self._held)
     else:
-      cut = len(self._held) - max(map(self._begun, self._stops), default=0)
+      cut = len(self._held) - max(map(self._overlap, self._stops), default=0)
     released, self._held = self._held[:cut], self._held[cut:]
     return released
 
-  def _begun(self, stop: str) -> int:
-    """Characters of a stop that the held text ends with."""
+  def _overlap(self, stop: str) -> int:
+    """Length of the longest beginning of a stop that ends the held text."""
     sizes = range(min(len(stop) - 1, len(self._held)), 0, -1)
     return next((n for n in sizes if self._held.endswith(stop[:n])), 0)
 
 
-def write(
+def generate_texts(
   engine: Engine,
   tokenizer: Tokenizer,
   requests: Sequence[GenerationRequest],
   stops: Sequence[str] = (),
-) -> list[Text]:
-  """The texts of requests, in their order; each ends before a stop, too."""
-  texts = {engine.add(one): Text(tokenizer, stops) for one in requests}
+) -> list[TextStream]:
+  """The texts of requests, in their order; each ends before any of `stops`."""
+  texts = {
+    engine.add(request): TextStream(tokenizer, stops) for request in requests
+  }
   while not engine.idle:
     for token in engine.step():
-      text = texts[token.request]
+      text = texts[token.request_id]
       text.read([token])
       if text.finish and not token.finish:
-        engine.cancel(token.request)
+        engine.cancel(token.request_id)
   return list(texts.values())

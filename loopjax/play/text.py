@@ -102,7 +102,9 @@ def load(
     request = GenerationRequest(
       (end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,)
     )
-    return text_lib.write(engine(), language_model.tokenizer, [request])[0].text
+    return text_lib.generate_texts(
+      engine(), language_model.tokenizer, [request]
+    )[0].text
 
   return Thinker(
     view="text",
@@ -199,7 +201,7 @@ def _think(
     hundredths of nats.
   """
   tokenizer = language_model.tokenizer
-  ids = source.opened(tokenizer, prompt)
+  ids = source.encode_prompt(tokenizer, prompt)
   num = len(ids)
   if num > language_model.context_length:
     raise UserError(

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         f"serving needs the package {error.name}; install it with pip install"
         " 'loopjax[serve]'"
       ) from None
-    model = source.flags_of(options)
+    model = source.pop_flags(options)
     return command.run(command.Options(model=model, **options))
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)

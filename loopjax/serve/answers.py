@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.generate.requests import Token
-from loopjax.generate.text import Text
+from loopjax.generate.requests import GeneratedToken
+from loopjax.generate.text import TextStream
 from loopjax.serve.protocol import Ask
 
 
@@ -20,7 +20,7 @@ class Answer:
   """
 
   def __init__(self, ask: Ask, tokenizer: Tokenizer, *, model: str, chat: bool):
-    self.choices = [Text(tokenizer, ask.stops) for _ in ask.requests]
+    self.choices = [TextStream(tokenizer, ask.stops) for _ in ask.requests]
     self._ask, self._tokenizer, self._chat = ask, tokenizer, chat
     kind = "chat.completion" if chat else "text_completion"
     self._kind = f"{kind}.chunk" if chat and ask.stream else kind
@@ -29,7 +29,7 @@ class Answer:
       "created": int(time.time()),
       "model": model,
     }
-    self._tokens: list[list[Token]] = [[] for _ in self.choices]
+    self._tokens: list[list[GeneratedToken]] = [[] for _ in self.choices]
 
   def beginning(self) -> list[dict[str, Any]]:
     """The first chunks of a stream: in a chat, the role of each choice."""
@@ -40,7 +40,9 @@ class Answer:
       for index in range(len(self.choices))
     ]
 
-  def parts(self, index: int, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+  def parts(
+    self, index: int, tokens: Sequence[GeneratedToken]
+  ) -> list[dict[str, Any]]:
     """The chunk for the next tokens of a choice; none if it adds nothing."""
     choice = self.choices[index]
     counted = choice.num_tokens
@@ -105,7 +107,7 @@ class Answer:
   def _whole(self, choices: list[Any]) -> dict[str, Any]:
     return {**self._head, "object": self._kind, "choices": choices}
 
-  def _scores(self, tokens: Sequence[Token]) -> Mapping[str, Any]:
+  def _scores(self, tokens: Sequence[GeneratedToken]) -> Mapping[str, Any]:
     """Log-probabilities of tokens, in the endpoint's format.
 
     "text_offset" is absent: a token decoded by itself may lack the space before

@@ -27,7 +27,7 @@ _GRACE = 30  # Seconds that running requests may take after a shutdown signal.
 class Options(NamedTuple):
   """The flags; see `loopjax.serve.__main__`."""
 
-  model: source.Flags
+  model: source.ModelFlags
   name: str | None
   host: str
   port: int
@@ -50,7 +50,7 @@ def run(options: Options) -> int:
   _check(options)
   with contextlib.closing(_bound(options)) as bound:
     language_model = source.load(options.model)
-    engine = source.engine_of(
+    engine = source.engine_from_flags(
       language_model, options.model, num_slots=options.slots
     )
     # Compile now, so that the first client neither waits nor finds it broken.

@@ -226,7 +226,7 @@ def _prompt(given: Any, reader: Reader) -> tuple[int, ...]:
   if not isinstance(given, str):
     there = {} if given is None else {"prompt": given}
     raise _wrong(there, "prompt", "a text or a list of token ids")
-  return source.opened(reader.tokenizer, _unicode(given, "prompt"))
+  return source.encode_prompt(reader.tokenizer, _unicode(given, "prompt"))
 
 
 def _messages(

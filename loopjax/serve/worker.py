@@ -15,10 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GenerationRequest, Token
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
 # New tokens of a job, each with the index of its request in the job.
-News = list[tuple[int, Token]]
+News = list[tuple[int, GeneratedToken]]
 
 
 class FullError(Exception):
@@ -209,10 +209,10 @@ class Worker:
   def _step(self) -> None:
     news: dict[Job, News] = collections.defaultdict(list)
     for token in self._engine.step():
-      job, number = self._owners[token.request]
+      job, number = self._owners[token.request_id]
       news[job].append((number, token))
       if token.finish:
-        del self._owners[token.request]
+        del self._owners[token.request_id]
     if news:
       self._loop.call_soon_threadsafe(self._deliver, dict(news))
 

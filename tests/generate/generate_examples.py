@@ -58,7 +58,7 @@ def engine_of(name, *, changes=None, **options):
   family, graphdef, params = model_of(name, **(changes or {}))
   options = {
     "num_slots": 3, "max_tokens": LENGTH, "tokens_per_dispatch": 4,
-    "prompt_part": 16, **options,
+    "prompt_chunk": 16, **options,
   }  # fmt: skip
   return Engine(family, graphdef, params, **options)
 

@@ -192,7 +192,7 @@ def test_cancelled_requests_leave_their_slots():
   writing = engine.add(GenerationRequest(PROMPTS[0], 9, GREEDY))
   long = engine.add(GenerationRequest(PROMPTS[2], 3, GREEDY))
   waiting = engine.add(GenerationRequest(PROMPTS[1], 9, GREEDY))
-  assert {one.request for one in engine.step()} == {writing}
+  assert {one.request_id for one in engine.step()} == {writing}
   for number in (writing, long, waiting):
     engine.cancel(number)
   assert engine.idle
@@ -231,7 +231,7 @@ def test_impossible_requests_are_refused(request_of, says):
   ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "'mean' keeps"),
   ("looped", {"changes": {"exit_gate": "none"}, "exit_rule": "gate"}, "gate"),
   ("looped", {"num_slots": 0}, "num_slots=0"),
-  ("looped", {"prompt_part": 1}, "prompt_part=1"),
+  ("looped", {"prompt_chunk": 1}, "prompt_chunk=1"),
   ("looped", {"prompt_tokens": 8}, "no effect on a cache of kind 'per_loop'"),
   ("transformer", {"num_loops": 3}, "num_loops=3"),
 ])  # fmt: skip

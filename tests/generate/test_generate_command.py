@@ -26,12 +26,12 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   whole, report = capsys.readouterr()
   assert whole.startswith("Loops") and len(whole.encode()) >= 10
   assert "12 tokens in" in report
-  assert "2.000 of 2 loops a token; exits: gate, threshold 1.0" in report
+  assert "2.000 of 2 loops per token; exits: gate, threshold 1.0" in report
   assert "read out after loop 2: 100.0%" in report
   # Keys and values of two heads of 8, of a layer in two loops, and a length.
   assert f"per_loop, {2 * 2 * 16 * 4 * 48 + 4:,} bytes" in report
   assert entry.main([*flags, "--exit_threshold=1e-6"]) == 0
-  assert "1.083 of 2 loops a token" in capsys.readouterr().err  # The first: 2.
+  assert "1.083 of 2 loops per token" in capsys.readouterr().err  # The first: 2.
 
 
 def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
@@ -47,9 +47,9 @@ def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-  (("--prompt=a",), "give --workdir=DIR of a run, or --hub=DIR"),
+  (("--prompt=a",), "give either --workdir=DIR of a run or --hub=DIR"),
   (("--workdir={run}",), "give --prompt=TEXT, or --chat"),
-  (("--workdir={run}", "--hub=x", "--prompt=a"), "give --workdir=DIR"),
+  (("--workdir={run}", "--hub=x", "--prompt=a"), "give either --workdir=DIR"),
   (("--workdir={run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
   (("--workdir={run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
   (("--workdir={run}", "--prompt=a", "--samples=0"), "--samples=0"),

@@ -22,7 +22,7 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
   """Ouro's logits after its last loop, of Gemma 2 arranged as Ouro."""
   oracle = examples.oracle("ouro")
   folder = examples.make_folder(tmp_path / "ouro")
-  language_model = source.of_folder(folder, dtype="float32")
+  language_model = source.load_folder(folder, dtype="float32")
   engine = source.make_engine(language_model, num_slots=2, max_tokens=16)
   tokens = np.asarray(oracle["tokens"])
   found = engine.generate(
@@ -51,7 +51,7 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
   flags = (f"--hub={folder}", "--temperature=0", "--max_new_tokens=3")
   assert entry.main([*flags, "--dtype=float32", "--chat"]) == 0
   first, second = capsys.readouterr().out.replace("> ", "").split("\n")[:2]
-  language_model = source.of_folder(folder, dtype="float32")
+  language_model = source.load_folder(folder, dtype="float32")
   engine = source.make_engine(language_model, num_slots=1, max_tokens=64)
   said = "w1 w5 w6 w2"
   for answer in (first, second):

@@ -41,7 +41,7 @@ def expected(logits, rule):
 
 def test_what_is_left_out_is_as_defined():
   """Each row by its own rule, beside rows of all others."""
-  rows = sampling.rows(RULES)
+  rows = sampling.to_arrays(RULES)
   scaled = LOGITS / rows.temperature[:, None]
   found = np.asarray(jax.jit(sampling.kept)(jnp.asarray(scaled), rows))
   for logits, rule, kept in zip(LOGITS, RULES, found, strict=True):
@@ -52,7 +52,7 @@ def test_what_is_left_out_is_as_defined():
 @pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
 def test_tokens_are_drawn_as_often_as_they_should(rule):
   num = 4000
-  rows = sampling.rows([rule] * num)
+  rows = sampling.to_arrays([rule] * num)
   rows = rows._replace(seed=np.arange(num, dtype=np.uint32))
   logits = jnp.broadcast_to(LOGITS[0], (num, 13))
   seen = jnp.zeros(logits.shape, bool)
@@ -66,7 +66,7 @@ def test_tokens_are_drawn_as_often_as_they_should(rule):
 
 
 def test_a_draw_is_of_its_seed_and_its_place():
-  rows = sampling.rows([Sampling(seed=one) for one in (1, 1, 2, 2, 1)])
+  rows = sampling.to_arrays([Sampling(seed=one) for one in (1, 1, 2, 2, 1)])
   flat, seen = jnp.zeros((5, 997)), jnp.zeros((5, 997), bool)
   place = jnp.asarray([4, 4, 4, 5, 5])
   a, b, c, d, e = np.asarray(sampling.draw(flat, seen, rows, place)).tolist()
@@ -77,7 +77,7 @@ def test_a_draw_is_of_its_seed_and_its_place():
 def test_temperature_zero_takes_the_most_likely_whatever_the_others_do():
   rules = [Sampling(temperature=0), Sampling(5.0), Sampling(0, seed=9)]
   logits, seen = jnp.asarray(LOGITS[[0, 1, 0]]), jnp.zeros((3, 13), bool)
-  found = sampling.draw(logits, seen, sampling.rows(rules), jnp.arange(3))
+  found = sampling.draw(logits, seen, sampling.to_arrays(rules), jnp.arange(3))
   assert found[0] == found[2] == LOGITS[0].argmax()
 
 

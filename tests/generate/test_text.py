@@ -7,18 +7,18 @@ from generate_examples import engine_of
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import text as text_lib
-from loopjax.generate.requests import GenerationRequest, Token
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.generate.text import Text
+from loopjax.generate.text import TextStream
 
 BYTES = Tokenizer("bytes")
 
 
 def tokens(text, finish=None):
   ids = text.encode() if isinstance(text, str) else text
-  found = [Token(0, one, 0.0, (), 2, None) for one in ids]
+  found = [GeneratedToken(0, one, 0.0, (), 2, None) for one in ids]
   if finish == "stop":
-    return [*found, Token(0, BYTES.end, 0.0, (), 2, "stop")]
+    return [*found, GeneratedToken(0, BYTES.end, 0.0, (), 2, "stop")]
   return [*found[:-1], found[-1]._replace(finish=finish)]
 
 
@@ -30,7 +30,7 @@ def split(text, cuts):
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4, 5, 6, 7), (4,), (2, 8)])
 def test_parts_are_the_whole_without_half_characters(cuts):
   whole = "é日本 lo"
-  text = Text(BYTES)
+  text = TextStream(BYTES)
   parts = [text.read(part) for part in split(tokens(whole, "stop"), cuts)]
   assert "".join(parts) == text.text == whole
   assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts[:-1])
@@ -40,7 +40,7 @@ def test_parts_are_the_whole_without_half_characters(cuts):
 
 
 def test_what_is_no_character_at_the_end_is_shown():
-  text = Text(BYTES)
+  text = TextStream(BYTES)
   assert text.read(tokens([ord("a"), 0xC3])) == "a"
   assert text.read(tokens([0xC3], "length")) == "\N{REPLACEMENT CHARACTER}" * 2
 
@@ -55,7 +55,7 @@ def test_what_is_no_character_at_the_end_is_shown():
 ])  # fmt: skip
 def test_a_text_ends_before_the_first_stop(stops, expected, size):
   """Nothing is given out that turns out to be the beginning of a stop."""
-  text, given = Text(BYTES, stops), ""
+  text, given = TextStream(BYTES, stops), ""
   whole = tokens("one, two, three!", "length")
   for start in range(0, len(whole), size):
     given += text.read(whole[start : start + size])
@@ -76,10 +76,15 @@ def test_texts_that_stop_make_room_for_others():
   asked = [
     GenerationRequest((3, one), 12, Sampling(temperature=0)) for one in (1, 9)
   ]
-  whole = [one.text for one in text_lib.write(engine, Letters(), asked)]
+  whole = [
+    one.text for one in text_lib.generate_texts(engine, Letters(), asked)
+  ]
   assert [len(one) for one in whole] == [12, 12]
   stop = whole[0][1:4]
-  cut = [one.text for one in text_lib.write(engine, Letters(), asked, (stop,))]
+  cut = [
+    one.text
+    for one in text_lib.generate_texts(engine, Letters(), asked, (stop,))
+  ]
   assert cut[0] == whole[0][: whole[0].index(stop)]
   assert cut[1] == whole[1].partition(stop)[0]
   assert engine.idle

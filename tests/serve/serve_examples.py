@@ -10,7 +10,7 @@ import uvicorn
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.generate.requests import Token
+from loopjax.generate.requests import GeneratedToken
 from loopjax.serve import app, protocol, worker
 
 BYTES = Tokenizer("bytes")
@@ -62,7 +62,7 @@ class Engine:
         is_last = place + 1 == request.max_new_tokens
         token, finish = self.ids[place], "length" if is_last else None
       top = tuple((t, -1.0 - t) for t in range(request.top_log_probabilities))
-      found.append(Token(number, token, -0.5, top, 2, finish))
+      found.append(GeneratedToken(number, token, -0.5, top, 2, finish))
       self.live[number] += 1
       if finish:
         del self.live[number]

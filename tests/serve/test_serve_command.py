@@ -18,7 +18,7 @@ import loopjax.serve
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.generate.text import Text
+from loopjax.generate.text import TextStream
 from loopjax.serve import __main__ as serve
 
 httpx = pytest.importorskip("httpx")
@@ -30,7 +30,7 @@ examples = pytest.importorskip("serve_examples")
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
   folder = hub_examples.make_folder(tmp_path_factory.mktemp("hub") / "ouro")
-  return source.of_folder(folder, dtype="float32")
+  return source.load_folder(folder, dtype="float32")
 
 
 def test_the_endpoint_says_what_the_engine_writes(language_model):
@@ -52,7 +52,7 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
   choices = [choice for answer in answers for choice in answer["choices"]]
   for request, choice in zip(requests, choices, strict=True):
     (tokens,) = engine.generate([request])  # One at a time.
-    text = Text(language_model.tokenizer)
+    text = TextStream(language_model.tokenizer)
     text.read(tokens)
     assert choice["text"] == text.text
     assert choice["finish_reason"] == text.finish
@@ -66,8 +66,8 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ([], "give --workdir=DIR of a run, or --hub=DIR"),
-    (["--workdir=a", "--hub=b"], "give --workdir=DIR of a run, or --hub"),
+    ([], "give either --workdir=DIR of a run or --hub=DIR"),
+    (["--workdir=a", "--hub=b"], "give either --workdir=DIR of a run or"),
     (["--workdir=a", "--dtype=float32"], "--dtype has no effect"),
     (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
     (["--workdir=a", "--slots=0"], "--slots=0 must be at least 1"),

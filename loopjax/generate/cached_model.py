@@ -1,0 +1,146 @@
+"""A model and its cache: how the engine's programs read tokens."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from loopjax import checks
+from loopjax.errors import UserError
+from loopjax.loop import exits
+from loopjax.protocols import CausalFamily, ExitsEarly, HasSpan
+from loopjax.types import Array, Output
+
+
+class CachedModel(NamedTuple):
+  """A model without its parameters, and the options of its cache; static.
+
+  Attributes:
+    family: the model's family.
+    graphdef: the model without its parameters.
+    num_loops: maximum number of loops of a token.
+    max_tokens: maximum length of a sequence, prompt included.
+    prompt_tokens, cache_kind: see `CausalFamily.empty_cache`.
+    exit_rule, exit_kept: `rule` and `kept` of `loop.exits.ExitPolicy`; without
+      effect if the family has no early exits.
+    platform: of the devices.
+  """
+
+  family: CausalFamily
+  graphdef: nnx.GraphDef
+  num_loops: int
+  max_tokens: int
+  prompt_tokens: int
+  cache_kind: str
+  exit_rule: str
+  exit_kept: str
+  platform: str
+
+  def check(self, config: Any) -> None:
+    """Raises UserError for a cache or exits that the model does not have.
+
+    Args:
+      config: of the model.
+    """
+    has_exits = isinstance(self.family, ExitsEarly)
+    for name, value, values in (
+      ("cache_kind", self.cache_kind, self.family.CACHES),
+      ("exit_rule", self.exit_rule, exits.RULES if has_exits else ("fixed",)),
+      ("exit_kept", self.exit_kept, exits.KEPT),
+    ):
+      if value not in values:
+        raise UserError(
+          f"{name}={value!r} is not one of {', '.join(values)} for this model"
+        )
+    checks.integer("prompt_tokens", self.prompt_tokens, 0, self.max_tokens - 1)
+    if self.prompt_tokens and self.cache_kind == self.family.CACHES[0]:
+      raise UserError(
+        f"prompt_tokens={self.prompt_tokens} has no effect on a cache of kind"
+        f" {self.cache_kind!r}"
+      )
+    if isinstance(self.family, ExitsEarly):
+      self.family.check_exits(
+        config, self.exit_rule, self.exit_kept, self.cache_kind
+      )
+
+  def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
+    """See `CausalFamily.empty_cache`."""
+    model: Any = nnx.merge(self.graphdef, params)
+    return self.family.empty_cache(
+      model,
+      batch,
+      max_tokens,
+      num_loops=self.num_loops,
+      kind=self.cache_kind,
+      prompt_tokens=self.prompt_tokens,
+    )
+
+  def read(
+    self,
+    model: Any,
+    tokens: Array,
+    cache: Any,
+    *,
+    valid: Array,
+    num_loops: Array,
+    exit_threshold: Array,
+    span: int | None,
+  ) -> tuple[Output, Any]:
+    """See `CausalFamily.read`.
+
+    Args:
+      model: the model with its parameters.
+      tokens: token ids [B, S].
+      cache: of the tokens before them.
+      valid: bool [B, S], false for padding.
+      num_loops, exit_threshold: [B], of `ExitPolicy`; without effect if the
+        family has no early exits.
+      span: number of cache entries that attention reads, see `HasSpan`; None
+        for all.
+    """
+    options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
+    if isinstance(self.family, ExitsEarly):
+      options["exit_policy"] = exits.ExitPolicy(
+        exit_threshold, num_loops, self.exit_rule, self.exit_kept
+      )
+    if not isinstance(cache, HasSpan):
+      return self.family.read(model, tokens, cache, **options)
+    output, cache = self.family.read(
+      model, tokens, cache.within(span), **options
+    )
+    return output, cache.within(None)
+
+  def batch_axes(self, params: Any) -> Any:
+    """The batch axis of each leaf of the cache; -1 for a leaf without one."""
+
+    def axis(one: Any, two: Any) -> int:
+      pairs = enumerate(zip(one.shape, two.shape, strict=True))
+      return next((i for i, (m, n) in pairs if m != n), -1)
+
+    one, two = (
+      self._cache_shapes(params, batch, self.max_tokens) for batch in (1, 2)
+    )
+    return jax.tree.map(axis, one, two)
+
+  def is_bounded(self, params: Any) -> bool:
+    """Whether the cache's size depends on the maximum length of a sequence."""
+    least = self.prompt_tokens + 1
+    short, long = (
+      [x.shape for x in jax.tree.leaves(self._cache_shapes(params, 1, length))]
+      for length in (least, least + 1)
+    )
+    return short != long
+
+  def _cache_shapes(self, params: Any, batch: int, max_tokens: int) -> Any:
+    make = functools.partial(
+      self.empty_cache, batch=batch, max_tokens=max_tokens
+    )
+    return jax.eval_shape(make, params)
+
+
+def default_exit_rule(family: CausalFamily, config: Any) -> str:
+  """The exit rule that a model was trained for; "fixed" for no early exits."""
+  if isinstance(family, ExitsEarly):
+    return family.default_exit_rule(config)
+  return "fixed"

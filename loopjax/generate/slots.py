@@ -1,0 +1,113 @@
+"""The state of generation on the device: a cache and a batch of slots.
+
+Shapes are static. Every slot holds one sequence or none; an empty slot takes
+part in every step without effect.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.generate import sampling
+from loopjax.generate.cached_model import CachedModel
+from loopjax.types import Array
+
+MAX_STOPS = 8  # Stop tokens of a request.
+MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
+UNFINISHED, STOP, LENGTH = range(3)  # Why a sequence ends with a token.
+
+
+class Slots(NamedTuple):
+  """The sequences in B slots, without their cache.
+
+  Attributes:
+    token: i32 [B], the last generated token, which the model has not read yet.
+    position: i32 [B], in its sequence, of the next token to generate.
+    num_left: i32 [B], maximum number of tokens still to generate; 0 for an
+      empty slot.
+    seen: bool [B, V], the tokens that occur in the sequence, prompt included.
+    stops: i32 [B, MAX_STOPS], stop tokens, padded with -1.
+    sampling: how tokens are sampled.
+    num_loops: i32 [B], maximum number of loops.
+    exit_threshold: f32 [B], see `loop.exits.ExitPolicy`.
+  """
+
+  token: Any
+  position: Any
+  num_left: Any
+  seen: Any
+  stops: Any
+  sampling: sampling.SamplingArrays
+  num_loops: Any
+  exit_threshold: Any
+
+
+class State(NamedTuple):
+  """All that is kept on the device between two calls."""
+
+  cache: Any
+  slots: Slots
+
+
+class PromptChunks(NamedTuple):
+  """The next S tokens of P prompts.
+
+  Attributes:
+    tokens: i32 [P, S].
+    valid: bool [P, S], false for padding.
+    slot_ids: i32 [P], the prompts' slots; B, which is out of range, for a row
+      without a prompt.
+    is_first, is_last: bool [P], whether this is a prompt's first or last chunk.
+    slots: what the slots hold after the chunk; `token` is not used, and `seen`
+      is [P, 0].
+  """
+
+  tokens: Any
+  valid: Any
+  slot_ids: Any
+  is_first: Any
+  is_last: Any
+  slots: Slots
+
+
+class Generated(NamedTuple):
+  """One generated token for each row.
+
+  Attributes:
+    valid: bool [B]; false if the row has generated no token, in which case the
+      other values are arbitrary.
+    token: i32 [B].
+    log_probability: f32 [B], under the model's own distribution.
+    top_tokens, top_log_probabilities: [B, n], its most likely tokens.
+    loops: f32 [B], number of loops that the model ran.
+    finish: i32 [B], UNFINISHED, STOP or LENGTH.
+  """
+
+  valid: Array
+  token: Array
+  log_probability: Array
+  top_tokens: Array
+  top_log_probabilities: Array
+  loops: Array
+  finish: Array
+
+
+def empty_state(
+  params: Any, *, model: CachedModel, num_slots: int, vocab_size: int
+) -> State:
+  """An empty cache and empty slots."""
+  zeros = jnp.zeros(num_slots, jnp.int32)
+  slots = Slots(
+    token=zeros,
+    position=zeros,
+    num_left=zeros,
+    seen=jnp.zeros((num_slots, vocab_size), bool),
+    stops=jnp.full((num_slots, MAX_STOPS), -1, jnp.int32),
+    sampling=jax.tree.map(
+      jnp.asarray, sampling.to_arrays([sampling.Sampling()] * num_slots)
+    ),
+    num_loops=zeros,
+    exit_threshold=jnp.ones(num_slots),
+  )
+  return State(model.empty_cache(params, num_slots, model.max_tokens), slots)
