@@ -294,7 +294,7 @@ class Model(nnx.Module):
     if "hidden" in names:
       record["hidden"] = hidden
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self.logits(hidden))
+      record |= linear.prediction_and_confidence(self.logits(hidden))
     return record
 
 

@@ -284,7 +284,7 @@ class Model(nnx.Module):
     shown = {"hidden": hidden, "mixed": embedding}
     record |= {name: shown[name] for name in names if name in shown}
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
+      record |= linear.prediction_and_confidence(self._logits(hidden))
     return record
 
 

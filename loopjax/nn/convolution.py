@@ -97,7 +97,7 @@ class DynamicConvolution(nnx.Module):
       param_dtype=precision.params,
       kernel_init=nnx.initializers.zeros_init(),
       bias_init=current_token,
-      dot_general=linear.by_rows,
+      dot_general=linear.merged_dot_general,
       rngs=rngs,
     )
     self.width = width

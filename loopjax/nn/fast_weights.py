@@ -100,7 +100,7 @@ class FastWeights(nnx.Module):
         use_bias=False,
         kernel_init=init,
         precision="highest",  # Accelerators would round float32 inputs.
-        dot_general=linear.by_rows,
+        dot_general=linear.merged_dot_general,
         **shared,
       )
 

@@ -99,7 +99,7 @@ class Model(nnx.Module):
       traced["hidden"] = by_loop
     if "prediction" in trace or "confidence" in trace:
       traced |= jax.lax.map(
-        lambda x: linear.most_likely(self.logits(x)), by_loop
+        lambda x: linear.prediction_and_confidence(self.logits(x)), by_loop
       )
     loops_run = jnp.full(len(inputs), options.num_loops, jnp.float32)
     return Output(

@@ -60,7 +60,7 @@ class Model(nnx.Module):
     shape = config.block_shape()
     self.layers = stack.make_layers(shape, config.num_layers, **shared)
     # A post-norm would scale up an output that is initially zero.
-    without_post_norm = dataclasses.replace(shape, post_norm=norm.none)
+    without_post_norm = dataclasses.replace(shape, post_norm=norm.identity)
     self.memories = hybrid.make_memories(
       without_post_norm,
       config.memory_shape(),
