@@ -173,7 +173,7 @@ def _on_platform(
   settings: config_lib.Settings, platform: str
 ) -> config_lib.Settings:
   """Settings with loop.remat="auto" resolved for the platform."""
-  return settings._replace(loop=remat.chosen(settings.loop, platform))
+  return settings._replace(loop=remat.resolve(settings.loop, platform))
 
 
 def _fresh(settings: config_lib.Settings, key: Any) -> Model:

@@ -131,7 +131,7 @@ class Model(nnx.Module):
       hidden, _ = self.block(hidden + board, metadata)
       logits = self.head(hidden)
       record = {"hidden": hidden, "logits": logits}
-      record |= linear.most_likely(logits)  # "prediction" and "confidence"
+      record |= linear.prediction_and_confidence(logits)
       last = k == num_loops - 1
       record["weight"], state = rule.update(state, record["confidence"], last)
       answer = answer + record["weight"][..., None] * logits

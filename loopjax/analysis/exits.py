@@ -171,8 +171,8 @@ def _of_rows(
     trace=("hidden",),
   )
   hidden = output.trace["hidden"]
-  losses = token_losses.of_loops(
-    model.normed(hidden),
+  losses = token_losses.next_token_by_loop(
+    model.readout_input(hidden),
     model.readout_table(),
     rows,
     num_padding_tokens=model.spec.num_padding_tokens,

@@ -230,9 +230,9 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
       return model.transform(call, carry, t)[0][:, 0], None
 
     return Recurrence(hidden, plain, None)
-  one_loop = melt_reading.loop_over(model, 1, cache)
+  one_loop = melt_reading.make_loop(model, 1, cache)
   live, width = jnp.ones(batch, bool), model.config.width
-  none = melt_reading.no_latents(model, (batch, 1))
+  none = melt_reading.empty_latents(model, (batch, 1))
 
   def step(state: Array, t: Array) -> tuple[Array, Array]:
     latents = _latents(state, width)[:, :, None].astype(none.dtype)
@@ -262,7 +262,7 @@ def _gated(
   """The latents after a loop, and z, both [L, B, D]."""
 
   def one(layer: Any, x: Array, h: Array) -> tuple[Array, Array]:
-    keep = layer_lib.keep(layer, mode, t, x[:, None], h[:, None])
+    keep = layer_lib.gate_values(layer, mode, t, x[:, None], h[:, None])
     keep = jnp.reshape(keep, (-1, keep.shape[-1] if keep.ndim else 1))
     return x + keep * (h - x), jnp.broadcast_to(keep, x.shape)
 

@@ -98,7 +98,7 @@ def _read(
 
   cache = melt.empty_cache(model, batch, num_tokens)
   _, (hidden, loops) = jax.lax.scan(step, cache, inputs.T)
-  losses = token_losses.of_loops(
+  losses = token_losses.next_token_by_loop(
     jnp.swapaxes(hidden, 0, 1)[None],
     model.readout_table(),
     {"targets": targets},

@@ -88,7 +88,7 @@ class Read(nnx.Module):
     )  # (6), (7)
     # In the precision of the other linear maps, which are as large, unlike a
     # router.
-    logits = linear.by_rows(
+    logits = linear.merged_dot_general(
       h.astype(compute),
       self.gate.kernel[...].astype(compute),
       (((2,), (0,)), ((), ())),

@@ -1,10 +1,10 @@
-"""What the causal families share outside of their papers' algorithms.
+"""What causal families share apart from the algorithms of their papers.
 
-First the parameters that all of them have; then what surrounds the loops of
-`looped`, `disco`, `ponderlm` and `transformer`, which apply a stack of blocks:
-what a call's loops have in common (`begin`), the stack in one loop
-(`run_stack`), what is recorded of a loop (`record`), and the output. A model
-takes functions of a model as its methods; `normed` is one that these call.
+The constructors of their parameters, and what surrounds the loops of `looped`,
+`disco`, `ponderlm` and `transformer`, which apply a stack of blocks: the checks
+and attention metadata of a call (`begin`), the stack in one loop (`run_stack`),
+statistics and traces (`record`), and the output. Functions whose first argument
+is a model are used as methods: `logits = causal.logits` in its class.
 """
 
 from typing import Any, NamedTuple
@@ -29,14 +29,14 @@ from loopjax.types import (
   TaskSpec,
 )
 
-# The residual stream, and the cache if there is one.
+# The residual stream, and the cache, if any.
 Carry = tuple[Array, Cache | None]
-# Of a loop: its statistics, and the traces that were asked for.
+# The statistics of a loop, and its requested traces.
 Record = tuple[dict[str, Array], dict[str, Array]]
 
 
 def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
-  """W, [V, D]."""
+  """The embedding table W, [V, D]."""
   return linear.embedding(
     spec.vocab_size, config.width, init=_normal(config), **_shared(config, rngs)
   )
@@ -54,14 +54,14 @@ def final_norm(config: Any, rngs: nnx.Rngs) -> nnx.RMSNorm:
 
 
 def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:
-  """The read-out of a model whose `tied` is false, [D, V]."""
+  """The read-out matrix of a model whose embedding is not tied, [D, V]."""
   return linear.linear(
     config.width, spec.vocab_size, init=_normal(config), **_shared(config, rngs)
   )
 
 
 def exit_gate(config: Any, rngs: nnx.Rngs) -> nnx.Linear:
-  """The gate of Ouro (arXiv 2510.25741), [D, 1] and a bias."""
+  """The exit gate of Ouro (arXiv 2510.25741), [D, 1], with a bias."""
   return linear.readout(
     config.width, 1, init=_normal(config), **_shared(config, rngs)
   )
@@ -80,9 +80,9 @@ class Call(NamedTuple):
 
   Attributes:
     num_loops: K.
-    kind: how loops run, see `loop.driver.run_loop`.
-    metadata: what the tokens see.
-    key: of dropout; None for none.
+    kind: how the loop is executed, see `loop.driver.run_loop`.
+    metadata: positions and masks of the tokens.
+    key: random key of dropout; None for no dropout.
   """
 
   num_loops: int
@@ -101,10 +101,10 @@ def begin(
   valid: Array | None = None,
   key: Array | None = None,
 ) -> Call:
-  """The common part of a call; its arguments are those of `__call__`.
+  """Checks the arguments of a model's `__call__`, and makes its `Call`.
 
   Raises:
-    UserError: there are fewer loops than one.
+    UserError: the number of loops is less than one.
   """
   config = model.config
   num_loops = config.num_loops if num_loops is None else num_loops
@@ -123,7 +123,7 @@ def begin(
 
 
 def embed(model: Any, inputs: Array, key: Array | None) -> Array:
-  """H^0 = W[x], [B, T, D]; `key` is that of the call."""
+  """H^0 = W[x], [B, T, D], after dropout with the key of the call."""
   embedded = model.token_embedding(inputs)
   return dropout(embedded, model.config.dropout, fold(key, 0))
 
@@ -131,10 +131,10 @@ def embed(model: Any, inputs: Array, key: Array | None) -> Array:
 def run_stack(
   model: Any, layers: Any, call: Call, carry: Carry, loop: Array | int
 ) -> Carry:
-  """Applies the blocks in a loop, counted from 0.
+  """Applies the blocks once, in a loop whose index counts from 0.
 
   Rematerialisation is per layer: the inputs of all K L layers take less memory
-  than everything that the L layers of one loop compute.
+  than the activations of the L layers of one loop.
   """
   return stack.run_layers(
     layers,
@@ -148,34 +148,37 @@ def run_stack(
 
 
 def transform(model: Any, call: Call, carry: Carry, loop: Array | int) -> Carry:
-  """f_theta in a loop: the stack and, if "per_loop", the norm; [B, T, D]."""
+  """f_theta in a loop: the stack and, if "per_loop", the norm."""
   hidden, cache = run_stack(model, model.layers, call, carry, loop)
   ends_in_norm = model.config.loop_norm == "per_loop"
   return model.final_norm(hidden) if ends_in_norm else hidden, cache
 
 
-def normed(model: Any, hidden: Array) -> Array:
-  """What the read-out decodes: the normed state, f32 [B, T, D]."""
-  last = model.config.loop_norm == "final_only"
-  return model.final_norm(hidden) if last else hidden
+def readout_input(model: Any, hidden: Array) -> Array:
+  """The state after a loop, after its norm: f32 [B, T, D]."""
+  if model.config.loop_norm == "per_loop":
+    return hidden  # The loop ends with a norm.
+  return model.final_norm(hidden)
 
 
 def logits(model: Any, hidden: Array) -> Array:
-  """The read-out of a loop, f32 [B, T, V]."""
+  """Logits f32 [B, T, V] of the state after a loop [B, T, D]."""
   return linear.token_logits(
-    model.normed(hidden), model.readout_table(), model.spec.num_padding_tokens
+    model.readout_input(hidden),
+    model.readout_table(),
+    model.spec.num_padding_tokens,
   )
 
 
 def readout_table(model: Any) -> Array:
-  """One row per token, [V, D]: the embedding table where they are tied."""
+  """W [V, D], one row per token; logits are h W^T."""
   if hasattr(model, "head"):
     return model.head.kernel[...].T
   return model.token_embedding.embedding[...]
 
 
 def mean_norm(x: Array) -> Array:
-  """The mean Euclidean norm of vectors [..., D], a scalar."""
+  """The mean Euclidean norm of vectors [..., D], f32 scalar."""
   return jnp.mean(jnp.linalg.norm(x, axis=-1))
 
 
@@ -183,23 +186,25 @@ def record(
   model: Any,
   names: tuple[str, ...],
   stats: dict[str, Array],
-  **shown: Array,
+  **traces: Array,
 ) -> Record:
-  """What is recorded of a loop.
+  """The record of a loop.
 
   Args:
-    model: that reads the state out, for "prediction" and "confidence".
-    names: of the traces that were asked for.
+    model: the model, which computes "prediction" and "confidence".
+    names: the requested traces.
     stats: scalars by name, which are always recorded.
-    **shown: "hidden", the state after the loop [B, T, D], and other traces.
+    **traces: what can be requested: "hidden", the state after the loop
+      [B, T, D], and others.
   """
   if {"prediction", "confidence"} & {*names}:
-    shown |= linear.most_likely(model.logits(shown["hidden"]))
-  return stats, {name: shown[name] for name in names}
+    logits = model.logits(traces["hidden"])
+    traces |= linear.prediction_and_confidence(logits)
+  return stats, {name: traces[name] for name in names}
 
 
 def appended(records: Record, last: Record) -> Record:
-  """Records of loops, and that of the last one after them."""
+  """The records of all loops, given those of all but the last."""
   return jax.tree.map(
     lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
   )
@@ -208,7 +213,15 @@ def appended(records: Record, last: Record) -> Record:
 def output(
   model: Any, call: Call, carry: Carry, records: Record, loops_run: Array | int
 ) -> Output:
-  """The read-out of the last loop, and the records of all."""
+  """The output of a call.
+
+  Args:
+    model: the model.
+    call: from `begin`.
+    carry: after the last loop.
+    records: of all loops.
+    loops_run: number of loops.
+  """
   hidden, cache = carry
   loops, traces = records
   return Output(
@@ -217,7 +230,7 @@ def output(
     stats={"loops_run": jnp.full(len(hidden), loops_run, jnp.float32)},
     loops=loops,
     trace=traces,
-    hidden=model.normed(hidden),
+    hidden=model.readout_input(hidden),
     cache=cache and cache.extended(call.metadata.places),
   )
 

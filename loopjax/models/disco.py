@@ -1,8 +1,8 @@
-"""DiscoLoop: a loop that passes on its hidden state and its decoded embedding.
+"""DiscoLoop: a looped transformer with a discrete and a continuous channel.
 
 Source: arXiv 2607.00341, section 4. Between two loops of the vanilla looped
-transformer (`loopjax.models.looped`) the hidden state is decoded to a
-distribution over tokens, whose mean embedding is added to it.
+transformer (`loopjax.models.looped`), the hidden state is decoded to a
+distribution over tokens, and the mean embedding under it is added to the state.
 """
 
 import dataclasses
@@ -38,36 +38,38 @@ HEADLINE: tuple[str, ...] = ()
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; K, alpha and tau are the paper's, the rest GPT-2's.
+  """Hyper-parameters; K, alpha and tau are the paper's, the others GPT-2's.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
+    width: D. num_layers: L. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
     num_loops: K, number of loops in training.
-    loop_norm: f_theta ends in an RMS norm in every loop ("per_loop", as in
-      Ouro, arXiv 2510.25741), or the norm is part of the read-out
-      ("final_only"), and Phi decodes the normed state.
+    loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
+      "final_only": the norm is part of the read-out and of the input of Phi.
     gate: "fixed" alpha, or "learned" from Phi (equation 6).
-    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the Phi fields
-      below then have no effect and must keep their defaults.
+    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the following
+      settings of Phi then have no effect and must keep their defaults.
     temperature: tau of Phi; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised (appendix B:
       128); 0 for the whole vocabulary.
-    decode_gradient: "full" (the paper), "stop" for none through Phi, or
-      "straight_through": the most likely token's embedding with Phi's gradient.
+    decode_gradient: "full" (the paper); "stop": no gradient through Phi;
+      "straight_through": the embedding of the most likely token with the
+      gradient of Phi.
     epsilon: added to the mean square of Phi in its RMS norm. The paper states
-      none; 1e-6 is that of Ouro, its language model, and of the other norms
-      here. An untrained table of V rows gives Phi a mean square of about
-      init_std^2 / V, so that 1e-6 damps the channel initially: what is added
-      has an RMS of 0.53 for the V = 1,051 of the symbolic task and would have
-      0.056 for 129,280, instead of 1. Once Phi is close to a single token, with
-      a mean square of about init_std^2, the damping is gone.
-    dropout: rate on embeddings and on the outputs of attention and MLP, in
-      training.
+      none; 1e-6 is the value of Ouro, its language model, and of the other
+      norms here. At initialisation, Phi over V tokens has a mean square of
+      about init_std^2 / V, so that 1e-6 damps the channel: the RMS of its
+      output is 0.53 for V = 1,051 (the symbolic task) and would be 0.056 for
+      V = 129,280, instead of 1. When Phi is close to the embedding of a single
+      token, its mean square is about init_std^2 and the damping vanishes.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -125,11 +127,11 @@ class Config:
 
 
 class Model(nnx.Module):
-  """The looped transformer with both channels."""
+  """The looped transformer with both channels between loops."""
 
   embed = causal.embed
   transform = causal.transform
-  normed = causal.normed
+  readout_input = causal.readout_input
   logits = causal.logits
   readout_table = causal.readout_table
 
@@ -164,21 +166,22 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; it may differ from the trained number.
-      kind: how the loop runs; the model's own options if None.
+      num_loops: K >= 1; may differ from the number in training.
+      kind: how the loop is executed; as in the model's options if None.
       trace: names from TRACES: "hidden" H^1 .. H^K and "mixed" H~^1 .. H~^K
-        f32 [K, B, T, D] (the last two are equal), "gate" alpha^0 .. alpha^{K-1}
-        f32 [K, B, T] (the last is zero), "prediction" of every loop, argmax of
-        its read-out, i32 [K, B, T], and "confidence", its probability, f32
+        f32 [K, B, T, D], where H~^K = H^K; "gate" alpha^0 .. alpha^{K-1} f32
+        [K, B, T], where alpha^{K-1} = 0; "prediction", argmax of the read-out
+        after every loop, i32 [K, B, T]; "confidence", its probability, f32
         [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      key: of dropout; None, as in evaluation, for none.
-      edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
-        instead (equation 3). Traces show H~^{k+1} before the edit.
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      key: random key of dropout; None for no dropout, as in evaluation.
+      edit: function (H~^{k+1} [B, T, D], k i32 scalar) -> the state that loop
+        k < K - 1 passes on instead (equation 3). Traces contain H~^{k+1} before
+        the edit.
     """
     call = causal.begin(
       self, inputs, num_loops, kind, documents, cache, valid, key
@@ -197,7 +200,8 @@ class Model(nnx.Module):
       carry: causal.Carry, k: Array
     ) -> tuple[causal.Carry, causal.Record]:
       hidden, cache = self.transform(call, carry, k)  # H^{k+1}
-      mixed, gate = self.channel(hidden, self.normed(hidden), table)  # H~^{k+1}
+      decoded = self.readout_input(hidden)
+      mixed, gate = self.channel(hidden, decoded, table)  # H~^{k+1}
       passed_on = mixed if edit is None else edit(mixed, k)
       return (passed_on, cache), record(hidden, mixed, gate)
 
@@ -207,14 +211,14 @@ class Model(nnx.Module):
       call.num_loops - 1,
       kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
     )
-    # The last loop has no channel after it: alpha^{K-1} = 0.
+    # There is no channel after the last loop: alpha^{K-1} = 0.
     hidden, cache = self.transform(call, carry, call.num_loops - 1)  # H^K
     last = record(hidden, hidden, jnp.zeros(inputs.shape))
     records = causal.appended(records, last)
     return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
   def _make_channel(self) -> channel.MixedChannel:
-    """Equations 4 to 6 as configured."""
+    """The channel of equations 4 to 6, as configured."""
     config = self.config
     precision = PRECISIONS[config.precision]
     num_padding = self.spec.num_padding_tokens
@@ -238,16 +242,16 @@ class Model(nnx.Module):
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop.
+  """FLOPs of a forward pass on one example, by number of loops.
 
   A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are left out.
+  k most likely tokens are not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, tokens)
   head = 2 * tokens * width * spec.vocab_size
-  # Phi: logits, and the mean of V (or k) vectors; then the gate.
+  # Phi (logits and the mean of V or k embeddings), then the gate.
   averaged = config.top_k or spec.vocab_size
   gate = width if config.gate == "learned" else 0
   mixing = head + 2 * tokens * (averaged * width + gate)

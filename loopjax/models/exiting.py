@@ -80,7 +80,7 @@ def read(
     stats={"loops_run": loops.astype(jnp.float32)},
     loops={},
     trace={},
-    hidden=model.normed(hidden),
+    hidden=model.readout_input(hidden),
   )
   return output, cache.extended(metadata.places)
 

@@ -1,9 +1,9 @@
-"""PonderLM: a loop that passes on only its decoded embedding.
+"""PonderLM: a looped transformer with only the discrete channel.
 
 Source: arXiv 2505.20674; K loops are its K - 1 pondering steps and the last
 pass. e^0 = E[x], e^{s+1} = e^0 + Phi(LM(e^s)) with Phi(h) = sum_v p_v E[v] and
-p = softmax(U h / tau), logits U LM(e^{K-1}). DiscoLoop (arXiv 2607.00341,
-section 5.3) compares with it.
+p = softmax(U h / tau), logits U LM(e^{K-1}). A baseline of DiscoLoop (arXiv
+2607.00341, section 5.3).
 """
 
 import dataclasses
@@ -41,24 +41,28 @@ class Config:
   """Hyper-parameters; defaults as in `loopjax.models.disco`, for comparison.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
+    width: D. num_layers: L. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
-    num_loops: K, loops in training; the authors use 3 pondering steps, K = 4.
-    residual: Phi is added to the "initial" embedding e^0, or to the "running"
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
+    num_loops: K, number of loops in training; the authors use 3 pondering
+      steps, that is, K = 4.
+    residual: what Phi is added to: "initial": the embedding e^0; "running":
       e^s, which accumulates all of them (the authors' first code).
-    tied: one table encodes and decodes, or U is a separate matrix (Pythia).
-    embedding_scale: E is the table ("none"), or the table times sqrt(D)
-      ("sqrt_width"), in e^0 and in Phi.
+    tied: whether U is the embedding table; else it is a separate matrix
+      (Pythia).
+    embedding_scale: E is the embedding table ("none"), or the table times
+      sqrt(D) ("sqrt_width"), in e^0 and in Phi.
     input_scale: factor of e^0; the authors' larger models use K - 1.
     temperature: tau; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised; 0 for the
       whole vocabulary.
-    dropout: rate on embeddings and on the outputs of attention and MLP, in
-      training.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -109,7 +113,7 @@ class Config:
 
 
 class Model(nnx.Module):
-  """The looped transformer with only the embedding channel."""
+  """The looped transformer with only the discrete channel between loops."""
 
   logits = causal.logits
   readout_table = causal.readout_table
@@ -157,18 +161,18 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1 passes; it may differ from the trained number.
-      kind: how the loop runs; the model's own options if None.
-      trace: names from TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) and "mixed",
-        the input of the next pass, f32 [K, B, T, D] (of the last pass, its own
-        input), "prediction" of every loop, argmax of its read-out, i32
-        [K, B, T], and "confidence", its probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      key: of dropout; None, as in evaluation, for none.
+      num_loops: K >= 1; may differ from the number in training.
+      kind: how the loop is executed; as in the model's options if None.
+      trace: names from TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) f32
+        [K, B, T, D]; "mixed" e^1 .. e^{K-1}, e^{K-1} f32 [K, B, T, D];
+        "prediction", argmax of the read-out after every loop, i32 [K, B, T];
+        "confidence", its probability, f32 [K, B, T].
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      key: random key of dropout; None for no dropout, as in evaluation.
     """
     config = self.config
     call = causal.begin(
@@ -200,7 +204,7 @@ class Model(nnx.Module):
       call.num_loops - 1,
       kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
     )
-    # The last pass is read out instead of decoded.
+    # The last pass is read out; its state is not decoded to an embedding.
     hidden, cache = self.transform(call, carry, call.num_loops - 1)
     records = causal.appended(records, record(hidden, carry[0]))
     return causal.output(self, call, (hidden, cache), records, steps_run + 1)
@@ -208,26 +212,26 @@ class Model(nnx.Module):
   def transform(
     self, call: causal.Call, carry: causal.Carry, loop: Array | int
   ) -> causal.Carry:
-    """LM in a pass, without its read-out: the stack and the norm."""
+    """LM: the stack and the final norm."""
     hidden, cache = causal.run_stack(self, self.layers, call, carry, loop)
     return self.final_norm(hidden), cache
 
-  def normed(self, hidden: Array) -> Array:
-    """What the read-out decodes: `hidden`, which a pass has normed."""
+  def readout_input(self, hidden: Array) -> Array:
+    """The output of LM, [B, T, D], which ends with a norm."""
     return hidden
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop.
+  """FLOPs of a forward pass on one example, by number of loops.
 
   A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are left out.
+  k most likely tokens are not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, tokens)
   head = 2 * tokens * width * spec.vocab_size
-  # Phi: logits, and the mean of V (or k) vectors.
+  # Phi: logits, and the mean of V or k embeddings.
   mixing = head + 2 * tokens * width * (config.top_k or spec.vocab_size)
   return {
     "flops_per_example": [

@@ -140,7 +140,7 @@ def run(
     if "hidden" in trace:
       record["hidden"] = state[0]
     if {"prediction", "confidence"} & {*trace}:
-      record |= linear.most_likely(logits)
+      record |= linear.prediction_and_confidence(logits)
     return state, record
 
   state = start(model.config.num_states, x.shape)

@@ -89,7 +89,7 @@ def load(
     return " ".join(names[token] for token in list(known)[chosen])
 
   return Thinker(
-    evaluated="questions",
+    view="questions",
     facts={
       **facts(workdir.name, run.step, loops, settings.model.num_loops),
       "family": settings.plain["model"]["name"],

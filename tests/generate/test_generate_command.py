@@ -31,7 +31,9 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   # Keys and values of two heads of 8, of a layer in two loops, and a length.
   assert f"per_loop, {2 * 2 * 16 * 4 * 48 + 4:,} bytes" in report
   assert entry.main([*flags, "--exit_threshold=1e-6"]) == 0
-  assert "1.083 of 2 loops per token" in capsys.readouterr().err  # The first: 2.
+  assert (
+    "1.083 of 2 loops per token" in capsys.readouterr().err
+  )  # The first: 2.
 
 
 def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):

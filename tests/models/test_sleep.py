@@ -390,7 +390,7 @@ def by_hand(config, params, inputs, num_answer):
         hidden = jax.lax.stop_gradient(hidden)
       hidden, after = read(hidden, window, before, groups[first:last])
     _, kept = read(hidden, window, after, groups[last:])
-    seen = window.known[:, window.known.shape[1] - num_past :]
+    seen = window.mask[:, window.mask.shape[1] - num_past :]
   tokens = model.embed(last_chunk)
   window = windows.make_window(
     seen, tokens.mask, last_chunk.shape[1], config.window

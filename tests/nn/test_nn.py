@@ -99,7 +99,7 @@ def test_rotated_products_depend_on_differences():
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
   shape = dataclasses.replace(
-    SHAPE, causal=causal, qk_norm=norm.rms_norm if qk_norm else norm.none
+    SHAPE, causal=causal, qk_norm=norm.rms_norm if qk_norm else norm.identity
   )
   layer = attention.Attention(shape, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
