@@ -1,7 +1,7 @@
 """How far a model writes what its teacher writes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.analysis import evaluated
+from loopjax.analysis import prompts as prompts_lib
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.models import CAUSAL
 from loopjax.types import Dataset
@@ -48,11 +49,12 @@ def measure(
     )
   length = settings.spec.sequence_length
   num_written = min(_MOST_WRITTEN, length - length // 2)
-  prompts = prompts_of(
+  texts = prompts_lib.halves(
     evaluated.sample(dataset, _NUM_PROMPTS),
     length // 2,
     settings.spec.vocab_size - settings.spec.num_padding_tokens,
   )
+  prompts = [text.prompt for text in texts]
   ours, theirs = (
     _written(of, values, prompts, num_written)
     for of, values in ((settings, params), (teacher, frozen))
@@ -67,27 +69,6 @@ def measure(
       np.std(shares) / math.sqrt(max(len(shares), 1))
     ),
   }
-
-
-def prompts_of(
-  batch: Mapping[str, np.ndarray], most: int, num_tokens: int
-) -> list[tuple[int, ...]]:
-  """The first half of each row's text, and at most so many tokens of it.
-
-  Args:
-    batch: "inputs" [N, T] and, where rows have several, "documents".
-    most: tokens of a prompt.
-    num_tokens: that there are; larger ids are padding.
-  """
-  there = batch["inputs"] < num_tokens
-  if "documents" in batch:
-    there &= batch["documents"] == batch["documents"][:, :1]
-  rows = (row[kept] for row, kept in zip(batch["inputs"], there, strict=True))
-  return [
-    tuple(row[: min(max(len(row) // 2, 1), most)].tolist())
-    for row in rows
-    if len(row)
-  ]
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:

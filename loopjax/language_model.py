@@ -1,6 +1,5 @@
 """A trained language model: tokenizer, parameters and arguments of its call."""
 
-import inspect
 import pathlib
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from loopjax import trained
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.protocols import HaltsByMass
 
 
 class LanguageModel(NamedTuple):
@@ -63,8 +63,7 @@ def load(
     raise UserError(f"--num_loops={loops}: {error}") from error
   call = {"num_loops": loops, "kind": settings.eval.loop_kind}
   if exit_threshold is not None:
-    signature = inspect.signature(settings.family.Model.__call__)
-    if "exit_threshold" not in signature.parameters:
+    if not isinstance(settings.family, HaltsByMass):
       raise UserError(f"--exit_threshold has no effect on {family}")
     call["exit_threshold"] = exit_threshold
   run = trained.read(workdir, checkpoint)

@@ -250,6 +250,19 @@ class ExitsEarly(Protocol):
 
 
 @runtime_checkable
+class HaltsByMass(Protocol):
+  """A family whose layers stop iterating on a token that has halted.
+
+  Its model's `__call__` also takes `exit_threshold`, f32 scalar in (0, 1]: a
+  token halts when the sum of its halting probabilities reaches it.
+  """
+
+  @property
+  def HALTING_TRACE(self) -> str:
+    """Name in TRACES of the halting probabilities, f32 [K, B, T, L]."""
+
+
+@runtime_checkable
 class HasSpan(Protocol):
   """A cache of keys and values, of which attention may read a prefix only."""
 

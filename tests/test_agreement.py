@@ -1,27 +1,12 @@
 """Greedy continuations of a model and of its teacher."""
 
 import jax
-import numpy as np
 from flax import nnx
 from tests_support import load_config
 
 from loopjax import agreement, train
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-
-
-def test_prompts_are_the_first_halves_of_texts():
-  batch = {
-    "inputs": np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9, 9],
-                        [7, 1, 2, 3, 4, 5], [9, 9, 9, 9, 9, 9]]),
-    "documents": np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0],
-                           [1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1]]),
-  }  # fmt: skip
-  expected = [(1, 2), (1,), (7,)]
-  assert agreement.prompts_of(batch, 2, 9) == expected
-  del batch["documents"]
-  expected = [(1, 2, 3), (1,), (7, 1, 2)]
-  assert agreement.prompts_of(batch, 3, 9) == expected
 
 
 def test_what_is_shared_ends_with_the_first_difference():

@@ -14,6 +14,7 @@ from matplotlib import ticker
 
 from loopjax.analysis import draw, halting, series
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.protocols import HaltsByMass
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Output
 
@@ -136,7 +137,7 @@ def slots_in_use(attention: np.ndarray) -> np.ndarray:
 
 def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exits.png and .json: compute saved and score lost by inference halting."""
-  if "halting" not in evaluated.settings.family.TRACES:
+  if not isinstance(evaluated.settings.family, HaltsByMass):
     return []
   num_loops, score = evaluated.settings.model.num_loops, _score_name(evaluated)
   if num_loops == 1:
@@ -201,11 +202,13 @@ def exits(
   )
   rows: list[dict[str, Any]] = []
   without = None
+  family = evaluated.settings.family
+  assert isinstance(family, HaltsByMass), family
   for threshold in EXIT_THRESHOLDS:
     output = evaluated.forward(
-      ("halting",), num_examples=num, exit_threshold=threshold
+      (family.HALTING_TRACE,), num_examples=num, exit_threshold=threshold
     )
-    steps = halting.steps_taken(output.trace["halting"])  # [B, T, L]
+    steps = halting.steps_taken(output.trace[family.HALTING_TRACE])  # [B, T, L]
     values, weights = _scored(evaluated, output, batch, score)
     without = values if without is None else without
     change = np.sum(weights * (values - without))

@@ -1,11 +1,10 @@
-"""Texts that a language model writes, next to those that people wrote."""
+"""Samples: a language model's continuations of evaluation texts."""
 
 import pathlib
 
-import numpy as np
-
 from loopjax import document
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import prompts
 from loopjax.data.text import task as text_task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
@@ -15,30 +14,30 @@ from loopjax.generate.text import generate_texts
 from loopjax.models import CAUSAL
 
 _NUM_TEXTS = 4
-_MOST_TOKENS = 256  # Written after a prompt.
-_TEMPERATURES = {"The likeliest token each time": 0.0, "Temperature 0.8": 0.8}
+_MOST_TOKENS = 256  # Generated after a prompt.
+_TEMPERATURES = {"Greedy": 0.0, "Temperature 0.8": 0.8}
 
 
 def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  """samples.html: evaluation texts, continued from the middle of a row."""
+  """samples.html: the first halves of evaluation texts, continued."""
   settings, task = evaluated.settings, evaluated.settings.task
   name = settings.plain["model"]["name"]
   assert isinstance(task, text_task.Config)
   if name not in CAUSAL:
     return []
   tokenizer = Tokenizer(task.tokenizer, task.end_token)
-  weights = evaluated.batch["weights"]
-  middle = weights.shape[1] // 2
-  chosen = np.flatnonzero(weights[:, middle - 1] > 0)[:_NUM_TEXTS]
-  rows = [prompt_and_rest(evaluated.batch, row) for row in chosen.tolist()]
-  if not rows:
+  spec = settings.spec
+  middle = spec.sequence_length // 2
+  num_tokens = spec.vocab_size - spec.num_padding_tokens
+  halves = prompts.halves(evaluated.batch, middle, num_tokens)[:_NUM_TEXTS]
+  if not halves:
     return []
   room = min(middle, _MOST_TOKENS)
   requests = [
     GenerationRequest(
       prompt, room, Sampling(temperature, seed=seed), (tokenizer.end,)
     )
-    for seed, (prompt, _) in enumerate(rows)
+    for seed, (prompt, _) in enumerate(halves)
     for temperature in _TEMPERATURES.values()
   ]
   engine = Engine(
@@ -46,22 +45,22 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     evaluated.graphdef,
     evaluated.params,
     num_slots=len(requests),
-    max_tokens=settings.spec.sequence_length,
+    max_tokens=spec.sequence_length,
     num_loops=settings.eval_loops,
   )
   texts = iter(generate_texts(engine, tokenizer, requests))
   blocks: list[document.Block] = [
     document.Heading(1, "Samples"),
     document.Paragraph(
-      f"Texts of the evaluation, and what the model writes after the first"
-      f" part: up to {room} tokens, with {engine.num_loops} loops each."
+      f"Evaluation texts, and what the model generates after their first"
+      f" halves: up to {room} tokens, with {engine.num_loops} loops each."
     ),
   ]
-  for number, (prompt, rest) in enumerate(rows, 1):
+  for number, (prompt, rest) in enumerate(halves, 1):
     blocks += [
       document.Heading(2, f"Text {number}"),
       document.Code(_text(tokenizer, prompt)),
-      document.Heading(3, "The text itself goes on"),
+      document.Heading(3, "The text itself"),
       document.Code(_text(tokenizer, rest[:room])),
     ]
     for heading in _TEMPERATURES:
@@ -74,24 +73,6 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   return [path]
 
 
-def prompt_and_rest(batch, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """A document of a row, up to the middle of the row and after it.
-
-  Args:
-    batch: evaluation examples, "inputs" and "documents" [N, T].
-    row: of the batch.
-
-  Returns:
-    Token ids of the document that the middle of the row falls into, at least
-    one, and those of the same document after it, which may be none.
-  """
-  inputs, documents = batch["inputs"][row], batch["documents"][row]
-  middle = len(inputs) // 2
-  places = np.flatnonzero(documents == documents[middle - 1])
-  before, after = places[places < middle], places[places >= middle]
-  return tuple(inputs[before].tolist()), tuple(inputs[after].tolist())
-
-
 def _text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
-  """Text of ids without the token between documents."""
+  """The text of token ids, without the end-of-text token."""
   return tokenizer.decode([one for one in ids if one != tokenizer.end])

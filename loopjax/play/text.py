@@ -7,7 +7,6 @@ loops, as in the published code of Ouro (arXiv 2510.25741).
 """
 
 import functools
-import inspect
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.play.thinker import Thinker, Thought, facts
-from loopjax.protocols import ExitsEarly
+from loopjax.protocols import ExitsEarly, HaltsByMass
 from loopjax.types import Array
 
 THRESHOLDS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
@@ -129,7 +128,7 @@ def load(
 def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
   """What makes tokens leave early, "gate", "mass" or "", and how to read."""
   family = settings.family
-  if "exit_threshold" in inspect.signature(family.Model.__call__).parameters:
+  if isinstance(family, HaltsByMass):
     return "mass", by_mass
   early = family if isinstance(family, ExitsEarly) else None
   if early and early.default_exit_rule(settings.model) == "gate":

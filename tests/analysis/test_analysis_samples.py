@@ -1,4 +1,4 @@
-"""The page of samples: which part of a row is a prompt, and what follows it."""
+"""The page of samples: what a model generates after a prompt."""
 
 import html
 import re
@@ -15,15 +15,6 @@ from loopjax.analysis import samples
 from loopjax.types import Dataset
 
 END = 256
-
-
-def test_a_prompt_is_one_document_up_to_the_middle_of_the_row():
-  batch = {
-    "inputs": np.array([[END, 1, 2, END, 3, 4, 5, END], [*b"ABCDEFGH"]]),
-    "documents": np.array([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8]),
-  }  # fmt: skip
-  assert samples.prompt_and_rest(batch, 0) == ((END,), (3, 4, 5))
-  assert samples.prompt_and_rest(batch, 1) == (tuple(b"ABCD"), tuple(b"EFGH"))
 
 
 def _view(directory, name="looped"):
@@ -46,12 +37,10 @@ def _view(directory, name="looped"):
   table = params["token_embedding"]["embedding"]
   params["token_embedding"]["embedding"] = 20 * table
   text = np.frombuffer(b"12+30=42;7*8=56;" * 8, np.uint8).reshape(8, 16)
-  weights = np.ones((8, 16), np.float32)
-  weights[1] = 0.0  # Padding.
   batch = {
     "inputs": text.astype(np.int32), "targets": text.astype(np.int32),
-    "weights": weights, "documents": np.zeros((8, 16), np.int32),
-    "valid": np.ones(8, bool),
+    "weights": np.ones((8, 16), np.float32),
+    "documents": np.ones((8, 16), np.int32), "valid": np.arange(8) != 1,
   }  # fmt: skip
   return evaluated_lib.evaluate_model(
     settings,

@@ -6,6 +6,7 @@ settings.
 
 from loopjax.models.adaptive.config import Config, costs
 from loopjax.models.adaptive.model import (
+  HALTING_TRACE,
   HEADLINE,
   TRACES,
   Model,
@@ -16,6 +17,7 @@ from loopjax.models.reading import empty_cache, read
 CACHES = ("per_loop",)  # A slot for every layer and iteration.
 __all__ = [
   "CACHES",
+  "HALTING_TRACE",
   "HEADLINE",
   "TRACES",
   "Config",

@@ -34,7 +34,8 @@ from loopjax.types import (
   TaskSpec,
 )
 
-TRACES = ("hidden", "halting", *SLOTS)
+HALTING_TRACE = "halting"
+TRACES = ("hidden", HALTING_TRACE, *SLOTS)
 HEADLINE = ("ponder_steps",)
 
 
