@@ -102,6 +102,24 @@ GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
   "loop": {"remat": "none"},
   "run": {"batch_size": 8}, "eval": {"batch_size": 32},
 })  # fmt: skip
+LM_TINY = {  # Bytes of made-up arithmetic, or of your text.
+  "task": {
+    "train_files": "made:arithmetic", "vocab_size": 0, "sequence_length": 128,
+    "validation_share": 0.02, "test_share": 0.02,
+  },
+  "model": {
+    "width": 128, "num_layers": 2, "num_heads": 4, "rope_base": 1e4,
+    "init_std": 0.05, "precision": "float32",
+  },
+  "optim": {
+    "name": "muon", "learning_rate": 4e-3, "muon_learning_rate": 0.02,
+    "final_learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 50,
+    "b2": 0.98,
+  },
+  "loop": {"remat": "auto"},
+  "run": {"batch_size": 16, "steps_per_call": 10, "log_every": 50},
+  "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
+}  # fmt: skip
 LM_SMOKE = presets.merged(_SMOKE, {
   "task": {
     "name": "arithmetic", "modulus": 11, "max_operations": 2,

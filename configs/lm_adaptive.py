@@ -56,23 +56,9 @@ PRESETS = {
     "run": {"num_steps": 5000, "batch_size": 64},
     "eval": {"every": 500},
   }),
-  "tiny": presets.merged(_BYTES, {
-    "task": {
-      "sequence_length": 128, "validation_share": 0.02, "test_share": 0.02,
-    },
-    "model": {
-      "width": 128, "num_layers": 2, "num_heads": 4, "num_local_slots": 64,
-      "num_global_slots": 32, "init_std": 0.05, "precision": "float32",
-    },
-    "optim": {
-      "name": "muon", "learning_rate": 4e-3, "muon_learning_rate": 0.02,
-      "final_learning_rate": 1e-4, "b2": 0.98, "warmup_steps": 50,
-    },
-    "run": {
-      "num_steps": 800, "batch_size": 16, "log_every": 50,
-      "checkpoint_every": 400,
-    },
-    "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
+  "tiny": presets.merged(_COMMON["LM_TINY"], _BYTES, {
+    "model": {"num_local_slots": 64, "num_global_slots": 32},
+    "run": {"num_steps": 800, "checkpoint_every": 400},
   }),
   "smoke": presets.merged(_COMMON["LM_SMOKE"], {
     "model": {
@@ -102,27 +88,16 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   gates = [{**mem, "model.gate_bias": bias} for bias in (-3.0, 0.0, 3.0)]
   deep = {"model.num_layers": 3 * model.num_layers}
 
-  def solved(item: dict, like: dict, measure, multiple: int) -> dict:
-    """The item with the width of MLPs that makes it as large, or costly."""
-    one, other = (config.copy_and_resolve_references() for _ in range(2))
-    config_lib.override(one, item)
-    config_lib.override(other, like)
-    target = measure(config_lib.resolve(other))
-    ratio = budget.mlp_ratio(one, target, measure, multiple)
-    return {**item, "model.mlp_ratio": ratio}
-
-  wide = solved(base, mem, budget.parameters, 12)
-  run, length = config.run, config.task.get("sequence_length", 8)
-  short = {  # Short examples, many of them.
-    "run.batch_size": run.batch_size * length // 8,
-    "run.num_steps": run.num_steps // 4 // run.steps_per_call
-    * run.steps_per_call,
-  }  # fmt: skip
+  wide = budget.matched(config, base, mem, budget.parameters, 12)
+  short = {"run.num_steps": presets.steps(config, 1, 4)}
+  length = config.task.get("sequence_length", 8)
   people = 16 * model.width  # Half of them for validation and test.
   corpora = [
-    {"run.num_steps": short["run.num_steps"], "task.name": "knowledge",
-     "task.num_people": people, "task.num_eval_people": min(500, people // 4)},
-    {**short, "task.name": "arithmetic", "task.max_operations": 4,
+    {**short, "task.name": "knowledge", "task.num_people": people,
+     "task.num_eval_people": min(500, people // 4)},
+    # Short examples, many of them.
+    {"run.batch_size": config.run.batch_size * length // 8, **short,
+     "task.name": "arithmetic", "task.max_operations": 4,
      "task.num_eval_examples": 1200},
   ]  # fmt: skip
   applied = model.num_layers * model.num_loops
@@ -137,7 +112,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       axis("run.seed", 0, 1)),
     # Beyond the paper: loops x slots x depth at equal FLOPs.
     "frontier": [
-      solved({
+      budget.matched(config, {
         **(flatten({"model": _ONCE}) if n == 1 else {"model.num_loops": n}),
         "model.num_layers": applied // n,
         "model.num_local_slots": by * model.num_local_slots,

@@ -77,16 +77,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   disco, loop, ponder, copies = axis("model.name", *names)
   once = {**copies, "model.num_loops": 1}
   seeds = axis("run.seed", 0, 1, 2)
-  flops = budget.flops(config_lib.resolve(config))
-
-  def as_costly(item: dict) -> dict:
-    """The model with MLPs so wide that it has DiscoLoop's FLOPs."""
-    other = config.copy_and_resolve_references()
-    config_lib.override(other, item)
-    ratio = budget.mlp_ratio(other, flops, budget.flops)
-    return {**item, "model.mlp_ratio": ratio}
-
-  equal = [disco, as_costly(loop), ponder, as_costly(copies)]
+  wide_loop, wide_copies = (  # With DiscoLoop's FLOPs.
+    budget.matched(config, item, {}, budget.flops) for item in (loop, copies)
+  )
+  equal = [disco, wide_loop, ponder, wide_copies]
   fixed = {"model.gate": "fixed"}
   return {
     "language_models": [disco, loop, ponder],  # Table 2 and Figure 7.

@@ -24,27 +24,9 @@ from loopjax import config as config_lib
 from loopjax import presets
 
 _COMMON = presets.beside(__file__, "common.py")
-_TINY = {
-  "task": {
-    "train_files": "made:arithmetic", "vocab_size": 0, "sequence_length": 128,
-    "validation_share": 0.02, "test_share": 0.02,
-  },
-  "model": {
-    "width": 128, "num_layers": 2, "num_heads": 4, "rope_base": 1e4,
-    "init_std": 0.05, "precision": "float32",
-  },
-  "optim": {
-    "name": "muon", "learning_rate": 4e-3, "muon_learning_rate": 0.02,
-    "final_learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 50,
-    "b2": 0.98,
-  },
-  "loop": {"remat": "auto"},
-  "run": {
-    "num_steps": 500, "batch_size": 16, "steps_per_call": 10, "log_every": 50,
-    "checkpoint_every": 250,
-  },
-  "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
-}  # fmt: skip
+_TINY = presets.merged(_COMMON["LM_TINY"], {
+  "run": {"num_steps": 500, "checkpoint_every": 250},
+})  # fmt: skip
 PRESETS = {
   "paper": {
     "task": {"vocab_size": 49_152, "sequence_length": 4096},

@@ -25,28 +25,12 @@ from loopjax import presets
 from loopjax.config import RunOf
 
 _COMMON = presets.beside(__file__, "common.py")
-_TINY = {
-  "task": {
-    "train_files": "made:arithmetic", "vocab_size": 0, "sequence_length": 128,
-    "validation_share": 0.02, "test_share": 0.02,
-  },
-  "model": {
-    "width": 128, "num_layers": 2, "num_heads": 4, "exit_gate": "none",
-    "chunk_size": 16, "prefill_chunk": 1, "rope_base": 1e4, "init_std": 0.05,
-    "precision": "float32",
-  },
-  "optim": {
-    "name": "muon", "learning_rate": 4e-3, "muon_learning_rate": 0.02,
-    "final_learning_rate": 1e-4, "b2": 0.98, "warmup_steps": 50,
-    "gate_rate": 4.0, "frozen": "",
-  },
-  "loop": {"remat": "auto"},
-  "run": {
-    "num_steps": 800, "batch_size": 16, "num_microbatches": 1,
-    "steps_per_call": 10, "log_every": 50, "checkpoint_every": 100,
-  },
-  "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
-}  # fmt: skip
+_TINY = presets.merged(_COMMON["LM_TINY"], {
+  "model": {"exit_gate": "none", "chunk_size": 16, "prefill_chunk": 1},
+  "optim": {"gate_rate": 4.0, "frozen": ""},
+  "run": {"num_steps": 800, "num_microbatches": 1, "checkpoint_every": 100},
+})  # fmt: skip
+_LOOPED = {"model.name": "looped", "optim.gate_rate": 1.0}  # The teacher.
 PRESETS = {
   "paper": {
     "task": {"vocab_size": 49_152, "sequence_length": 10_000},
@@ -82,55 +66,58 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
-  """Overrides by sweep and item: the paper's tables, then our questions."""
+  """Overrides by sweep and item: the paper's tables, then our questions.
+
+  Without `run.init_from` every sweep begins with the training of a teacher.
+  """
   axis, product = config_lib.axis, config_lib.product
-  run, optim, chunk = config.run, config.optim, config.model.chunk_size
-  first = [] if run.init_from else [
-    {"model.name": "looped", "optim.gate_rate": 1.0}
-  ]  # fmt: skip
-  teacher = run.init_from or RunOf(0)
-  slower = {}  # Than what begins from nothing; and for fewer steps.
-  if first:
-    slower["optim.learning_rate"] = optim.learning_rate / 4
-    if optim.name == "muon":
-      slower["optim.muon_learning_rate"] = optim.muon_learning_rate / 4
-
-  def steps(share: float) -> int:
-    calls = max(1, round(share * run.num_steps / run.steps_per_call))
-    return calls * run.steps_per_call
-
-  num_steps = steps(0.5 if first else 1.0)
-  begun = {**slower, "run.init_from": teacher, "run.num_steps": num_steps,
-           "run.init_fresh": "latent_gates"}  # fmt: skip
+  run, chunk = config.run, config.model.chunk_size
+  scratch = not run.init_from
+  first, teacher = ([_LOOPED], RunOf(0)) if scratch else ([], run.init_from)
+  rates = {"optim.learning_rate": config.optim.learning_rate}
+  if config.optim.name == "muon":
+    rates["optim.muon_learning_rate"] = config.optim.muon_learning_rate
+  slower = {name: rate / 4 for name, rate in rates.items()} if scratch else {}
+  num_steps = presets.steps(config, 1, 2 if scratch else 1)
+  begun = {
+    **slower, "run.init_from": teacher, "run.num_steps": num_steps,
+    "run.init_fresh": "latent_gates",
+  }  # fmt: skip
   taught = {**begun, "run.teacher": teacher, "model.distill": "all"}
-  phase_1 = {**taught, "model.alpha": 0.0,
-             "model.interpolation_steps": num_steps}  # fmt: skip
-  phase_2 = {**slower, "run.init_from": RunOf(len(first)),
-             "run.teacher": teacher, "model.distill": "all",
-             "run.num_steps": steps(0.3 if first else 0.6),
-             "model.align_weight": 0.1}  # fmt: skip
-  # Nothing is learned: a run has at least a step, here of no size.
-  untrained = {**taught, "model.prefill_chunk": 1, "optim.gate_rate": 1.0,
-               "optim.learning_rate": 1e-12, "optim.final_learning_rate": 0.0,
-               "optim.warmup_steps": 0,
-               "run.num_steps": run.steps_per_call}  # fmt: skip
-  if optim.name == "muon":
-    untrained["optim.muon_learning_rate"] = 1e-12
-  # Exits by a gate: that of a looped model which was trained with one.
-  leaves = {"model.exit_gate": "unused", "optim.frozen": "exit_gate"}
-  gated = [{**item, "model.exit_gate": "joint"} for item in first]
-  learned = axis("model.gate", "element", "scalar")
-  fixed = axis("model.gate", "mean", "ema", "last")
-  fixed = product([{"optim.gate_rate": 1.0}], fixed)
+  phase_1 = {
+    **taught, "model.alpha": 0.0, "model.interpolation_steps": num_steps,
+  }  # fmt: skip
+  phase_2 = {
+    **slower, "run.init_from": RunOf(len(first)), "run.teacher": teacher,
+    "model.distill": "all",
+    "run.num_steps": presets.steps(config, 3, 10 if scratch else 5),
+    "model.align_weight": 0.1,
+  }  # fmt: skip
+  # A run has at least one step; this one changes nothing.
+  untrained = {
+    **taught, "model.prefill_chunk": 1, "optim.gate_rate": 1.0,
+    **dict.fromkeys(rates, 1e-12), "optim.final_learning_rate": 0.0,
+    "optim.warmup_steps": 0, "run.num_steps": run.steps_per_call,
+  }  # fmt: skip
+  # Exits use the gate that the looped model was trained with.
+  exits = {"model.exit_gate": "unused", "optim.frozen": "exit_gate"}
+  gates = [
+    *axis("model.gate", "element", "scalar"),
+    *product(
+      [{"optim.gate_rate": 1.0}], axis("model.gate", "mean", "ema", "last")
+    ),
+  ]
   groups = [g for g in (4, 2, 1) if g <= config.model.num_heads]
-  gqa = [{**item, "model.num_key_value_heads": g}
-         for i, g in enumerate(groups)
-         for item in ({"model.name": "looped", "optim.gate_rate": 1.0},
-                      {**phase_1, "run.init_from": RunOf(2 * i),
-                       "run.teacher": RunOf(2 * i)})]  # fmt: skip
+  gqa = [
+    {**item, "model.num_key_value_heads": groups[i]}
+    for i in range(len(groups))
+    for item in (_LOOPED, {
+      **phase_1, "run.init_from": RunOf(2 * i), "run.teacher": RunOf(2 * i),
+    })
+  ]  # fmt: skip
   return {
     "pipeline": [*first, phase_1, phase_2],
-    "gates": [*first, *product([phase_1], [*learned, *fixed])],  # Table 3.
+    "gates": [*first, *product([phase_1], gates)],  # Table 3.
     "components": [  # Table 4: one after another is left out.
       *first, phase_1, phase_2, taught, begun, {**begun, "model.chunk_size": 0},
     ],
@@ -139,9 +126,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "untrained_sharing": [  # Table 5.
       *first, *product([untrained], axis("model.gate", "last", "first")),
     ],
-    "adaptive_depth": [  # Read-outs of every loop learn, or the last alone.
-      *gated, *product([{**phase_1, **leaves}],
-                       axis("model.distill", "all", "last")),
+    "adaptive_depth": [  # Distillation of all loops, or of the last alone.
+      *product(first, [{"model.exit_gate": "joint"}]),
+      *product([{**phase_1, **exits}], axis("model.distill", "all", "last")),
     ],
-    "gqa": [] if run.init_from else gqa,
+    "gqa": gqa if scratch else [],
   }  # fmt: skip

@@ -74,8 +74,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     ),
   }
   if config.run.init_from:  # A trained vanilla loop, and a tenth of its steps.
-    call = config.run.steps_per_call
-    steps = max(config.run.num_steps // 10 // call, 1) * call
+    steps = presets.steps(config, 1, 10)
     fresh = {**learned, "run.init_fresh": "channel.*"}
     brief = product([vanilla, disco, fresh], [{"run.num_steps": steps}])
     # The graph is that of the run it starts from.

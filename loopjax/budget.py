@@ -5,7 +5,8 @@ measuring two widths determines the third.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import ml_collections
@@ -64,6 +65,32 @@ def mlp_ratio(
       f"{target:,.0f}; the other parts of the model have {2 * one - two:,.0f}"
     )
   return _ratio(steps * multiple, width)
+
+
+def matched(
+  config: ml_collections.ConfigDict,
+  item: Mapping[str, Any],
+  like: Mapping[str, Any],
+  measure: Measure = parameters,
+  multiple: int = 1,
+) -> dict[str, Any]:
+  """Overrides with the MLP width that makes a model as large as another.
+
+  Args:
+    config: the settings that both models override.
+    item: overrides of the model, to which its `model.mlp_ratio` is added.
+    like: overrides of the other one.
+    measure, multiple: as in `mlp_ratio`.
+
+  Raises:
+    UserError: there is no such width.
+  """
+  changed, other = (config.copy_and_resolve_references() for _ in range(2))
+  config_lib.override(changed, item)
+  config_lib.override(other, like)
+  target = measure(config_lib.resolve(other))
+  ratio = mlp_ratio(changed, target, measure, multiple)
+  return {**item, "model.mlp_ratio": ratio}
 
 
 def _ratio(features: int, width: int) -> float:

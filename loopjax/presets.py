@@ -90,6 +90,12 @@ def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
   return result
 
 
+def steps(config: ml_collections.ConfigDict, part: int, of: int) -> int:
+  """A part of a run's steps, rounded down to whole calls, but not to none."""
+  calls = config.run.num_steps // config.run.steps_per_call
+  return max(calls * part // of, 1) * config.run.steps_per_call
+
+
 def read(path: str | pathlib.Path) -> dict[str, Any]:
   """The names that a config file defines."""
   return runpy.run_path(str(path))
