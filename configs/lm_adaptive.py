@@ -121,7 +121,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
   corpora = [  # Of sizes at which the smallest model is neither lost nor done.
     {**once_evaluated(3 / 8), "task.name": "knowledge",
-     "task.num_people": 8 * model.width, "task.num_eval_people": 2 * model.width},
+     "task.num_people": 8 * model.width,
+     "task.num_eval_people": 2 * model.width},
     {**once_evaluated(3 / 4), "task.name": "arithmetic",
      "run.batch_size": run.batch_size * length // 8,  # Short rows, many.
      "task.modulus": 11, "task.max_operations": 2,
