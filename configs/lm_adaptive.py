@@ -113,16 +113,19 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
   wide = solved(base, mem, budget.parameters, 12)
   run, length = config.run, config.task.get("sequence_length", 8)
-  short = {  # Short examples, many of them.
-    "run.batch_size": run.batch_size * length // 8,
-    "run.num_steps": run.num_steps // 4 // run.steps_per_call
-    * run.steps_per_call,
-  }  # fmt: skip
-  people = 16 * model.width  # Half of them for validation and test.
-  corpora = [
-    {"run.num_steps": short["run.num_steps"], "task.name": "knowledge",
-     "task.num_people": people, "task.num_eval_people": min(500, people // 4)},
-    {**short, "task.name": "arithmetic", "task.max_operations": 4,
+
+  def once_evaluated(share: float) -> dict:
+    calls = max(1, round(share * run.num_steps / run.steps_per_call))
+    steps = calls * run.steps_per_call
+    return {"run.num_steps": steps, "eval.every": steps}
+
+  corpora = [  # Of sizes at which the smallest model is neither lost nor done.
+    {**once_evaluated(3 / 8), "task.name": "knowledge",
+     "task.num_people": 8 * model.width,
+     "task.num_eval_people": 2 * model.width},
+    {**once_evaluated(3 / 4), "task.name": "arithmetic",
+     "run.batch_size": run.batch_size * length // 8,  # Short rows, many.
+     "task.modulus": 11, "task.max_operations": 2,
      "task.num_eval_examples": 1200},
   ]  # fmt: skip
   applied = model.num_layers * model.num_loops

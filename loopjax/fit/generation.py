@@ -81,7 +81,7 @@ def model_of(
   graphdef, params = program_lib.abstract_model(settings)
   rule = "fixed"
   if isinstance(family, ExitsEarly):
-    rule = family.default_exit_rule(settings.model)
+    rule = family.exit_rule(settings.model)
 
   def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     floating = jnp.issubdtype(x.dtype, jnp.floating)

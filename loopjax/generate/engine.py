@@ -19,8 +19,7 @@ from loopjax.errors import UserError
 from loopjax.generate import program, sizes
 from loopjax.generate import sampling as sampling_lib
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
-from loopjax.generate.requests import Token as Token
-from loopjax.generate.requests import check_range
+from loopjax.generate.requests import Token, check_range
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
@@ -87,8 +86,7 @@ class Engine:
       prompt_part: tokens of a prompt that are read at once, at most.
 
     Raises:
-      UserError: a number is impossible, or the family has no such cache or no
-        such exits.
+      UserError: a number, the cache kind or the exits are not possible.
     """
     for name, value, least in (
       ("num_slots", num_slots, 1),
@@ -107,10 +105,9 @@ class Engine:
     family.costs(config, spec, self.num_loops)  # Raises if that is too many.
     self.cache_kind = cache_kind or family.CACHES[0]
     self.has_exits = isinstance(family, ExitsEarly)
-    own = "fixed"
-    if isinstance(family, ExitsEarly):
-      own = family.default_exit_rule(config)
-    self.exit_rule = exit_rule or own
+    if not exit_rule and isinstance(family, ExitsEarly):
+      exit_rule = family.exit_rule(config)
+    self.exit_rule = exit_rule or "fixed"
     reader = program.Reader(
       family,
       graphdef,
