@@ -105,7 +105,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   first = [] if config.run.init_from else [
     {"model.name": "looped", "model.num_loops": config.model.num_passes}
   ]  # fmt: skip
-  third = presets.steps(config, 1, 3)
+  calls = config.run.num_steps // config.run.steps_per_call
+  third = max(calls // 3, 1) * config.run.steps_per_call
   warm_up = {
     **flatten(CHANGES["warm_up"]),
     "run.init_from": config.run.init_from or RunOf(0), "run.num_steps": third,

@@ -89,15 +89,19 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   deep = {"model.num_layers": 3 * model.num_layers}
 
   wide = budget.matched(config, base, mem, budget.parameters, 12)
-  short = {"run.num_steps": presets.steps(config, 1, 4)}
   length = config.task.get("sequence_length", 8)
-  people = 16 * model.width  # Half of them for validation and test.
-  corpora = [
-    {**short, "task.name": "knowledge", "task.num_people": people,
-     "task.num_eval_people": min(500, people // 4)},
-    # Short examples, many of them.
-    {"run.batch_size": config.run.batch_size * length // 8, **short,
-     "task.name": "arithmetic", "task.max_operations": 4,
+
+  def once_evaluated(part: int, of: int) -> dict:
+    steps = presets.steps(config, part, of)
+    return {"run.num_steps": steps, "eval.every": steps}
+
+  corpora = [  # Of sizes at which the smallest model is neither lost nor done.
+    {**once_evaluated(3, 8), "task.name": "knowledge",
+     "task.num_people": 8 * model.width,
+     "task.num_eval_people": 2 * model.width},
+    {**once_evaluated(3, 4), "task.name": "arithmetic",
+     "run.batch_size": config.run.batch_size * length // 8,  # Short rows, many.
+     "task.modulus": 11, "task.max_operations": 2,
      "task.num_eval_examples": 1200},
   ]  # fmt: skip
   applied = model.num_layers * model.num_loops

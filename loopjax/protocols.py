@@ -236,7 +236,7 @@ class ExitsEarly(Protocol):
   Its type is `loopjax.loop.exits.ExitPolicy | None`.
   """
 
-  def default_exit_rule(self, config: Any) -> str:
+  def exit_rule(self, config: Any) -> str:
     """The exit rule of models with this config, unless another is chosen."""
 
   def check_exits(self, config: Any, rule: str, kept: str, kind: str) -> None:

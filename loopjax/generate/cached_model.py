@@ -142,5 +142,5 @@ class CachedModel(NamedTuple):
 def default_exit_rule(family: CausalFamily, config: Any) -> str:
   """The exit rule that a model was trained for; "fixed" for no early exits."""
   if isinstance(family, ExitsEarly):
-    return family.default_exit_rule(config)
+    return family.exit_rule(config)
   return "fixed"

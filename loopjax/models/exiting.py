@@ -13,7 +13,7 @@ from loopjax.nn.cache import Cache
 from loopjax.types import Array, Output
 
 
-def default_exit_rule(config: Any) -> str:
+def exit_rule(config: Any) -> str:
   """ "gate" if the model has an exit gate, otherwise "fixed"."""
   return "fixed" if config.exit_gate == "none" else "gate"
 

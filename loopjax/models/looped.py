@@ -21,7 +21,7 @@ from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.exiting import check_exits as check_exits
-from loopjax.models.exiting import default_exit_rule as default_exit_rule
+from loopjax.models.exiting import exit_rule as exit_rule
 from loopjax.models.exiting import read as read
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import unstacked as unstacked

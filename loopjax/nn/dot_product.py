@@ -7,6 +7,7 @@ arrays of that size. On CPUs these copies, and writing and reading the weights,
 take as long as everything else (benchmarks/results/).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,10 @@ import jax.numpy as jnp
 from loopjax.types import Array
 
 _HIDDEN = -1e30  # Finite, so that a query without keys has finite weights.
-_PART = 512  # Queries that are processed together if there are many.
+_PART = 256  # Maximum number of queries that are processed together.
+# Causal attention splits many queries into blocks of consecutive queries.
+_MIN_BLOCK = 128  # Minimum number of queries of a block.
+_NUM_BLOCKS = 4  # Maximum number of blocks.
 
 
 class Mask(NamedTuple):
@@ -80,8 +84,9 @@ def attend(
   """softmax(q k^T / sqrt(d_h)) v per head.
 
   Matrix products keep the dtype of their inputs and accumulate in float32; the
-  softmax is computed in float32. More than 1,024 queries are processed in
-  parts, one after another, to limit the memory that logits need.
+  softmax is computed in float32. At most 256 queries are processed together, to
+  limit the memory of the logits. Causal attention processes blocks of queries
+  and omits the keys after each block.
 
   Args:
     query: [B, T, H, d_h].
@@ -95,12 +100,62 @@ def attend(
   Returns:
     [B, T, H, d_h] in the value's dtype.
   """
-  first = jnp.zeros((), jnp.int32) if causal else None
+  length = query.shape[1]
+  if not causal or length != key.shape[1] or length < 2 * _MIN_BLOCK:
+    return _attend_in_parts(
+      query, key, value, visible, documents, causal, 0, key.shape[1]
+    )
+  # Keys after the last query of a block are masked for the whole block, and
+  # omitted, which saves nearly half of all pairs.
+  size = max(_MIN_BLOCK, -(-length // _NUM_BLOCKS))
+  return jnp.concatenate(
+    [
+      _attend_in_parts(
+        query[:, start : start + size],
+        key,
+        value,
+        None if visible is None else visible[:, start : start + size],
+        documents,
+        causal,
+        start,
+        min(start + size, length),
+      )
+      for start in range(0, length, size)
+    ],
+    axis=1,
+  )
+
+
+def _attend_in_parts(
+  query: Array,
+  key: Array,
+  value: Array,
+  visible: Array | None,
+  documents: Array | None,
+  causal: bool,
+  first: int,
+  num_keys: int,
+) -> Array:
+  """`attend` to the first `num_keys` keys, for the queries from `first` on.
+
+  Args:
+    query: the queries from `first` on, [B, T, H, d_h].
+    key, value: all keys and values [B, S, G, d_h].
+    visible: bool [B or 1, T, S], or None.
+    documents: i32 [B, S], or None.
+    causal: whether query t attends to keys 0 .. first + t only.
+    first: index of the first query among all queries.
+    num_keys: number of keys to attend to.
+  """
   length, rest = query.shape[1], query.shape[1] % _PART
-  if length <= 2 * _PART:
-    return _attend(
-      query, key, value, Mask(visible, documents, documents, first)
-    )[0]
+  own = None if documents is None else documents[:, first : first + length]
+
+  def mix(query: Array, mask: Mask) -> Array:
+    return _attend(query, key, value, mask, num_keys)[0]
+
+  if length <= _PART:
+    start = jnp.asarray(first, jnp.int32) if causal else None
+    return mix(query, Mask(visible, own, documents, start))
 
   def split(x: Array, start: int, size: int) -> Array:
     """Queries from `start` on, [B, T, ...], as [parts, B, size, ...]."""
@@ -110,16 +165,15 @@ def attend(
 
   def mixed(start: int, size: int) -> Array:
     parts = (length - start) // size
-    starts = start + size * jnp.arange(parts) if causal else None
+    starts = first + start + size * jnp.arange(parts) if causal else None
     queries, visibles, ids = (
       None if x is None else split(x, start, size)
-      for x in (query, visible, documents)
+      for x in (query, visible, own)
     )
 
     def one(part: Any) -> Array:
-      query, visible, ids, first = part
-      mask = Mask(visible, ids, documents, first)
-      return _attend(query, key, value, mask)[0]
+      query, visible, ids, start = part
+      return mix(query, Mask(visible, ids, documents, start))
 
     output = jax.lax.map(one, (queries, visibles, ids, starts))
     return jnp.moveaxis(output, 0, 1).reshape(len(query), -1, *query.shape[2:])
@@ -146,7 +200,8 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
   """
   mixed, sums = zip(
     *(
-      _attend(query, key, value, Mask(visible)) for key, value, visible in parts
+      _attend(query, key, value, Mask(visible), key.shape[1])
+      for key, value, visible in parts
     ),
     strict=True,
   )
@@ -175,17 +230,27 @@ def attend_by_head(
   return _by_token((mixed / total).astype(value.dtype), query)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
-  query: Array, key: Array, value: Array, mask: Mask
+  query: Array, key: Array, value: Array, mask: Mask, num_keys: int
 ) -> tuple[Array, Array]:
-  """(output, log of the sum of exponentials of the logits f32 [B, T, H, 1])."""
-  return _forward(query, key, value, mask)[0]
+  """Attention to the first `num_keys` keys.
+
+  All keys are arguments, so that the residuals of several calls for different
+  queries share them.
+
+  Returns:
+    (the output [B, T, H, d_h], the log of the sum of exponentials of the logits
+    f32 [B, T, H, 1]).
+  """
+  return _forward(query, key, value, mask, num_keys)[0]
 
 
 def _forward(
-  query: Array, key: Array, value: Array, mask: Mask
+  query: Array, key: Array, value: Array, mask: Mask, num_keys: int
 ) -> tuple[tuple[Array, Array], _Residuals]:
+  arguments = query, key, value, mask
+  key, value, mask = _first_keys(num_keys, key, value, mask)
   logits = _logits(query, key, mask)
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
@@ -197,18 +262,20 @@ def _forward(
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
   sums = _by_token(largest + jnp.log(total), query)
-  residuals = _Residuals(query, key, value, mask, output, largest, total)
-  return (output, sums), residuals
+  return (output, sums), _Residuals(*arguments, output, largest, total)
 
 
 def _backward(
-  residuals: _Residuals, cotangents: tuple[Array, Array]
+  num_keys: int, residuals: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
   cotangent, of_sums = cotangents
-  query, key, value = residuals.query, residuals.key, residuals.value
+  query = residuals.query
+  key, value, mask = _first_keys(
+    num_keys, residuals.key, residuals.value, residuals.mask
+  )
   groups = key.shape[2]
   scale = query.shape[-1] ** -0.5
-  logits = _logits(query, key, residuals.mask)
+  logits = _logits(query, key, mask)
   weights = jnp.exp(logits - residuals.largest)  # Not yet divided by the total.
   # sum_s w_s dw_s is the dot product of the output with its cotangent.
   wide = residuals.total.dtype
@@ -228,15 +295,31 @@ def _backward(
   of_query = _product("bgts,bgsd->bgtd", of_logits, _by_head(key, groups))
   of_key = _product("bgdt,bgts->bgds", _columns(query, groups), of_logits)
   of_value = _product("bgdt,bgts->bgds", jnp.swapaxes(of_output, 2, 3), weights)
+  omitted = [(0, 0), (0, residuals.key.shape[1] - num_keys), (0, 0), (0, 0)]
+  of_key = jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype)
+  of_value = jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype)
   return (
     _by_token((scale * of_query).astype(query.dtype), query),
-    jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype),
-    jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype),
+    jnp.pad(of_key, omitted),
+    jnp.pad(of_value, omitted),
     None,
   )
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _first_keys(
+  num_keys: int, key: Array, value: Array, mask: Mask
+) -> tuple[Array, Array, Mask]:
+  """The first `num_keys` keys and values, and their mask."""
+  visible, documents = mask.visible, mask.key_documents
+  if visible is not None:
+    visible = visible[..., :num_keys]
+  if documents is not None:
+    documents = documents[:, :num_keys]
+  mask = mask._replace(visible=visible, key_documents=documents)
+  return key[:, :num_keys], value[:, :num_keys], mask
 
 
 def _logits(query: Array, key: Array, mask: Mask) -> Array:

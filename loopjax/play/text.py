@@ -131,7 +131,7 @@ def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
   if isinstance(family, HaltsByMass):
     return "mass", by_mass
   early = family if isinstance(family, ExitsEarly) else None
-  if early and early.default_exit_rule(settings.model) == "gate":
+  if early and early.exit_rule(settings.model) == "gate":
     return "gate", by_gate
   return "", by_loop
 

@@ -133,11 +133,11 @@ def test_prompts_run_all_loops_that_they_may():
 
 
 def test_exits_that_cannot_be():
-  assert melt.default_exit_rule(CONFIG) == "gate"
+  assert melt.exit_rule(CONFIG) == "gate"
   melt.check_exits(CONFIG, "gate", "copy", "latent")
   with pytest.raises(UserError, match="needs a cache with the keys and values"):
     melt.check_exits(CONFIG, "gate", "state", "latent")
   plain = config_of("melt")
-  assert melt.default_exit_rule(plain) == "fixed"
+  assert melt.exit_rule(plain) == "fixed"
   with pytest.raises(UserError, match="'gate' needs a model with an exit gate"):
     melt.check_exits(plain, "gate", "copy", "latent")

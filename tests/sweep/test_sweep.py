@@ -19,6 +19,7 @@ from tests_support import (
 )
 
 from loopjax import config as config_lib
+from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import __main__ as sweep_main
@@ -499,6 +500,29 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
     "--config.run.seed=1",
   ]
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
+
+
+def test_another_task_goes_after_the_colon(monkeypatch, tmp_path):
+  """Every item of a sweep over tasks is a command that main accepts."""
+  base = load_config("lm_adaptive", "smoke")
+  sweeps = namespace("lm_adaptive")["sweeps"]
+  items = items_lib.make_items(base, sweeps, "knowledge_vs_manipulation", {})
+  commands = []
+
+  def run(command, log, stop):
+    commands.append(command)
+    return 1, ""
+
+  monkeypatch.setattr(child, "run_command", run)
+  runner_lib.run_items(items, tmp_path, ["--config=lm_adaptive.py:smoke"])
+  assert len(commands) == len(items)
+  for words in commands:
+    config = load_config("lm_adaptive", words[3].partition(":")[2])
+    known = sections.flatten(config_lib.to_dict(config))
+    rest = (x for x in words[4:] if x.startswith("--config."))
+    for argument in rest:
+      key = argument.removeprefix("--config.").partition("=")[0]
+      config_lib.check_key(key, known)
 
 
 def chain(config):

@@ -89,13 +89,12 @@ class Layer(nnx.Module):
     """Runs all iterations of the layer.
 
     Args:
-      h: the layer's input [B, T, D].
+      h: the input [B, T, D].
       cache: cache of earlier tokens, or None.
       metadata: positions and masks of the tokens.
       first_slot: the slot of the cache that the first iteration uses.
       global_bank: the bank that all layers share, or None.
-      token_weights: weights of the tokens in statistics, f32 [B, T]; they sum
-        to 1 in each example.
+      token_weights: weights in statistics, f32 [B, T], sum 1 per example.
       num_loops: number of iterations, at most N.
       exit_threshold: see `Model.__call__`.
       options: how the loop is executed.
@@ -118,7 +117,6 @@ class Layer(nnx.Module):
       h = h + scales[i] * added  # h^(t), (5)
       t = (i + 1).astype(jnp.float32)
       p_halt = self._probability(h, t) * (1 - carry.halting.spent)  # (3), (4)
-      # The last iteration may get the remainder; halted tokens get weight 0.
       p_halt, state = rule.update(carry.halting, p_halt, i == num_loops - 1)
       h, p_halt = sharding.by_example(h), sharding.by_example(p_halt)
       output = carry.output + p_halt[..., None] * h  # (4)

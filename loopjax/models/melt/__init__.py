@@ -4,7 +4,7 @@
 phases of training, `reading.py` the cache, and `config.py` the settings.
 """
 
-from loopjax.models.exiting import check_exits, default_exit_rule
+from loopjax.models.exiting import check_exits, exit_rule
 from loopjax.models.melt.config import Config, costs
 from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
 from loopjax.models.melt.reading import empty_cache, read
@@ -21,6 +21,6 @@ __all__ = [
   "costs",
   "empty_cache",
   "loss",
-  "default_exit_rule",
+  "exit_rule",
   "read",
 ]

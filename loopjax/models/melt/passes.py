@@ -179,9 +179,8 @@ def _chunk(
     stack: the parameters.
     hidden: embedded tokens [B, C, D].
     constants: the chunk's other inputs.
-    history: keys and values of the whole row; None if there is one chunk.
-    first: index of the chunk's first token in the row. Entries of the history
-      from there on are masked.
+    history: keys and values of the row; None if there is one chunk.
+    first: index of the chunk's first token; the history is masked from there.
 
   Returns:
     ((output [B, C, D], records), keys and values of the chunk for the history).
@@ -189,7 +188,6 @@ def _chunk(
   alpha, (batch, size, _) = constants.alpha, hidden.shape
   tables = constants.tables
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in tables)
-  by_row = cos, sin
   own_visible, past_visible = _visible(
     constants.documents, size, history, first
   )
@@ -207,18 +205,18 @@ def _chunk(
       layer, latent, past, target = of_layer
       x = layer_lib.inputs(layer, hidden)
       latent, own = layer_lib.update(
-        layer, options.gate, index, x, latent, by_row, empty, start
+        layer, options.gate, index, x, latent, (cos, sin), empty, start
       )
       if alpha is not None:
         mixture = layer_lib.interpolate(alpha, latent, x)
-        own = layer_lib.project(layer, mixture, by_row)
+        own = layer_lib.project(layer, mixture, (cos, sin))
       parts = [(*own, own_visible)]
       parts += [] if past is None else [(*past, past_visible)]
       mixed = layer_lib.attend(layer, x, tables, *parts)
       record = {"attention": mixed} if "attention" in options.keep else {}
       if target is not None:
-        wide = mixed.astype(jnp.float32)
-        record["squared_distance"] = jnp.mean((wide - target) ** 2, axis=-1)
+        error = mixed.astype(jnp.float32) - target
+        record["squared_distance"] = jnp.mean(error**2, axis=-1)
       hidden = layer.block.add(sharding.by_example(hidden), mixed)
       return hidden, (latent, own if alpha is None else x, record)
 
@@ -230,8 +228,7 @@ def _chunk(
       remat=options.remat,
     )
     hidden = stack.final_norm(hidden)
-    norms = jnp.linalg.norm(hidden, axis=-1)
-    record["hidden_norm"] = jnp.mean(norms)
+    record["hidden_norm"] = jnp.mean(jnp.linalg.norm(hidden, axis=-1))
     if "hidden" in options.keep:
       record["hidden"] = hidden
     if alpha is not None:
@@ -251,12 +248,11 @@ def _chunk(
     key_values = jax.tree.map(lambda x: x[None], key_values)
   else:
     # Later chunks attend to projections of the last loop's latent.
-    mixtures = layer_lib.interpolate(
-      alpha, latents[None], records.pop("inputs")
-    )
+    inputs = records.pop("inputs")
+    mixtures = layer_lib.interpolate(alpha, latents[None], inputs)
     of_layers = jax.vmap(layer_lib.project, (0, 0, None))
     of_loops = jax.vmap(of_layers, (None, 0, None))
-    key_values = of_loops(stack.layers, mixtures, by_row)
+    key_values = of_loops(stack.layers, mixtures, (cos, sin))
   return (hidden, records), key_values
 
 

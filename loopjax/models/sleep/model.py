@@ -61,14 +61,9 @@ class Model(nnx.Module):
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, config.num_layers, rngs)
     # A post-norm would scale up an output that is initially zero.
-    without_post_norm = dataclasses.replace(
-      config.block_shape(), post_norm=norm.identity
-    )
+    shape = dataclasses.replace(config.block_shape(), post_norm=norm.identity)
     self.memories = hybrid.make_memories(
-      without_post_norm,
-      config.memory_shape(),
-      config.num_memory_layers,
-      **shared,
+      shape, config.memory_shape(), config.num_memory_layers, **shared
     )
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
@@ -153,13 +148,6 @@ class Model(nnx.Module):
   ) -> tuple[WindowState, dict[str, Array]]:
     """N passes over a window, and its eviction (algorithm 1, lines 4 to 8).
 
-    Args:
-      state: the state after the previous window.
-      tokens: the window's tokens, hidden [B, L, D].
-      num_passes: N.
-      kind: how the passes are executed.
-      trace: names from TRACES.
-
     Returns:
       (the state after the window, records of every pass [N, ...] by name). If
       every token is predicted, the records include "awake", the residual stream
@@ -193,13 +181,7 @@ class Model(nnx.Module):
     return WindowState((first, memory, last), past_mask), records
 
   def next_input(self, hidden: Array, inputs: Array, n: Array) -> Array:
-    """The input of pass n, [B, L, D].
-
-    Args:
-      hidden: the output of the previous pass; for n = 0, `inputs`.
-      inputs: the input of the first pass.
-      n: index of the pass, from 0, i32 scalar.
-    """
+    """The input of pass n, from the previous output and the first input."""
     next_input = self.final_norm(hidden) if self.config.pass_norm else hidden
     next_input = next_input + inputs if self.config.inject else next_input
     return jnp.where(n > 0, next_input, hidden)
