@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     summary = train.run(config, workdir, _MODE.value)
   except (processes.AgreedError, OSError):
     raise
-  except processes.Lost as error:
+  except processes.ProcessLostError as error:
     _end_alone(error)
   except Exception as error:
     if not jax.distributed.is_initialized():
@@ -93,7 +93,9 @@ def _end_alone(error: Exception) -> NoReturn:
   reason = " ".join(str(error).split())[:300]
   from_jax = isinstance(error, jax.errors.JaxRuntimeError)
   out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason
-  if isinstance(error, processes.Lost) or (from_jax and not out_of_memory):
+  if isinstance(error, processes.ProcessLostError) or (
+    from_jax and not out_of_memory
+  ):
     line, status = f"another process was lost: {reason}", _LOST
   elif isinstance(error, UserError):
     line, status = f"process {jax.process_index()}: {reason}", 2

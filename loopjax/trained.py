@@ -13,7 +13,7 @@ from loopjax.protocols import Model
 from loopjax.run import restore
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
   """The model of a run at a checkpoint, on one device.
 
   Attributes:
@@ -33,7 +33,7 @@ class Trained(NamedTuple):
     return nnx.merge(self.graphdef, self.params)
 
 
-def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
+def read(workdir: pathlib.Path, checkpoint: int | None = None) -> TrainedModel:
   """Loads the model of a run, finished or in progress.
 
   Args:
@@ -50,4 +50,4 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
   step, params = restore.chosen_params(
     workdir, checkpoint, program.abstract_state.params, label
   )
-  return Trained(settings, program.graphdef, params, step)
+  return TrainedModel(settings, program.graphdef, params, step)

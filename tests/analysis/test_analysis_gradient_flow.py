@@ -120,7 +120,7 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
     config = load_config("lm_melt", f"smoke,model.name={workdir.name}")
     config.optim.gate_rate = 1.0  # The looped model has no gates.
     settings = config_lib.resolve(config)
-    return trained.Trained(settings, *make_model(settings), 0)
+    return trained.TrainedModel(settings, *make_model(settings), 0)
 
   def measure(model, tokens, count, targets):
     assert len(tokens) == len(count) == len(targets) == 4
