@@ -25,11 +25,12 @@ from loopjax.sections import flatten
 _COMMON = presets.beside(__file__, "common.py")
 _NO_MEMORY = {"num_local_slots": 0, "num_global_slots": 0, "gate_bias": 0.0}
 _ONCE = {  # The block itself: a transformer without loops.
-  "num_loops": 1, "update": "delta", "scale_from_step": 2, "loop_scale": -7.0,
+  "num_loops": 1, "loop_update": "delta", "scale_from_step": 2,
+  "loop_scale": -7.0,
 }  # fmt: skip
 _BYTES = {  # A first iteration that is the block itself learns in short runs.
   "task": {"train_files": "made:arithmetic", "vocab_size": 0},
-  "model": {"update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
+  "model": {"loop_update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
   "optim": {"eps": 1e-8},
 }  # fmt: skip
 PRESETS = {
