@@ -23,7 +23,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets
-from loopjax.config import RunOf
+from loopjax.config import WorkdirOf
 from loopjax.sections import flatten
 
 COMMON = presets.beside(__file__, "common.py")
@@ -105,14 +105,13 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   first = [] if config.run.init_from else [
     {"model.name": "looped", "model.num_loops": config.model.num_passes}
   ]  # fmt: skip
-  calls = config.run.num_steps // config.run.steps_per_call
-  third = max(calls // 3, 1) * config.run.steps_per_call
+  third = presets.steps(config, 1, 3)
   warm_up = {
     **flatten(CHANGES["warm_up"]),
-    "run.init_from": config.run.init_from or RunOf(0), "run.num_steps": third,
+    "run.init_from": config.run.init_from or WorkdirOf(0), "run.num_steps": third,
   }  # fmt: skip
   whole = {
-    "model.eviction": "sliding", "run.init_from": RunOf(len(first)),
+    "model.eviction": "sliding", "run.init_from": WorkdirOf(len(first)),
     "run.num_steps": 2 * third,
   }  # fmt: skip
   return {

@@ -22,11 +22,11 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets
-from loopjax.config import RunOf
+from loopjax.config import WorkdirOf
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {
-  "model": {"exit_gate": "none", "chunk_size": 16, "prefill_chunk": 1},
+  "model": {"exit_gate": "none", "chunk_size": 4, "prefill_chunk": 1},
   "optim": {"gate_rate": 4.0, "frozen": ""},
   "run": {"num_steps": 800, "num_microbatches": 1, "checkpoint_every": 100},
 })  # fmt: skip
@@ -73,7 +73,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   axis, product = config_lib.axis, config_lib.product
   run, chunk = config.run, config.model.chunk_size
   scratch = not run.init_from
-  first, teacher = ([_LOOPED], RunOf(0)) if scratch else ([], run.init_from)
+  first, teacher = ([_LOOPED], WorkdirOf(0)) if scratch else ([], run.init_from)
   rates = {"optim.learning_rate": config.optim.learning_rate}
   if config.optim.name == "muon":
     rates["optim.muon_learning_rate"] = config.optim.muon_learning_rate
@@ -88,7 +88,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     **taught, "model.alpha": 0.0, "model.interpolation_steps": num_steps,
   }  # fmt: skip
   phase_2 = {
-    **slower, "run.init_from": RunOf(len(first)), "run.teacher": teacher,
+    **slower, "run.init_from": WorkdirOf(len(first)), "run.teacher": teacher,
     "model.distill": "all",
     "run.num_steps": presets.steps(config, 3, 10 if scratch else 5),
     "model.align_weight": 0.1,
@@ -112,7 +112,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     {**item, "model.num_key_value_heads": groups[i]}
     for i in range(len(groups))
     for item in (_LOOPED, {
-      **phase_1, "run.init_from": RunOf(2 * i), "run.teacher": RunOf(2 * i),
+      **phase_1, "run.init_from": WorkdirOf(2 * i), "run.teacher": WorkdirOf(2 * i),
     })
   ]  # fmt: skip
   return {

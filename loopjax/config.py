@@ -72,7 +72,7 @@ class Settings(NamedTuple):
     return examples * profiling.training_flops(costs)
 
 
-class RunOf(NamedTuple):
+class WorkdirOf(NamedTuple):
   """A setting's value in a sweep: the work directory of an earlier item.
 
   It can be a value of `run.init_from` or `run.teacher`; the item runs only

@@ -91,10 +91,9 @@ def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
 
 
 def steps(config: ml_collections.ConfigDict, part: int, of: int) -> int:
-  """A part of a run's steps, rounded to whole calls and at least one call."""
-  run = config.run
-  calls = round(part / of * run.num_steps / run.steps_per_call)
-  return max(calls, 1) * run.steps_per_call
+  """A part of a run's steps, rounded down to whole calls, but not to none."""
+  calls = config.run.num_steps // config.run.steps_per_call
+  return max(calls * part // of, 1) * config.run.steps_per_call
 
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:

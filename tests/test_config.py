@@ -40,7 +40,9 @@ def test_every_sweep_item_resolves(name, preset):
   base = load_config(name, preset)
   for items in namespace(name)["sweeps"](base).values():
     for place, item in enumerate(items):
-      earlier = [x for x in item.values() if isinstance(x, config_lib.RunOf)]
+      earlier = [
+        x for x in item.values() if isinstance(x, config_lib.WorkdirOf)
+      ]
       assert all(0 <= run.item < place for run in earlier)
       # The sweep puts a directory in its place.
       item = {key: "runs/a" if x in earlier else x for key, x in item.items()}
@@ -141,7 +143,7 @@ PAPERS = {
     "task.sequence_length": 1024, "task.vocab_size": 50_304,
     "optim.learning_rate": 3e-3, "model.width": 768, "model.num_layers": 12,
     "model.num_local_slots": 1024, "model.num_global_slots": 512,
-    "model.loop_scale": -7.0, "model.update": "literal",
+    "model.loop_scale": -7.0, "model.loop_update": "literal",
   },
   # MELT-1.6B (table 6).
   "lm_melt": {

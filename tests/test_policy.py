@@ -101,6 +101,7 @@ OPTIONAL = {
     "play/server.py",
     "serve/app.py",
     "serve/command.py",
+    "serve/metrics.py",
   )
 }
 

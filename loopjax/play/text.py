@@ -1,4 +1,4 @@
-"""What a trained language model thinks of a text: depth, and what comes next.
+"""Predictions of a trained language model for a text, by depth.
 
 All that the page's sliders choose from is computed at once: every number of
 loops with every exit threshold. Readings are some read-outs of the text and,
@@ -26,7 +26,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
-from loopjax.play.thinker import Thinker, Thought, facts
+from loopjax.play.inspector import Inspection, Inspector, facts
 from loopjax.protocols import ExitsEarly, HaltsByMass
 from loopjax.types import Array
 
@@ -60,7 +60,7 @@ def load(
   settings: config_lib.Settings,
   loops: int,
   checkpoint: int | None,
-) -> Thinker:
+) -> Inspector:
   """Reads a run.
 
   Args:
@@ -81,9 +81,9 @@ def load(
   def forward(params: Any, inputs: Array) -> Any:
     model: Any = nnx.merge(language_model.graphdef, params)
     found = read(model, inputs[None], loops)
-    chances = jax.nn.softmax(found.logits)
-    best = jax.lax.top_k(chances, NUM_CANDIDATES)
-    following = jnp.broadcast_to(jnp.roll(inputs, -1), chances.shape[:2])
+    probabilities = jax.nn.softmax(found.logits)
+    best = jax.lax.top_k(probabilities, NUM_CANDIDATES)
+    following = jnp.broadcast_to(jnp.roll(inputs, -1), probabilities.shape[:2])
     losses = token_losses.token_cross_entropy(found.logits, following)
     return best, losses, (found.depth, found.readout, found.lens)
 
@@ -105,7 +105,7 @@ def load(
       engine(), language_model.tokenizer, [request]
     )[0].text
 
-  return Thinker(
+  return Inspector(
     view="text",
     facts={
       **facts(
@@ -118,8 +118,10 @@ def load(
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },
-    think=functools.partial(
-      _think, language_model, functools.partial(forward, language_model.params)
+    inspect=functools.partial(
+      _inspect,
+      language_model,
+      functools.partial(forward, language_model.params),
     ),
     random=random,
   )
@@ -185,11 +187,11 @@ def by_loop(model: Any, inputs: Array, loops: int) -> Readings:
   return Readings(jnp.stack(logits), depth, readout, lens)
 
 
-def _think(
+def _inspect(
   language_model: language_model_lib.LanguageModel,
   forward: Callable[[np.ndarray], Any],
   prompt: str,
-) -> Thought:
+) -> Inspection:
   """A text as the model reads it.
 
   Returns:
@@ -214,15 +216,15 @@ def _think(
   inputs = np.full(size, tokenizer.padding, np.int32)
   inputs[:num] = ids
   best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))
-  chances, candidates = (x[:, :num] for x in best)
+  probabilities, candidates = (x[:, :num] for x in best)
 
   @functools.cache
   def text_of(token: int) -> str:
     return _texts(tokenizer, [token])[0] or "\N{REPLACEMENT CHARACTER}"
 
-  def pairs(tokens: np.ndarray, chances: np.ndarray) -> list[list[Any]]:
+  def pairs(tokens: np.ndarray, probabilities: np.ndarray) -> list[list[Any]]:
     shown = map(text_of, tokens.tolist())
-    share = np.rint(1000 * chances).astype(int).tolist()
+    share = np.rint(1000 * probabilities).astype(int).tolist()
     return [list(pair) for pair in zip(shown, share, strict=True)]
 
   return {
@@ -233,7 +235,7 @@ def _think(
     "lens": lens.tolist(),
     "candidates": [
       [pairs(*place) for place in zip(*of_readout, strict=True)]
-      for of_readout in zip(candidates, chances, strict=True)
+      for of_readout in zip(candidates, probabilities, strict=True)
     ],
     "surprise": np.rint(100 * losses[:, : num - 1]).astype(int).tolist(),
   }

@@ -43,7 +43,7 @@ _PROCESS_ID = flags.DEFINE_integer(
 )
 
 
-class Lost(Exception):
+class ProcessLostError(Exception):
   """Another process of the run is gone; restarting may help."""
 
 
@@ -58,7 +58,7 @@ def start() -> None:
 
   Raises:
     UserError: the flags contradict each other, or detection fails.
-    Lost: no other process answers.
+    ProcessLostError: no other process answers.
   """
   address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
   count = _number(_NUM_PROCESSES, "JAX_NUM_PROCESSES")
@@ -92,7 +92,9 @@ def start() -> None:
   except ValueError as error:
     raise UserError(f"--distributed: {error}") from error
   except RuntimeError as error:
-    raise Lost(f"the processes did not find each other: {error}") from error
+    raise ProcessLostError(
+      f"the processes did not find each other: {error}"
+    ) from error
 
 
 def _number(flag: Any, *variables: str) -> int | None:

@@ -68,7 +68,7 @@ def make_items(
     earlier = {
       key: items[value.item].slug
       for key, value in wanted.items()
-      if isinstance(value, config_lib.RunOf)
+      if isinstance(value, config_lib.WorkdirOf)
     }
     found = {key: str(workdir / name) for key, name in earlier.items()}
     overrides = {**wanted, **found}

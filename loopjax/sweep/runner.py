@@ -37,7 +37,7 @@ def run_items(
   Returns:
     {slug: one-line message} of the items that failed, and the exit status.
   """
-  failed, started, stopped, stop = {}, 0, 0, child.Stop()
+  failed, started, stopped, stop = {}, 0, 0, child.StopRequest()
   with stop.listening():
     for number, item in enumerate(items, 1):
       if only not in (None, number - 1):
@@ -70,7 +70,7 @@ def config_arguments(overrides: Mapping[str, Any]) -> list[str]:
   return [f"--config.{key}={value}" for key, value in overrides.items()]
 
 
-def _item_arguments(
+def item_arguments(
   arguments: Sequence[str], overrides: Mapping[str, Any]
 ) -> list[str]:
   """Arguments of loopjax.main.
@@ -117,7 +117,10 @@ def _state(
 
 
 def _run(
-  item: Item, workdir: pathlib.Path, arguments: Sequence[str], stop: child.Stop
+  item: Item,
+  workdir: pathlib.Path,
+  arguments: Sequence[str],
+  stop: child.StopRequest,
 ) -> tuple[int, str, str]:
   """Runs an item.
 
@@ -130,16 +133,16 @@ def _run(
     sys.executable,
     "-m",
     "loopjax.main",
-    *_item_arguments(arguments, item.overrides),
+    *item_arguments(arguments, item.overrides),
     f"--workdir={directory}",
   ]
   start = time.monotonic()
   status, last_line = child.run_command(command, log, stop)
-  if status == _PREEMPTED or (stop.asked and status < 0):
+  if status == _PREEMPTED or (stop.received and status < 0):
     return _PREEMPTED, "preempted; the same command resumes it", ""
   if status == _LOST:
     return _LOST, "lost a process; the same command resumes it", ""
-  stopped = _PREEMPTED if stop.asked else 0
+  stopped = _PREEMPTED if stop.received else 0
   state, message = _state(directory, item.config)
   if status == 0 and state == "complete":
     return stopped, f"done in {time.monotonic() - start:.0f} s", ""

@@ -297,7 +297,7 @@ def test_mistakes_in_a_conversation_are_named(served, fields, message):
     (b"{", "not valid JSON"),
     (b"\xff\xfe{}", "not valid JSON"),
     (b"[" * 100_000, "not valid JSON"),
-    (b'{"prompt": "x", "top_p": NaN}', "NaN is no number"),
+    (b'{"prompt": "x", "top_p": NaN}', "NaN is not a number"),
     (b'{"prompt": "x", "top_p": 1' + b"0" * 5000 + b"}", "not valid JSON"),
     (b"[]", "not a JSON object"),
   ],

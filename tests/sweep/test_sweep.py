@@ -9,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
+from ml_collections import config_flags
 from tests_support import (
   CONFIGS,
   ROOT,
@@ -19,7 +21,6 @@ from tests_support import (
 )
 
 from loopjax import config as config_lib
-from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import __main__ as sweep_main
@@ -266,7 +267,7 @@ def test_limit_counts_what_is_started(monkeypatch, items, tmp_path):
 def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
   log = tmp_path / "x.log"
   script = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
-  command, stop = [sys.executable, "-c", script], child.Stop()
+  command, stop = [sys.executable, "-c", script], child.StopRequest()
   assert child.run_command([*command, "first", "2"], log, stop) == (2, "first")
   assert child.run_command([sys.executable, "-c", ""], log, stop) == (0, "")
   assert log.read_text() == "first\n"
@@ -292,16 +293,16 @@ sys.exit(4)
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_what_stops_the_sweep_lets_the_run_save(tmp_path, which):
   before = signal.getsignal(signal.Signals[which])
-  stop, log = child.Stop(), tmp_path / "x.log"
+  stop, log = child.StopRequest(), tmp_path / "x.log"
   command = [sys.executable, "-c", SAVES, str(int(signal.Signals[which]))]
   with stop.listening():
     assert child.run_command(command, log, stop) == (4, "saved")
-  assert stop.asked
+  assert stop.received
   assert signal.getsignal(signal.Signals[which]) == before
 
 
 def test_a_signal_between_two_runs_is_not_lost(tmp_path):
-  stop, log = child.Stop(), tmp_path / "x.log"
+  stop, log = child.StopRequest(), tmp_path / "x.log"
   with stop.listening():
     os.kill(os.getpid(), signal.SIGTERM)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -312,7 +313,7 @@ def test_a_signal_between_two_runs_is_not_lost(tmp_path):
 def test_a_signal_that_is_ignored_stays_so():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
-    with child.Stop().listening():
+    with child.StopRequest().listening():
       assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
   finally:
     signal.signal(signal.SIGHUP, before)
@@ -322,7 +323,7 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
   monkeypatch, items, tmp_path
 ):
   def run(command, log, stop):
-    stop.asked = True
+    stop.received = True
     return -signal.SIGTERM, ""
 
   monkeypatch.setattr(child, "run_command", run)
@@ -502,33 +503,27 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
 
 
-def test_another_task_goes_after_the_colon(monkeypatch, tmp_path):
-  """Every item of a sweep over tasks is a command that main accepts."""
-  base = load_config("lm_adaptive", "smoke")
-  sweeps = namespace("lm_adaptive")["sweeps"]
-  items = items_lib.make_items(base, sweeps, "knowledge_vs_manipulation", {})
-  commands = []
-
-  def run(command, log, stop):
-    commands.append(command)
-    return 1, ""
-
-  monkeypatch.setattr(child, "run_command", run)
-  runner_lib.run_items(items, tmp_path, ["--config=lm_adaptive.py:smoke"])
-  assert len(commands) == len(items)
-  for words in commands:
-    config = load_config("lm_adaptive", words[3].partition(":")[2])
-    known = sections.flatten(config_lib.to_dict(config))
-    rest = (x for x in words[4:] if x.startswith("--config."))
-    for argument in rest:
-      key = argument.removeprefix("--config.").partition("=")[0]
-      config_lib.check_key(key, known)
+@pytest.mark.filterwarnings("ignore:the load_module.. method is deprecated")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_main_accepts_every_item(monkeypatch, name):
+  """As text on its command line, which is all that it gets."""
+  base = load_config(name, "smoke")
+  sweeps = namespace(name)["sweeps"]
+  file = f"--config={ROOT / 'configs' / name}.py:smoke"
+  for sweep in sweeps(base):
+    for item in items_lib.make_items(base, sweeps, sweep, {}):
+      values = flags.FlagValues()
+      config = config_flags.DEFINE_config_file("config", flag_values=values)
+      arguments = runner_lib.item_arguments([file], item.overrides)
+      monkeypatch.setattr(sys, "argv", ["main", *arguments])  # Read as well.
+      values(sys.argv)
+      assert config_lib.to_dict(config.value) == item.config
 
 
 def chain(config):
   """A run, one that goes on from it, and one from both."""
-  begun = {"run.init_from": config_lib.RunOf(0), "run.seed": 1}
-  both = {"run.init_from": config_lib.RunOf(1), "run.seed": 1}
+  begun = {"run.init_from": config_lib.WorkdirOf(0), "run.seed": 1}
+  both = {"run.init_from": config_lib.WorkdirOf(1), "run.seed": 1}
   return {"chain": [{}, begun, both], "end": [{"run.seed": 2}, begun]}
 
 

@@ -154,7 +154,7 @@ def _why_unedited(settings: config_lib.Settings, family: str) -> str:
 
 
 def _edit(
-  run: trained.Trained,
+  run: trained.TrainedModel,
   model: instrumented.InstrumentedModel,
   question_set: questions.Questions,
   observed: instrumented.Observed,
@@ -192,7 +192,7 @@ def _edit(
 def _write(
   workdir: pathlib.Path,
   output: pathlib.Path,
-  run: trained.Trained,
+  run: trained.TrainedModel,
   found: list[rows.Row],
   notes: list[str],
 ) -> None:

@@ -71,7 +71,7 @@ def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
   }
 
 
-def from_run(run: trained.Trained) -> InstrumentedModel:
+def from_run(run: trained.TrainedModel) -> InstrumentedModel:
   """The model of a run, with the number of loops of its evaluation."""
   settings = run.settings
   return instrument(
