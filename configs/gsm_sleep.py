@@ -108,7 +108,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   third = presets.steps(config, 1, 3)
   warm_up = {
     **flatten(CHANGES["warm_up"]),
-    "run.init_from": config.run.init_from or WorkdirOf(0), "run.num_steps": third,
+    "run.init_from": config.run.init_from or WorkdirOf(0),
+    "run.num_steps": third,
   }  # fmt: skip
   whole = {
     "model.eviction": "sliding", "run.init_from": WorkdirOf(len(first)),

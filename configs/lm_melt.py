@@ -112,7 +112,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     {**item, "model.num_key_value_heads": groups[i]}
     for i in range(len(groups))
     for item in (_LOOPED, {
-      **phase_1, "run.init_from": WorkdirOf(2 * i), "run.teacher": WorkdirOf(2 * i),
+      **phase_1, "run.init_from": WorkdirOf(2 * i),
+      "run.teacher": WorkdirOf(2 * i),
     })
   ]  # fmt: skip
   return {

@@ -21,8 +21,8 @@ class Config:
     mlp: "gelu", "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     norm: "layernorm" (the paper), or "rmsnorm" as in the other families.
     num_loops: N, maximum number of iterations of every layer.
-    loop_update: "literal": h + s_t Block(LN h), as printed in equation 5; "delta":
-      h + s_t (Block(h) - h), which is Block(h) if s_t = 1.
+    loop_update: "literal": h + s_t Block(LN h), as printed in equation 5;
+      "delta": h + s_t (Block(h) - h), which is Block(h) if s_t = 1.
     loop_scale: initial value of alpha_t; s_t = softplus(alpha_t).
     scale_from_step: first t with an alpha_t; before it s_t = 1.
     halting_mass: the halting probability that remains after N iterations:
