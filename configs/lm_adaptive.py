@@ -25,11 +25,12 @@ from loopjax.sections import flatten
 _COMMON = presets.beside(__file__, "common.py")
 _NO_MEMORY = {"num_local_slots": 0, "num_global_slots": 0, "gate_bias": 0.0}
 _ONCE = {  # The block itself: a transformer without loops.
-  "num_loops": 1, "update": "delta", "scale_from_step": 2, "loop_scale": -7.0,
+  "num_loops": 1, "loop_update": "delta", "scale_from_step": 2,
+  "loop_scale": -7.0,
 }  # fmt: skip
 _BYTES = {  # A first iteration that is the block itself learns in short runs.
   "task": {"train_files": "made:arithmetic", "vocab_size": 0},
-  "model": {"update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
+  "model": {"loop_update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
   "optim": {"eps": 1e-8},
 }  # fmt: skip
 PRESETS = {
@@ -113,17 +114,13 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
   wide = solved(base, mem, budget.parameters, 12)
   run, length = config.run, config.task.get("sequence_length", 8)
-
-  def once_evaluated(share: float) -> dict:
-    calls = max(1, round(share * run.num_steps / run.steps_per_call))
-    steps = calls * run.steps_per_call
-    return {"run.num_steps": steps, "eval.every": steps}
-
+  ends = "run.num_steps", "eval.every"  # Evaluated once.
+  short = run.num_steps // run.steps_per_call * 3 // 8 * run.steps_per_call
   corpora = [  # Of sizes at which the smallest model is neither lost nor done.
-    {**once_evaluated(3 / 8), "task.name": "knowledge",
+    {**dict.fromkeys(ends, short), "task.name": "knowledge",
      "task.num_people": 8 * model.width,
      "task.num_eval_people": 2 * model.width},
-    {**once_evaluated(3 / 4), "task.name": "arithmetic",
+    {**dict.fromkeys(ends, 2 * short), "task.name": "arithmetic",
      "run.batch_size": run.batch_size * length // 8,  # Short rows, many.
      "task.modulus": 11, "task.max_operations": 2,
      "task.num_eval_examples": 1200},

@@ -32,7 +32,7 @@ _TINY = {
   },
   "model": {
     "width": 128, "num_layers": 2, "num_heads": 4, "exit_gate": "none",
-    "chunk_size": 16, "prefill_chunk": 1, "rope_base": 1e4, "init_std": 0.05,
+    "chunk_size": 4, "prefill_chunk": 1, "rope_base": 1e4, "init_std": 0.05,
     "precision": "float32",
   },
   "optim": {

@@ -70,7 +70,7 @@ def config_arguments(overrides: Mapping[str, Any]) -> list[str]:
   return [f"--config.{key}={value}" for key, value in overrides.items()]
 
 
-def _item_arguments(
+def item_arguments(
   arguments: Sequence[str], overrides: Mapping[str, Any]
 ) -> list[str]:
   """Arguments of loopjax.main.
@@ -133,7 +133,7 @@ def _run(
     sys.executable,
     "-m",
     "loopjax.main",
-    *_item_arguments(arguments, item.overrides),
+    *item_arguments(arguments, item.overrides),
     f"--workdir={directory}",
   ]
   start = time.monotonic()

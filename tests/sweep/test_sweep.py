@@ -9,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
+from ml_collections import config_flags
 from tests_support import (
   CONFIGS,
   ROOT,
@@ -19,7 +21,6 @@ from tests_support import (
 )
 
 from loopjax import config as config_lib
-from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import __main__ as sweep_main
@@ -502,27 +503,21 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
 
 
-def test_another_task_goes_after_the_colon(monkeypatch, tmp_path):
-  """Every item of a sweep over tasks is a command that main accepts."""
-  base = load_config("lm_adaptive", "smoke")
-  sweeps = namespace("lm_adaptive")["sweeps"]
-  items = items_lib.make_items(base, sweeps, "knowledge_vs_manipulation", {})
-  commands = []
-
-  def run(command, log, stop):
-    commands.append(command)
-    return 1, ""
-
-  monkeypatch.setattr(child, "run_command", run)
-  runner_lib.run_items(items, tmp_path, ["--config=lm_adaptive.py:smoke"])
-  assert len(commands) == len(items)
-  for words in commands:
-    config = load_config("lm_adaptive", words[3].partition(":")[2])
-    known = sections.flatten(config_lib.to_dict(config))
-    rest = (x for x in words[4:] if x.startswith("--config."))
-    for argument in rest:
-      key = argument.removeprefix("--config.").partition("=")[0]
-      config_lib.check_key(key, known)
+@pytest.mark.filterwarnings("ignore:the load_module.. method is deprecated")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_main_accepts_every_item(monkeypatch, name):
+  """As text on its command line, which is all that it gets."""
+  base = load_config(name, "smoke")
+  sweeps = namespace(name)["sweeps"]
+  file = f"--config={ROOT / 'configs' / name}.py:smoke"
+  for sweep in sweeps(base):
+    for item in items_lib.make_items(base, sweeps, sweep, {}):
+      values = flags.FlagValues()
+      config = config_flags.DEFINE_config_file("config", flag_values=values)
+      arguments = runner_lib.item_arguments([file], item.overrides)
+      monkeypatch.setattr(sys, "argv", ["main", *arguments])  # Read as well.
+      values(sys.argv)
+      assert config_lib.to_dict(config.value) == item.config
 
 
 def chain(config):

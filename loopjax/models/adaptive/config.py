@@ -21,8 +21,8 @@ class Config:
     mlp: "gelu", "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     norm: "layernorm" (the paper), or "rmsnorm" as in the other families.
     num_loops: N, maximum number of iterations of every layer.
-    update: "literal": h + s_t Block(LN h), as printed in equation 5; "delta":
-      h + s_t (Block(h) - h), which is Block(h) if s_t = 1.
+    loop_update: "literal": h + s_t Block(LN h), as printed in equation 5;
+      "delta": h + s_t (Block(h) - h), which is Block(h) if s_t = 1.
     loop_scale: initial value of alpha_t; s_t = softplus(alpha_t).
     scale_from_step: first t with an alpha_t; before it s_t = 1.
     halting_mass: the halting probability that remains after N iterations:
@@ -56,7 +56,7 @@ class Config:
   mlp_ratio: float = 4.0
   norm: str = "layernorm"
   num_loops: int = 3
-  update: str = "literal"
+  loop_update: str = "literal"
   loop_scale: float = -7.0
   scale_from_step: int = 1
   halting_mass: str = "remainder"
@@ -79,7 +79,7 @@ class Config:
       "model",
       self,
       norm=("layernorm", "rmsnorm"),
-      update=("literal", "delta"),
+      loop_update=("literal", "delta"),
       halting_mass=("remainder", "printed", "renormalised"),
       memory_placement=("in_loop", "pre_layer", "post_layer"),
       memory_gate=memory.GATES,

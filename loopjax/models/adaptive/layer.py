@@ -50,7 +50,7 @@ class Layer(nnx.Module):
     shape, width = config.block_shape(), config.width
     self.config = config
     self.block = block.Block(shape, **shared)
-    if config.update == "literal":
+    if config.loop_update == "literal":
       self.loop_norm = shape.norm(width, **shared)
     num_scales = config.num_loops + 1 - config.scale_from_step
     if num_scales > 0:
@@ -233,7 +233,7 @@ class Layer(nnx.Module):
     slot: Array,
   ) -> tuple[Array, Cache | None]:
     """(the update of h that equation 5 scales by s_t, the cache)."""
-    if self.config.update == "literal":
+    if self.config.loop_update == "literal":
       return self.block(self.loop_norm(h), metadata, cache, slot)
     updated, cache = self.block(h, metadata, cache, slot)
     return updated - h, cache
