@@ -122,7 +122,7 @@ class Model(nnx.Module):
     )
     self.layers = nnx.List(
       [
-        post_norm.Block(
+        post_norm.PostNormBlock(
           attention.Attention(sizes, **shared),
           ConvSwiGLU(config.width, sizes.mlp_width, **shared),
           precision=precision,

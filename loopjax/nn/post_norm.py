@@ -17,7 +17,7 @@ from loopjax.types import Array, Precision
 _EPSILON = 1e-5  # Epsilon of the norms in the authors' code.
 
 
-class Block(nnx.Module):
+class PostNormBlock(nnx.Module):
   """x <- rms(x + mixer(x)), then x <- rms(x + mlp(x)); norms without gains.
 
   The residual stream has the accumulate dtype. The outputs of the branches are
