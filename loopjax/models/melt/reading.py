@@ -203,9 +203,9 @@ def make_loop(
   Returns:
     A function (hidden, state, index, live) -> (hidden, state, inputs), where
     hidden is [B, C, D]; state is (latents [L, B, C, D], (keys, values) as in
-    `LatentCache`); index is the number of the loop, from 0; live, bool [B], marks the
-    rows whose keys and values are written; inputs are x of all layers,
-    [L, B, C, D].
+    `LatentCache`); index is the number of the loop, from 0; live, bool [B],
+    marks the rows whose keys and values are written; inputs are x of all
+    layers, [L, B, C, D].
   """
   config, gate = model.config, model.config.gate
   num_layers = config.num_layers
