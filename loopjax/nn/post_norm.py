@@ -42,14 +42,14 @@ class PostNormBlock(nnx.Module):
 
   def __call__(self, x: Array, metadata: attention.Metadata) -> Array:
     """x: [B, S, D]; returns [B, S, D] with unit mean square over features."""
-    x = sharding.by_example(x)
+    x = sharding.split_by_example(x)
     mixed, _ = self.mixer(x, metadata)
     x = self._added(x, checkpoint_name(mixed, "attention"), self.norm_axis)
     return self._added(x, checkpoint_name(self.mlp(x), "mlp"), -1)
 
   def _added(self, x: Array, branch: Array, axis: int) -> Array:
     x = x + branch.astype(self.precision.accumulate)
-    return sharding.by_example(norm.rms_normalise(x, _EPSILON, axis))
+    return sharding.split_by_example(norm.rms_normalise(x, _EPSILON, axis))
 
 
 def run_layers(
