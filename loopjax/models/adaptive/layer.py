@@ -118,10 +118,7 @@ class Layer(nnx.Module):
       t = (i + 1).astype(jnp.float32)
       p_halt = self._probability(h, t) * (1 - carry.halting.spent)  # (3), (4)
       p_halt, state = rule.update(carry.halting, p_halt, i == num_loops - 1)
-      h, p_halt = (
-        sharding.split_by_example(h),
-        sharding.split_by_example(p_halt),
-      )
+      h, p_halt = map(sharding.split_by_example, (h, p_halt))
       output = carry.output + p_halt[..., None] * h  # (4)
       steps = carry.steps + t * p_halt  # E[n], (12)
       divergence = carry.divergence + self._divergence(p_halt, i, num_loops)
