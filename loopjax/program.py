@@ -186,7 +186,7 @@ def _new_model(settings: config_lib.Settings, key: Any) -> Model:
 
 
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, traced under the mesh, as `sharding.by_example` requires."""
+  """The function, traced under the mesh; see `sharding.split_by_example`."""
 
   @functools.wraps(function)
   def traced(*args, **kwargs):

@@ -27,13 +27,13 @@ from loopjax.types import (
 )
 
 
-class Record(Protocol):
+class Dataclass(Protocol):
   """A dataclass; the sections of a config are dataclasses."""
 
   __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
-class ModelConfig(Record, Protocol):
+class ModelConfig(Dataclass, Protocol):
   """What shared code may read from any family's model config."""
 
   @property
@@ -328,7 +328,7 @@ class Task(Protocol):
   """A module of `loopjax.data`."""
 
   @property
-  def Config(self) -> Callable[..., Record]:
+  def Config(self) -> Callable[..., Dataclass]:
     """The task config: a frozen dataclass."""
 
   @property

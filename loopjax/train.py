@@ -82,7 +82,7 @@ def run(
     UserError: a mistake in the config, the data or the directory.
   """
   settings = config_lib.resolve(config)
-  if done := processes.agreed(lambda: _admit(settings, workdir, mode)):
+  if done := processes.from_process_0(lambda: _admit(settings, workdir, mode)):
     print(f"{workdir} is already complete")
     return done
   if mode != "eval" and jax.process_index() == 0:
@@ -99,10 +99,10 @@ def run(
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
-    processes.agreed(
+    processes.from_process_0(
       lambda: workdir_lib.check_config(workdir, settings.plain, mode)
     )
-    scores = processes.agreed(
+    scores = processes.from_process_0(
       lambda: list(
         metrics.scores(
           workdir_lib.read_metrics(workdir), settings.run.best_metric

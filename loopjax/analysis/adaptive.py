@@ -48,7 +48,7 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 
   rows = evaluated.rows
   measured, by_loss = series.by_layer(rows, "validation", "ponder_steps")
-  at, loss = series.of(rows, "validation", "loss")
+  at, loss = series.scalar(rows, "validation", "loss")
   both = np.isin(at, measured)
   for line, color in zip(by_loss.T, colors, strict=True):
     onset.plot(loss[both], line, color=color, alpha=0.6, linewidth=1)

@@ -88,7 +88,7 @@ def _check(options: Options) -> None:
 
 
 def _of_run(
-  workdir: pathlib.Path, tasks: Sequence[requests.Task], options: Options
+  workdir: pathlib.Path, tasks: Sequence[requests.EvalTask], options: Options
 ) -> list[dict[str, bits_per_byte.Values]]:
   """Scores of every item of every task; also writes them to the directory."""
   model = language_model.load(

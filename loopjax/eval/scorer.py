@@ -17,7 +17,7 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
-from loopjax.eval.batches import Batch, ScoringRequest, Window
+from loopjax.eval.batches import ScoringRequest, ScoringWindow, WindowBatch
 from loopjax.kernels.token_loss import token_scores
 from loopjax.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
@@ -141,7 +141,7 @@ class Scorer:
     return ScoringRequest(np.append(np.int32(end), context), continuation)
 
   def _by_window(
-    self, planned: Sequence[Batch], windows: Sequence[Window]
+    self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
   ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """(log-probabilities, greedy) of the scored tokens of each window."""
     found = {}
@@ -154,10 +154,10 @@ class Scorer:
     return found
 
   def _results(
-    self, planned: Sequence[Batch], windows: Sequence[Window]
-  ) -> Iterator[tuple[Batch, Any]]:
+    self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
+  ) -> Iterator[tuple[WindowBatch, Any]]:
     """Yields batches with results, while the device computes the next batch."""
-    running: list[tuple[Batch, Any]] = []
+    running: list[tuple[WindowBatch, Any]] = []
     progress = tqdm.tqdm(planned, unit="batch", disable=None, leave=False)
     for batch in progress:
       members = [windows[i] for i in batch.members]
@@ -169,7 +169,7 @@ class Scorer:
 
 
 def arrays_of(
-  windows: Sequence[Window], batch: Batch, padding: int
+  windows: Sequence[ScoringWindow], batch: WindowBatch, padding: int
 ) -> dict[str, Any]:
   """The array arguments of `score_tokens`."""
   inputs = np.full((batch.num_rows, batch.length), padding, np.int32)

@@ -81,7 +81,7 @@ class Model(nnx.Module):
     def network() -> nnx.List:
       return nnx.List(
         [
-          post_norm.Block(
+          post_norm.PostNormBlock(
             attention.Attention(sizes, **shared),
             block.make_mlp(sizes, **shared),
             precision=precision,

@@ -223,7 +223,7 @@ def loss(
   halted = supervision.halts(
     wants, steps, config.num_loops, config.exploration, key
   )
-  next_rows = supervision.Rows(state, steps, halted, rows.example)
+  next_rows = supervision.SupervisionState(state, steps, halted, rows.example)
   result: dict[str, Any] = {
     "loss": total,
     **metrics,

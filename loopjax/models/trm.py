@@ -96,12 +96,12 @@ class Model(nnx.Module):
     sizes, num_memory = config.block_shape(), config.num_memory_tokens
     self.ends = ends.Ends(config, spec, rngs=rngs)
 
-    def layer() -> post_norm.Block:
+    def layer() -> post_norm.PostNormBlock:
       mixer: Any = attention.Attention(sizes, **shared)
       if config.mixer == "mlp":
         tokens = num_memory + spec.sequence_length
         mixer = post_norm.TokenMLP(tokens, config.token_mlp_width, **shared)
-      return post_norm.Block(
+      return post_norm.PostNormBlock(
         mixer,
         block.make_mlp(sizes, **shared),
         norm_axis=-1 if config.mixer == "attention" else -2,

@@ -109,7 +109,7 @@ class Model(nnx.Module):
     self.ends = ends.Ends(config, spec, rngs=rngs)
     self.layers = nnx.List(
       [
-        post_norm.Block(
+        post_norm.PostNormBlock(
           attention.Attention(sizes, **shared),
           ConvSwiGLU(config.width, sizes.mlp_width, **shared),
           precision=precision,

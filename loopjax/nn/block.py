@@ -50,7 +50,7 @@ class Block(nnx.Module):
     Returns:
       (output [B, S, D], the cache).
     """
-    x = sharding.by_example(x)
+    x = sharding.split_by_example(x)
     normalised = self.attention_norm(x)
     mixed, cache = self.attention(normalised, metadata, cache, slot)
     return self.add(x, mixed, key), cache
@@ -63,7 +63,7 @@ class Block(nnx.Module):
     visible: Array,
   ) -> tuple[Array, attention.PastKeyValues]:
     """The block with `Attention.attend_with_past`; without dropout."""
-    x = sharding.by_example(x)
+    x = sharding.split_by_example(x)
     normalised = self.attention_norm(x)
     mixed, past = self.attention.attend_with_past(
       normalised, past, tables, visible
@@ -86,7 +86,7 @@ class Block(nnx.Module):
     added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
     added = self.mlp_post_norm(added)
     x = x + self._branch(added, dropout_lib.fold(key, 1))
-    return sharding.by_example(x)
+    return sharding.split_by_example(x)
 
   def _branch(self, x: Array, key: Array | None) -> Array:
     """The output of a branch, with dropout, in the stream's dtype."""

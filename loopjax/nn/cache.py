@@ -129,18 +129,18 @@ class Cache:
     def filled(x: Array, own: Array | None) -> Array:
       # [K L, B, G, S, d_h]
       index = places[None, :, None, :, None]
-      there = jnp.take_along_axis(x, index, axis=3, mode="clip")
-      there = there.reshape(num_loops, -1, *there.shape[1:])
+      stored = jnp.take_along_axis(x, index, axis=3, mode="clip")
+      stored = stored.reshape(num_loops, -1, *stored.shape[1:])
       by_row = (num_loops, 1, len(places), 1, 1, 1)
       if own is None:
         index = jnp.maximum(from_loop, 0).reshape(by_row)
-        there = jnp.take_along_axis(there, index, axis=0)
+        stored = jnp.take_along_axis(stored, index, axis=0)
       else:
         own = jnp.swapaxes(own, 2, 3)[None]
-        there = jnp.where(ran.reshape(by_row), there, own)
-      there = there.reshape(-1, *there.shape[2:])
-      there = jnp.transpose(there, (1, 3, 0, 2, 4))  # Rows and places first.
-      return x.at[:, rows, :, places].set(there, mode="drop")
+        stored = jnp.where(ran.reshape(by_row), stored, own)
+      stored = stored.reshape(-1, *stored.shape[2:])
+      stored = jnp.transpose(stored, (1, 3, 0, 2, 4))  # Rows and places first.
+      return x.at[:, rows, :, places].set(stored, mode="drop")
 
     return dataclasses.replace(
       self,

@@ -119,7 +119,7 @@ class MemoryBlock(nnx.Module):
     if self.has_mlp:
       added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
       x = x + self.mlp_post_norm(added).astype(stream)
-    return sharding.by_example(x), state, stats
+    return sharding.split_by_example(x), state, stats
 
 
 def make_memories(

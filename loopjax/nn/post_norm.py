@@ -17,7 +17,7 @@ from loopjax.types import Array, Precision
 _EPSILON = 1e-5  # Epsilon of the norms in the authors' code.
 
 
-class Block(nnx.Module):
+class PostNormBlock(nnx.Module):
   """x <- rms(x + mixer(x)), then x <- rms(x + mlp(x)); norms without gains.
 
   The residual stream has the accumulate dtype. The outputs of the branches are
@@ -42,14 +42,14 @@ class Block(nnx.Module):
 
   def __call__(self, x: Array, metadata: attention.Metadata) -> Array:
     """x: [B, S, D]; returns [B, S, D] with unit mean square over features."""
-    x = sharding.by_example(x)
+    x = sharding.split_by_example(x)
     mixed, _ = self.mixer(x, metadata)
     x = self._added(x, checkpoint_name(mixed, "attention"), self.norm_axis)
     return self._added(x, checkpoint_name(self.mlp(x), "mlp"), -1)
 
   def _added(self, x: Array, branch: Array, axis: int) -> Array:
     x = x + branch.astype(self.precision.accumulate)
-    return sharding.by_example(norm.rms_normalise(x, _EPSILON, axis))
+    return sharding.split_by_example(norm.rms_normalise(x, _EPSILON, axis))
 
 
 def run_layers(

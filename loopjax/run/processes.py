@@ -110,7 +110,7 @@ def _number(flag: Any, *variables: str) -> int | None:
   return None
 
 
-def agreed(function: Callable[[], Any]) -> Any:
+def from_process_0(function: Callable[[], Any]) -> Any:
   """Returns process 0's result of `function` on every process.
 
   Args:
@@ -155,7 +155,7 @@ def wait_for_all(seconds: int = 3600) -> None:
     )
 
 
-def everywhere(message: str) -> str:
+def gather_messages(message: str) -> str:
   """The non-empty messages of all processes, joined; "" if there are none."""
   if jax.process_count() == 1:
     return message
@@ -170,7 +170,7 @@ def everywhere(message: str) -> str:
   )
 
 
-def whole(x: Any) -> np.ndarray:
+def gather_array(x: Any) -> np.ndarray:
   """The full array, on every process, of one sharded over all of them."""
   if isinstance(x, jax.Array) and not x.is_fully_addressable:
     if x.is_fully_replicated:

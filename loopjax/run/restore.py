@@ -32,7 +32,7 @@ class DamagedCheckpointError(Exception):
 
 def steps(workdir: pathlib.Path) -> list[int]:
   """Steps with a checkpoint, damaged or not, oldest first."""
-  return processes.agreed(
+  return processes.from_process_0(
     lambda: sorted(
       int(path.name)
       for path in (workdir / DIRECTORY).glob("*")
@@ -252,6 +252,6 @@ def _intact(read: Callable[[], Any]) -> Any:
     raise
   except Exception as error:
     problem = f"{type(error).__name__}: {one_line(error)}"
-  if problem := processes.everywhere(problem):
+  if problem := processes.gather_messages(problem):
     raise DamagedCheckpointError(problem)
   return value

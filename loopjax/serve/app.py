@@ -30,7 +30,7 @@ from loopjax.serve.errors import (
   EngineFailedError,
   QueueFullError,
 )
-from loopjax.serve.metrics import Metrics
+from loopjax.serve.metrics import ServerMetrics
 from loopjax.serve.protocol import CompletionRequest, ServedModel
 from loopjax.serve.worker import Job, Worker
 
@@ -41,7 +41,7 @@ _BODY_SECONDS = 30  # Maximum time for a request body to arrive.
 class _Middleware:
   """Rejects requests without the bearer token, and counts responses."""
 
-  def __init__(self, app: Any, token: str, metrics: Metrics):
+  def __init__(self, app: Any, token: str, metrics: ServerMetrics):
     self._app, self._token, self._metrics = app, token, metrics
 
   async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -92,7 +92,9 @@ class _Stream(StreamingResponse):
 class Service:
   """The handlers of the routes, for one model."""
 
-  def __init__(self, worker: Worker, model: ServedModel, metrics: Metrics):
+  def __init__(
+    self, worker: Worker, model: ServedModel, metrics: ServerMetrics
+  ):
     self._worker, self._model, self._metrics = worker, model, metrics
     self._started = int(time.time())
 
@@ -193,7 +195,7 @@ def make_app(
     token: the bearer token that clients must send; "" for none.
     hosts: permitted values of the Host header; "*" permits any.
   """
-  metrics = Metrics(worker)
+  metrics = ServerMetrics(worker)
   service = Service(worker, model, metrics)
 
   @contextlib.asynccontextmanager

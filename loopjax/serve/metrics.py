@@ -10,7 +10,7 @@ from loopjax.serve.worker import Worker
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)  # Seconds.
 
 
-class Metrics:
+class ServerMetrics:
   """The metrics that /metrics reports in Prometheus' format."""
 
   def __init__(self, worker: Worker):

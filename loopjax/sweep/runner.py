@@ -10,13 +10,13 @@ from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import child
-from loopjax.sweep.items import Item
+from loopjax.sweep.items import SweepItem
 
 _DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
 
 
 def run_items(
-  items: Sequence[Item],
+  items: Sequence[SweepItem],
   workdir: pathlib.Path,
   arguments: Sequence[str],
   *,
@@ -85,7 +85,9 @@ def item_arguments(
   return [first, *others, *config_arguments(rest)]
 
 
-def _missing(item: Item, items: Sequence[Item], workdir: pathlib.Path) -> str:
+def _missing(
+  item: SweepItem, items: Sequence[SweepItem], workdir: pathlib.Path
+) -> str:
   """The first incomplete run among those that an item starts from, or ""."""
   for other in (x for x in items if x.slug in item.needs):
     if _state(workdir / other.slug, other.config)[0] != "complete":
@@ -117,7 +119,7 @@ def _state(
 
 
 def _run(
-  item: Item,
+  item: SweepItem,
   workdir: pathlib.Path,
   arguments: Sequence[str],
   stop: child.StopRequest,

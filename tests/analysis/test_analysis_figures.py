@@ -190,7 +190,7 @@ def test_series_skip_rows_that_lack_the_metric():
     {"step": 2, "split": "validation", "a": 9.0},
     {"step": 3, "split": "train", "a": 2.0, "b/loop=0": 5.0},
   ]
-  steps, values = series.of(rows, "train", "a")
+  steps, values = series.scalar(rows, "train", "a")
   np.testing.assert_array_equal([steps, values], [[1, 3], [1.0, 2.0]])
   steps, values = series.by_loop(rows, "train", "b")
   np.testing.assert_array_equal(steps, [1])

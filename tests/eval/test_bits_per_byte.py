@@ -14,7 +14,7 @@ from eval_examples import (
 
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.bits_per_byte import Values
-from loopjax.eval.requests import Item
+from loopjax.eval.requests import EvalItem
 from loopjax.eval.scorer import Score, Scorer
 
 
@@ -41,8 +41,8 @@ def test_a_model_without_a_clue_needs_eight_bits_a_byte(tmp_path):
 def test_variants_by_hand():
   """Two answers of 3 and 10 bytes: é has two, and the space counts."""
   items = [
-    Item(0, ("q",), (" é",), 0, False),
-    Item(1, ("q",), (" is twenty",), 0, False),
+    EvalItem(0, ("q",), (" é",), 0, False),
+    EvalItem(1, ("q",), (" is twenty",), 0, False),
   ]
   scores = [[score_of(-1.0, -2.0)], [score_of(-5.0, greedy=True)]]
   summary = bits_per_byte.summarise(bits_per_byte.measure(items, scores))
@@ -74,7 +74,7 @@ def test_accuracies_by_hand():
   for gold, expected in enumerate(
     ["accuracy", "accuracy_per_char", "accuracy_per_token"]
   ):
-    item = Item(0, ("q",) * 3, texts, gold, True)
+    item = EvalItem(0, ("q",) * 3, texts, gold, True)
     summary = bits_per_byte.summarise(bits_per_byte.measure([item], [of]))
     for name in ("accuracy", "accuracy_per_char", "accuracy_per_token"):
       assert summary[name] == float(name == expected), (gold, name)

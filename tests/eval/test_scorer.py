@@ -15,7 +15,7 @@ from tests_support import array_sizes
 
 from loopjax.errors import UserError
 from loopjax.eval import scorer as scorer_lib
-from loopjax.eval.batches import Batch, ScoringRequest
+from loopjax.eval.batches import ScoringRequest, WindowBatch
 from loopjax.eval.scorer import Scorer
 
 TEXT = "The loop ends when every token has halted. Then the next one begins."
@@ -141,8 +141,8 @@ def test_a_continuation_longer_than_the_context_is_scored_in_parts():
 
 def test_no_array_of_tokens_by_vocabulary():
   language_model = language_model_of()
-  windows = [scorer_lib.Window(np.arange(40), 8)] * 32
-  arrays = scorer_lib.arrays_of(windows, Batch(32, 48, []), padding=257)
+  windows = [scorer_lib.ScoringWindow(np.arange(40), 8)] * 32
+  arrays = scorer_lib.arrays_of(windows, WindowBatch(32, 48, []), padding=257)
   run = jax.jit(
     lambda params, **arrays: scorer_lib.score_tokens(
       params,

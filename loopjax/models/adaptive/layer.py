@@ -66,12 +66,12 @@ class Layer(nnx.Module):
       **shared,
     }
     if config.num_local_slots:
-      self.local_bank = memory.Bank(
+      self.local_bank = memory.MemoryBank(
         config.num_local_slots, width, init=shape.init, **shared
       )
-      self.local_read = memory.Read(width, **read)
+      self.local_read = memory.GatedRead(width, **read)
     if config.num_global_slots:
-      self.global_read = memory.Read(width, **read)
+      self.global_read = memory.GatedRead(width, **read)
 
   def __call__(
     self,
@@ -79,7 +79,7 @@ class Layer(nnx.Module):
     cache: Cache | None,
     metadata: attention.Metadata,
     first_slot: Array,
-    global_bank: memory.Bank | None,
+    global_bank: memory.MemoryBank | None,
     token_weights: Array,
     num_loops: int,
     exit_threshold: float | Array,
@@ -118,7 +118,7 @@ class Layer(nnx.Module):
       t = (i + 1).astype(jnp.float32)
       p_halt = self._probability(h, t) * (1 - carry.halting.spent)  # (3), (4)
       p_halt, state = rule.update(carry.halting, p_halt, i == num_loops - 1)
-      h, p_halt = sharding.by_example(h), sharding.by_example(p_halt)
+      h, p_halt = map(sharding.split_by_example, (h, p_halt))
       output = carry.output + p_halt[..., None] * h  # (4)
       steps = carry.steps + t * p_halt  # E[n], (12)
       divergence = carry.divergence + self._divergence(p_halt, i, num_loops)
@@ -192,7 +192,7 @@ class Layer(nnx.Module):
   def enrich(
     self,
     h: Array,
-    global_bank: memory.Bank | None,
+    global_bank: memory.MemoryBank | None,
     token_weights: Array,
     trace: tuple[str, ...],
   ) -> tuple[Array, dict[str, Array]]:

@@ -64,7 +64,7 @@ class Model(nnx.Module):
     keys = jax.random.split(rngs.params(), config.num_layers)
     self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].
     if config.num_global_slots:
-      self.global_bank = memory.Bank(
+      self.global_bank = memory.MemoryBank(
         config.num_global_slots, width, init=shape.init, **shared
       )
     self.final_norm = shape.norm(width, **shared)
@@ -149,7 +149,7 @@ class Model(nnx.Module):
 
     (x, cache), records = remat_lib.scan(
       run_layer,
-      (sharding.by_example(self.token_embedding(inputs)), cache),
+      (sharding.split_by_example(self.token_embedding(inputs)), cache),
       (self.layers, jnp.arange(config.num_layers)),
       unroll=kind == "unroll",
     )

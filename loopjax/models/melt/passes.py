@@ -217,7 +217,7 @@ def _chunk(
       if target is not None:
         error = mixed.astype(jnp.float32) - target
         record["squared_distance"] = jnp.mean(error**2, axis=-1)
-      hidden = layer.block.add(sharding.by_example(hidden), mixed)
+      hidden = layer.block.add(sharding.split_by_example(hidden), mixed)
       return hidden, (latent, own if alpha is None else x, record)
 
     hidden, (latents, own, record) = remat_lib.scan(

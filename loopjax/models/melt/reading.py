@@ -34,7 +34,7 @@ from loopjax.types import PRECISIONS, Array, Output
   meta_fields=("span",),
 )
 @dataclasses.dataclass(frozen=True)
-class Cache:
+class LatentCache:
   """Keys and values of all layers, concatenated along one axis.
 
   Attributes:
@@ -51,7 +51,7 @@ class Cache:
   length: Array
   span: int | None = None
 
-  def within(self, span: int | None) -> "Cache":
+  def within(self, span: int | None) -> "LatentCache":
     """As in `nn.cache.Cache`."""
     return dataclasses.replace(self, span=span)
 
@@ -64,7 +64,7 @@ def empty_cache(
   num_loops: int | None = None,
   kind: str | None = None,
   prompt_tokens: int = 0,
-) -> Cache:
+) -> LatentCache:
   """See `CausalFamily.empty_cache`; independent of the number of loops."""
   del num_loops, kind, prompt_tokens
   config, shape = model.config, model.config.block_shape()
@@ -72,18 +72,18 @@ def empty_cache(
   heads = (shape.num_key_value_heads, shape.head_width)
   compute = PRECISIONS[config.precision].compute
   empty = jnp.zeros((batch, entries, *heads), compute)
-  return Cache(empty, empty, jnp.zeros(batch, jnp.int32))
+  return LatentCache(empty, empty, jnp.zeros(batch, jnp.int32))
 
 
 def read(
   model: Model,
   tokens: Array,
-  cache: Cache,
+  cache: LatentCache,
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
-) -> tuple[Output, Cache]:
+) -> tuple[Output, LatentCache]:
   """`CausalFamily.read` with early exits; without them if there is no policy.
 
   The first chunk begins with the first token that is not padding. If rows have
@@ -116,7 +116,9 @@ def read(
     exit_policy.rule if exit_policy is not None and num_tokens == 1 else "fixed"
   )
 
-  def step(cache: Cache, part: Any) -> tuple[Cache, tuple[Array, Array]]:
+  def step(
+    cache: LatentCache, part: Any
+  ) -> tuple[LatentCache, tuple[Array, Array]]:
     tokens, valid = part
     return _read_chunk(
       model, tokens, valid, cache, num_loops, exit_policy, rule
@@ -142,11 +144,11 @@ def _read_chunk(
   model: Model,
   tokens: Array,
   valid: Array,
-  cache: Cache,
+  cache: LatentCache,
   num_loops: int | None,
   exit_policy: exits.ExitPolicy | None,
   rule: str,
-) -> tuple[Cache, tuple[Array, Array]]:
+) -> tuple[LatentCache, tuple[Array, Array]]:
   """Reads a chunk of tokens [B, C] with padding at the end.
 
   Returns:
@@ -176,7 +178,7 @@ def _read_chunk(
     hidden, state, loops = exiting.run(
       model, exit_policy, rule, loop, carry, reads, num_loops
     )
-  cache = Cache(*state[1], cache.length + count, cache.span)
+  cache = LatentCache(*state[1], cache.length + count, cache.span)
   return cache, (hidden, loops)
 
 
@@ -188,7 +190,7 @@ def empty_latents(model: Model, shape: tuple[int, ...]) -> Array:
 
 
 def make_loop(
-  model: Model, size: int, cache: Cache
+  model: Model, size: int, cache: LatentCache
 ) -> Callable[[Array, Any, Array, Array], tuple[Array, Any, Array]]:
   """The function that runs one loop over C tokens that follow a cache.
 
@@ -201,9 +203,9 @@ def make_loop(
   Returns:
     A function (hidden, state, index, live) -> (hidden, state, inputs), where
     hidden is [B, C, D]; state is (latents [L, B, C, D], (keys, values) as in
-    `Cache`); index is the number of the loop, from 0; live, bool [B], marks the
-    rows whose keys and values are written; inputs are x of all layers,
-    [L, B, C, D].
+    `LatentCache`); index is the number of the loop, from 0; live, bool [B],
+    marks the rows whose keys and values are written; inputs are x of all
+    layers, [L, B, C, D].
   """
   config, gate = model.config, model.config.gate
   num_layers = config.num_layers

@@ -21,7 +21,7 @@ States = tuple[fast_weights.State, ...]
 CACHES = ("fast_weights",)
 
 
-class Cache(NamedTuple):
+class SleepCache(NamedTuple):
   """The state of rows, each of which has its own current window.
 
   Attributes:
@@ -53,7 +53,7 @@ def empty_cache(
   num_loops: int | None = None,
   kind: str | None = None,
   prompt_tokens: int = 0,
-) -> Cache:
+) -> SleepCache:
   """See `CausalFamily.empty_cache`; the size is that of a window."""
   del max_tokens, num_loops, kind, prompt_tokens
   config, precision = model.config, PRECISIONS[model.config.precision]
@@ -61,7 +61,7 @@ def empty_cache(
   states = model.empty_state(batch, num_past=0, carry_convolutions=True)
   start_states = tuple(part.state for part in states.parts)
   tokens = (batch, config.window, config.width)
-  return Cache(
+  return SleepCache(
     recent=cache_lib.empty(
       config.block_shape(), config.num_layers, batch, room, precision
     ),
@@ -77,11 +77,11 @@ def empty_cache(
 def read(
   model: Model,
   tokens: Array,
-  cache: Cache,
+  cache: SleepCache,
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
-) -> tuple[Output, Cache]:
+) -> tuple[Output, SleepCache]:
   """See `CausalFamily.read`; a row sleeps when its window is full.
 
   A padding id takes up a place in its window, as in `Model`, but is masked; a
@@ -136,8 +136,8 @@ def read(
 
 
 def _awake(
-  model: Model, tokens: Array, present: Array, cache: Cache
-) -> tuple[Array, Cache]:
+  model: Model, tokens: Array, present: Array, cache: SleepCache
+) -> tuple[Array, SleepCache]:
   """One pass over tokens that fit into the current windows.
 
   Args:
@@ -175,7 +175,7 @@ def _awake(
   )
 
 
-def _sleep(model: Model, cache: Cache, num_passes: int) -> Cache:
+def _sleep(model: Model, cache: SleepCache, num_passes: int) -> SleepCache:
   """Passes 2 to N over the windows that are full, and their eviction."""
   config, full = model.config, cache.fill == model.config.window
   (_, core, coda), (_, slot, last_slot) = model.parts(), _slots(model)
