@@ -17,8 +17,8 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.generate import batches, program, sizes
-from loopjax.generate import cached_model as cached_model_lib
 from loopjax.generate import slots as slots_lib
+from loopjax.generate.cached_model import CachedModel, default_exit_rule
 from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling
@@ -82,13 +82,10 @@ class Engine:
       UserError: a number is out of range, or the model has no such cache or no
         such exits.
     """
-    for name, value, least in (
-      ("num_slots", num_slots, 1),
-      ("max_tokens", max_tokens, 2),
-      ("tokens_per_dispatch", tokens_per_dispatch, 1),
-      ("prompt_chunk", prompt_chunk, 2),  # Reading a single token is decoding.
-    ):
-      checks.integer(name, value, least)
+    checks.integer("num_slots", num_slots, 1)
+    checks.integer("max_tokens", max_tokens, 2)
+    checks.integer("tokens_per_dispatch", tokens_per_dispatch, 1)
+    checks.integer("prompt_chunk", prompt_chunk, 2)  # Families decode with one.
     devices = jax.tree.leaves(params)[0].devices()
     self.num_slots, self._params = num_slots, _placed(params, devices)
     model: Any = nnx.merge(graphdef, params)
@@ -98,10 +95,8 @@ class Engine:
     checks.integer("num_loops", self.num_loops, 1)
     family.costs(config, spec, self.num_loops)  # Raises if these are too many.
     self.cache_kind = cache_kind or family.CACHES[0]
-    self.exit_rule = exit_rule or cached_model_lib.default_exit_rule(
-      family, config
-    )
-    cached_model = cached_model_lib.CachedModel(
+    self.exit_rule = exit_rule or default_exit_rule(family, config)
+    cached_model = CachedModel(
       family,
       graphdef,
       self.num_loops,
