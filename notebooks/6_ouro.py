@@ -211,7 +211,7 @@ seen = {
     observe(language_model.params, rows)
   ).items()
 }
-found = exits.Losses(
+found = exits.ExitMeasurements(
   losses=seen["loss"],
   gates=seen["gate"],
   changes=np.zeros_like(seen["gate"]),  # For another rule than the gate.
