@@ -1,5 +1,7 @@
 """What families and tasks promise, where the type checker cannot see it."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,8 +11,9 @@ from tests_support import SMOKE, load_config, strict_dtypes
 from loopjax import config as config_lib
 from loopjax import program
 from loopjax.data import TASKS
+from loopjax.models import MODELS
 from loopjax.nn import remat
-from loopjax.protocols import CarriesState
+from loopjax.protocols import CarriesState, HaltsByMass
 from loopjax.types import Output
 
 
@@ -48,3 +51,15 @@ def test_a_family_has_the_metrics_of_its_headline(name):
   with strict_dtypes():
     metrics = jax.eval_shape(metrics_of, params, batch, jax.random.key(0))
   assert {"loss", *settings.family.HEADLINE} <= metrics.keys()
+
+
+def test_families_whose_tokens_halt_have_the_trace_and_the_threshold():
+  """Figures, evaluation and inspection ask the protocol alone."""
+  halting = {}
+  for name, family in MODELS.items():
+    parameters = inspect.signature(family.Model.__call__).parameters
+    assert isinstance(family, HaltsByMass) == ("exit_threshold" in parameters)
+    if isinstance(family, HaltsByMass):
+      halting[name] = family.HALTING_TRACE
+      assert family.HALTING_TRACE in family.TRACES
+  assert halting == {"adaptive": "halting"}

@@ -228,7 +228,7 @@ def test_impossible_requests_are_refused(request_of, says):
   ("transformer", {"cache_kind": "mean"}, "cache_kind='mean'"),
   ("disco", {"exit_rule": "change"}, "exit_rule='change'"),
   ("looped", {"exit_rule": "sure"}, "fixed, gate, change, entropy"),
-  ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "'mean' keeps"),
+  ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "of kind 'mean'"),
   ("looped", {"changes": {"exit_gate": "none"}, "exit_rule": "gate"}, "gate"),
   ("looped", {"num_slots": 0}, "num_slots=0"),
   ("looped", {"prompt_chunk": 1}, "prompt_chunk=1"),

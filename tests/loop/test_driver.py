@@ -41,6 +41,15 @@ def test_kinds_agree_in_values():
   assert not early_records["value"][int(early_steps) :].any()
 
 
+@pytest.mark.parametrize("kind", ["scan", "unroll"])
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_repeated_functions_are_applied_as_often_as_asked(num_steps, kind):
+  found = driver.repeat(
+    lambda x: 3 * x + 1, jnp.asarray(2), num_steps, kind=kind
+  )
+  assert found == 3**num_steps * 2 + (3**num_steps - 1) // 2
+
+
 def test_while_without_done_runs_every_step():
   carry, _, steps = driver.run_loop(
     lambda carry, k: (carry + k, ()), jnp.asarray(0), 5, kind="while"
