@@ -353,7 +353,7 @@ def by_hand(config, params, inputs, num_answer):
         layer = at(group * num_memories + n, model.memories)
         hidden, states[n], _ = layer(hidden, states[n], window.packing)
       keep = [
-        attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
+        attention.PastKeyValues(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts
       ]
       memory[group] = states, keep
@@ -365,7 +365,7 @@ def by_hand(config, params, inputs, num_answer):
     len(inputs), carry_convolutions=config.carry_convolutions
   )
   groups = range(num_groups)
-  past = attention.Past(none, none)
+  past = attention.PastKeyValues(none, none)
   kept = [([state] * num_memories, [past] * each) for _ in groups]
   seen = jnp.zeros((len(inputs), num_past), bool)
   num_windows = (inputs.shape[1] - 1) // config.window
@@ -373,7 +373,9 @@ def by_hand(config, params, inputs, num_answer):
   *windowed, last_chunk = jnp.split(inputs, edges, axis=1)
   for part in windowed:
     tokens = model.embed(part)
-    window = windows.view(seen, tokens.mask, config.window, config.window)
+    window = windows.make_window(
+      seen, tokens.mask, config.window, config.window
+    )
     hidden, after = read(tokens.hidden, window, kept, groups[:first])
     for n in range(config.num_passes):
       before = list(after)
@@ -390,9 +392,11 @@ def by_hand(config, params, inputs, num_answer):
         hidden = jax.lax.stop_gradient(hidden)
       hidden, after = read(hidden, window, before, groups[first:last])
     _, kept = read(hidden, window, after, groups[last:])
-    seen = window.known[:, window.known.shape[1] - num_past :]
+    seen = window.mask[:, window.mask.shape[1] - num_past :]
   tokens = model.embed(last_chunk)
-  window = windows.view(seen, tokens.mask, last_chunk.shape[1], config.window)
+  window = windows.make_window(
+    seen, tokens.mask, last_chunk.shape[1], config.window
+  )
   hidden, _ = read(tokens.hidden, window, kept, groups)
   return model.logits(hidden[:, -num_answer:])
 
