@@ -54,7 +54,7 @@ def by_hand():
     [[0.2, 0.0], [0.5, 0.0]],
   ])  # fmt: skip
   weights = np.array([[1.0, 1.0], [1.0, 0.0]])
-  return exits.Losses(losses, gates.astype(np.float32), changes, weights)
+  return exits.ExitMeasurements(losses, gates.astype(np.float32), changes, weights)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
   gates[0, 0, 0] = 50.0  # The first token exits at once, the others never.
   weights = np.ones((1, length))
   weights[0, -1] = 0.0
-  found = exits.Losses(losses, gates, gates, weights)
+  found = exits.ExitMeasurements(losses, gates, gates, weights)
   monkeypatch.setattr(exits, "measure", lambda *_: found)
   evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
   task = TextConfig(train_files="made:arithmetic")
