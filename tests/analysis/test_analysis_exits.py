@@ -54,7 +54,9 @@ def by_hand():
     [[0.2, 0.0], [0.5, 0.0]],
   ])  # fmt: skip
   weights = np.array([[1.0, 1.0], [1.0, 0.0]])
-  return exits.ExitMeasurements(losses, gates.astype(np.float32), changes, weights)
+  return exits.ExitMeasurements(
+    losses, gates.astype(np.float32), changes, weights
+  )
 
 
 @pytest.mark.parametrize(
