@@ -193,6 +193,8 @@ def exits(view: view_lib.View, score: str) -> list[dict[str, Any]]:
   num = min(_NUM_EXIT_EXAMPLES, view_lib.num_looked_at(view.spec))
   batch = {name: value[:num] for name, value in view.batch.items()}
   real = batch["inputs"] < view.spec.vocab_size - view.spec.num_padding_tokens
+  if "documents" in batch:  # The end of a document may pad rows, too.
+    real &= batch["documents"] > 0
   rows: list[dict[str, Any]] = []
   without = None
   for threshold in EXIT_THRESHOLDS:

@@ -27,7 +27,6 @@ from loopjax.protocols import CausalFamily, ExitsEarly
 
 _FINISH = {program.STOP: "stop", program.LENGTH: "length"}
 MOST_PROMPTS = 4  # That are read at once: their rows of the cache are copied.
-_SMALLEST_PART = 16  # Tokens of a prompt that are read at once, and times 4.
 
 
 @dataclasses.dataclass
@@ -84,7 +83,7 @@ class Engine:
       exit_rule: one of `exits.RULES`; the gate, if None and there is one.
       exit_kept: one of `exits.KEPT`, what a skipped loop leaves in the cache.
       tokens_per_dispatch: that are drawn between two looks at them.
-      prompt_part: tokens of a prompt that are read at once, at most.
+      prompt_part: tokens of a prompt that are read at once, see `sizes.parts`.
 
     Raises:
       UserError: a number is impossible, or the family has no such cache or no
@@ -136,7 +135,7 @@ class Engine:
     self._programs = program.programs(
       reader, reader.batch_axes(params), tokens_per_dispatch
     )
-    self._parts = sizes.powers(_SMALLEST_PART, min(prompt_part, max_tokens))
+    self._parts = sizes.parts(config, spec, prompt_part, max_tokens)
     self._groups = sizes.powers(1, min(num_slots, MOST_PROMPTS))
     self._tokens_per_dispatch = tokens_per_dispatch
     self._waiting: collections.deque[_Text] = collections.deque()

@@ -6,8 +6,11 @@ from typing import Any
 import jax
 
 from loopjax.generate import program
+from loopjax.protocols import ReadsByChunk
+from loopjax.types import TaskSpec
 
 SMALLEST_SPAN = 64
+_SMALLEST_PART = 16
 
 
 def powers(least: int, most: int) -> list[int]:
@@ -16,6 +19,23 @@ def powers(least: int, most: int) -> list[int]:
   while sizes[-1] * 4 < most:
     sizes.append(sizes[-1] * 4)
   return [size for size in sizes if size < most] + [most]
+
+
+def parts(
+  config: Any, spec: TaskSpec, prompt_part: int, max_tokens: int
+) -> list[int]:
+  """Sizes of the parts of a prompt; all but its last part have the largest.
+
+  Args:
+    config: of the model.
+    spec: of its task.
+    prompt_part: the most tokens, rounded up to whole chunks of a model that
+      reads by chunk.
+    max_tokens: of a text.
+  """
+  if isinstance(config, ReadsByChunk):
+    prompt_part += -prompt_part % config.read_chunk(spec)
+  return powers(_SMALLEST_PART, min(prompt_part, max_tokens))
 
 
 def span(num_tokens: int, most: int) -> int:

@@ -6,6 +6,8 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Request, Token
 
+_PROMPT_TOKENS = 4  # Of a prompt that its text is decoded after.
+
 
 class Text:
   """A text that is being written.
@@ -17,14 +19,25 @@ class Text:
     finish: "stop" or "length" once it has ended.
   """
 
-  def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
-    """Ends before the first of `stops`, of which empty ones are ignored."""
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    stops: Sequence[str] = (),
+    prompt: Sequence[int] = (),
+  ):
+    """Ends before the first of `stops`, of which empty ones are ignored.
+
+    Decoders may drop the space before a first token: the text's first one is
+    decoded after the end of its prompt.
+    """
     self.text = ""
     self.finish: str | None = None
     self.num_tokens = self.num_loops = 0
     self._tokenizer, self._stops = tokenizer, [x for x in stops if x]
-    self._ids: list[int] = []
-    self._start = self._end = 0  # Of the ids that were decoded last.
+    self._ids = list(prompt[-_PROMPT_TOKENS:])
+    if tokenizer.decode(self._ids).endswith("\N{REPLACEMENT CHARACTER}"):
+      self._ids = []  # Part of a character: the text is no whole one then.
+    self._start, self._end = 0, len(self._ids)  # Of what was decoded last.
     self._held = ""  # It may be the beginning of a stop.
 
   def read(self, tokens: Iterable[Token]) -> str:
@@ -44,11 +57,7 @@ class Text:
     return added
 
   def _decoded(self) -> str:
-    """Text of the ids that are not decoded yet.
-
-    Decoders may drop the space before a first token: a token is decoded after
-    those before it.
-    """
+    """Text of the ids that are not decoded yet, after those before them."""
     before = self._tokenizer.decode(self._ids[self._start : self._end])
     now = self._tokenizer.decode(self._ids[self._start :])
     if now.endswith("\N{REPLACEMENT CHARACTER}") and not self.finish:
@@ -82,7 +91,9 @@ def write(
   stops: Sequence[str] = (),
 ) -> list[Text]:
   """The texts of requests, in their order; each ends before a stop, too."""
-  texts = {engine.add(one): Text(tokenizer, stops) for one in requests}
+  texts = {
+    engine.add(one): Text(tokenizer, stops, one.prompt) for one in requests
+  }
   while not engine.idle:
     for token in engine.step():
       text = texts[token.request]

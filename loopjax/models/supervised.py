@@ -171,7 +171,7 @@ def run(
 
   Arguments are those of `protocols.Model.__call__`; a loop is a segment.
   TRACES: "hidden" the state that is read out, f32 [K, B, S, D]; "prediction"
-  i32 and "confidence" f32 [K, B, T] of its read-out; "halting" the logit to
+  i32 and "confidence" f32 [K, B, T] of its read-out; "margin" the logit to
   halt, f32 [K, B].
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))

@@ -20,7 +20,9 @@ class Answer:
   """
 
   def __init__(self, ask: Ask, tokenizer: Tokenizer, *, model: str, chat: bool):
-    self.choices = [Text(tokenizer, ask.stops) for _ in ask.requests]
+    self.choices = [
+      Text(tokenizer, ask.stops, one.prompt) for one in ask.requests
+    ]
     self._ask, self._tokenizer, self._chat = ask, tokenizer, chat
     kind = "chat.completion" if chat else "text_completion"
     self._kind = f"{kind}.chunk" if chat and ask.stream else kind

@@ -86,6 +86,17 @@ def test_attention_looks_at_no_more_places_than_are_needed(
   assert spans == [12, 16, 24, 24]
 
 
+def test_parts_of_a_prompt_are_whole_chunks():
+  """Chunks end where those of a whole row do, not at a part of 16 tokens."""
+  changes = {"chunk_size": 6}
+  expected = jax.nn.log_softmax(logits_after("melt", PROMPTS[2], changes))
+  ((found,),) = engine_of("melt", changes=changes).generate(
+    [Request(PROMPTS[2], 1, GREEDY)]
+  )
+  assert found.token == np.argmax(expected)
+  np.testing.assert_allclose(found.log_probability, max(expected), atol=1e-5)
+
+
 def test_a_program_is_compiled_once_whatever_holds_the_parameters():
   """Those of a run have the sharding of a mesh, even of one device."""
   family, graphdef, params = examples.model_of("looped")

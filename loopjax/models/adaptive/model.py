@@ -127,6 +127,8 @@ class Model(nnx.Module):
     bank = self.global_bank if config.num_global_slots else None
     # Statistics are of tokens, not of padding.
     real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens
+    if documents is not None:  # The end of a document may pad rows, too.
+      real &= documents > 0
     counted = real.astype(jnp.float32)
     counted /= jnp.maximum(jnp.sum(counted, axis=1, keepdims=True), 1.0)
 
