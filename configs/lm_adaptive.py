@@ -25,11 +25,12 @@ from loopjax.sections import flatten
 _COMMON = presets.beside(__file__, "common.py")
 _NO_MEMORY = {"num_local_slots": 0, "num_global_slots": 0, "gate_bias": 0.0}
 _ONCE = {  # The block itself: a transformer without loops.
-  "num_loops": 1, "update": "delta", "scale_from_step": 2, "loop_scale": -7.0,
+  "num_loops": 1, "loop_update": "delta", "scale_from_step": 2,
+  "loop_scale": -7.0,
 }  # fmt: skip
 _BYTES = {  # A first iteration that is the block itself learns in short runs.
   "task": {"train_files": "made:arithmetic", "vocab_size": 0},
-  "model": {"update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
+  "model": {"loop_update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
   "optim": {"eps": 1e-8},
 }  # fmt: skip
 PRESETS = {
@@ -113,16 +114,15 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
   wide = solved(base, mem, budget.parameters, 12)
   run, length = config.run, config.task.get("sequence_length", 8)
-  short = {  # Short examples, many of them.
-    "run.batch_size": run.batch_size * length // 8,
-    "run.num_steps": run.num_steps // 4 // run.steps_per_call
-    * run.steps_per_call,
-  }  # fmt: skip
-  people = 16 * model.width  # Half of them for validation and test.
-  corpora = [
-    {"run.num_steps": short["run.num_steps"], "task.name": "knowledge",
-     "task.num_people": people, "task.num_eval_people": min(500, people // 4)},
-    {**short, "task.name": "arithmetic", "task.max_operations": 4,
+  ends = "run.num_steps", "eval.every"  # Evaluated once.
+  short = run.num_steps // run.steps_per_call * 3 // 8 * run.steps_per_call
+  corpora = [  # Of sizes at which the smallest model is neither lost nor done.
+    {**dict.fromkeys(ends, short), "task.name": "knowledge",
+     "task.num_people": 8 * model.width,
+     "task.num_eval_people": 2 * model.width},
+    {**dict.fromkeys(ends, 2 * short), "task.name": "arithmetic",
+     "run.batch_size": run.batch_size * length // 8,  # Short rows, many.
+     "task.modulus": 11, "task.max_operations": 2,
      "task.num_eval_examples": 1200},
   ]  # fmt: skip
   applied = model.num_layers * model.num_loops

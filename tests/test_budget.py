@@ -66,7 +66,9 @@ def test_the_ten_models_of_the_paper():
     model = settings.model
     reads = 2 if model.num_local_slots else 0  # Four norms without biases.
     looped = model.num_loops > 1
-    norms = model.num_layers * (2 + reads + (model.update == "literal")) + 1
+    norms = (
+      model.num_layers * (2 + reads + (model.loop_update == "literal")) + 1
+    )
     rest = norms * 2 * 768
     rest += looped * model.num_layers * (769 + 1 + model.num_loops)
     found.append(round((budget.parameters(settings) - rest) / 1e6, 1))

@@ -141,7 +141,7 @@ PAPERS = {
     "task.sequence_length": 1024, "task.vocab_size": 50_304,
     "optim.learning_rate": 3e-3, "model.width": 768, "model.num_layers": 12,
     "model.num_local_slots": 1024, "model.num_global_slots": 512,
-    "model.loop_scale": -7.0, "model.update": "literal",
+    "model.loop_scale": -7.0, "model.loop_update": "literal",
   },
   # MELT-1.6B (table 6).
   "lm_melt": {

@@ -7,6 +7,7 @@ into another layout: on a CPU these copies, and the weights' way to memory and
 back, take as long as all else (benchmarks/results/).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,9 @@ import jax.numpy as jnp
 from loopjax.types import Array
 
 _HIDDEN = -1e30  # Finite: a query that sees no key has finite weights.
-_PART = 512  # Queries at a time, of more than twice as many.
+_PART = 256  # Maximum queries at a time.
+_STRETCH = 128  # Minimum queries of a stretch of causal attention,
+_STRETCHES = 4  # and the number of stretches of a long row.
 
 
 class Seen(NamedTuple):
@@ -79,7 +82,8 @@ def attend(
 
   Products take inputs as they are and accumulate in float32, as does the
   softmax. Many queries are taken in parts, one after another, so that logits
-  are never of more than 1,024 of them.
+  are never of more than 256 of them, and keys that causality hides from all of
+  a stretch of queries are left out.
 
   Args:
     query: [B, T, H, d_h].
@@ -92,12 +96,60 @@ def attend(
   Returns:
     [B, T, H, d_h] in the value's dtype.
   """
-  first = jnp.zeros((), jnp.int32) if causal else None
+  length = query.shape[1]
+  if not causal or length != key.shape[1] or length < 2 * _STRETCH:
+    return _in_parts(
+      query, key, value, visible, documents, causal, 0, key.shape[1]
+    )
+  # Keys after the last query of a stretch are hidden from all of it: they are
+  # left out, which is nearly half of all pairs.
+  size = max(_STRETCH, -(-length // _STRETCHES))
+  return jnp.concatenate(
+    [
+      _in_parts(
+        query[:, start : start + size],
+        key,
+        value,
+        None if visible is None else visible[:, start : start + size],
+        documents,
+        causal,
+        start,
+        min(start + size, length),
+      )
+      for start in range(0, length, size)
+    ],
+    axis=1,
+  )
+
+
+def _in_parts(
+  query: Array,
+  key: Array,
+  value: Array,
+  visible: Array | None,
+  documents: Array | None,
+  causal: bool,
+  first: int,
+  num_keys: int,
+) -> Array:
+  """`attend` of the queries from `first` on to the first `num_keys` keys.
+
+  Args:
+    query: [B, T, H, d_h].
+    key, value: [B, S, G, d_h].
+    visible: bool [B or 1, T, S].
+    documents: i32 [B, S].
+    causal: query t sees keys 0 .. first + t alone.
+  """
   length, rest = query.shape[1], query.shape[1] % _PART
-  if length <= 2 * _PART:
-    return _attend(
-      query, key, value, Seen(visible, documents, documents, first)
-    )[0]
+  own = None if documents is None else documents[:, first : first + length]
+
+  def mix(query: Array, seen: Seen) -> Array:
+    return _attend(query, key, value, seen, num_keys)[0]
+
+  if length <= _PART:
+    start = jnp.asarray(first, jnp.int32) if causal else None
+    return mix(query, Seen(visible, own, documents, start))
 
   def some(x: Array, start: int, size: int) -> Array:
     """[parts, B, size, ...] of arrays of queries."""
@@ -107,15 +159,14 @@ def attend(
 
   def mixed(start: int, size: int) -> Array:
     parts = (length - start) // size
-    starts = start + size * jnp.arange(parts) if causal else None
+    starts = first + start + size * jnp.arange(parts) if causal else None
     queries, seen, ids = (
-      None if x is None else some(x, start, size)
-      for x in (query, visible, documents)
+      None if x is None else some(x, start, size) for x in (query, visible, own)
     )
 
     def one(part: Any) -> Array:
-      query, seen, ids, first = part
-      return _attend(query, key, value, Seen(seen, ids, documents, first))[0]
+      query, seen, ids, start = part
+      return mix(query, Seen(seen, ids, documents, start))
 
     output = jax.lax.map(one, (queries, seen, ids, starts))
     return jnp.moveaxis(output, 0, 1).reshape(len(query), -1, *query.shape[2:])
@@ -140,7 +191,10 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
     [B, T, H, d_h] in the values' dtype.
   """
   mixed, sums = zip(
-    *(_attend(query, key, value, Seen(seen)) for key, value, seen in parts),
+    *(
+      _attend(query, key, value, Seen(seen), key.shape[1])
+      for key, value, seen in parts
+    ),
     strict=True,
   )
   shares = jax.nn.softmax(jnp.stack(sums), axis=0)
@@ -167,17 +221,26 @@ def attend_by_head(
   return _by_token((mixed / total).astype(value.dtype), query)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
-  query: Array, key: Array, value: Array, seen: Seen
+  query: Array, key: Array, value: Array, seen: Seen, num_keys: int
 ) -> tuple[Array, Array]:
-  """The output, and the log of the sum of exponentials, f32 [B, T, H, 1]."""
-  return _forward(query, key, value, seen)[0]
+  """Attention to the first keys, as many as `num_keys`.
+
+  All keys are arguments, so that calls for several queries keep them once for
+  their backward passes.
+
+  Returns:
+    The output, and the log of the sum of exponentials, f32 [B, T, H, 1].
+  """
+  return _forward(query, key, value, seen, num_keys)[0]
 
 
 def _forward(
-  query: Array, key: Array, value: Array, seen: Seen
+  query: Array, key: Array, value: Array, seen: Seen, num_keys: int
 ) -> tuple[tuple[Array, Array], _Residuals]:
+  kept = query, key, value, seen
+  key, value, seen = _first(num_keys, key, value, seen)
   logits = _logits(query, key, seen)
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
@@ -189,18 +252,18 @@ def _forward(
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
   sums = _by_token(largest + jnp.log(total), query)
-  kept = _Residuals(query, key, value, seen, output, largest, total)
-  return (output, sums), kept
+  return (output, sums), _Residuals(*kept, output, largest, total)
 
 
 def _backward(
-  kept: _Residuals, cotangents: tuple[Array, Array]
+  num_keys: int, kept: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
   cotangent, of_sums = cotangents
-  query, key, value = kept.query, kept.key, kept.value
+  query = kept.query
+  key, value, seen = _first(num_keys, kept.key, kept.value, kept.seen)
   groups = key.shape[2]
   scale = query.shape[-1] ** -0.5
-  logits = _logits(query, key, kept.seen)
+  logits = _logits(query, key, seen)
   weights = jnp.exp(logits - kept.largest)  # Not yet divided by the total.
   # sum_s w_s dw_s is the product of the output with its cotangent.
   wide = kept.total.dtype
@@ -216,15 +279,31 @@ def _backward(
   of_query = _product("bgts,bgsd->bgtd", of_logits, _by_head(key, groups))
   of_key = _product("bgdt,bgts->bgds", _columns(query, groups), of_logits)
   of_value = _product("bgdt,bgts->bgds", jnp.swapaxes(of_output, 2, 3), weights)
+  hidden = [(0, 0), (0, kept.key.shape[1] - num_keys), (0, 0), (0, 0)]
+  of_key = jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype)
+  of_value = jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype)
   return (
     _by_token((scale * of_query).astype(query.dtype), query),
-    jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype),
-    jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype),
+    jnp.pad(of_key, hidden),
+    jnp.pad(of_value, hidden),
     None,
   )
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _first(
+  num_keys: int, key: Array, value: Array, seen: Seen
+) -> tuple[Array, Array, Seen]:
+  """The first keys and values, and what queries see of them."""
+  visible, of_key = seen.visible, seen.of_key
+  if visible is not None:
+    visible = visible[..., :num_keys]
+  if of_key is not None:
+    of_key = of_key[:, :num_keys]
+  seen = seen._replace(visible=visible, of_key=of_key)
+  return key[:, :num_keys], value[:, :num_keys], seen
 
 
 def _logits(query: Array, key: Array, seen: Seen) -> Array:

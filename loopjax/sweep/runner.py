@@ -70,14 +70,18 @@ def config_arguments(overrides: Mapping[str, Any]) -> list[str]:
   return [f"--config.{key}={value}" for key, value in overrides.items()]
 
 
-def _item_arguments(
+def item_arguments(
   arguments: Sequence[str], overrides: Mapping[str, Any]
 ) -> list[str]:
-  """Arguments of loopjax.main; another family goes after --config's colon."""
+  """Arguments of loopjax.main.
+
+  Another family or task has other settings, and goes after --config's colon.
+  """
   first, *others = arguments
   rest = dict(overrides)
-  if name := rest.pop("model.name", ""):
-    first += f"{',' if ':' in first else ':'}model.name={name}"
+  for key in ("model.name", "task.name"):
+    if name := rest.pop(key, ""):
+      first += f"{',' if ':' in first else ':'}{key}={name}"
   return [first, *others, *config_arguments(rest)]
 
 
@@ -126,7 +130,7 @@ def _run(
     sys.executable,
     "-m",
     "loopjax.main",
-    *_item_arguments(arguments, item.overrides),
+    *item_arguments(arguments, item.overrides),
     f"--workdir={directory}",
   ]
   start = time.monotonic()

@@ -26,7 +26,7 @@ PAPER = adaptive.Config()  # With memory.
 LOOP = dataclasses.replace(PAPER, num_local_slots=0, num_global_slots=0)
 # The control with three times the layers: one iteration is the plain block.
 ISO_FLOP = dataclasses.replace(
-  LOOP, num_layers=36, num_loops=1, update="delta", scale_from_step=2
+  LOOP, num_layers=36, num_loops=1, loop_update="delta", scale_from_step=2
 )
 
 
@@ -90,8 +90,8 @@ def test_three_loops_cost_what_36_layers_cost():
 
 def test_one_loop_without_memory_is_the_plain_transformer():
   config = dataclasses.replace(
-    NO_MEMORY, num_loops=1, update="delta", scale_from_step=2, norm="rmsnorm",
-    tied=True, loop_scale=-7.0,
+    NO_MEMORY, num_loops=1, loop_update="delta", scale_from_step=2,
+    norm="rmsnorm", tied=True, loop_scale=-7.0,
   )  # fmt: skip
   params = examples.params_of(adaptive, config, SPEC)
   plain = transformer.Config(
@@ -182,7 +182,7 @@ def by_hand(config, params, tokens):
     for t in range(1, config.num_loops + 1):
       if config.memory_placement == "in_loop":
         h = enriched(h)
-      if config.update == "literal":
+      if config.loop_update == "literal":
         added = block_by_hand(layer_norm(h, layer["loop_norm"]), layer["block"])
       else:
         added = block_by_hand(h, layer["block"]) - h
@@ -217,8 +217,8 @@ def by_hand(config, params, tokens):
     {},
     {"halting_mass": "printed", "memory_gate": "scalar"},
     {"halting_mass": "renormalised", "memory_placement": "pre_layer"},
-    {"update": "delta", "memory_placement": "post_layer"},
-    {"update": "delta", "scale_from_step": 2},
+    {"loop_update": "delta", "memory_placement": "post_layer"},
+    {"loop_update": "delta", "scale_from_step": 2},
   ],
 )
 def test_numpy_agrees(changes):

@@ -93,7 +93,7 @@ VALUES = {
   "residual": ("running",), "tied": (True, False), "post_norm": (True,),
   "embedding_scale": ("sqrt_width",), "input_scale": (2.0,),
   # Adaptive loops and memory.
-  "update": ("delta",), "loop_scale": (-5.0,), "scale_from_step": (2,),
+  "loop_update": ("delta",), "loop_scale": (-5.0,), "scale_from_step": (2,),
   "halting_mass": ("printed",), "num_local_slots": (5,),
   "num_global_slots": (5,), "memory_placement": ("pre_layer",),
   "memory_gate": ("scalar",), "gate_bias": (3.0,), "z_weight": (0.1,),

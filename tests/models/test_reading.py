@@ -21,7 +21,7 @@ LENGTHS = (9, 4, 6)
 # windows of four tokens.
 KEPT = [
   ("adaptive", {}),
-  ("adaptive", {"update": "delta", "num_loops": 3}),
+  ("adaptive", {"loop_update": "delta", "num_loops": 3}),
   ("disco", {"num_loops": 3, "loop_norm": "final_only"}),
   ("looped", {"num_loops": 3}),
   ("melt", {"num_loops": 3}),

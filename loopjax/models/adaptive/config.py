@@ -21,7 +21,7 @@ class Config:
     mlp: "gelu", "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     norm: "layernorm", or "rmsnorm" as the other families have it.
     num_loops: N, iterations of every layer.
-    update: h + s_t Block(LN h), as equation 5 is printed ("literal"), or
+    loop_update: h + s_t Block(LN h), as equation 5 is printed ("literal"), or
       h + s_t (Block(h) - h), which is the block itself where s_t = 1 ("delta").
     loop_scale: alpha_t at first; s_t = softplus(alpha_t).
     scale_from_step: first t with an alpha_t; s_t = 1 before.
@@ -53,7 +53,7 @@ class Config:
   mlp_ratio: float = 4.0
   norm: str = "layernorm"
   num_loops: int = 3
-  update: str = "literal"
+  loop_update: str = "literal"
   loop_scale: float = -7.0
   scale_from_step: int = 1
   halting_mass: str = "remainder"
@@ -76,7 +76,7 @@ class Config:
       "model",
       self,
       norm=("layernorm", "rmsnorm"),
-      update=("literal", "delta"),
+      loop_update=("literal", "delta"),
       halting_mass=("remainder", "printed", "renormalised"),
       memory_placement=("in_loop", "pre_layer", "post_layer"),
       memory_gate=memory.GATES,

@@ -49,7 +49,7 @@ class Layer(nnx.Module):
     shape, width = config.block_shape(), config.width
     self.config = config
     self.block = block.Block(shape, **shared)
-    if config.update == "literal":
+    if config.loop_update == "literal":
       self.loop_norm = shape.norm(width, **shared)
     num_scales = config.num_loops + 1 - config.scale_from_step
     if num_scales > 0:
@@ -223,7 +223,7 @@ class Layer(nnx.Module):
     self, h: Array, cache: Cache | None, view: attention.View, slot: Array
   ) -> tuple[Array, Cache | None]:
     """f_theta: what equation 5 scales and adds."""
-    if self.config.update == "literal":
+    if self.config.loop_update == "literal":
       return self.block(self.loop_norm(h), view, cache, slot)
     updated, cache = self.block(h, view, cache, slot)
     return updated - h, cache

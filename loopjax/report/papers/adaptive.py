@@ -187,7 +187,7 @@ _SCALE = (
   Scale("tokens of a row", lambda c, _: c["task"]["sequence_length"],
         "not stated"),
   Scale("learning rate", lambda c, _: c["optim"]["learning_rate"], "3e-3"),
-  Scale("update", lambda c, _: c["model"]["update"], "as equation 5"),
+  Scale("loop update", lambda c, _: c["model"]["loop_update"], "as equation 5"),
   Scale("local + global slots",
         lambda c, _: "{num_local_slots} + {num_global_slots}".format(
           **c["model"]), "1024 + 512"),
