@@ -15,13 +15,8 @@ from flax import nnx
 from loopjax.generate import sampling
 from loopjax.loop import exits
 from loopjax.nn import linear
-from loopjax.protocols import (
-  CausalFamily,
-  ExitsEarly,
-  HasSpan,
-  StacksLayers,
-)
-from loopjax.types import Array, Output
+from loopjax.protocols import CausalFamily, ExitsEarly, HasSpan, StacksLayers
+from loopjax.types import PRECISIONS, Array, Output
 
 MAX_STOPS = 8  # Tokens that end a text.
 MAX_TOP = 20  # Most likely tokens that are reported beside the drawn one.
@@ -353,8 +348,11 @@ def _draw(
   num_top: int,
 ) -> tuple[Rows, Record]:
   """The next token of rows that are live, from the read-out's input [B, D]."""
+  # As in training and scoring.
+  compute = PRECISIONS[model.config.precision].compute
+  table = model.readout_table().astype(compute)
   logits = linear.token_logits(
-    hidden, model.readout_table(), model.spec.num_padding_tokens
+    hidden.astype(compute), table, model.spec.num_padding_tokens
   )
   token = sampling.draw(logits, rows.seen, rows.sampling, rows.place)
   each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
