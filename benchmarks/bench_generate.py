@@ -30,11 +30,11 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax import subject as subject_lib
+from loopjax import language_model as language_model_lib
 from loopjax import trained
-from loopjax.analysis import view
+from loopjax.analysis import evaluated
 from loopjax.generate import source
-from loopjax.generate.engine import Engine, Request
+from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
 from loopjax.models import looped
@@ -145,7 +145,7 @@ def cache():
     tokens_per_dispatch=32,
   )  # fmt: skip
   forms = {
-    "engine": writer(engine, [Request(prompt, num, GREEDY)]),
+    "engine": writer(engine, [GenerationRequest(prompt, num, GREEDY)]),
     "full forward": recomputed,
   }
   return compare("cache", forms, num)
@@ -156,7 +156,7 @@ def slots():
   graphdef, params = make_model(TINY, 256)
   sizes = np.random.default_rng(1).integers(16, 129, 64).tolist()
   asked = [
-    Request(prompt, size, GREEDY)
+    GenerationRequest(prompt, size, GREEDY)
     for prompt, size in zip(prompts(64, 8, 64), sizes, strict=True)
   ]
   forms = {
@@ -173,19 +173,19 @@ def exits():
   num, rows, losses = 128, [], {}
   full = {"full": {}}
   if _WORKDIR.value:
-    subject = subject_lib.load(pathlib.Path(_WORKDIR.value))
-    loops = subject.call["num_loops"]
+    language_model = language_model_lib.load(pathlib.Path(_WORKDIR.value))
+    loops = language_model.call["num_loops"]
     forms = {
       f"num_loops {n}": {"num_loops": n} for n in range(1, loops)
     } | {
       f"gate at {x}": {"exit_threshold": float(x)} for x in _THRESHOLDS.value
     }  # fmt: skip
     losses = {
-      form: read_out(subject, **options)
+      form: read_out(language_model, **options)
       for form, options in (forms | full).items()
     }
     make = lambda size: source.make_engine(  # noqa: E731
-      subject, num_slots=size, max_tokens=256
+      language_model, num_slots=size, max_tokens=256
     )
   else:
     graphdef, params = make_model(TINY, 256, exit_gate="joint")
@@ -202,7 +202,7 @@ def exits():
     engine = make(size)
     given = prompts(size, 32, 32)
     asked = {
-      form: [Request(one, num, GREEDY, **options) for one in given]
+      form: [GenerationRequest(one, num, GREEDY, **options) for one in given]
       for form, options in (forms | full).items()
     }
     found = compare(
@@ -221,7 +221,7 @@ def exits():
   return rows
 
 
-def read_out(subject, num_loops=None, exit_threshold=1.0):
+def read_out(language_model, num_loops=None, exit_threshold=1.0):
   """Loss and loops of test rows, read token by token with exits.
 
   Of the first document of each row: a row of a cache is one. "error" is the
@@ -231,31 +231,33 @@ def read_out(subject, num_loops=None, exit_threshold=1.0):
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=_ROWS.value, seed=0
   )
-  batch = view.sample(dataset, _ROWS.value)
+  batch = evaluated.sample(dataset, _ROWS.value)
   inputs, targets = (jnp.asarray(batch[x]) for x in ("inputs", "targets"))
   first = batch["documents"] == batch["documents"][:, :1]
   weights = jnp.asarray(batch["weights"] * first)
   size, length = inputs.shape
-  most = subject.call["num_loops"]
-  leave = exits_lib.Exits(
+  most = language_model.call["num_loops"]
+  policy = exits_lib.ExitPolicy(
     jnp.full(size, exit_threshold), jnp.full(size, num_loops or most), "gate"
   )
 
   @jax.jit
   def score(params, inputs, targets):
-    model = nnx.merge(subject.graphdef, params)
+    model = nnx.merge(language_model.graphdef, params)
     cache = looped.empty_cache(model, size, length)
 
     def step(cache, pair):
       token, target = pair
-      output, cache = looped.read(model, token[:, None], cache, leave=leave)
+      output, cache = looped.read(
+        model, token[:, None], cache, exit_policy=policy
+      )
       chance = jax.nn.log_softmax(output.logits[:, 0])
       loss = -jnp.take_along_axis(chance, target[:, None], axis=1)[:, 0]
       return cache, (loss, output.stats["loops_run"])
 
     return jax.lax.scan(step, cache, (inputs.T, targets.T))[1]
 
-  loss, loops = score(subject.params, inputs, targets)
+  loss, loops = score(language_model.params, inputs, targets)
   by_row = jnp.sum(loss.T * weights, axis=1) / jnp.sum(weights, axis=1)
   share = weights.T / jnp.sum(weights)
   return {
@@ -279,7 +281,9 @@ def torch():
     )  # fmt: skip
     oracle = torch_looped.Model(LARGE, params)
     forms = {
-      "engine": writer(engine, [Request(x, num, GREEDY) for x in given]),
+      "engine": writer(
+        engine, [GenerationRequest(x, num, GREEDY) for x in given]
+      ),
       "torch": functools.partial(oracle.generate, given, num),
     }
     rows += compare(f"torch, batch {size}", forms, num * size)

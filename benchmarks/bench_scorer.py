@@ -28,11 +28,11 @@ from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.eval import batches, requests
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.scorer import Scorer
+from loopjax.language_model import LanguageModel
 from loopjax.models import looped
 from loopjax.run import provenance
-from loopjax.subject import Subject
 
 _REQUESTS = flags.DEFINE_string("requests", "", "Request file; made up if ''.")
 _ITEMS = flags.DEFINE_integer("items", 500, "Continuations.")
@@ -47,13 +47,13 @@ _TURNS = flags.DEFINE_integer("turns", 3, "Timed turns.")
 
 def main(argv):
   del argv
-  subject, asked = make_subject(), make_requests()
-  scorer = Scorer(subject, _BATCH.value)
+  language_model, asked = make_language_model(), make_requests()
+  scorer = Scorer(language_model, _BATCH.value)
   length = _CONTEXT.value
   forms = {
     "batches": lambda: [one.log_likelihood for one in scorer(asked)],
-    "single": single(subject, asked, batches.rounded),
-    "single_full": single(subject, asked, lambda _: length),
+    "single": single(language_model, asked, batches.rounded),
+    "single_full": single(language_model, asked, lambda _: length),
   }
   seconds = {form: [] for form in forms}
   cpu_seconds = {form: [] for form in forms}
@@ -92,20 +92,24 @@ def main(argv):
   print(json.dumps(report, indent=2))
 
 
-def single(subject: Subject, asked: list[Request], row_length):
+def single(
+  language_model: LanguageModel, asked: list[ScoringRequest], row_length
+):
   """Scores each request by itself, in a row of `row_length(its length)`."""
 
   @jax.jit
   def score(params, inputs, targets):
-    model = nnx.merge(subject.graphdef, params)
-    logits = model(inputs[None], **subject.call).logits[0]
+    model = nnx.merge(language_model.graphdef, params)
+    logits = model(inputs[None], **language_model.call).logits[0]
     log_probs = jax.nn.log_softmax(logits)
     return jnp.take_along_axis(log_probs, targets[:, None], axis=-1)[:, 0]
 
-  end, most = subject.tokenizer.end, subject.context_length
+  end, most = language_model.tokenizer.end, language_model.context_length
   windows = []
   for request in asked:
-    opened = Request(np.append(end, request.context), request.continuation)
+    opened = ScoringRequest(
+      np.append(end, request.context), request.continuation
+    )
     windows.append(batches.windows(opened, most)[0])
 
   def score_all() -> list[float]:
@@ -114,7 +118,7 @@ def single(subject: Subject, asked: list[Request], row_length):
       num = len(tokens) - 1
       row = np.zeros(min(row_length(num), most) + 1, np.int32)
       row[: num + 1] = tokens
-      log_probs = np.asarray(score(subject.params, row[:-1], row[1:]))
+      log_probs = np.asarray(score(language_model.params, row[:-1], row[1:]))
       scored = log_probs[num - num_scored : num]
       likelihoods.append(float(np.sum(scored, dtype=np.float64)))
     return likelihoods
@@ -122,7 +126,7 @@ def single(subject: Subject, asked: list[Request], row_length):
   return score_all
 
 
-def make_subject() -> Subject:
+def make_language_model() -> LanguageModel:
   """A looped model."""
   config = looped.Config(
     width=_WIDTH.value,
@@ -140,7 +144,7 @@ def make_subject() -> Subject:
   )
   model = looped.Model(config, spec, rngs=nnx.Rngs(params=0))
   graphdef, params = nnx.split(model)
-  return Subject(
+  return LanguageModel(
     tokenizer=tokenizer,
     context_length=_CONTEXT.value,
     graphdef=graphdef,
@@ -150,7 +154,7 @@ def make_subject() -> Subject:
   )
 
 
-def make_requests() -> list[Request]:
+def make_requests() -> list[ScoringRequest]:
   """Continuations to score, from a file or made up."""
   if _REQUESTS.value:
     items = requests.read(pathlib.Path(_REQUESTS.value)).items
@@ -161,7 +165,8 @@ def make_requests() -> list[Request]:
     ]
     encode = Tokenizer(_TOKENIZER.value).encode
     return [
-      Request(*map(np.asarray, encode(pair))) for pair in pairs[: _ITEMS.value]
+      ScoringRequest(*map(np.asarray, encode(pair)))
+      for pair in pairs[: _ITEMS.value]
     ]
   generator = np.random.default_rng(0)
   found = []
@@ -169,7 +174,7 @@ def make_requests() -> list[Request]:
     context = generator.integers(97, 123, generator.integers(40, 300))
     for _ in range(4):
       size = generator.integers(3, 60)
-      found.append(Request(context, generator.integers(97, 123, size)))
+      found.append(ScoringRequest(context, generator.integers(97, 123, size)))
   return found[: _ITEMS.value]
 
 

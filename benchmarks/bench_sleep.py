@@ -214,7 +214,7 @@ def _parallel(model: sleep.Model, inputs: Array) -> Array:
   of_windows = (batch * (inputs.shape[1] // length), length)
   first = jnp.arange(of_windows[0]) % (of_windows[0] // batch) == 0
   seen = jnp.broadcast_to(~first[:, None], (of_windows[0], length - 1))
-  window = windows.view(seen, None, length, length)
+  window = windows.make_window(seen, None, length, length)
   tables = rope.rope_tables(
     window.positions, config.block_shape().head_width, config.rope_base
   )
@@ -222,7 +222,9 @@ def _parallel(model: sleep.Model, inputs: Array) -> Array:
   def attend(x: Array, layer: block.Block) -> tuple[Array, None]:
     x = x.reshape(*of_windows, -1)
     own = layer.attention._keys(layer.attention_norm(x))
-    past = attention.Past(*(jnp.roll(y, 1, axis=0)[:, 1:] for y in own))
+    past = attention.PastKeyValues(
+      *(jnp.roll(y, 1, axis=0)[:, 1:] for y in own)
+    )
     x, _ = layer.attend_with_past(x, past, tables, window.visible)
     return x.reshape(*inputs.shape, -1), None
 

@@ -23,7 +23,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets
-from loopjax.config import RunOf
+from loopjax.config import WorkdirOf
 
 COMMON = presets.beside(__file__, "common.py")
 
@@ -108,11 +108,11 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   third = max(calls // 3, 1) * config.run.steps_per_call
   warm_up = {
     "model.eviction": "hard", "optim.frozen": "^(?!memories/)",
-    "run.init_from": config.run.init_from or RunOf(0),
+    "run.init_from": config.run.init_from or WorkdirOf(0),
     "run.init_fresh": "^memories/", "run.num_steps": third,
   }  # fmt: skip
   whole = {
-    "model.eviction": "sliding", "run.init_from": RunOf(len(first)),
+    "model.eviction": "sliding", "run.init_from": WorkdirOf(len(first)),
     "run.num_steps": 2 * third,
   }  # fmt: skip
   return {

@@ -22,7 +22,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets
-from loopjax.config import RunOf
+from loopjax.config import WorkdirOf
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = {
@@ -32,7 +32,7 @@ _TINY = {
   },
   "model": {
     "width": 128, "num_layers": 2, "num_heads": 4, "exit_gate": "none",
-    "chunk_size": 16, "prefill_chunk": 1, "rope_base": 1e4, "init_std": 0.05,
+    "chunk_size": 4, "prefill_chunk": 1, "rope_base": 1e4, "init_std": 0.05,
     "precision": "float32",
   },
   "optim": {
@@ -88,7 +88,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   first = [] if run.init_from else [
     {"model.name": "looped", "optim.gate_rate": 1.0}
   ]  # fmt: skip
-  teacher = run.init_from or RunOf(0)
+  teacher = run.init_from or WorkdirOf(0)
   slower = {}  # Than what begins from nothing; and for fewer steps.
   if first:
     slower["optim.learning_rate"] = optim.learning_rate / 4
@@ -105,7 +105,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   taught = {**begun, "run.teacher": teacher, "model.distill": "all"}
   phase_1 = {**taught, "model.alpha": 0.0,
              "model.interpolation_steps": num_steps}  # fmt: skip
-  phase_2 = {**slower, "run.init_from": RunOf(len(first)),
+  phase_2 = {**slower, "run.init_from": WorkdirOf(len(first)),
              "run.teacher": teacher, "model.distill": "all",
              "run.num_steps": steps(0.3 if first else 0.6),
              "model.align_weight": 0.1}  # fmt: skip
@@ -126,8 +126,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   gqa = [{**item, "model.num_key_value_heads": g}
          for i, g in enumerate(groups)
          for item in ({"model.name": "looped", "optim.gate_rate": 1.0},
-                      {**phase_1, "run.init_from": RunOf(2 * i),
-                       "run.teacher": RunOf(2 * i)})]  # fmt: skip
+                      {**phase_1, "run.init_from": WorkdirOf(2 * i),
+                       "run.teacher": WorkdirOf(2 * i)})]  # fmt: skip
   return {
     "pipeline": [*first, phase_1, phase_2],
     "gates": [*first, *product([phase_1], [*learned, *fixed])],  # Table 3.

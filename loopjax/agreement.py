@@ -10,8 +10,8 @@ from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.analysis import view
-from loopjax.generate.engine import Engine, Request, Sampling
+from loopjax.analysis import evaluated
+from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.models import CAUSAL
 from loopjax.types import Dataset
 
@@ -49,7 +49,7 @@ def measure(
   length = settings.spec.sequence_length
   num_written = min(_MOST_WRITTEN, length - length // 2)
   prompts = prompts_of(
-    view.sample(dataset, _NUM_PROMPTS),
+    evaluated.sample(dataset, _NUM_PROMPTS),
     length // 2,
     settings.spec.vocab_size - settings.spec.num_padding_tokens,
   )
@@ -113,5 +113,7 @@ def _written(
     max_tokens=max(map(len, prompts)) + num_written,
   )
   greedy = Sampling(temperature=0.0)
-  requests = [Request(prompt, num_written, greedy) for prompt in prompts]
+  requests = [
+    GenerationRequest(prompt, num_written, greedy) for prompt in prompts
+  ]
   return [[x.token for x in text] for text in engine.generate(requests)]

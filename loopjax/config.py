@@ -23,10 +23,10 @@ from loopjax.models import MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
 from loopjax.protocols import (
+  Dataclass,
   Family,
   LearnsFromTeacher,
   ModelConfig,
-  Record,
   Task,
 )
 from loopjax.run import profiling
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
   task_module: Task
   spec: TaskSpec
   model: ModelConfig
-  task: Record
+  task: Dataclass
   optim: chain.Config
   loop: LoopOptions
   mesh: sharding.Config
@@ -72,7 +72,7 @@ class Settings(NamedTuple):
     return examples * profiling.training_flops(costs)
 
 
-class RunOf(NamedTuple):
+class WorkdirOf(NamedTuple):
   """A setting's value in a sweep: the work directory of an earlier item.
 
   It can be a value of `run.init_from` or `run.teacher`; the item runs only
@@ -290,7 +290,7 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
     raise UserError(f"{label}: config.json does not describe a run") from error
 
 
-def _fields(record: Record) -> dict[str, Any]:
+def _fields(record: Dataclass) -> dict[str, Any]:
   return dataclasses.asdict(record)
 
 

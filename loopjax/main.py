@@ -1,8 +1,9 @@
 """Command line: `python -m loopjax.main --config=FILE[:preset]`.
 
-Exit status: 0 done, 2 a mistake by the user, 3 training diverged, 4 the run
-was asked to stop and saved, 5 another process of the run was lost. After 4 and
-5 the same command resumes the run.
+Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
+diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
+another process of the run was lost. After 4 and 5 the same command resumes the
+run.
 """
 
 import json
@@ -26,7 +27,12 @@ MODES = ("train", "eval", "train_and_eval", "describe")
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 flags.adopt_module_key_flags(processes)
-_MODE = flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
+_MODE = flags.DEFINE_enum(
+  "mode",
+  "train_and_eval",
+  MODES,
+  "What to do; describe prints sizes and costs.",
+)
 _LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
 
@@ -37,7 +43,7 @@ def _guide() -> str:
 
 
 def main(argv: list[str]) -> int:
-  """Does what --mode says; returns the exit status."""
+  """Runs the command that --mode names; returns the exit status."""
   del argv
   from loopjax import config as config_lib
   from loopjax import describe, listing, presets, train
@@ -67,7 +73,7 @@ def main(argv: list[str]) -> int:
     summary = train.run(config, workdir, _MODE.value)
   except (processes.AgreedError, OSError):
     raise
-  except processes.Lost as error:
+  except processes.ProcessLostError as error:
     _end_alone(error)
   except Exception as error:
     if not jax.distributed.is_initialized():
@@ -83,11 +89,13 @@ def main(argv: list[str]) -> int:
 
 
 def _end_alone(error: Exception) -> NoReturn:
-  """Exits at once: a normal exit would wait for processes that may be gone."""
+  """Exits immediately: a normal exit would wait for other processes."""
   reason = " ".join(str(error).split())[:300]
   from_jax = isinstance(error, jax.errors.JaxRuntimeError)
   out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason
-  if isinstance(error, processes.Lost) or (from_jax and not out_of_memory):
+  if isinstance(error, processes.ProcessLostError) or (
+    from_jax and not out_of_memory
+  ):
     line, status = f"another process was lost: {reason}", _LOST
   elif isinstance(error, UserError):
     line, status = f"process {jax.process_index()}: {reason}", 2
@@ -99,7 +107,7 @@ def _end_alone(error: Exception) -> NoReturn:
 
 
 def _compilation_cache() -> str:
-  """Compiled programs are cached per user, so that later starts are quick."""
+  """The directory of JAX's compilation cache, which is per user."""
   default = str(user_cache.directory("compilation"))
   return os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
 

@@ -1,4 +1,4 @@
-"""What a run compiles: the model laid out over the mesh, and its steps."""
+"""The compiled parts of a run: train state and train step, on a mesh."""
 
 import functools
 import math
@@ -20,23 +20,23 @@ from loopjax.types import Carried
 
 
 class Program(NamedTuple):
-  """What is compiled for a run, before any array exists.
+  """The functions and layouts of a run; holds no arrays.
 
   Attributes:
-    settings: of the run.
-    mesh: of devices.
+    settings: the run's settings.
+    mesh: the mesh of devices.
     graphdef: the model without its parameters.
-    schedule: step (from 0) -> learning rate.
-    costs: of the model at its trained number of loops, see
+    schedule: function from the step, from 0, to the learning rate.
+    costs: FLOPs of the model with the number of loops in training, see
       `protocols.Family.costs`.
-    init: key -> train state, created sharded.
-    train: (state, stacked batches, the teacher's parameters) -> (state, metrics
-      of every step); donates the state, unless run.debug_nans may need it
-      again.
-    step: the same, not compiled.
+    init: compiled function from a random key to the sharded train state.
+    train: compiled function (state, stacked batches, the teacher's parameters)
+      -> (state, metrics of every step). It donates the state, except with
+      run.debug_nans, which may need it again.
+    step: the function `train` before compilation.
     abstract_state: shapes, dtypes and shardings of the train state.
-    abstract_frozen: the same of the teacher's parameters; {} without one.
-    teacher: settings of the teacher's run; None without one.
+    abstract_frozen: those of the teacher's parameters; {} without a teacher.
+    teacher: settings of the teacher's run; None without a teacher.
   """
 
   settings: config_lib.Settings
@@ -57,19 +57,19 @@ def make_program(
   devices: Sequence[Any] | None = None,
   teacher: config_lib.Settings | None = None,
 ) -> Program:
-  """Traces the model and lays out its state over the devices.
+  """Traces the model and determines the sharding of the train state.
 
   Args:
-    settings: of the run.
-    devices: to run on; all devices if None.
-    teacher: settings of the teacher's run, if there is a teacher.
+    settings: the run's settings.
+    devices: the devices to run on; all devices if None.
+    teacher: settings of the teacher's run; None without a teacher.
 
   Raises:
     UserError: the mesh does not fit the batches or the parameters.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   platform = mesh.devices.flat[0].platform
-  settings = _on_platform(settings, platform)
+  settings = _resolve_remat(settings, platform)
   sharding.check_batch_size(
     mesh,
     settings.run.batch_size,
@@ -83,11 +83,11 @@ def make_program(
 
   init = functools.partial(fresh_state, settings, tx)
   shapes = jax.eval_shape(init, jax.random.key(0))
-  place = functools.partial(
+  params_sharding = functools.partial(
     _param_shardings, mesh, settings.mesh.min_split_size
   )
-  shardings = _state_shardings(mesh, shapes, tx, place(shapes.params))
-  teacher = teacher and _on_platform(teacher, platform)
+  shardings = _state_shardings(mesh, shapes, tx, params_sharding(shapes.params))
+  teacher = teacher and _resolve_remat(teacher, platform)
   teacher_graphdef, frozen = abstract_model(teacher) if teacher else (None, {})
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
@@ -112,8 +112,8 @@ def make_program(
       out_shardings=(shardings, sharding.replicated(mesh)),
     ),
     step=train,
-    abstract_state=_placed(shapes, shardings),
-    abstract_frozen=_placed(frozen, place(frozen)),
+    abstract_state=_with_shardings(shapes, shardings),
+    abstract_frozen=_with_shardings(frozen, params_sharding(frozen)),
     teacher=teacher,
   )
 
@@ -121,9 +121,9 @@ def make_program(
 def fresh_state(
   settings: config_lib.Settings, tx: optax.GradientTransformation, key: Any
 ) -> step.TrainState:
-  """The state before the first step, drawn from a key."""
+  """The train state before the first step, initialised from a random key."""
   params = nnx.to_pure_dict(
-    nnx.state(_fresh(settings, jax.random.fold_in(key, 0)))
+    nnx.state(_new_model(settings, jax.random.fold_in(key, 0)))
   )
   return step.init_state(
     params,
@@ -135,8 +135,8 @@ def fresh_state(
 
 
 def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
-  """(the model without its parameters, their shapes as a nested dict)."""
-  model = nnx.eval_shape(lambda: _fresh(settings, jax.random.key(0)))
+  """(graphdef, shapes and dtypes of the parameters as a nested dict)."""
+  model = nnx.eval_shape(lambda: _new_model(settings, jax.random.key(0)))
   graphdef, params = nnx.split(model)
   return graphdef, nnx.to_pure_dict(params)
 
@@ -144,11 +144,12 @@ def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
 def cache_bytes(
   settings: config_lib.Settings, kind: str | None = None
 ) -> tuple[int, int]:
-  """Bytes of the buffers of a cache: by token, and by row whatever its length.
+  """Size of a cache: (bytes per token, other bytes per row).
 
   Args:
-    settings: of a model that predicts next tokens; else nothing is kept.
-    kind: of the cache; the family's own if None.
+    settings: the run's settings. If the family does not predict next tokens,
+      the result is (0, 0).
+    kind: the kind of cache; the family's default if None.
   """
   family = CAUSAL.get(settings.plain["model"]["name"])
   if family is None:
@@ -169,14 +170,15 @@ def cache_bytes(
   return by_token, size(1) - by_token
 
 
-def _on_platform(
+def _resolve_remat(
   settings: config_lib.Settings, platform: str
 ) -> config_lib.Settings:
-  """Settings with loop.remat="auto" resolved for the platform."""
-  return settings._replace(loop=remat.chosen(settings.loop, platform))
+  """The settings with loop.remat="auto" resolved for the platform."""
+  return settings._replace(loop=remat.resolve(settings.loop, platform))
 
 
-def _fresh(settings: config_lib.Settings, key: Any) -> Model:
+def _new_model(settings: config_lib.Settings, key: Any) -> Model:
+  """The model with parameters initialised from a random key."""
   rngs = nnx.Rngs(params=key)
   return settings.family.Model(
     settings.model, settings.spec, settings.loop, rngs=rngs
@@ -184,7 +186,7 @@ def _fresh(settings: config_lib.Settings, key: Any) -> Model:
 
 
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, traced with the mesh visible to `sharding.by_example`."""
+  """The function, traced under the mesh; see `sharding.split_by_example`."""
 
   @functools.wraps(function)
   def traced(*args, **kwargs):
@@ -195,7 +197,7 @@ def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _init_carried(settings: config_lib.Settings) -> Carried:
-  """The carried state that the first step receives."""
+  """The state that the first step carries; empty for most families."""
   if not isinstance(settings.family, CarriesState):
     return Carried()
   return settings.family.init_carried(
@@ -204,14 +206,14 @@ def _init_carried(settings: config_lib.Settings) -> Carried:
 
 
 def _param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
-  """Shardings of the parameters, from the parameter table."""
+  """Shardings of the parameters, from the table in `optim.parameters`."""
   return sharding.parameter_shardings(
     mesh, params, parameters.splits(params), min_split_size
   )
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
-  """Abstract arrays with shardings."""
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
+  """Abstract arrays with these shapes and shardings."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
@@ -225,10 +227,10 @@ def _state_shardings(
   tx: optax.GradientTransformation,
   params: Any,
 ) -> step.TrainState:
-  """EMA and optimizer moments are sharded like their parameter."""
+  """Shardings of the train state: EMA and moments as their parameters."""
 
   def is_masked(moment: Any) -> bool:
-    """Whether the parameter belongs to another optimizer."""
+    """Whether the parameter is updated by another optimizer."""
     return isinstance(moment, optax.MaskedNode)
 
   replicated = sharding.replicated(mesh)
@@ -238,7 +240,7 @@ def _state_shardings(
     ema=params if shapes.ema else {},
     opt_state=optax.tree.map_params(
       tx,
-      lambda moment, where: moment if is_masked(moment) else where,
+      lambda moment, like: moment if is_masked(moment) else like,
       shapes.opt_state,
       params,
       transform_non_params=lambda _: replicated,

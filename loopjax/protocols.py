@@ -1,11 +1,10 @@
-"""The interface of a model family and of a task: every name that others use.
+"""The interfaces of model families and tasks: every name that others use.
 
-Both are modules. `loopjax.models.MODELS` and `loopjax.data.TASKS` hold them by
-name, and there the type checker compares each module with its protocol. Where
-a function takes its module's own `Config` or `Model` the protocol says Any:
-the argument was made by the same module. What only some families need is a
-separate protocol, `LearnsFromTeacher` or `CarriesState`: a family implements it
-by defining the function.
+Families and tasks are modules, held by name in `loopjax.models.MODELS` and
+`loopjax.data.TASKS`, where the type checker compares each module with its
+protocol. A parameter that takes the module's own `Config` or `Model` has the
+type Any here. A feature that only some families have is a protocol of its own,
+such as `LearnsFromTeacher`: a family implements it by defining the function.
 """
 
 import dataclasses
@@ -28,14 +27,14 @@ from loopjax.types import (
 )
 
 
-class Record(Protocol):
-  """A dataclass, as every section of a config is."""
+class Dataclass(Protocol):
+  """A dataclass; the sections of a config are dataclasses."""
 
   __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
-class ModelConfig(Record, Protocol):
-  """What shared code may assume about any section model."""
+class ModelConfig(Dataclass, Protocol):
+  """What shared code may read from any family's model config."""
 
   @property
   def width(self) -> int:
@@ -48,20 +47,20 @@ class ModelConfig(Record, Protocol):
 
 @runtime_checkable
 class Halting(Protocol):
-  """A section model whose tokens may halt early."""
+  """A model config with a halting rule."""
 
   @property
   def halting(self) -> str:
-    """The rule: "fixed", "act" or "ponder"."""
+    """The halting rule: "fixed", "act" or "ponder"."""
 
 
 @runtime_checkable
 class MemoryTokens(Protocol):
-  """A section model that prepends memory tokens to the sequence."""
+  """A model config with memory tokens, which precede the sequence."""
 
   @property
   def num_memory_tokens(self) -> int:
-    """M; 0 for none."""
+    """M, number of memory tokens; may be 0."""
 
 
 @runtime_checkable
@@ -87,18 +86,19 @@ class Model(Protocol):
     kind: str | None = None,
     trace: tuple[str, ...] = (),
   ) -> Output:
-    """Predicts from token ids [B, T].
+    """Predicts tokens.
 
     Args:
-      inputs: token ids.
-      num_loops: the trained number if None.
-      kind: how the loop runs, see `loopjax.loop.driver`; as built if None.
+      inputs: token ids [B, T].
+      num_loops: number of loops; that of training if None.
+      kind: how the loop is executed, see `loopjax.loop.driver`; as in the
+        model's options if None.
       trace: what to record in every loop, names from the family's TRACES.
     """
     ...
 
 
-# The teacher as a loss receives it: its model, or None without one.
+# The frozen teacher that a loss receives; None if there is no teacher.
 Frozen = Model | None
 
 
@@ -122,19 +122,19 @@ class Family(Protocol):
 
   @property
   def Config(self) -> Callable[..., ModelConfig]:
-    """The section model: a frozen dataclass; its defaults are the paper's."""
+    """The model config: a frozen dataclass with the paper's defaults."""
 
   @property
   def Model(self) -> MakeModel:
-    """The constructor."""
+    """The model's class."""
 
   @property
   def TRACES(self) -> tuple[str, ...]:
-    """Names of what a model can record in every loop."""
+    """Names of the quantities that a model can record in every loop."""
 
   @property
   def HEADLINE(self) -> tuple[str, ...]:
-    """Those of its own metrics to show at the terminal, if any."""
+    """The family's own metrics to show at the terminal, if any."""
 
   def loss(
     self, model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
@@ -143,28 +143,29 @@ class Family(Protocol):
 
     Args:
       model: the model to train.
-      batch: the task's entries, and "mean_weight", f32 scalar, the mean weight
-        of the whole batch, of which this may be a part. In a family that
-        carries state also "carried", from the previous step.
+      batch: the task's arrays, and "mean_weight", f32 scalar, the mean token
+        weight of the whole batch (`batch` may be a microbatch). For a family
+        that carries state also "carried", the state after the previous step.
       key: random key of this step.
-      step: optimizer steps taken, i32 scalar.
-      frozen: the teacher, which is never updated; None without one.
+      step: number of optimizer steps taken, i32 scalar.
+      frozen: the teacher, which is never updated; None without a teacher.
 
     Returns:
-      (f32 scalar, metrics: scalars and per-loop vectors by name, including
-      "loss"). In a family that carries state also "carried", for the next step.
+      (loss, f32 scalar; metrics: scalars and per-loop vectors by name,
+      including "loss"). The metrics of a family that carries state include
+      "carried", the state for the next step.
     """
     ...
 
   def costs(
     self, config: Any, spec: TaskSpec, num_loops: int
   ) -> dict[str, Any]:
-    """FLOPs of the model, counted analytically.
+    """FLOPs of the model, counted analytically; a multiply-add counts as two.
 
     Returns:
-      "flops_per_example": of the forward pass up to and including each loop, a
-      multiply-add counts as two; "training_flops_per_example"
-      where that is not three forward passes.
+      "flops_per_example": for each k = 1 .. num_loops, FLOPs of a forward pass
+      with k loops; "training_flops_per_example", if they are not those of three
+      forward passes.
 
     Raises:
       UserError: the model cannot run this many loops.
@@ -173,17 +174,18 @@ class Family(Protocol):
 
 
 class CausalFamily(Family, Protocol):
-  """A family that predicts next tokens, and can go on where it stopped.
+  """A family that predicts next tokens and can read them incrementally.
 
-  Whatever a cache is made of, reading tokens in any number of parts gives the
-  logits of reading them at once; only where loops share what is kept of a token
-  does it matter which tokens are read together. Every row is a sequence of its
-  own, of its own length.
+  Reading tokens in any number of parts gives the same logits as reading them at
+  once, whatever the kind of cache. The exception are caches whose keys and
+  values are shared by all loops: there, logits also depend on which tokens are
+  read together. The rows of a cache are independent sequences of different
+  lengths.
   """
 
   @property
   def CACHES(self) -> tuple[str, ...]:
-    """Kinds of caches; the first is the family's own."""
+    """Kinds of caches; the first is the default."""
 
   def empty_cache(
     self,
@@ -195,17 +197,18 @@ class CausalFamily(Family, Protocol):
     kind: str | None = None,
     prompt_tokens: int = 0,
   ) -> Any:
-    """What is kept of rows of which nothing was read.
+    """A cache without tokens.
 
     Args:
-      model: that will read.
-      batch: B, rows.
-      max_tokens: M, of a row; what is read past it is lost, unless memory does
-        not grow with what is read.
-      num_loops: that will be read with; the trained number if None.
+      model: the model that will read.
+      batch: B, number of rows.
+      max_tokens: M, maximum number of tokens of a row. Tokens beyond it are
+        lost, except in families whose cache does not grow with the tokens.
+      num_loops: number of loops to read with; that of training if None.
       kind: one of CACHES; the first if None.
-      prompt_tokens: of M, for tokens that are read several at a time: they keep
-        every loop's keys and values where others share them. 0 for none.
+      prompt_tokens: if not 0, the number of the M places that are reserved for
+        tokens read several at a time (prompts). These have separate keys and
+        values for every loop, although other tokens share theirs.
 
     Returns:
       A pytree of arrays of fixed shapes.
@@ -221,95 +224,102 @@ class CausalFamily(Family, Protocol):
     num_loops: int | None = None,
     valid: Array | None = None,
   ) -> tuple[Output, Any]:
-    """Reads tokens after those in a cache.
+    """Reads tokens that follow those in a cache.
 
     Args:
-      model: which the cache was made for.
+      model: the model that the cache was made for.
       tokens: token ids [B, S]; S = 1 decodes, S > 1 prefills.
-      cache: from `empty_cache`, or from reading what comes before.
-      num_loops: what the cache was made for.
-      valid: bool [B, S], the tokens that are there; the others are skipped,
-        wherever they stand. All if None.
+      cache: from `empty_cache`, or returned when earlier tokens were read.
+      num_loops: the number of loops that the cache was made for.
+      valid: bool [B, S], False for padding, which may be anywhere and is
+        skipped. No padding if None.
 
     Returns:
-      The output, logits [B, S, V] included, which are arbitrary where no token
-      is there; and the cache after these tokens.
+      (output, the cache after these tokens). The output has logits [B, S, V];
+      they are arbitrary at padding.
     """
     ...
 
 
 @runtime_checkable
 class ExitsEarly(Protocol):
-  """A causal family whose `read` takes `leave`, `loop.exits.Exits`, too."""
+  """A causal family whose `read` also takes an `exit_policy`.
 
-  def own_rule(self, config: Any) -> str:
-    """The rule of exits that a model was made for."""
+  Its type is `loopjax.loop.exits.ExitPolicy | None`.
+  """
+
+  def exit_rule(self, config: Any) -> str:
+    """The exit rule of models with this config, unless another is chosen."""
 
   def check_exits(self, config: Any, rule: str, kept: str, kind: str) -> None:
-    """Raises UserError for exits that cannot be.
+    """Raises UserError for early exits that this model cannot make.
 
     Args:
-      config: of the model.
-      rule, kept: of `loop.exits.Exits`.
-      kind: of the cache.
+      config: the model config.
+      rule, kept: as in `loopjax.loop.exits.ExitPolicy`.
+      kind: the kind of cache.
     """
 
 
 @runtime_checkable
 class HasSpan(Protocol):
-  """A cache that grows with the tokens in it, of which some may be read."""
+  """A cache of keys and values, of which attention may read a prefix only."""
 
   def within(self, span: int | None) -> Any:
-    """The same, of which attention looks at the first `span` places alone.
+    """The same cache; attention reads only the first `span` places of a row.
 
     Args:
-      span: places that hold all tokens of the rows that are read on, new ones
-        included; None for all places.
+      span: a number of places that includes all tokens of the rows to be
+        continued, also the new ones; None for all places.
     """
 
 
 @runtime_checkable
 class StacksLayers(Protocol):
-  """A causal family that can set the parameters of its layers apart."""
+  """A causal family with stacked layer parameters, which can be unstacked."""
 
-  def apart(self, model: Any) -> Any:
-    """The model as it reads single tokens fastest on a CPU, inside a jit."""
+  def unstacked(self, model: Any) -> Any:
+    """The model with a separate array for each layer's parameters.
+
+    To be called under jit, outside the loop over tokens; on CPUs decoding is
+    faster, see `nn.stack.unstacked`.
+    """
 
 
 class Teacher(Protocol):
-  """What a family may read from the teacher's run."""
+  """The settings of the teacher's run that a family may read."""
 
   @property
   def family(self) -> Family:
-    """Family of its model."""
+    """The teacher's family."""
 
   @property
   def model(self) -> ModelConfig:
-    """Its section model."""
+    """The teacher's model config."""
 
   @property
   def spec(self) -> TaskSpec:
-    """Spec of its task, which has the same number of token ids."""
+    """The spec of the teacher's task; `vocab_size` is that of the student."""
 
 
 @runtime_checkable
 class LearnsFromTeacher(Protocol):
-  """A family whose loss reads `frozen`."""
+  """A family whose loss uses the teacher, `frozen`."""
 
   def check_teacher(
     self, config: Any, spec: TaskSpec, teacher: Teacher | None
   ) -> None:
-    """Raises UserError for an unsuitable teacher, or a required one missing."""
+    """Raises UserError if the teacher is unsuitable, or missing but needed."""
 
 
 @runtime_checkable
 class CarriesState(Protocol):
-  """A family with state between steps that is not updated by gradients."""
+  """A family that carries state, other than parameters, between steps."""
 
   def init_carried(
     self, config: Any, spec: TaskSpec, batch_size: int
   ) -> Carried:
-    """State before the first step; `loss` reads it and returns the next."""
+    """The state before the first step; `loss` reads and replaces it."""
     ...
 
 
@@ -317,19 +327,19 @@ class Task(Protocol):
   """A module of `loopjax.data`."""
 
   @property
-  def Config(self) -> Callable[..., Record]:
-    """The section task: a frozen dataclass."""
+  def Config(self) -> Callable[..., Dataclass]:
+    """The task config: a frozen dataclass."""
 
   @property
   def TRACES(self) -> tuple[str, ...]:
-    """Per-loop traces that `score` reads, if a model has them."""
+    """Traces that `score` uses if the family can record them."""
 
   @property
   def HEADLINE(self) -> tuple[str, ...]:
     """Scores to show at the terminal, the most informative first."""
 
   def spec(self, config: Any) -> TaskSpec:
-    """What is needed to build a model, without loading data."""
+    """What a model needs to know about the task; loads no data."""
     ...
 
   def make_dataset(
@@ -344,14 +354,14 @@ class Task(Protocol):
     """Batches of a split.
 
     Args:
-      config: of the task.
+      config: the task config.
       split: "train"; "validation", used for model selection; or "test".
-      batch_size: over all processes.
-      seed: of the training order.
+      batch_size: number of rows of a batch over all processes.
+      seed: seed of the order of training examples.
       rows: the rows of every global batch that this process reads; all if None.
 
     Raises:
-      UserError: a missing or malformed file.
+      UserError: a file is missing or malformed.
     """
     ...
 
@@ -362,12 +372,13 @@ class Task(Protocol):
     ...
 
   def score(self, output: Output, batch: Batch) -> dict[str, Any]:
-    """Scores of every example, f32 [B] by name.
+    """Scores of every example, by name.
 
-    What was predicted is read by `losses.tokens.scores`: in an evaluation of a
-    causal model they are computed without logits.
+    Predictions are obtained from `losses.tokens.scores`, because evaluations of
+    causal models do not compute all logits.
 
-    Where examples do not count alike, as rows of text that have other numbers
-    of bytes, (scores, weights f32 [B]): the mean over a split is weighted.
+    Returns:
+      For each score f32 [B], or (values f32 [B], weights f32 [B]) if the mean
+      over a split is weighted, for example by the bytes of each row.
     """
     ...

@@ -124,7 +124,7 @@ def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
   return used or None
 
 
-def by_example(x: jax.Array) -> jax.Array:
+def split_by_example(x: jax.Array) -> jax.Array:
   """Constrains activations [B, ...] to be split by example, under a mesh.
 
   Without this the compiler may split features as the parameters are split, and
@@ -135,7 +135,7 @@ def by_example(x: jax.Array) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, P(_BATCH_AXES))
 
 
-def whole(x: jax.Array) -> jax.Array:
+def gather_parameter(x: jax.Array) -> jax.Array:
   """Constrains a parameter that every token reads to be gathered, under a mesh.
 
   Without this the compiler may split it as the examples are split, and change

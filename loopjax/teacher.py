@@ -14,7 +14,7 @@ from loopjax.protocols import LearnsFromTeacher
 from loopjax.run import restore
 
 
-class Loaded(NamedTuple):
+class TeacherParams(NamedTuple):
   """Frozen parameters, which training reads but never changes.
 
   Attributes:
@@ -57,7 +57,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
 
 def load(
   settings: config_lib.Settings, abstract_frozen: Any, step: int | None
-) -> Loaded:
+) -> TeacherParams:
   """The teacher's parameters, laid out over the mesh.
 
   Args:
@@ -71,12 +71,12 @@ def load(
     UserError: there is no such checkpoint.
   """
   if not abstract_frozen:
-    return Loaded({}, None)
+    return TeacherParams({}, None)
   source = pathlib.Path(settings.run.teacher)
   at, params = restore.chosen_params(
     source, step, abstract_frozen, _label(settings)
   )
-  return Loaded(params, at)
+  return TeacherParams(params, at)
 
 
 def _label(settings: config_lib.Settings) -> str:

@@ -82,7 +82,7 @@ def run(
     UserError: a mistake in the config, the data or the directory.
   """
   settings = config_lib.resolve(config)
-  if done := processes.agreed(lambda: _admit(settings, workdir, mode)):
+  if done := processes.from_process_0(lambda: _admit(settings, workdir, mode)):
     print(f"{workdir} is already complete")
     return done
   if mode != "eval" and jax.process_index() == 0:
@@ -99,10 +99,10 @@ def run(
   datasets = make_datasets(settings, program.mesh, splits)
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
-    processes.agreed(
+    processes.from_process_0(
       lambda: workdir_lib.check_config(workdir, settings.plain, mode)
     )
-    scores = processes.agreed(
+    scores = processes.from_process_0(
       lambda: list(
         metrics.scores(
           workdir_lib.read_metrics(workdir), settings.run.best_metric
@@ -123,13 +123,13 @@ def run(
       scores=dict(scores),
     )
     evaluator = evaluate.make_evaluator(program, datasets, notice.check)
-    work = train_loop.Work(
+    context = train_loop.RunContext(
       program, datasets, checkpoints, evaluator, notice, workdir
     )
     if mode == "eval":
-      summary, directory = _evaluate(work), workdir / "evaluation"
+      summary, directory = _evaluate(context), workdir / "evaluation"
     else:
-      summary = _train_and_evaluate(work, restored, mode)
+      summary = _train_and_evaluate(context, restored, mode)
       directory = workdir
     checkpoints.close()
     summary |= environment
@@ -171,58 +171,60 @@ def _admit(
 
 
 def _train_and_evaluate(
-  work: train_loop.Work,
+  context: train_loop.RunContext,
   restored: tuple[step.TrainState, dict[str, Any]] | None,
   mode: str,
 ) -> dict[str, Any]:
   """Trains from the restored state, scores the result, draws figures."""
-  settings, started = work.program.settings, time.monotonic()
+  settings, started = context.program.settings, time.monotonic()
   if restored:
     state, meta = restored
     assert meta["batches"] == int(state.step)
     started -= meta["wall_seconds"]
   else:
-    state, meta = _fresh_state(work), train_loop.progress(0, 0.0, [], None)
+    state, meta = _fresh_state(context), train_loop.progress(0, 0.0, [], None)
   frozen = teacher_lib.load(
-    settings, work.program.abstract_frozen, meta["teacher_step"]
+    settings, context.program.abstract_frozen, meta["teacher_step"]
   )
   if not restored and (settings.run.init_from or settings.run.teacher):
     # Saved now: the runs it starts from may continue meanwhile.
-    work.checkpoints.save(0, state, {**meta, "teacher_step": frozen.step})
+    context.checkpoints.save(0, state, {**meta, "teacher_step": frozen.step})
   at = int(state.step)
   if jax.process_index() == 0:
-    workdir_lib.write_json(work.workdir / "config.json", settings.plain)
+    workdir_lib.write_json(context.workdir / "config.json", settings.plain)
     # Written last: an unfinished run has no summary.
-    (work.workdir / "summary.json").unlink(missing_ok=True)
+    (context.workdir / "summary.json").unlink(missing_ok=True)
   scored_again = mode == "train_and_eval" and (
     at == settings.run.num_steps or train_loop.evaluation_is_due(settings, at)
   )
   headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
   writer = metrics.Writer(
-    work.workdir,
+    context.workdir,
     settings.run.num_steps,
     at,
     scored_again,
     shown=tuple(dict.fromkeys(("loss", *headline, "steps_per_second"))),
     boards=boards.open_all(
-      work.workdir, at, settings.run.wandb_project, settings.plain
+      context.workdir, at, settings.run.wandb_project, settings.plain
     ),
   )
   failed: list[str] = []
   try:
     state, outcome = train_loop.train(
-      work, state, frozen, meta["pending"], writer, started, mode
+      context, state, frozen, meta["pending"], writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        failed = _final_scores(work, state, frozen.params, writer)
+        failed = _final_scores(context, state, frozen.params, writer)
       except (
         preemption.Preempted
       ):  # The state is saved; a restart scores again.
         outcome = outcome._replace(status="preempted")
   finally:
     writer.close()
-  summary = _summary(work, step.scored_params(state), int(state.step), started)
+  summary = _summary(
+    context, step.scored_params(state), int(state.step), started
+  )
   return {
     "status": outcome.status,
     **({"reason": outcome.reason} if outcome.reason else {}),
@@ -234,20 +236,20 @@ def _train_and_evaluate(
   }
 
 
-def _fresh_state(work: train_loop.Work) -> step.TrainState:
+def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
   """The state before the first step, with parameters of run.init_from if set.
 
   Raises:
     UserError: run.init_from holds no parameters that fit.
   """
-  options = work.program.settings.run
-  state = work.program.init(jax.random.key(options.seed))
+  options = context.program.settings.run
+  state = context.program.init(jax.random.key(options.seed))
   if not options.init_from:
     return state
   _, loaded = restore.chosen_params(
     pathlib.Path(options.init_from),
     None,
-    work.program.abstract_state.params,
+    context.program.abstract_state.params,
     f"run.init_from={options.init_from}",
     options.init_fresh,
   )
@@ -257,7 +259,7 @@ def _fresh_state(work: train_loop.Work) -> step.TrainState:
 
 
 def _final_scores(
-  work: train_loop.Work,
+  context: train_loop.RunContext,
   state: step.TrainState,
   frozen: Any,
   writer: metrics.Writer,
@@ -265,39 +267,41 @@ def _final_scores(
   """Final scores and figures; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
   # Both may score the same training examples, with the same result.
-  found = work.evaluator(params, "validation") | work.evaluator(params, "test")
+  found = context.evaluator(params, "validation") | context.evaluator(
+    params, "test"
+  )
   for split, scores in found.items():
     writer.write(at, split, scores)
-  test = work.datasets["test"]
-  if scores := agreement.measure(work.program, params, frozen, test):
+  test = context.datasets["test"]
+  if scores := agreement.measure(context.program, params, frozen, test):
     writer.write(at, "teacher", scores)
-  drawn = _figures(work, params, "test", work.workdir / "figures")
+  drawn = _figures(context, params, "test", context.workdir / "figures")
   for split, scores in drawn.scores.items():
     writer.write(at, split, scores)
   writer.images(at, drawn.files)
   return drawn.failed
 
 
-def _evaluate(work: train_loop.Work) -> dict[str, Any]:
+def _evaluate(context: train_loop.RunContext) -> dict[str, Any]:
   """Scores a checkpoint and draws figures; the run itself is unchanged."""
-  started, workdir = time.monotonic(), work.workdir
-  split = work.program.settings.eval.split
-  wanted, at = work.program.settings.eval.checkpoint, None
+  started, workdir = time.monotonic(), context.workdir
+  split = context.program.settings.eval.split
+  wanted, at = context.program.settings.eval.checkpoint, None
   if wanted == "best":
-    at = restore.best(workdir, work.checkpoints.scores)
+    at = restore.best(workdir, context.checkpoints.scores)
   elif wanted != "newest":
     at = int(wanted)
-  abstract = work.program.abstract_state.params
+  abstract = context.program.abstract_state.params
   at, params = restore.chosen_params(
     workdir, at, abstract, f"--workdir={workdir}"
   )
   values: dict[str, float] = {}
   failed: list[str] = []
   try:
-    for part, scores in work.evaluator(params, split).items():
+    for part, scores in context.evaluator(params, split).items():
       values |= metrics.named(part, scores)
-    directory = work.workdir / "evaluation" / "figures"
-    drawn = _figures(work, params, split, directory)
+    directory = context.workdir / "evaluation" / "figures"
+    drawn = _figures(context, params, split, directory)
     for part, scores in drawn.scores.items():
       values |= metrics.named(part, scores)
     failed = drawn.failed
@@ -310,29 +314,32 @@ def _evaluate(work: train_loop.Work) -> dict[str, Any]:
     "status": status,
     **({"figures_failed": failed} if failed else {}),
     "metrics": values,
-    **_summary(work, params, at, started),
+    **_summary(context, params, at, started),
     "digest": integrity.digest(integrity.record(params)),
   }
 
 
 def _figures(
-  work: train_loop.Work, params: Any, split: str, directory: pathlib.Path
+  context: train_loop.RunContext,
+  params: Any,
+  split: str,
+  directory: pathlib.Path,
 ) -> figures.Drawn:
   return figures.make_figures(
-    work.program.settings,
-    work.program.graphdef,
+    context.program.settings,
+    context.program.graphdef,
     params,
-    work.datasets[split],
-    workdir_lib.read_metrics(work.workdir),
+    context.datasets[split],
+    workdir_lib.read_metrics(context.workdir),
     directory,
   )
 
 
 def _summary(
-  work: train_loop.Work, params: Any, at: int, started: float
+  context: train_loop.RunContext, params: Any, at: int, started: float
 ) -> dict[str, Any]:
   """The entries that training and evaluation share."""
-  facts = [dataset.facts for dataset in work.datasets.values()]
+  facts = [dataset.facts for dataset in context.datasets.values()]
   return {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
     "steps": at,

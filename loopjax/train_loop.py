@@ -21,7 +21,7 @@ from loopjax.run import machine, metrics, preemption, profiling
 from loopjax.types import Dataset
 
 
-class Work(NamedTuple):
+class RunContext(NamedTuple):
   """Everything that one start, or restart, of a run needs.
 
   Attributes:
@@ -58,9 +58,9 @@ class Outcome(NamedTuple):
 
 @jax.transfer_guard("disallow")  # A stray transfer would stall every step.
 def train(
-  work: Work,
+  context: RunContext,
   state: step.TrainState,
-  frozen: teacher_lib.Loaded,
+  frozen: teacher_lib.TeacherParams,
   pending: list[Mapping[str, Any]],
   writer: metrics.Writer,
   started: float,
@@ -69,7 +69,7 @@ def train(
   """Trains until the last step, or until something stops it.
 
   Args:
-    work: what this start of the run needs.
+    context: what this start of the run needs.
     state: the train state; donated to the first step.
     frozen: the teacher's parameters.
     pending: metrics of steps not yet logged, from a checkpoint.
@@ -77,16 +77,16 @@ def train(
     started: `time.monotonic` of the start, had there been no interruption.
     mode: "train" or "train_and_eval".
   """
-  settings, options = work.program.settings, work.program.settings.run
+  settings, options = context.program.settings, context.program.settings.run
   at, size = int(jax.device_get(state.step)), options.steps_per_call
   pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
   calls = stacked(
-    pipeline.iterate(work.datasets["train"].batches, start=at), size
+    pipeline.iterate(context.datasets["train"].batches, start=at), size
   )
   clock, compiled = metrics.Clock(), None
   costs: dict[str, Any] = {}
   steps = profiling.step_range(options.profile_steps, options.num_steps)
-  tracer = profiling.Tracer(steps, work.workdir / "profile")
+  tracer = profiling.Tracer(steps, context.workdir / "profile")
   first_calls = machine.FirstCalls(options.num_steps, writer.say)
 
   @jax.transfer_guard("allow")
@@ -96,25 +96,25 @@ def train(
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
     meta = progress(at, seconds, unlogged, frozen.step)
-    work.checkpoints.save(at, state, meta)
+    context.checkpoints.save(at, state, meta)
 
   try:
     while True:
       # A run resumed from a checkpoint of this step evaluates again.
       if mode == "train_and_eval" and evaluation_is_due(settings, at):
-        _evaluate(work, state, at, writer)
+        _evaluate(context, state, at, writer)
         clock.reset()
       if at == options.num_steps:
         return state, Outcome("completed", "", costs)
-      work.notice.check()
+      context.notice.check()
       batches = clock.wait(
         lambda: sharding.put_batch(
-          work.program.mesh, next(calls), options.batch_size, stacked=True
+          context.program.mesh, next(calls), options.batch_size, stacked=True
         )
       )
       if compiled is None:
         compiled, costs = _compile(
-          work, (state, batches, frozen.params), writer
+          context, (state, batches, frozen.params), writer
         )
         clock.reset()
       before, call = state, range(at, at + size)
@@ -127,7 +127,7 @@ def train(
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
-        arguments = work.program.step, before, batches, frozen.params
+        arguments = context.program.step, before, batches, frozen.params
         reason = divergence.find_nan(*arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
@@ -135,7 +135,7 @@ def train(
         # The only read from the device.
         count = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
         row, bad, taken = jax.device_get((pending, state.bad, count))
-        _log(work, at, row, int(taken), writer, clock)
+        _log(context, at, row, int(taken), writer, clock)
         pending = []
         if bad.streak >= options.max_bad_steps:
           reason = divergence.explain(bad, state.params)
@@ -183,21 +183,21 @@ def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
 
 @jax.transfer_guard("allow")
 def _evaluate(
-  work: Work,
+  context: RunContext,
   state: step.TrainState,
   at: int,
   writer: metrics.Writer,
 ) -> None:
   """Evaluates during training and records the score of the checkpoint."""
-  settings = work.program.settings
+  settings = context.program.settings
   options = settings.run
-  scores = work.evaluator(
+  scores = context.evaluator(
     step.scored_params(state), "validation", settings.eval.num_examples
   )
   for split, values in scores.items():
     writer.write(at, split, values)
   rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
-  work.checkpoints.scores |= metrics.scores(rows, options.best_metric)
+  context.checkpoints.scores |= metrics.scores(rows, options.best_metric)
   names = [
     name for split, row in scores.items() for name in metrics.named(split, row)
   ]
@@ -210,11 +210,11 @@ def _evaluate(
 
 @jax.transfer_guard("allow")
 def _compile(
-  work: Work, arguments: tuple[Any, ...], writer: metrics.Writer
+  context: RunContext, arguments: tuple[Any, ...], writer: metrics.Writer
 ) -> tuple[Any, dict[str, Any]]:
   """The compiled training call, and its costs."""
   start = time.perf_counter()
-  compiled = work.program.train.lower(*arguments).compile()
+  compiled = context.program.train.lower(*arguments).compile()
   costs: dict[str, Any] = {
     "compile_seconds": round(time.perf_counter() - start, 2),
     "memory_bytes": profiling.memory(compiled),
@@ -229,7 +229,7 @@ def _compile(
 
 @jax.transfer_guard("allow")
 def _log(
-  work: Work,
+  context: RunContext,
   at: int,
   pending: list[Any],
   num_updates: int,
@@ -237,7 +237,7 @@ def _log(
   clock: metrics.Clock,
 ) -> None:
   """Writes the mean of every metric over the good steps since the last row."""
-  program = work.program
+  program = context.program
   flops = profiling.training_flops(program.costs)
   rates = clock.rates(program.settings.run.batch_size)
   writer.write(

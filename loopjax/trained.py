@@ -1,4 +1,4 @@
-"""A trained model, from the work directory of its run."""
+"""The model of a run, loaded from its work directory."""
 
 import pathlib
 from typing import Any, NamedTuple
@@ -13,14 +13,14 @@ from loopjax.protocols import Model
 from loopjax.run import restore
 
 
-class Trained(NamedTuple):
-  """A run at a checkpoint, on one device.
+class TrainedModel(NamedTuple):
+  """The model of a run at a checkpoint, on one device.
 
   Attributes:
-    settings: the run's settings, except the mesh, which is one device.
+    settings: the run's settings, with a mesh of one device.
     graphdef: the model without its parameters.
-    params: the parameters to evaluate: averaged, if the run averages.
-    step: optimizer steps taken at the checkpoint.
+    params: the parameters; their moving average if the run keeps one.
+    step: number of optimizer steps before the checkpoint.
   """
 
   settings: config_lib.Settings
@@ -33,16 +33,16 @@ class Trained(NamedTuple):
     return nnx.merge(self.graphdef, self.params)
 
 
-def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
-  """Reads a checkpoint of a run, which may be in progress.
+def read(workdir: pathlib.Path, checkpoint: int | None = None) -> TrainedModel:
+  """Loads the model of a run, finished or in progress.
 
   Args:
     workdir: the run's work directory.
     checkpoint: step of the checkpoint; None for the newest intact one.
 
   Raises:
-    UserError: there is no run or no such checkpoint, it is damaged, or it is
-      from an incompatible version.
+    UserError: the run or the checkpoint does not exist, or the checkpoint is
+      damaged or from an incompatible version.
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)._replace(mesh=sharding.Config())
@@ -50,4 +50,4 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> Trained:
   step, params = restore.chosen_params(
     workdir, checkpoint, program.abstract_state.params, label
   )
-  return Trained(settings, program.graphdef, params, step)
+  return TrainedModel(settings, program.graphdef, params, step)

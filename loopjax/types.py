@@ -1,4 +1,4 @@
-"""Records shared across the package. Plain data, no behaviour."""
+"""Plain records that are used throughout the package."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ Metrics = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-  """The dtype of each kind of number.
+  """The dtypes of a model.
 
   Attributes:
-    params: parameters, EMA and optimizer state.
-    compute: inputs of the matrix products.
-    accumulate: residual stream, norm statistics, halting sums, losses.
+    params: parameters, their moving averages, and optimizer state.
+    compute: inputs of matrix products.
+    accumulate: residual stream, norms, halting probabilities, losses.
   """
 
   params: Any = jnp.float32
@@ -31,29 +31,29 @@ class Precision:
 PRECISIONS = {
   "float32": Precision(),
   "bfloat16": Precision(compute=jnp.bfloat16),
-  # Half the memory, for models that are read and not trained.
+  # Halves the memory of parameters; for inference only.
   "bfloat16_params": Precision(params=jnp.bfloat16, compute=jnp.bfloat16),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-  """What is needed of a task to build a model.
+  """The properties of a task that a model depends on.
 
   Attributes:
-    vocab_size: number of token ids, including padding.
-    sequence_length: tokens of one example.
-    coordinates: integer coordinates of every position (row, column, box on a
-      board; the index alone in text), as nested tuples so that the record is
-      hashable.
-    num_padding_tokens: ids at the end of the vocabulary that are not real
-      tokens; models that read a distribution over tokens leave them out.
-    num_answer_tokens: tokens at the end of every sequence that are predicted in
-      one pass, after everything before them was read; 0 if every token is
+    vocab_size: V, number of token ids, including padding.
+    sequence_length: T, number of tokens of an example.
+    coordinates: integer coordinates of every position: (row, column, box) on a
+      board, (index,) in text. Nested tuples, so that the record is hashable.
+    num_padding_tokens: number of ids at the end of the vocabulary that are not
+      real tokens; models that decode distributions over tokens exclude them.
+    num_answer_tokens: number of tokens at the end of every sequence that are
+      predicted in one pass after all others were read; 0 if every token is
       predicted.
     coordinate_names: a name for each coordinate.
-    packs_documents: rows hold several documents, which see nothing of each
-      other; batches have "documents", i32 [B, T]: 1, 2, ... and 0 for padding.
+    packs_documents: whether rows contain several documents, between which there
+      is no attention. Batches then have "documents", i32 [B, T], the number of
+      each token's document in its row, from 1; 0 for padding.
   """
 
   vocab_size: int
@@ -67,21 +67,26 @@ class TaskSpec:
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions:
-  """How a model's loop is executed; see `loopjax.loop.driver.run_loop`."""
+  """How a model's loop is executed.
+
+  Attributes:
+    kind: "scan", "while" or "unroll", see `loopjax.loop.driver.run_loop`.
+    remat: a key of `loopjax.nn.remat.POLICIES`, or "auto".
+  """
 
   kind: str = "scan"
   remat: str = "none"
 
 
 class Carried(NamedTuple):
-  """What a family carries from one optimizer step to the next.
+  """State that a family carries from one optimizer step to the next.
 
   Attributes:
     by_example: pytree of arrays [B, ...] over the global batch; row b is passed
       to row b of the next batch.
-    shared: pytree of floating-point arrays that belong to no example. Where a
-      batch is computed in parts, every part starts from the same arrays, and
-      the mean of their results is passed on.
+    shared: pytree of floating-point arrays without a batch dimension. All
+      microbatches of a step start from the same arrays, and the mean of their
+      results is passed on.
   """
 
   by_example: Any = ()
@@ -89,11 +94,11 @@ class Carried(NamedTuple):
 
 
 class TokenScores(NamedTuple):
-  """What scores read of predictions.
+  """Losses and predictions, from which tasks compute scores.
 
   Attributes:
     losses: cross-entropy of the targets in nats, f32 [B, S].
-    predicted: the most likely tokens, the first of equals, i32 [B, S].
+    predicted: the most likely tokens, i32 [B, S]; of several, the smallest id.
   """
 
   losses: Array
@@ -104,19 +109,18 @@ class Output(NamedTuple):
   """The output of every model.
 
   Attributes:
-    logits: f32 [B, T, V], or of the last tokens only if nothing before them
-      is predicted.
+    logits: f32 [B, T, V]; those of the answer tokens if only these are
+      predicted.
     losses: unweighted auxiliary losses, f32 scalars by name.
-    stats: per-example statistics, f32 [B] by name (steps taken, ...).
-    loops: per-loop statistics, f32 [R] by name, averaged over the batch.
-    trace: the per-loop records that were requested, arrays [R, B, ...] by
-      name; empty unless requested.
-    cache: what later tokens need of these, if they were read with a cache.
-    hidden: the input of the read-out, f32 [B, T, D], of the tokens that logits
-      are of, for losses and scores computed without logits; None if the family
-      has no such loss.
-    tokens: `TokenScores` of the tokens that logits are of, where an evaluation
-      computes them from `hidden`; see `losses.tokens.scores`.
+    stats: statistics of each example, f32 [B] by name.
+    loops: statistics of each loop, averaged over the batch, f32 [K] by name.
+    trace: the requested records of each loop, [K, B, ...] by name.
+    cache: the cache after these tokens, if they were read with a cache.
+    hidden: the input of the read-out for the same tokens as `logits`, f32
+      [B, T, D], from which losses and scores are computed without logits; None
+      if the family does not support this.
+    tokens: scores of the same tokens, if an evaluation has computed them from
+      `hidden`, see `losses.tokens.scores`.
   """
 
   logits: Any
@@ -131,14 +135,14 @@ class Output(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A stream of batches, with its groups and facts.
+  """The batches of a split.
 
   Attributes:
-    batches: Grain graph; element i is this process's part of global batch i, a
-      dict of arrays [local batch, ...]. Training graphs are endless.
-    groups: names of the groups that scores are also reported for, by grouping;
-      the batch holds their ids as "group/<grouping>".
-    facts: what the summary records about the data: counts, hashes.
+    batches: Grain dataset; element i is this process's part of global batch i,
+      a dict of arrays [local batch, ...]. Infinite for the training split.
+    groups: for each grouping of examples, the names of its groups, for which
+      scores are also reported; batches have group ids as "group/<grouping>".
+    facts: metadata for the run's summary, such as counts and hashes.
   """
 
   batches: grain.MapDataset

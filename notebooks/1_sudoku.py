@@ -69,11 +69,11 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # %% [markdown]
 # ## Look at puzzles that it has never seen
 #
-# `trained.read` reads a run's last checkpoint. A `View` is the model with its
-# outputs on part of the test split; all figures are drawn from one. This
-# picture is a hard puzzle that is solved: what the model would answer after
-# some of the loops, stronger where it is more certain. Then the output, the
-# weighted sum.
+# `trained.read` reads a run's last checkpoint. An `EvaluatedModel` is the model
+# with its outputs on part of the test split; all figures are drawn from one.
+# This picture is a hard puzzle that is solved: what the model would answer
+# after some of the loops, stronger where it is more certain. Then the output,
+# the weighted sum.
 
 # %%
 from IPython.display import display
@@ -81,7 +81,7 @@ from PIL import Image
 
 from loopjax import trained
 from loopjax.analysis import sudoku
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.run import workdir as workdir_lib
 
 run = trained.read(workdir)
@@ -89,7 +89,7 @@ settings = run.settings
 test = settings.task_module.make_dataset(
   settings.task, "test", batch_size=settings.eval.batch_size, seed=0
 )
-view = view_lib.make_view(
+evaluated = evaluated_lib.evaluate_model(
   settings, run.graphdef, run.params, test,
   workdir_lib.read_metrics(workdir), workdir / "figures",
 )  # fmt: skip
@@ -99,7 +99,7 @@ def show(files):  # With few colours, which keeps the notebook small.
   display(*(Image.open(f).convert("RGB").quantize(200) for f in files))
 
 
-show(sudoku.draw_solved(view))
+show(sudoku.draw_solved(evaluated))
 
 # %% [markdown]
 # ## More loops than it was trained with
@@ -111,10 +111,10 @@ show(sudoku.draw_solved(view))
 # %%
 from loopjax.analysis import curves, depth
 
-scores = depth.accuracy_by_depth(view)
+scores = depth.accuracy_by_depth(evaluated)
 headline, loops = settings.task_module.HEADLINE, settings.model.num_loops
-examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
-show(curves.draw_depth(scores, headline, loops, examples, view.directory))
+examples = min(settings.eval.depth_examples, len(evaluated.batch["inputs"]))
+show(curves.draw_depth(scores, headline, loops, examples, evaluated.directory))
 
 # %% [markdown]
 # ## When does a cell stop?
@@ -123,7 +123,7 @@ show(curves.draw_depth(scores, headline, loops, examples, view.directory))
 # given digits, which only have to be copied, done earlier?
 
 # %%
-show(sudoku.draw_halting_map(view))
+show(sudoku.draw_halting_map(evaluated))
 
 # %% [markdown]
 # ## Your own puzzle
@@ -138,13 +138,13 @@ show(sudoku.draw_halting_map(view))
 import numpy as np
 
 board = settings.task.board
-given = view.batch["inputs"][sudoku.choose(view)[0]] - 1
+given = evaluated.batch["inputs"][sudoku.choose(evaluated)[0]] - 1
 puzzle = "".join(str(digit) if digit else "." for digit in given)
 # puzzle = "..." for one of yours: row by row, a character a cell.
 
 cells = [1 if c == "." else int(c) + 1 for c in puzzle]
 tokens = np.array([cells], np.int32)
-forward = view_lib.make_forward(
+forward = evaluated_lib.make_forward(
   settings, run.graphdef, run.params, {"inputs": tokens}
 )
 output = forward(("prediction", "confidence", "weight"))

@@ -77,27 +77,27 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # ## Ask
 #
 # `questions.gather` takes the test's questions apart: entities, relations, and
-# the position from which on a bridge can be known. A `Subject` is the model
-# with functions that observe and edit it.
+# the position from which on a bridge can be known. An `InstrumentedModel` has
+# functions that observe and edit the hidden states of the model.
 
 # %%
 import numpy as np
 
 from loopjax import trained
-from loopjax.analysis.multihop import questions, subject
+from loopjax.analysis.multihop import instrumented, questions
 
 run = trained.read(workdir)
 settings = run.settings
 test = settings.task_module.make_dataset(
   settings.task, "test", batch_size=settings.eval.batch_size, seed=0
 )
-asked = questions.gather(settings.task, test, 0)
-model = subject.from_run(run)
-observed = model.observe(asked)
+question_set = questions.gather(settings.task, test, 0)
+model = instrumented.from_run(run)
+observed = model.observe(question_set)
 
-for name, hops, rows in asked.by_split():
-  answers = observed.prediction[rows, -1, asked.last[rows]]
-  share = np.mean(answers == asked.answers[rows])
+for name, hops, rows in question_set.by_split():
+  answers = observed.prediction[rows, -1, question_set.last[rows]]
+  share = np.mean(answers == question_set.answers[rows])
   print(f"{name:14} {hops} hops, {len(rows):4} questions: {share:.3f} right")
 
 # %% [markdown]
@@ -119,7 +119,7 @@ def show(files):
 
 pictures = workdir / "analysis"
 pictures.mkdir(exist_ok=True)
-show(figures.draw_lens(readings.logit_lens(asked, observed), pictures))
+show(figures.draw_lens(readings.logit_lens(question_set, observed), pictures))
 
 # %% [markdown]
 # If the bridge can be read after loop 1 in both graphs, how close is the state
@@ -127,12 +127,12 @@ show(figures.draw_lens(readings.logit_lens(asked, observed), pictures))
 # controls.)
 
 # %%
-print(tables.cosines(readings.cosines(asked, observed)))
+print(tables.cosines(readings.cosines(question_set, observed)))
 
 # %% [markdown]
 # ## Mend it
 #
-# One question of graph B that is answered wrongly. `handed_on` is the state
+# One question of graph B that is answered wrongly. `passed_on` is the state
 # that loop 1 passes on at the bridge's position, `embed` is
 # $\mathrm{Norm}(W[b])$, and `answer` runs the model with the edited state. The
 # token $b$ is the state's own most likely one: nothing about the right answer
@@ -141,9 +141,9 @@ print(tables.cosines(readings.cosines(asked, observed)))
 # %%
 from loopjax.analysis.multihop import interventions
 
-place = next(interventions.places(asked, model.num_loops))
-inputs, last = asked.inputs[place.rows], asked.last[place.rows]
-states = model.handed_on(inputs, place.loop, place.position)
+place = next(interventions.places(question_set, model.num_loops))
+inputs, last = question_set.inputs[place.rows], question_set.last[place.rows]
+states = model.passed_on(inputs, place.loop, place.position)
 read = observed.prediction[place.rows, place.loop - 1, place.position]
 vectors = model.embed(read, states, "rms")
 
@@ -152,12 +152,12 @@ def answers(alpha):
   return model.answer(inputs, last, place.loop, place.position, alpha, vectors)
 
 
-right = asked.answers[place.rows]
-split = np.array(asked.splits)[asked.split[place.rows]]
+right = question_set.answers[place.rows]
+split = np.array(question_set.splits)[question_set.split[place.rows]]
 ood = np.char.startswith(split, "test_ood")
 wrong_then_right = ood & (answers(0.0) != right) & (answers(1.0) == right)
 for i in np.flatnonzero(wrong_then_right)[:1]:
-  a, bridge, answer = asked.entities[place.rows[i]]
+  a, bridge, answer = question_set.entities[place.rows[i]]
   print(f"start {a}, bridge {bridge}, answer {answer}")
   print(f"loop 1 reads {read[i]}; the model answers {answers(0.0)[i]}")
   print(f"with the bridge's embedding put in: {answers(1.0)[i]}")
@@ -174,7 +174,7 @@ print(f"so mended: {wrong_then_right[ood].mean():.0%} of the OOD questions")
 from loopjax.analysis import draw
 from loopjax.analysis.multihop import rows as rows_lib
 
-found = interventions.sweep(model, asked, observed, place)
+found = interventions.sweep(model, question_set, observed, place)
 figure = draw.new(7, 3.8)
 axes = figure.subplots()
 for name, color in (("test_id_2", draw.GREEN), ("test_ood_2", draw.RED)):

@@ -217,20 +217,22 @@ display(Image.open(path).convert("RGB").quantize(200))
 # what a result looks like.
 
 # %%
-from loopjax import subject as subject_lib
+from loopjax import language_model as language_model_lib
 from loopjax.generate import source, text
-from loopjax.generate.engine import Request, Sampling
+from loopjax.generate.engine import GenerationRequest, Sampling
 
 sums = ("3+4=", "9-2=", "2*5=", "(1+2)*3=", "20+20=", "5-(6-4)=")
 greedy = Sampling(temperature=0.0)
 
 
 def write(workdir):
-  subject = subject_lib.load(workdir)
-  engine = source.make_engine(subject, num_slots=len(sums), max_tokens=32)
-  prompts = [source.opened(subject.tokenizer, one) for one in sums]
-  requests = [Request(prompt, 8, greedy) for prompt in prompts]
-  written = text.write(engine, subject.tokenizer, requests, stops=["\n"])
+  language_model = language_model_lib.load(workdir)
+  engine = source.make_engine(
+    language_model, num_slots=len(sums), max_tokens=32
+  )
+  prompts = [source.opened(language_model.tokenizer, one) for one in sums]
+  requests = [GenerationRequest(prompt, 8, greedy) for prompt in prompts]
+  written = text.write(engine, language_model.tokenizer, requests, stops=["\n"])
   print(f"{engine.cache_kind}: {engine.cache_bytes:,} bytes of cache")
   return [one.text for one in written]
 

@@ -94,7 +94,7 @@ from PIL import Image
 
 from loopjax import trained
 from loopjax.analysis import adaptive, draw, halting
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.run import workdir as workdir_lib
 
 run = trained.read(workdir)
@@ -102,7 +102,7 @@ settings = run.settings
 test = settings.task_module.make_dataset(
   settings.task, "test", batch_size=settings.eval.batch_size, seed=0
 )
-view = view_lib.make_view(
+evaluated = evaluated_lib.evaluate_model(
   settings, run.graphdef, run.params, test,
   workdir_lib.read_metrics(workdir), workdir / "figures",
 )  # fmt: skip
@@ -113,7 +113,7 @@ def show(files):  # With few colours, which keeps the notebook small.
   display(*(picture.convert("RGB").quantize(200) for picture in pictures))
 
 
-show(adaptive.draw_loops(view))
+show(adaptive.draw_loops(evaluated))
 
 # %% [markdown]
 # ## Where it thinks
@@ -126,14 +126,14 @@ import numpy as np
 
 from loopjax.data.text.tokenizer import Tokenizer
 
-num_rows = min(64, len(view.batch["inputs"]))
-output = view.forward(("halting",), num_examples=num_rows)
+num_rows = min(64, len(evaluated.batch["inputs"]))
+output = evaluated.forward(("halting",), num_examples=num_rows)
 iterations = halting.expected_steps(output.trace["halting"])  # E[n], [B, T, L]
 print("E[n] by layer:", iterations.mean(axis=(0, 1)).round(2))
 layer = iterations.mean(axis=(0, 1)).argmax()
 spent = iterations[..., layer]
 
-batch = {name: x[:num_rows] for name, x in view.batch.items()}
+batch = {name: x[:num_rows] for name, x in evaluated.batch.items()}
 tokenizer = Tokenizer(settings.task.tokenizer)
 
 
@@ -209,7 +209,7 @@ print(f"correlation of iterations and loss: {correlation:.2f}")
 # cost?
 
 # %%
-show(adaptive.draw_exits(view))
+show(adaptive.draw_exits(evaluated))
 
 # %% [markdown]
 # ## Go on

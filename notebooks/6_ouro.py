@@ -95,34 +95,38 @@ elif not (workdir / "config.json").exists():
 # %% [markdown]
 # ## Generate
 #
-# `subject.load` reads a run, `Engine` writes many texts at once. A model with a
-# chat template is asked, another one goes on.
+# `language_model.load` reads a run; `Engine` generates many texts at once. With
+# a chat template the model answers a question; else it continues a text.
 
 # %%
-from loopjax import subject as subject_lib
+from loopjax import language_model as language_model_lib
 from loopjax.generate import chat, source, text
-from loopjax.generate.engine import Request, Sampling
+from loopjax.generate.engine import GenerationRequest, Sampling
 
-subject = subject_lib.load(workdir)
-tokenizer, loops = subject.tokenizer, subject.call["num_loops"]
+language_model = language_model_lib.load(workdir)
+tokenizer, loops = language_model.tokenizer, language_model.call["num_loops"]
 if PUBLISHED:
-  asked = [{"role": "user", "content": "Why do loops help? Two sentences."}]
-  (ids,) = tokenizer.encode([chat.template(workdir / convert.DIRECTORY)(asked)])
+  conversation = [
+    {"role": "user", "content": "Why do loops help? Two sentences."}
+  ]
+  (ids,) = tokenizer.encode(
+    [chat.template(workdir / convert.DIRECTORY)(conversation)]
+  )
   prompt = tuple(ids.tolist())
 else:
   prompt = source.opened(tokenizer, "def loss(")
 
-length = min(16 if SMOKE else 256, subject.context_length - len(prompt))
+length = min(16 if SMOKE else 256, language_model.context_length - len(prompt))
 texts = 2 if SMOKE else 4
 engine = source.make_engine(
-  subject, num_slots=texts, max_tokens=len(prompt) + length
+  language_model, num_slots=texts, max_tokens=len(prompt) + length
 )
 
 
 def write(threshold, num_tokens=length):
   """Some texts, as many as the engine has slots."""
   requests = [
-    Request(
+    GenerationRequest(
       prompt, num_tokens, Sampling(temperature=0.6, seed=seed),
       stop_tokens=(tokenizer.end,), exit_threshold=threshold,
     )
@@ -177,7 +181,7 @@ def show(files):  # With few colours, which keeps the notebook small.
 @jax.jit
 def observe(params, rows):
   """What every loop says after each token of rows [B, T]."""
-  model = nnx.merge(subject.graphdef, params)
+  model = nnx.merge(language_model.graphdef, params)
 
   def of_row(row):
     output = model(row[None], num_loops=2 * loops, trace=("hidden",))
@@ -194,7 +198,7 @@ def observe(params, rows):
   return jax.lax.map(of_row, rows)
 
 
-size = min(256, subject.context_length)
+size = min(256, language_model.context_length)
 unseen = "".join(
   p.read_text() for p in sorted(pathlib.Path("configs").iterdir())
 )
@@ -203,9 +207,11 @@ rows = np.resize(ids, (len(ids) // (size - 1), size - 1))[: 4 if SMOKE else 128]
 rows = np.pad(rows, ((0, 0), (1, 0)), constant_values=tokenizer.end)
 seen = {
   name: np.swapaxes(value, 0, 1)  # [loops, rows, tokens]
-  for name, value in jax.device_get(observe(subject.params, rows)).items()
+  for name, value in jax.device_get(
+    observe(language_model.params, rows)
+  ).items()
 }
-found = exits.Losses(
+found = exits.ExitMeasurements(
   losses=seen["loss"],
   gates=seen["gate"],
   changes=np.zeros_like(seen["gate"]),  # For another rule than the gate.

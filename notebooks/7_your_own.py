@@ -124,14 +124,14 @@ class Model(nnx.Module):
     rule, board = Confident(self.config.threshold), self.token_embedding(inputs)
     places = jnp.asarray(self.spec.coordinates)
     head_width = self.config.block_shape().head_width
-    view = attention.View(rope.rope_tables(places, head_width, 10.0))
+    metadata = attention.Metadata(rope.rope_tables(places, head_width, 10.0))
 
     def step(carry, k):
       hidden, answer, state = carry
-      hidden, _ = self.block(hidden + board, view)
+      hidden, _ = self.block(hidden + board, metadata)
       logits = self.head(hidden)
       record = {"hidden": hidden, "logits": logits}
-      record |= linear.most_likely(logits)  # "prediction" and "confidence"
+      record |= linear.prediction_and_confidence(logits)
       last = k == num_loops - 1
       record["weight"], state = rule.update(state, record["confidence"], last)
       answer = answer + record["weight"][..., None] * logits

@@ -37,7 +37,7 @@ class Model(nnx.Module):
   def __call__(self, inputs, *, num_loops=None, kind=None, trace=()):
     logits = self.head(self.token_embedding(inputs))
     stats = {"loops_run": jnp.ones(len(inputs))}
-    seen = linear.most_likely(logits)
+    seen = linear.prediction_and_confidence(logits)
     records = {name: seen[name][None] for name in trace}
     return Output(logits, {}, stats, {}, records)
 

@@ -40,7 +40,9 @@ def test_every_sweep_item_resolves(name, preset):
   base = load_config(name, preset)
   for items in namespace(name)["sweeps"](base).values():
     for place, item in enumerate(items):
-      earlier = [x for x in item.values() if isinstance(x, config_lib.RunOf)]
+      earlier = [
+        x for x in item.values() if isinstance(x, config_lib.WorkdirOf)
+      ]
       assert all(0 <= run.item < place for run in earlier)
       # The sweep puts a directory in its place.
       item = {key: "runs/a" if x in earlier else x for key, x in item.items()}

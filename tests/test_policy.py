@@ -30,7 +30,7 @@ LAYERS = (
   ("config",),
   ("divergence", "presets", "program", "teacher"),
   ("command_line", "trained"),
-  ("hub", "subject"),
+  ("hub", "language_model"),
   ("generate",),
   ("budget", "describe", "evaluate", "analysis"),
   ("agreement", "train_loop"),
@@ -101,6 +101,7 @@ OPTIONAL = {
     "play/server.py",
     "serve/app.py",
     "serve/command.py",
+    "serve/metrics.py",
   )
 }
 

@@ -32,7 +32,7 @@ def test_a_task_has_the_scores_of_its_headline(name):
 @pytest.mark.parametrize("name", sorted(SMOKE))
 def test_a_family_has_the_metrics_of_its_headline(name):
   settings = config_lib.resolve(load_config(*SMOKE[name]))
-  settings = settings._replace(loop=remat.chosen(settings.loop, "cpu"))
+  settings = settings._replace(loop=remat.resolve(settings.loop, "cpu"))
   graphdef, params = program.abstract_model(settings)
   batch = settings.task_module.abstract_batch(settings.task, 4)
   batch = {**batch, "mean_weight": jax.ShapeDtypeStruct((), jnp.float32)}

@@ -98,7 +98,7 @@ def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
   shutil.copytree(finished, copy)
   (copy / "summary.json").unlink()
 
-  def fail(view):
+  def fail(evaluated):
     raise ValueError("drawn wrong")
 
   monkeypatch.setattr(sudoku, "choose", fail)

@@ -1,5 +1,5 @@
-"""Looking at a trained model: depth, halting, attention, and their pictures.
+"""Analysis of a trained model: depth, halting, attention, and their figures.
 
-Numbers come from pure functions on arrays (`depth`, `halting`, `attention`),
-their inputs are gathered once (`view`), and `figures` draws them.
+The model is evaluated once on a sample (`evaluated`). Pure functions on arrays
+compute the numbers (`depth`, `halting`, `attention`), and `figures` draws them.
 """

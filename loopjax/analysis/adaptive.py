@@ -13,7 +13,7 @@ from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
 from loopjax.analysis import draw, halting, series
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Output
 
@@ -24,10 +24,10 @@ _NUM_EXIT_EXAMPLES = 64
 _MAX_NAMED = 6  # Up to this many layers, each has a legend entry.
 
 
-def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
+def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """loops.png: E[n] of every layer, over training and by loss; loop scales."""
-  num_loops = view.settings.model.num_loops
-  steps, expected = series.by_layer(view.rows, "train", "ponder_steps")
+  num_loops = evaluated.settings.model.num_loops
+  steps, expected = series.by_layer(evaluated.rows, "train", "ponder_steps")
   if not len(steps) or num_loops == 1:
     return []
   figure = draw.new(11, 7.2)
@@ -36,7 +36,7 @@ def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
   title = "Expected iterations of every layer, E[n]"
   draw.tidy(over, title, _STEPS, "iterations")
 
-  _, spread = series.by_layer(view.rows, "train", "ponder_steps_std")
+  _, spread = series.by_layer(evaluated.rows, "train", "ponder_steps_std")
   layers = np.arange(1, expected.shape[1] + 1)
   colors = _colors(len(layers))
   at_end.bar(layers, expected[-1] - 1, bottom=1, color=colors)
@@ -45,9 +45,10 @@ def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
   title = f"At step {steps[-1]}, ±1 standard deviation over tokens"
   draw.tidy(at_end, title, "layer", "E[n], iterations")
 
-  evaluated, by_loss = series.by_layer(view.rows, "validation", "ponder_steps")
-  at, loss = series.of(view.rows, "validation", "loss")
-  both = np.isin(at, evaluated)
+  rows = evaluated.rows
+  measured, by_loss = series.by_layer(rows, "validation", "ponder_steps")
+  at, loss = series.scalar(rows, "validation", "loss")
+  both = np.isin(at, measured)
   for line, color in zip(by_loss.T, colors, strict=True):
     onset.plot(loss[both], line, color=color, alpha=0.6, linewidth=1)
   onset.plot(
@@ -65,7 +66,7 @@ def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
   for t in range(num_loops):
     color = draw.PALETTE[t % len(draw.PALETTE)]
     values = [
-      series.by_loop(view.rows, "train", f"loop_scale/layer={i}")[1][-1, t]
+      series.by_loop(evaluated.rows, "train", f"loop_scale/layer={i}")[1][-1, t]
       for i in range(len(layers))
     ]
     scales.plot(
@@ -81,25 +82,25 @@ def draw_loops(view: view_lib.View) -> list[pathlib.Path]:
   scales.legend(frameon=False, fontsize=9)
   for axes in (at_end, scales):
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  return [draw.save(figure, view.directory / "loops.png")]
+  return [draw.save(figure, evaluated.directory / "loops.png")]
 
 
-def draw_memory(view: view_lib.View) -> list[pathlib.Path]:
+def draw_memory(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """memory.png: gates over training, and slots read, for every bank."""
   banks = [
     bank
     for bank in BANKS
-    if len(series.by_layer(view.rows, "train", f"{bank}_gate")[0])
+    if len(series.by_layer(evaluated.rows, "train", f"{bank}_gate")[0])
   ]
   if not banks:
     return []
   traces = tuple(f"{bank}_slots" for bank in banks)
-  num = view_lib.num_looked_at(view.spec)
-  output = view.forward(traces, averaged=traces, num_examples=num)
+  num = evaluated_lib.max_examples(evaluated.spec)
+  output = evaluated.forward(traces, averaged=traces, num_examples=num)
   figure = draw.new(11, 3.6 * len(banks))
   grid = figure.subplots(len(banks), 2, squeeze=False)
   for bank, (gates, slots) in zip(banks, grid, strict=True):
-    steps, values = series.by_layer(view.rows, "train", f"{bank}_gate")
+    steps, values = series.by_layer(evaluated.rows, "train", f"{bank}_gate")
     _lines_by_layer(gates, steps, values)
     gates.set_ylim(0, 1)
     title = f"{bank.capitalize()} memory: mean gate of every layer"
@@ -124,7 +125,7 @@ def draw_memory(view: view_lib.View) -> list[pathlib.Path]:
     title = f"{bank.capitalize()} memory: slots read, exp(entropy)"
     draw.tidy(slots, title, "layer", "slots")
     slots.legend(frameon=False, fontsize=9, ncols=3, loc="upper left")
-  return [draw.save(figure, view.directory / "memory.png")]
+  return [draw.save(figure, evaluated.directory / "memory.png")]
 
 
 def slots_in_use(attention: np.ndarray) -> np.ndarray:
@@ -133,14 +134,14 @@ def slots_in_use(attention: np.ndarray) -> np.ndarray:
   return np.exp(-np.sum(attention * logs, axis=-1))
 
 
-def draw_exits(view: view_lib.View) -> list[pathlib.Path]:
+def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exits.png and .json: compute saved and score lost by inference halting."""
-  if "halting" not in view.settings.family.TRACES:
+  if "halting" not in evaluated.settings.family.TRACES:
     return []
-  num_loops, score = view.settings.model.num_loops, _score_name(view)
+  num_loops, score = evaluated.settings.model.num_loops, _score_name(evaluated)
   if num_loops == 1:
     return []
-  found = exits(view, score)
+  found = exits(evaluated, score)
   figure = draw.new(7.5, 4.4)
   axes = figure.subplots()
   changes, errors = (
@@ -170,16 +171,18 @@ def draw_exits(view: view_lib.View) -> list[pathlib.Path]:
     f"change in {words}, ±1 standard error",
   )
   axes.legend(frameon=False, fontsize=9)
-  numbers = view.directory / "exits.json"
+  numbers = evaluated.directory / "exits.json"
   workdir_lib.write_json(numbers, {"exits": found})
-  return [draw.save(figure, view.directory / "exits.png"), numbers]
+  return [draw.save(figure, evaluated.directory / "exits.png"), numbers]
 
 
-def exits(view: view_lib.View, score: str) -> list[dict[str, Any]]:
+def exits(
+  evaluated: evaluated_lib.EvaluatedModel, score: str
+) -> list[dict[str, Any]]:
   """A score, and the iterations run, at each of `EXIT_THRESHOLDS`.
 
   Args:
-    view: the run's view.
+    evaluated: the run's evaluated.
     score: name of a score of the task.
 
   Returns:
@@ -190,19 +193,22 @@ def exits(view: view_lib.View, score: str) -> list[dict[str, Any]]:
     the score without exits on the same rows; and the standard error of the
     difference, "<score>/change_error".
   """
-  num = min(_NUM_EXIT_EXAMPLES, view_lib.num_looked_at(view.spec))
-  batch = {name: value[:num] for name, value in view.batch.items()}
-  real = batch["inputs"] < view.spec.vocab_size - view.spec.num_padding_tokens
+  num = min(_NUM_EXIT_EXAMPLES, evaluated_lib.max_examples(evaluated.spec))
+  batch = {name: value[:num] for name, value in evaluated.batch.items()}
+  real = (
+    batch["inputs"]
+    < evaluated.spec.vocab_size - evaluated.spec.num_padding_tokens
+  )
   if "documents" in batch:  # The end of a document may pad rows, too.
     real &= batch["documents"] > 0
   rows: list[dict[str, Any]] = []
   without = None
   for threshold in EXIT_THRESHOLDS:
-    output = view.forward(
+    output = evaluated.forward(
       ("halting",), num_examples=num, exit_threshold=threshold
     )
     steps = halting.steps_taken(output.trace["halting"])  # [B, T, L]
-    values, weights = _scored(view, output, batch, score)
+    values, weights = _scored(evaluated, output, batch, score)
     without = values if without is None else without
     change = np.sum(weights * (values - without))
     off = weights * (values - without - change)
@@ -220,15 +226,18 @@ def exits(view: view_lib.View, score: str) -> list[dict[str, Any]]:
   return rows
 
 
-def _score_name(view: view_lib.View) -> str:
-  return view.settings.task_module.HEADLINE[0]
+def _score_name(evaluated: evaluated_lib.EvaluatedModel) -> str:
+  return evaluated.settings.task_module.HEADLINE[0]
 
 
 def _scored(
-  view: view_lib.View, output: Output, batch: Any, score: str
+  evaluated: evaluated_lib.EvaluatedModel,
+  output: Output,
+  batch: Any,
+  score: str,
 ) -> tuple[np.ndarray, np.ndarray]:
   """The score of every row, and weights that sum to 1."""
-  value = view.settings.task_module.score(output, batch)[score]
+  value = evaluated.settings.task_module.score(output, batch)[score]
   if not isinstance(value, tuple):
     value = value, np.ones(len(batch["inputs"]))
   values, weights = (np.asarray(part, np.float64) for part in value)

@@ -81,7 +81,9 @@ def draw_training(
       _by_split(rows, headline[0]),
       *_by_group(rows),
     )
-    if any(len(series.of(rows, split, name)[0]) for split, name, *_ in panel[3])
+    if any(
+      len(series.scalar(rows, split, name)[0]) for split, name, *_ in panel[3]
+    )
   ]
   if not panels:
     return []
@@ -156,12 +158,12 @@ def _by_group(rows: series.Rows):
 def _draw_line(
   axes: axes_lib.Axes, rows: series.Rows, split, name, label, color
 ):
-  steps, values = series.of(rows, split, name)
+  steps, values = series.scalar(rows, split, name)
   if not len(steps):
     return
   marker = None if split == "train" else "o"
   axes.plot(steps, values, label=label, color=color, marker=marker, ms=4)
-  at, errors = series.of(rows, split, f"{name}/standard_error")
+  at, errors = series.scalar(rows, split, f"{name}/standard_error")
   if split != "train" and np.array_equal(at, steps):
     low, high = values - errors, values + errors
     axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)

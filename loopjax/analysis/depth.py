@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.types import Array, Batch, Output
 
 
-def accuracy_by_depth(view: view_lib.View) -> dict[str, np.ndarray]:
+def accuracy_by_depth(
+  evaluated: evaluated_lib.EvaluatedModel,
+) -> dict[str, np.ndarray]:
   """Scores of head(g_k) for every k (UTM, section 5.2 and figure 7).
 
   Runs `eval.depth_factor` times the trained number of loops once, over
@@ -21,20 +23,22 @@ def accuracy_by_depth(view: view_lib.View) -> dict[str, np.ndarray]:
     See `scores_by_loop`; K = depth_factor * model.num_loops. If the task has
     several evaluation splits, "<split>/<score>" for each that has examples.
   """
-  settings = view.settings
+  settings = evaluated.settings
   num_examples = settings.eval.depth_examples
-  output = view.forward(
+  output = evaluated.forward(
     ("prediction",),
     num_loops=settings.eval.depth_factor * settings.model.num_loops,
     num_examples=num_examples,
   )
-  batch = {name: value[:num_examples] for name, value in view.batch.items()}
+  batch = {
+    name: value[:num_examples] for name, value in evaluated.batch.items()
+  }
   prediction = output.trace["prediction"]
-  score, vocab_size = settings.task_module.score, view.spec.vocab_size
-  if not view.splits:
+  score, vocab_size = settings.task_module.score, evaluated.spec.vocab_size
+  if not evaluated.splits:
     return scores_by_loop(score, prediction, batch, vocab_size)
   result: dict[str, np.ndarray] = {}
-  for index, split in enumerate(view.splits):
+  for index, split in enumerate(evaluated.splits):
     rows = np.flatnonzero(batch["group/split"] == index)
     if len(rows):
       part = {name: value[rows] for name, value in batch.items()}

@@ -18,7 +18,7 @@ from matplotlib import ticker
 
 from loopjax import document
 from loopjax.analysis import draw
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.text import task as text_task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.loop import exits
@@ -34,8 +34,8 @@ _BEYOND = 2  # Runs this many times the trained number of loops.
 _NUM_ROWS, _CHUNK, _NUM_DRAWN = 128, 16, 4
 
 
-class Losses(NamedTuple):
-  """Losses and gates of rows of text after every loop.
+class ExitMeasurements(NamedTuple):
+  """Losses, gate logits and changes of rows of text after every loop.
 
   Attributes:
     losses: cross-entropy of each token, f32 [K', B, T], nats; K' is twice the
@@ -52,12 +52,12 @@ class Losses(NamedTuple):
   weights: np.ndarray
 
 
-def draw_curve(view: view_lib.View) -> list[pathlib.Path]:
+def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exit_curve.png and .json: loss against the number of loops per token."""
-  if not _has_gate(view):
+  if not _has_gate(evaluated):
     return []
-  found = measure(view)
-  trained = view.settings.model.num_loops
+  found = measure(evaluated)
+  trained = evaluated.settings.model.num_loops
   fixed, gate, change = (
     curve(found, trained, by) for by in ("fixed", "gate", "change")
   )
@@ -84,7 +84,7 @@ def draw_curve(view: view_lib.View) -> list[pathlib.Path]:
     "nats per token, ±1 standard error of the difference",
   )
   axes.legend(frameon=False, fontsize=9)
-  numbers = view.directory / "exit_curve.json"
+  numbers = evaluated.directory / "exit_curve.json"
   content = {
     "rows": found.losses.shape[1],
     "trained_num_loops": trained,
@@ -94,16 +94,16 @@ def draw_curve(view: view_lib.View) -> list[pathlib.Path]:
     "change": change,
   }
   workdir_lib.write_json(numbers, content)
-  return [draw.save(figure, view.directory / "exit_curve.png"), numbers]
+  return [draw.save(figure, evaluated.directory / "exit_curve.png"), numbers]
 
 
-def draw_map(view: view_lib.View) -> list[pathlib.Path]:
+def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exit_map.html: text, each token shaded by the loop at which it exits."""
-  task = view.settings.task
-  if not _has_gate(view) or not isinstance(task, text_task.Config):
+  task = evaluated.settings.task
+  if not _has_gate(evaluated) or not isinstance(task, text_task.Config):
     return []
-  found = measure(view, _NUM_DRAWN)
-  trained = view.settings.model.num_loops
+  found = measure(evaluated, _NUM_DRAWN)
+  trained = evaluated.settings.model.num_loops
   steps = exit_steps(found, trained, "gate", MAP_THRESHOLD)
   tokenizer = Tokenizer(task.tokenizer, task.end_token)
   blocks: list[document.Block] = [
@@ -116,7 +116,7 @@ def draw_map(view: view_lib.View) -> list[pathlib.Path]:
     ),
   ]
   for row in range(len(steps)):
-    targets = view.batch["targets"][row]
+    targets = evaluated.batch["targets"][row]
     known = np.flatnonzero(found.weights[row] > 0)
     pieces = [
       (
@@ -133,34 +133,36 @@ def draw_map(view: view_lib.View) -> list[pathlib.Path]:
       document.Heading(2, f"Row {row + 1}: {mean:.2f} loops a token"),
       document.Shaded(pieces),
     ]
-  path = view.directory / "exit_map.html"
+  path = evaluated.directory / "exit_map.html"
   path.write_text(document.to_html("When tokens exit", blocks))
   return [path]
 
 
-def measure(view: view_lib.View, num_rows: int = _NUM_ROWS) -> Losses:
+def measure(
+  evaluated: evaluated_lib.EvaluatedModel, num_rows: int = _NUM_ROWS
+) -> ExitMeasurements:
   """Runs twice the trained number of loops, with the loss after each."""
-  settings = view.settings
+  settings = evaluated.settings
   trained = settings.model.num_loops
-  batch = {name: x[:num_rows] for name, x in view.batch.items()}
+  batch = {name: x[:num_rows] for name, x in evaluated.batch.items()}
   run = jax.jit(
-    functools.partial(_of_rows, graphdef=view.graphdef, num_loops=trained)
+    functools.partial(_of_rows, graphdef=evaluated.graphdef, num_loops=trained)
   )
   parts = []
   for start in range(0, len(batch["inputs"]), _CHUNK):
     chunk = {name: x[start : start + _CHUNK] for name, x in batch.items()}
     rows = {**model_inputs(chunk), "targets": chunk["targets"]}
-    parts.append(jax.device_get(run(view.params, rows)))
+    parts.append(jax.device_get(run(evaluated.params, rows)))
   losses, gates, changes = (
     np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)
   )
-  return Losses(losses, gates, changes, batch["weights"])
+  return ExitMeasurements(losses, gates, changes, batch["weights"])
 
 
 def _of_rows(
   params: Any, rows: dict[str, Array], *, graphdef: Any, num_loops: int
 ) -> tuple[Array, Array, Array]:
-  """Losses, gates and changes of `Losses`."""
+  """The losses, gates and changes of `ExitMeasurements`."""
   model: looped.Model = nnx.merge(graphdef, params)
   output = model(
     rows["inputs"],
@@ -169,8 +171,8 @@ def _of_rows(
     trace=("hidden",),
   )
   hidden = output.trace["hidden"]
-  losses = token_losses.of_loops(
-    model.normed(hidden),
+  losses = token_losses.next_token_by_loop(
+    model.readout_input(hidden),
     model.readout_table(),
     rows,
     num_padding_tokens=model.spec.num_padding_tokens,
@@ -184,25 +186,27 @@ def _of_rows(
 
 
 def exit_steps(
-  found: Losses, num_loops: int, rule: str, threshold: float
+  found: ExitMeasurements, num_loops: int, rule: str, threshold: float
 ) -> np.ndarray:
   """The loop after which each token exits, int [B, T], from 1.
 
   Args:
     found: from `measure`.
     num_loops: K, the maximum number of loops.
-    rule: "gate" or "change", see `loop.exits.Exits`.
+    rule: "gate" or "change", see `loop.exits.ExitPolicy`.
     threshold: in (0, 1]; 1 for no exits.
   """
   if rule == "gate":
     gates = jnp.asarray(found.gates[:num_loops])
-    return np.asarray(exits.first_loop(gates, threshold)) + 1
+    return np.asarray(exits.first_exit(gates, threshold)) + 1
   leaves = (found.changes[:num_loops] <= 1 - threshold) & (threshold < 1)
   leaves[-1] = True
   return np.argmax(leaves, axis=0) + 1
 
 
-def curve(found: Losses, trained: int, by: str) -> list[dict[str, float]]:
+def curve(
+  found: ExitMeasurements, trained: int, by: str
+) -> list[dict[str, float]]:
   """Loss and loops per token, weighted by token.
 
   Args:
@@ -264,9 +268,9 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
   return texts
 
 
-def _has_gate(view: view_lib.View) -> bool:
+def _has_gate(evaluated: evaluated_lib.EvaluatedModel) -> bool:
   """Whether the model has a gate that was trained."""
-  model = view.settings.model
+  model = evaluated.settings.model
   return isinstance(model, looped.Config) and model.exit_gate in (
     "joint",
     "alone",

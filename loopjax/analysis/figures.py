@@ -26,7 +26,7 @@ from loopjax.analysis import (
   skipping,
   sudoku,
 )
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
 from loopjax.errors import one_line
@@ -44,7 +44,7 @@ class Figure(NamedTuple):
 
   name: str
   traces: tuple[str, ...]
-  draw: Callable[[view_lib.View], list[pathlib.Path]]
+  draw: Callable[[evaluated_lib.EvaluatedModel], list[pathlib.Path]]
 
 
 class Drawn(NamedTuple):
@@ -62,43 +62,53 @@ class Drawn(NamedTuple):
   failed: list[str]
 
 
-def _curves(view: view_lib.View) -> list[pathlib.Path]:
-  task, model = view.settings.task_module, view.settings.model
+def _curves(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
+  task, model = evaluated.settings.task_module, evaluated.settings.model
   return curves.draw_training(
-    view.rows, task.HEADLINE, model.num_loops, view.directory
+    evaluated.rows, task.HEADLINE, model.num_loops, evaluated.directory
   )
 
 
-def _router(view: view_lib.View) -> list[pathlib.Path]:
-  stops = halting.ponder_steps(view) is not None
-  return curves.draw_router(view.rows, view.directory) if stops else []
+def _router(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
+  stops = halting.ponder_steps(evaluated) is not None
+  return (
+    curves.draw_router(evaluated.rows, evaluated.directory) if stops else []
+  )
 
 
-def _halting(view: view_lib.View) -> list[pathlib.Path]:
-  steps, num_memory = halting.ponder_steps(view), view.num_memory
+def _halting(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
+  steps, num_memory = halting.ponder_steps(evaluated), evaluated.num_memory
   if steps is None:
     return []
-  shares = halting.histogram(steps, view.settings.model.num_loops, num_memory)
+  shares = halting.histogram(
+    steps, evaluated.settings.model.num_loops, num_memory
+  )
   means = {"cells": steps[:, num_memory:].mean()}
   if num_memory:
     means["memory"] = steps[:, :num_memory].mean()
-  return curves.draw_halting(shares, means, view.directory)
+  return curves.draw_halting(shares, means, evaluated.directory)
 
 
-def _attention(view: view_lib.View) -> list[pathlib.Path]:
-  weights = view.output.trace["attention"]
-  return maps.draw_attention(weights, view.num_memory, view.directory)
+def _attention(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
+  weights = evaluated.output.trace["attention"]
+  return maps.draw_attention(weights, evaluated.num_memory, evaluated.directory)
 
 
-def _attention_heads(view: view_lib.View) -> list[pathlib.Path]:
-  weights = view.output.trace["attention"]
-  return maps.draw_heads(weights, view.num_memory, view.spec, view.directory)
+def _attention_heads(
+  evaluated: evaluated_lib.EvaluatedModel,
+) -> list[pathlib.Path]:
+  weights = evaluated.output.trace["attention"]
+  return maps.draw_heads(
+    weights, evaluated.num_memory, evaluated.spec, evaluated.directory
+  )
 
 
 FIGURES = (
   Figure("curves", (), _curves),
   Figure(
-    "passes", (), lambda view: passes.draw_passes(view.rows, view.directory)
+    "passes",
+    (),
+    lambda evaluated: passes.draw_passes(evaluated.rows, evaluated.directory),
   ),
   Figure("loops", (), adaptive.draw_loops),
   Figure("memory", (), adaptive.draw_memory),
@@ -167,48 +177,52 @@ def make_figures(
       return None
 
   made = (settings, graphdef, params, dataset, rows, directory)
-  view = attempt("of every kind", view_lib.make_view, *made)
-  if view is None:
+  evaluated = attempt("of every kind", evaluated_lib.evaluate_model, *made)
+  if evaluated is None:
     return Drawn([], {}, failed)
   files: list[pathlib.Path] = []
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     # The longest computation runs while the other figures are drawn.
-    computed = thread.submit(_depth_scores, view)
+    computed = thread.submit(_depth_scores, evaluated)
     for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
       # A file of an earlier model would be mistaken for this one's.
       for kind in ("png", "html"):
         (directory / f"{figure.name}.{kind}").unlink(missing_ok=True)
-      if set(figure.traces) <= view.output.trace.keys():
-        files += attempt(figure.name, figure.draw, view) or []
+      if set(figure.traces) <= evaluated.output.trace.keys():
+        files += attempt(figure.name, figure.draw, evaluated) or []
     by_depth = attempt("depth", computed.result)
   scores = {}
   if by_depth:
-    files += attempt("depth", _depth, view, by_depth) or []
+    files += attempt("depth", _depth, evaluated, by_depth) or []
     scores["depth"] = by_depth
-  if found := attempt("skipping", skipping.measure, view):
-    files += attempt("skipping", skipping.draw_curve, view, found) or []
+  if found := attempt("skipping", skipping.measure, evaluated):
+    files += attempt("skipping", skipping.draw_curve, evaluated, found) or []
     scores["exits"] = skipping.scores(found)
   return Drawn(files, scores, failed)
 
 
 def _depth(
-  view: view_lib.View, scores: Mapping[str, np.ndarray]
+  evaluated: evaluated_lib.EvaluatedModel, scores: Mapping[str, np.ndarray]
 ) -> list[pathlib.Path]:
-  settings = view.settings
-  num_examples = min(settings.eval.depth_examples, len(view.batch["inputs"]))
+  settings = evaluated.settings
+  num_examples = min(
+    settings.eval.depth_examples, len(evaluated.batch["inputs"])
+  )
   return curves.draw_depth(
     scores,
     settings.task_module.HEADLINE,
     settings.model.num_loops,
     num_examples,
-    view.directory,
+    evaluated.directory,
   )
 
 
-def _depth_scores(view: view_lib.View) -> dict[str, np.ndarray]:
+def _depth_scores(
+  evaluated: evaluated_lib.EvaluatedModel,
+) -> dict[str, np.ndarray]:
   """Accuracy by depth; empty if it is disabled or unavailable."""
-  if not view.settings.eval.depth_factor:
+  if not evaluated.settings.eval.depth_factor:
     return {}
-  if "prediction" not in view.output.trace:
+  if "prediction" not in evaluated.output.trace:
     return {}
-  return depth.accuracy_by_depth(view)
+  return depth.accuracy_by_depth(evaluated)

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.protocols import Halting
 
 
-def ponder_steps(view: view_lib.View) -> np.ndarray | None:
+def ponder_steps(evaluated: evaluated_lib.EvaluatedModel) -> np.ndarray | None:
   """Steps of every token [B, S]; None if the model never stops early."""
-  model = view.settings.model
+  model = evaluated.settings.model
   if not isinstance(model, Halting) or model.halting == "fixed":
     return None
-  weight = view.output.trace["weight"]
+  weight = evaluated.output.trace["weight"]
   if model.halting == "ponder":
     return expected_steps(weight)
   return steps_taken(weight)

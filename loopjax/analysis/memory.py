@@ -69,7 +69,9 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   """
   name = settings.plain["model"]["name"]
   if name not in CAUSAL:
-    raise UserError(f"model.name={name!r} predicts no next tokens: no cache")
+    raise UserError(
+      f"model.name={name!r} does not predict next tokens, so it has no cache"
+    )
   _, params = program_lib.abstract_model(settings)
   total = sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params)

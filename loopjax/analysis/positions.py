@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.analysis import draw
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.losses import tokens as token_losses
 
 
-def draw_positions(view: view_lib.View) -> list[pathlib.Path]:
+def draw_positions(
+  evaluated: evaluated_lib.EvaluatedModel,
+) -> list[pathlib.Path]:
   """positions.png: loss by position in the document."""
-  logits = view.output.logits
+  logits = evaluated.output.logits
   targets, weights, documents = (
-    np.asarray(view.batch[name][: len(logits)])
+    np.asarray(evaluated.batch[name][: len(logits)])
     for name in ("targets", "weights", "documents")
   )
   losses = jax.jit(token_losses.token_cross_entropy)(
@@ -39,7 +41,7 @@ def draw_positions(view: view_lib.View) -> list[pathlib.Path]:
     "position of the predicted token in its document, or in its part of one",
     "nats per token",
   )
-  return [draw.save(figure, view.directory / "positions.png")]
+  return [draw.save(figure, evaluated.directory / "positions.png")]
 
 
 def by_position(

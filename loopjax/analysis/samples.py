@@ -5,11 +5,11 @@ import pathlib
 import numpy as np
 
 from loopjax import document
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.text import task as text_task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import write
 from loopjax.models import CAUSAL
@@ -19,30 +19,32 @@ _MOST_TOKENS = 256  # Written after a prompt.
 _TEMPERATURES = {"The likeliest token each time": 0.0, "Temperature 0.8": 0.8}
 
 
-def draw_samples(view: view_lib.View) -> list[pathlib.Path]:
+def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """samples.html: evaluation texts, continued from the middle of a row."""
-  settings, task = view.settings, view.settings.task
+  settings, task = evaluated.settings, evaluated.settings.task
   name = settings.plain["model"]["name"]
   assert isinstance(task, text_task.Config)
   if name not in CAUSAL:
     return []
   tokenizer = Tokenizer(task.tokenizer, task.end_token)
-  weights = view.batch["weights"]
+  weights = evaluated.batch["weights"]
   middle = weights.shape[1] // 2
   chosen = np.flatnonzero(weights[:, middle - 1] > 0)[:_NUM_TEXTS]
-  rows = [prompt_and_rest(view.batch, row) for row in chosen.tolist()]
+  rows = [prompt_and_rest(evaluated.batch, row) for row in chosen.tolist()]
   if not rows:
     return []
   room = min(middle, _MOST_TOKENS)
   requests = [
-    Request(prompt, room, Sampling(temperature, seed=seed), (tokenizer.end,))
+    GenerationRequest(
+      prompt, room, Sampling(temperature, seed=seed), (tokenizer.end,)
+    )
     for seed, (prompt, _) in enumerate(rows)
     for temperature in _TEMPERATURES.values()
   ]
   engine = Engine(
     CAUSAL[name],
-    view.graphdef,
-    view.params,
+    evaluated.graphdef,
+    evaluated.params,
     num_slots=len(requests),
     max_tokens=settings.spec.sequence_length,
     num_loops=settings.eval_loops,
@@ -67,7 +69,7 @@ def draw_samples(view: view_lib.View) -> list[pathlib.Path]:
         document.Heading(3, heading),
         document.Code(next(texts).text),
       ]
-  path = view.directory / "samples.html"
+  path = evaluated.directory / "samples.html"
   path.write_text(document.to_html("Samples", blocks))
   return [path]
 

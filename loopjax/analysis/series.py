@@ -8,7 +8,7 @@ import numpy as np
 Rows = list[dict[str, Any]]
 
 
-def of(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+def scalar(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Steps and values of one metric, [N] each, in the rows that have it."""
   found = [
     (row["step"], row[name])

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax.analysis import draw
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.models import melt
@@ -30,7 +30,7 @@ MOST_LOST = 0.01  # Of the loss, in `scores`.
 _NUM_ROWS = 64
 
 
-def measure(view: view_lib.View) -> list[dict[str, Any]]:
+def measure(evaluated: evaluated_lib.EvaluatedModel) -> list[dict[str, Any]]:
   """Loops and loss of a token, for every rule and threshold.
 
   Only models that kept the gate of the looped model are measured, and of rows
@@ -41,23 +41,25 @@ def measure(view: view_lib.View) -> list[dict[str, Any]]:
     by token; "error", the standard error of the loss's difference from that of
     all loops, over rows of text.
   """
-  model = view.settings.model
+  model = evaluated.settings.model
   if not isinstance(model, melt.Config) or model.exit_gate == "none":
     return []
   if model.num_loops == 1:
     return []
-  batch = {name: x[:_NUM_ROWS] for name, x in view.batch.items()}
+  batch = {name: x[:_NUM_ROWS] for name, x in evaluated.batch.items()}
   weights = batch["weights"].astype(np.float64)
   if "documents" in batch:
     weights *= batch["documents"] == batch["documents"][:, :1]
   weights /= max(weights.sum(), 1e-9)
   found = []
   for rule in RULES:
-    read = jax.jit(functools.partial(_read, graphdef=view.graphdef, rule=rule))
+    read = jax.jit(
+      functools.partial(_read, graphdef=evaluated.graphdef, rule=rule)
+    )
     all_loops = None
     for threshold in reversed(THRESHOLDS):
       losses, loops = jax.device_get(
-        read(view.params, batch["inputs"], batch["targets"], threshold)
+        read(evaluated.params, batch["inputs"], batch["targets"], threshold)
       )
       all_loops = losses if all_loops is None else all_loops
       change = losses - all_loops
@@ -84,19 +86,19 @@ def _read(
   """Losses, f32 [B, T], and loops [B, T] of texts, token by token."""
   model: melt.Model = nnx.merge(graphdef, params)
   batch, num_tokens = inputs.shape
-  leave = exits.Exits(
+  policy = exits.ExitPolicy(
     jnp.full(batch, threshold),
     jnp.full(batch, model.config.num_loops),
     rule,
   )
 
   def step(cache: Any, token: Array) -> tuple[Any, tuple[Array, Array]]:
-    output, cache = melt.read(model, token[:, None], cache, leave=leave)
+    output, cache = melt.read(model, token[:, None], cache, exit_policy=policy)
     return cache, (output.hidden[:, 0], output.stats["loops_run"])
 
   cache = melt.empty_cache(model, batch, num_tokens)
   _, (hidden, loops) = jax.lax.scan(step, cache, inputs.T)
-  losses = token_losses.of_loops(
+  losses = token_losses.next_token_by_loop(
     jnp.swapaxes(hidden, 0, 1)[None],
     model.readout_table(),
     {"targets": targets},
@@ -119,7 +121,7 @@ def scores(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def draw_curve(
-  view: view_lib.View, found: Sequence[Mapping[str, Any]]
+  evaluated: evaluated_lib.EvaluatedModel, found: Sequence[Mapping[str, Any]]
 ) -> list[pathlib.Path]:
   """skipping.png and .json: loss against the loops that tokens run."""
   figure = draw.new(7.5, 4.6)
@@ -138,12 +140,12 @@ def draw_curve(
     )  # fmt: skip
   draw.tidy(
     axes,
-    f"Loss by loops run, of {view.settings.model.num_loops}; what is skipped"
-    " is skipped for later tokens, too",
+    f"Loss by loops run, of {evaluated.settings.model.num_loops}; skipped loops"
+    " are skipped for later tokens too",
     "loops per token",
     "nats per token, ±1 standard error of the difference",
   )
   axes.legend(frameon=False, fontsize=9)
-  numbers = view.directory / "skipping.json"
+  numbers = evaluated.directory / "skipping.json"
   workdir_lib.write_json(numbers, {"exits": list(found)})
-  return [draw.save(figure, view.directory / "skipping.png"), numbers]
+  return [draw.save(figure, evaluated.directory / "skipping.png"), numbers]

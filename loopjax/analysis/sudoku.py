@@ -9,7 +9,7 @@ from matplotlib import colors as colors_lib
 from matplotlib import patches
 
 from loopjax.analysis import draw, halting
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import task as sudoku_task
 
@@ -17,7 +17,7 @@ _GIVEN, _RIGHT, _WRONG = "#d9d9d9", "#2a9d5c", "#d1495b"
 _NUM_MOMENTS = 4
 
 
-class Moment(NamedTuple):
+class BoardState(NamedTuple):
   """The state of the board at some time.
 
   Attributes:
@@ -31,32 +31,36 @@ class Moment(NamedTuple):
   confidence: np.ndarray
 
 
-def draw_solved(view: view_lib.View) -> list[pathlib.Path]:
+def draw_solved(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """puzzle.png: a hard puzzle that is solved (UTM, figure 8)."""
-  return [_draw_puzzle(view, choose(view)[0], "puzzle.png")]
+  return [_draw_puzzle(evaluated, choose(evaluated)[0], "puzzle.png")]
 
 
-def draw_failed(view: view_lib.View) -> list[pathlib.Path]:
+def draw_failed(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """puzzle_failed.png: a hard one that is not solved, if any (figure 9)."""
-  row = choose(view)[1]
-  return [] if row is None else [_draw_puzzle(view, row, "puzzle_failed.png")]
+  row = choose(evaluated)[1]
+  return (
+    [] if row is None else [_draw_puzzle(evaluated, row, "puzzle_failed.png")]
+  )
 
 
-def draw_halting_map(view: view_lib.View) -> list[pathlib.Path]:
+def draw_halting_map(
+  evaluated: evaluated_lib.EvaluatedModel,
+) -> list[pathlib.Path]:
   """halting_map.png: when cells halt, on average and in the solved puzzle."""
-  steps = halting.ponder_steps(view)
+  steps = halting.ponder_steps(evaluated)
   if steps is None:
     return []
-  return [_draw_halting_map(view, choose(view)[0], steps)]
+  return [_draw_halting_map(evaluated, choose(evaluated)[0], steps)]
 
 
-def _board(view: view_lib.View) -> board_lib.Board:
-  task = view.settings.task
+def _board(evaluated: evaluated_lib.EvaluatedModel) -> board_lib.Board:
+  task = evaluated.settings.task
   assert isinstance(task, sudoku_task.Config)
   return task.board
 
 
-def choose(view: view_lib.View) -> tuple[int, int | None]:
+def choose(evaluated: evaluated_lib.EvaluatedModel) -> tuple[int, int | None]:
   """Chooses a hard puzzle that is solved, and a hard one that is not.
 
   Hard: the highest rating group, then solved after the most loops, then the
@@ -66,14 +70,14 @@ def choose(view: view_lib.View) -> tuple[int, int | None]:
     (row of the first or, if none is solved, of the one with the most correct
     cells; row of the second or None).
   """
-  answer = np.argmax(view.output.logits, axis=-1)
+  answer = np.argmax(evaluated.output.logits, axis=-1)
   count = len(answer)
-  targets = view.batch["targets"][:count]
-  blanks = np.sum(view.batch["inputs"][:count] == 1, axis=1)
-  rating = view.batch["group/rating"][:count]
+  targets = evaluated.batch["targets"][:count]
+  blanks = np.sum(evaluated.batch["inputs"][:count] == 1, axis=1)
+  rating = evaluated.batch["group/rating"][:count]
   right = np.sum(answer == targets, axis=1)
   solved = right == targets.shape[1]
-  after = view.output.trace["prediction"] == targets  # [K, B, T]
+  after = evaluated.output.trace["prediction"] == targets  # [K, B, T]
   loops_wrong = np.sum(~np.all(after, axis=2), axis=0)
   by_hardness = np.lexsort((blanks, loops_wrong, rating))[::-1]
   failing = by_hardness[~solved[by_hardness]]
@@ -85,26 +89,28 @@ def choose(view: view_lib.View) -> tuple[int, int | None]:
   return first, int(failing[0]) if len(failing) else None
 
 
-def _draw_puzzle(view: view_lib.View, row: int, name: str) -> pathlib.Path:
+def _draw_puzzle(
+  evaluated: evaluated_lib.EvaluatedModel, row: int, name: str
+) -> pathlib.Path:
   """One puzzle over the loops."""
-  board = _board(view)
-  given = view.batch["inputs"][row] - 1
-  answer = view.batch["targets"][row] - 1
-  moments = _moments(view, row)
+  board = _board(evaluated)
+  given = evaluated.batch["inputs"][row] - 1
+  answer = evaluated.batch["targets"][row] - 1
+  states = _board_states(evaluated, row)
   columns = 3
-  num_rows = -(-(len(moments) + 1) // columns)
+  num_rows = -(-(len(states) + 1) // columns)
   side = 0.42 * board.size
   figure = draw.new(columns * side + 0.8, num_rows * (side + 0.5) + 0.9)
   grid = figure.subplots(num_rows, columns).ravel()
-  for axes in grid[len(moments) + 1 :]:
+  for axes in grid[len(states) + 1 :]:
     axes.axis("off")
   colors = np.ones((board.num_cells, 4))
   colors[given > 0] = colors_lib.to_rgba(_GIVEN)
   _draw_board(grid[0], board, given, colors, given > 0)
   givens = int(np.sum(given > 0))
   grid[0].set_title(f"puzzle: {givens} givens", fontsize=11)
-  for axes, moment in zip(grid[1:], moments, strict=False):
-    _draw_moment(axes, board, given, answer, moment)
+  for axes, state in zip(grid[1:], states, strict=False):
+    _draw_state(axes, board, given, answer, state)
   handles = [
     patches.Patch(color=_GIVEN, label="given"),
     patches.Patch(color=_RIGHT, label="right"),
@@ -119,60 +125,64 @@ def _draw_puzzle(view: view_lib.View, row: int, name: str) -> pathlib.Path:
     title="stronger colour: more certain",
     title_fontsize=9,
   )
-  return draw.save(figure, view.directory / name)
+  return draw.save(figure, evaluated.directory / name)
 
 
-def _moments(view: view_lib.View, row: int) -> list[Moment]:
+def _board_states(
+  evaluated: evaluated_lib.EvaluatedModel, row: int
+) -> list[BoardState]:
   """A handful of loops spread over the trained depth, then the output."""
-  trace, logits = view.output.trace, view.output.logits[row]
+  trace, logits = evaluated.output.trace, evaluated.output.logits[row]
   num_loops = len(trace["prediction"])
   loops = np.linspace(0, num_loops - 1, _NUM_MOMENTS).round().astype(int)
-  moments = [
-    Moment(
+  states = [
+    BoardState(
       f"after loop {loop + 1}",
       trace["prediction"][loop, row] - 1,
       trace["confidence"][loop, row],
     )
     for loop in np.unique(loops)
   ]
-  chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
-  chances /= chances.sum(axis=-1, keepdims=True)
-  output = Moment("output", logits.argmax(axis=-1) - 1, chances.max(axis=-1))
-  return [*moments, output]
+  probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  probabilities /= probabilities.sum(axis=-1, keepdims=True)
+  output = BoardState(
+    "output", logits.argmax(axis=-1) - 1, probabilities.max(axis=-1)
+  )
+  return [*states, output]
 
 
-def _draw_moment(axes, board, given, answer, moment: Moment) -> None:
+def _draw_state(axes, board, given, answer, state: BoardState) -> None:
   """Correct cells green, wrong ones red, stronger with higher confidence."""
-  right = moment.digits == answer
+  right = state.digits == answer
   chance = 1 / board.size
-  strength = np.clip((moment.confidence - chance) / (1 - chance), 0, 1)
+  strength = np.clip((state.confidence - chance) / (1 - chance), 0, 1)
   colors = np.empty((board.num_cells, 4))
   for cell in range(board.num_cells):
     base = _RIGHT if right[cell] else _WRONG
     colors[cell] = (*colors_lib.to_rgb(base), 0.08 + 0.57 * strength[cell])
   colors[right & (given > 0)] = colors_lib.to_rgba(_GIVEN)
-  _draw_board(axes, board, moment.digits, colors, given > 0)
+  _draw_board(axes, board, state.digits, colors, given > 0)
   number = f"{int(right.sum())}/{board.num_cells} right"
-  state = "solved" if right.all() else number
-  axes.set_title(f"{moment.title}: {state}", fontsize=11)
+  result = "solved" if right.all() else number
+  axes.set_title(f"{state.title}: {result}", fontsize=11)
 
 
 def _draw_halting_map(
-  view: view_lib.View, row: int, steps: np.ndarray
+  evaluated: evaluated_lib.EvaluatedModel, row: int, steps: np.ndarray
 ) -> pathlib.Path:
   """Mean steps of every cell, and the steps of one puzzle's cells."""
-  board, num_memory = _board(view), view.num_memory
+  board, num_memory = _board(evaluated), evaluated.num_memory
   mean = halting.mean_by_position(steps, num_memory)
   cells = steps[:, num_memory:]
-  blank = view.batch["inputs"][: len(cells)] == 1
+  blank = evaluated.batch["inputs"][: len(cells)] == 1
   side = max(0.55 * board.size, 3.0)
   figure = draw.new(2 * side + 2.2, side + 1.1)
   left, right = figure.subplots(1, 2)
-  top = view.settings.model.num_loops
+  top = evaluated.settings.model.num_loops
   _draw_steps(figure, left, board, mean, f"mean over {len(cells)} puzzles", top)
   one = f"one puzzle with {int(blank[row].sum())} blanks"
   _draw_steps(figure, right, board, cells[row], one, top)
-  given = view.batch["inputs"][row] - 1
+  given = evaluated.batch["inputs"][row] - 1
   for cell in np.flatnonzero(given > 0):
     corner = (board.column[cell] + 0.08, board.row[cell] + 0.08)
     right.add_patch(
@@ -185,7 +195,7 @@ def _draw_halting_map(
     f" {cells[blank].mean():.2f} (framed: givens)",
     fontsize=11,
   )
-  return draw.save(figure, view.directory / "halting_map.png")
+  return draw.save(figure, evaluated.directory / "halting_map.png")
 
 
 def _draw_steps(figure, axes, board, steps, title: str, top: int) -> None:

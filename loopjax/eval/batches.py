@@ -8,20 +8,19 @@ import numpy as np
 _SHORTEST = 16  # Minimum row length, so that few tiny programs compile.
 
 
-class Request(NamedTuple):
+class ScoringRequest(NamedTuple):
   """A continuation to score, given its context.
 
   Attributes:
     context: token ids, int [c], c >= 1.
     continuation: token ids, int [n].
-    continuation: int [n].
   """
 
   context: np.ndarray
   continuation: np.ndarray
 
 
-class Window(NamedTuple):
+class ScoringWindow(NamedTuple):
   """A span of text whose last tokens are scored.
 
   Attributes:
@@ -33,7 +32,7 @@ class Window(NamedTuple):
   num_scored: int
 
 
-class Batch(NamedTuple):
+class WindowBatch(NamedTuple):
   """Windows that are scored together.
 
   Attributes:
@@ -47,7 +46,7 @@ class Batch(NamedTuple):
   members: list[int]
 
 
-def windows(request: Request, max_length: int) -> list[Window]:
+def windows(request: ScoringRequest, max_length: int) -> list[ScoringWindow]:
   """Windows of at most `max_length` inputs that score every token once.
 
   Usually there is one, which drops the start of a context that does not fit. A
@@ -62,13 +61,13 @@ def windows(request: Request, max_length: int) -> list[Window]:
   for start in range(first, len(tokens), stride):
     stop = min(start + stride, len(tokens))
     low = max(0, stop - 1 - max_length)
-    found.append(Window(tokens[low:stop], stop - start))
+    found.append(ScoringWindow(tokens[low:stop], stop - start))
   return found
 
 
 def plan(
   lengths: Sequence[int], max_length: int, batch_tokens: int
-) -> list[Batch]:
+) -> list[WindowBatch]:
   """Batches of windows of these lengths, longest first.
 
   Rows are padded to the next of four lengths per octave (1, 5/4, 6/4 and 7/4
@@ -91,7 +90,7 @@ def plan(
     num_batches = -(-len(members) // most)
     num_rows = -(-len(members) // num_batches)
     batches += [
-      Batch(num_rows, length, members[start : start + num_rows])
+      WindowBatch(num_rows, length, members[start : start + num_rows])
       for start in range(0, len(members), num_rows)
     ]
   return batches

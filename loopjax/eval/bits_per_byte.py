@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.eval.batches import Request
-from loopjax.eval.requests import Item, Task
+from loopjax.eval.batches import ScoringRequest
+from loopjax.eval.requests import EvalItem, EvalTask
 from loopjax.eval.scorer import Score, Scorer
 
 _RESAMPLES = 10_000
@@ -42,7 +42,7 @@ class Values(NamedTuple):
   weights: np.ndarray
 
 
-def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
+def score(tasks: Sequence[EvalTask], scorer: Scorer) -> list[list[list[Score]]]:
   """Scores every choice of every item of every task.
 
   Contexts and continuations are tokenised separately.
@@ -50,13 +50,13 @@ def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
   Raises:
     UserError: see `Scorer.__call__`.
   """
-  encode = scorer.subject.tokenizer.encode
+  encode = scorer.language_model.tokenizer.encode
   items = [item for task in tasks for item in task.items]
   contexts = encode([text for item in items for text in item.contexts])
   continuations = encode(
     [text for item in items for text in item.continuations]
   )
-  rest = iter(scorer(list(map(Request, contexts, continuations))))
+  rest = iter(scorer(list(map(ScoringRequest, contexts, continuations))))
   return [
     [[next(rest) for _ in item.continuations] for item in task.items]
     for task in tasks
@@ -64,7 +64,7 @@ def score(tasks: Sequence[Task], scorer: Scorer) -> list[list[list[Score]]]:
 
 
 def measure(
-  items: Sequence[Item], scores: Sequence[Sequence[Score]]
+  items: Sequence[EvalItem], scores: Sequence[Sequence[Score]]
 ) -> dict[str, Values]:
   """Every metric of every item, by metric name."""
   gold = [of[item.gold] for item, of in zip(items, scores, strict=True)]
@@ -154,7 +154,7 @@ def compare(
 
 
 def rows(
-  items: Sequence[Item], scores: Sequence[Sequence[Score]]
+  items: Sequence[EvalItem], scores: Sequence[Sequence[Score]]
 ) -> list[dict[str, Any]]:
   """A JSON object per continuation."""
   return [

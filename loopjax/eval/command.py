@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import subject
+from loopjax import language_model
 from loopjax.errors import UserError
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
@@ -89,10 +89,10 @@ def _check(options: Options) -> None:
 
 
 def _of_run(
-  workdir: pathlib.Path, tasks: Sequence[requests.Task], options: Options
+  workdir: pathlib.Path, tasks: Sequence[requests.EvalTask], options: Options
 ) -> list[dict[str, bits_per_byte.Values]]:
   """Scores of every item of every task; also writes them to the directory."""
-  model = subject.load(
+  model = language_model.load(
     workdir,
     num_loops=options.num_loops,
     exit_threshold=options.exit_threshold,

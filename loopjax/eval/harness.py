@@ -22,10 +22,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from loopjax import subject
+from loopjax import language_model
 from loopjax.errors import UserError
 from loopjax.eval import scorer
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.generate import engine as generate
 from loopjax.generate import source
 from loopjax.generate import text as text_lib
@@ -53,45 +53,45 @@ class Model(TemplateLM):
     """Loads the run.
 
     Args:
-      workdir, num_loops, exit_threshold, checkpoint: see `subject.load`.
+      workdir, num_loops, exit_threshold, checkpoint: see `language_model.load`.
       batch_tokens: see `scorer.Scorer`.
       **others: batch_size, max_batch_size and device, which the harness passes
         to every model; ignored.
 
     Raises:
-      UserError: see `subject.load`; or another argument is given.
+      UserError: see `language_model.load`; or another argument is given.
     """
     super().__init__()
     unknown = others.keys() - {"batch_size", "max_batch_size", "device"}
     if unknown:
       raise UserError(f"--model_args: no argument {', '.join(sorted(unknown))}")
-    self._subject = subject.load(
+    self._language_model = language_model.load(
       pathlib.Path(workdir),
       num_loops=num_loops,
       exit_threshold=exit_threshold,
       checkpoint=checkpoint,
     )
-    self._scorer = scorer.Scorer(self._subject, batch_tokens)
+    self._scorer = scorer.Scorer(self._language_model, batch_tokens)
     self._engine: Engine | None = None  # For tasks that generate.
 
   def get_model_info(self) -> dict[str, Any]:
     """Metadata to store with the results."""
-    return dict(self._subject.facts)
+    return dict(self._language_model.facts)
 
   @property
   def tokenizer_name(self) -> str:
-    return self._subject.facts["tokenizer"]
+    return self._language_model.facts["tokenizer"]
 
   @property
   def eot_token_id(self) -> int:
-    return self._subject.tokenizer.end
+    return self._language_model.tokenizer.end
 
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
     """Token ids of a text; the scorer adds the start of the document."""
     del add_special_tokens, kwargs
-    return self._subject.tokenizer.encode([string])[0].tolist()
+    return self._language_model.tokenizer.encode([string])[0].tolist()
 
   def _encode_pair(
     self, context: str, continuation: str
@@ -110,7 +110,10 @@ class Model(TemplateLM):
   ) -> list[tuple[float, bool]]:
     del kwargs  # Progress bar options; ours shows on terminals only.
     scores = self._scorer(
-      [Request(*map(_ids, (before, after))) for _, before, after in requests]
+      [
+        ScoringRequest(*map(_ids, (before, after)))
+        for _, before, after in requests
+      ]
     )
     found = [(one.log_likelihood, one.is_greedy) for one in scores]
     for (texts, _, _), result in zip(requests, found, strict=True):
@@ -122,7 +125,7 @@ class Model(TemplateLM):
   ) -> list[float]:
     """Log-likelihoods of whole texts, scored in disjoint windows."""
     del disable_tqdm
-    length = self._subject.context_length
+    length = self._language_model.context_length
     parts = []
     for request in requests:
       windows = utils.get_rolling_token_windows(
@@ -131,7 +134,7 @@ class Model(TemplateLM):
       parts.append([utils.make_disjoint_window(one) for one in windows])
     scores = iter(
       self._scorer(
-        [Request(*map(_ids, pair)) for part in parts for pair in part]
+        [ScoringRequest(*map(_ids, pair)) for part in parts for pair in part]
       )
     )
     found = [sum(next(scores).log_likelihood for _ in part) for part in parts]
@@ -167,8 +170,11 @@ class Model(TemplateLM):
     self, contexts: Sequence[str], stops: Sequence[str], max_tokens: int
   ) -> list[str]:
     """Greedy continuations; contexts are truncated from the left to fit."""
-    tokenizer, length = self._subject.tokenizer, self._subject.context_length
-    if "exit_threshold" in self._subject.call:
+    tokenizer, length = (
+      self._language_model.tokenizer,
+      self._language_model.context_length,
+    )
+    if "exit_threshold" in self._language_model.call:
       raise UserError("exit_threshold: has no effect on tasks that generate")
     if max_tokens > length:
       raise UserError(
@@ -177,7 +183,7 @@ class Model(TemplateLM):
       )
     if self._engine is None:
       self._engine = source.make_engine(
-        self._subject,
+        self._language_model,
         num_slots=max(1, _CACHE_TOKENS // length),
         max_tokens=length,
       )
@@ -187,7 +193,7 @@ class Model(TemplateLM):
         self._engine,
         tokenizer,
         [
-          generate.Request(
+          generate.GenerationRequest(
             prompt=source.opened(tokenizer, context)[max_tokens - 1 - length :],
             max_new_tokens=max_tokens,
             sampling=Sampling(temperature=0),

@@ -21,7 +21,7 @@ _UNCONDITIONAL = 1_000_000  # doc_id from which requests are unconditional.
 _SUFFIX = ".jsonl.gz"
 
 
-class Item(NamedTuple):
+class EvalItem(NamedTuple):
   """A question.
 
   Attributes:
@@ -38,7 +38,7 @@ class Item(NamedTuple):
   is_choice: bool
 
 
-class Task(NamedTuple):
+class EvalTask(NamedTuple):
   """The questions of a request file.
 
   Attributes:
@@ -48,7 +48,7 @@ class Task(NamedTuple):
   """
 
   name: str
-  items: list[Item]
+  items: list[EvalItem]
   facts: dict[str, Any]
 
 
@@ -80,7 +80,9 @@ def find(names: str, folder: pathlib.Path | None) -> list[pathlib.Path]:
   return paths
 
 
-def read(path: pathlib.Path, limit: int = 0, zero_shot: bool = False) -> Task:
+def read(
+  path: pathlib.Path, limit: int = 0, zero_shot: bool = False
+) -> EvalTask:
   """Reads a request file.
 
   Args:
@@ -121,7 +123,7 @@ def read(path: pathlib.Path, limit: int = 0, zero_shot: bool = False) -> Task:
   chosen = sorted(by_doc)[: limit or None]
   config = path.with_name(f"{name}.config.json")
   of_task = workdir_lib.read_json(config) if config.exists() else {}
-  return Task(
+  return EvalTask(
     name=f"{name}_0shot_local" if shortened else name,
     items=[_item(path, doc_id, by_doc[doc_id]) for doc_id in chosen],
     facts={
@@ -162,7 +164,7 @@ def _question(doc: dict[str, Any], context: str) -> str:
   return question
 
 
-def _item(path: pathlib.Path, doc_id: int, choices: list[Any]) -> Item:
+def _item(path: pathlib.Path, doc_id: int, choices: list[Any]) -> EvalItem:
   choices = sorted(choices, key=lambda choice: choice[0])
   indices, contexts, continuations, labels = zip(*choices, strict=True)
   label = labels[0]
@@ -174,6 +176,6 @@ def _item(path: pathlib.Path, doc_id: int, choices: list[Any]) -> Item:
       f"{path}: doc_id {doc_id}: choices {list(indices)} and label {label!r} do"
       " not go together"
     )
-  return Item(
+  return EvalItem(
     doc_id, contexts, continuations, label if is_choice else 0, is_choice
   )

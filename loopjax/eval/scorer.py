@@ -17,9 +17,9 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
-from loopjax.eval.batches import Batch, Request, Window
+from loopjax.eval.batches import ScoringRequest, ScoringWindow, WindowBatch
 from loopjax.kernels.token_loss import token_scores
-from loopjax.subject import Subject
+from loopjax.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
 
 BATCH_TOKENS = 8192
@@ -57,33 +57,35 @@ class Scorer:
   """Scores continuations, in any order and number.
 
   Attributes:
-    subject: the model.
+    language_model: the model.
     num_tokens, num_padding: totals of tokens and padding processed so far.
   """
 
-  def __init__(self, subject: Subject, batch_tokens: int = BATCH_TOKENS):
+  def __init__(
+    self, language_model: LanguageModel, batch_tokens: int = BATCH_TOKENS
+  ):
     """Compiles nothing yet: each batch shape is compiled at its first use.
 
     Args:
-      subject: the model.
+      language_model: the model.
       batch_tokens: maximum tokens of a batch.
     """
-    self.subject, self._batch_tokens = subject, batch_tokens
+    self.language_model, self._batch_tokens = language_model, batch_tokens
     self.num_tokens = self.num_padding = 0
     self._run = jax.jit(
       functools.partial(
-        score_tokens, graphdef=subject.graphdef, call=subject.call
+        score_tokens, graphdef=language_model.graphdef, call=language_model.call
       )
     )
 
-  def __call__(self, requests: Sequence[Request]) -> list[Score]:
+  def __call__(self, requests: Sequence[ScoringRequest]) -> list[Score]:
     """Scores of the requests, in the same order.
 
     Raises:
       UserError: a log-likelihood is not finite, or those of several requests
         are all the same.
     """
-    length = self.subject.context_length
+    length = self.language_model.context_length
     requests = [self._opened(request) for request in requests]
     parts = [batches_lib.windows(request, length) for request in requests]
     windows = [window for part in parts for window in part]
@@ -108,37 +110,38 @@ class Scorer:
     return scores
 
   def _check(
-    self, requests: Sequence[Request], scores: Sequence[Score]
+    self, requests: Sequence[ScoringRequest], scores: Sequence[Score]
   ) -> None:
     """Raises UserError if scores are not finite or are all equal."""
     likelihoods = np.array([score.log_likelihood for score in scores])
+    workdir = self.language_model.facts["workdir"]
     bad = np.count_nonzero(~np.isfinite(likelihoods))
     if bad:
       raise UserError(
-        f"{self.subject.facts['workdir']}: the log-likelihoods of {bad} of"
-        f" {len(scores)} continuations are not finite"
+        f"{workdir}: the log-likelihoods of {bad} of {len(scores)}"
+        " continuations are not finite"
       )
     if len(scores) < 2 or np.ptp(likelihoods) > 0:
       return
     texts = {tuple(map(bytes, request)) for request in requests}
     if len(texts) > 1:
       raise UserError(
-        f"{self.subject.facts['workdir']}: the log-likelihoods of all"
+        f"{workdir}: the log-likelihoods of all"
         f" {len(scores)} continuations are {likelihoods[0]:g}: the model does"
         " not distinguish any of them"
       )
 
-  def _opened(self, request: Request) -> Request:
+  def _opened(self, request: ScoringRequest) -> ScoringRequest:
     """The request with the end token of a previous document prepended."""
-    end = self.subject.tokenizer.end
+    end = self.language_model.tokenizer.end
     assert len(request.continuation), "nothing to score"
     context, continuation = (np.asarray(ids, np.int32) for ids in request)
     if len(context) and context[0] == end:
-      return Request(context, continuation)
-    return Request(np.append(np.int32(end), context), continuation)
+      return ScoringRequest(context, continuation)
+    return ScoringRequest(np.append(np.int32(end), context), continuation)
 
   def _by_window(
-    self, planned: Sequence[Batch], windows: Sequence[Window]
+    self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
   ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """(log-probabilities, greedy) of the scored tokens of each window."""
     found = {}
@@ -151,22 +154,22 @@ class Scorer:
     return found
 
   def _results(
-    self, planned: Sequence[Batch], windows: Sequence[Window]
-  ) -> Iterator[tuple[Batch, Any]]:
+    self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
+  ) -> Iterator[tuple[WindowBatch, Any]]:
     """Yields batches with results, while the device computes the next batch."""
-    running: list[tuple[Batch, Any]] = []
+    running: list[tuple[WindowBatch, Any]] = []
     progress = tqdm.tqdm(planned, unit="batch", disable=None, leave=False)
     for batch in progress:
       members = [windows[i] for i in batch.members]
-      arrays = arrays_of(members, batch, self.subject.tokenizer.padding)
-      running.append((batch, self._run(self.subject.params, **arrays)))
+      arrays = arrays_of(members, batch, self.language_model.tokenizer.padding)
+      running.append((batch, self._run(self.language_model.params, **arrays)))
       if len(running) > 1:
         yield running.pop(0)
     yield from running
 
 
 def arrays_of(
-  windows: Sequence[Window], batch: Batch, padding: int
+  windows: Sequence[ScoringWindow], batch: WindowBatch, padding: int
 ) -> dict[str, Any]:
   """The array arguments of `score_tokens`."""
   inputs = np.full((batch.num_rows, batch.length), padding, np.int32)

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
   with quiet.stderr():
     machine = topology.machine(where, _MEMORY.value)
   platform = machine.devices[0].platform
-  settings = settings._replace(loop=remat.chosen(settings.loop, platform))
+  settings = settings._replace(loop=remat.resolve(settings.loop, platform))
   if _GENERATE.value:
     return _generation(settings, machine)
   print(report.headline(settings, machine), flush=True)

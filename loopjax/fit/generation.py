@@ -69,17 +69,19 @@ def model_of(
     dtype: of the parameters.
 
   Raises:
-    UserError: the family predicts no next tokens.
+    UserError: the family does not predict next tokens.
   """
   name = settings.plain["model"]["name"]
   if name not in CAUSAL:
-    raise UserError(f"model.name={name!r} predicts no next tokens: no texts")
+    raise UserError(
+      f"model.name={name!r} does not predict next tokens, so it cannot generate"
+    )
   family, chip = CAUSAL[name], machine.devices[0]
   placed = jax.sharding.SingleDeviceSharding(chip)
   graphdef, params = program_lib.abstract_model(settings)
   rule = "fixed"
   if isinstance(family, ExitsEarly):
-    rule = family.own_rule(settings.model)
+    rule = family.exit_rule(settings.model)
 
   def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     floating = jnp.issubdtype(x.dtype, jnp.floating)

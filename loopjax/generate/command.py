@@ -10,11 +10,11 @@ from typing import NamedTuple
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request, Token
+from loopjax.generate.requests import GenerationRequest, Token
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 from loopjax.hub import convert
-from loopjax.subject import Subject
+from loopjax.language_model import LanguageModel
 
 
 class Options(NamedTuple):
@@ -40,15 +40,15 @@ def run(options: Options) -> None:
       a text that it has no room for.
   """
   _check(options)
-  subject = source.load(options.model)
-  writer = _Writer(subject, options)
+  language_model = source.load(options.model)
+  writer = _Writer(language_model, options)
   if options.chat:
     flags = options.model
     folder = flags.hub or flags.folder / convert.DIRECTORY
     _talk(writer, folder, options)
   else:
     assert options.prompt is not None
-    prompt = source.opened(subject.tokenizer, options.prompt)
+    prompt = source.opened(language_model.tokenizer, options.prompt)
     writer.write(prompt, show=options.prompt)
   if options.report:
     print(writer.report(), file=sys.stderr)
@@ -57,10 +57,10 @@ def run(options: Options) -> None:
 class _Writer:
   """Writes texts with an engine, and counts what that takes."""
 
-  def __init__(self, subject: Subject, options: Options):
-    self._subject, self._options = subject, options
+  def __init__(self, language_model: LanguageModel, options: Options):
+    self._language_model, self._options = language_model, options
     self._engine: Engine = source.engine_of(
-      subject,
+      language_model,
       options.model,
       num_slots=options.samples,
       prompt_tokens=options.prompt_tokens,
@@ -70,7 +70,7 @@ class _Writer:
 
   def encode(self, text: str) -> tuple[int, ...]:
     """Token ids of a text, special tokens that are written out included."""
-    (ids,) = self._subject.tokenizer.encode([text])
+    (ids,) = self._language_model.tokenizer.encode([text])
     return tuple(ids.tolist())
 
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
@@ -83,13 +83,13 @@ class _Writer:
     options, seed = self._options, self._options.sampling.seed
     numbers = [
       self._engine.add(
-        Request(
+        GenerationRequest(
           prompt=prompt,
           max_new_tokens=options.max_new_tokens,
           sampling=dataclasses.replace(
             options.sampling, seed=(seed + n) % 2**32
           ),
-          stop_tokens=(self._subject.tokenizer.end,),
+          stop_tokens=(self._language_model.tokenizer.end,),
           num_loops=0,
           exit_threshold=options.exit_threshold,
         )
@@ -97,7 +97,7 @@ class _Writer:
       for n in range(options.samples)
     ]
     texts = {
-      number: Text(self._subject.tokenizer, options.stop, prompt)
+      number: Text(self._language_model.tokenizer, options.stop, prompt)
       for number in numbers
     }
     alone = len(texts) == 1

@@ -18,9 +18,8 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.generate import program, sizes
 from loopjax.generate import sampling as sampling_lib
-from loopjax.generate.requests import Request as Request
-from loopjax.generate.requests import Token as Token
-from loopjax.generate.requests import check_range
+from loopjax.generate.requests import GenerationRequest as GenerationRequest
+from loopjax.generate.requests import Token, check_range
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.protocols import CausalFamily, ExitsEarly
@@ -34,7 +33,7 @@ class _Text:
   """A request in a slot, how much of its prompt was read, and what written."""
 
   number: int
-  request: Request
+  request: GenerationRequest
   num_read: int = 0
   num_written: int = 0
 
@@ -48,7 +47,7 @@ class Engine:
       with a family whose memory does not grow.
     num_loops: that a token runs at most.
     cache_kind: a kind of the family's.
-    exit_rule: when a row leaves the loop before that, see `loop.exits.Exits`.
+    exit_rule: when a row exits earlier, see `loop.exits.ExitPolicy`.
     cache_bytes: size of the cache.
   """
 
@@ -86,8 +85,7 @@ class Engine:
       prompt_part: tokens of a prompt that are read at once, see `sizes.parts`.
 
     Raises:
-      UserError: a number is impossible, or the family has no such cache or no
-        such exits.
+      UserError: a number, the cache kind or the exits are not possible.
     """
     for name, value, least in (
       ("num_slots", num_slots, 1),
@@ -106,8 +104,9 @@ class Engine:
     family.costs(config, spec, self.num_loops)  # Raises if that is too many.
     self.cache_kind = cache_kind or family.CACHES[0]
     self.has_exits = isinstance(family, ExitsEarly)
-    own = family.own_rule(config) if isinstance(family, ExitsEarly) else "fixed"
-    self.exit_rule = exit_rule or own
+    if not exit_rule and isinstance(family, ExitsEarly):
+      exit_rule = family.exit_rule(config)
+    self.exit_rule = exit_rule or "fixed"
     reader = program.Reader(
       family,
       graphdef,
@@ -143,7 +142,7 @@ class Engine:
     self._writing: dict[int, _Text] = {}
     self._free, self._next_number = list(range(num_slots))[::-1], 0
 
-  def add(self, request: Request) -> int:
+  def add(self, request: GenerationRequest) -> int:
     """Queues a request; returns its number.
 
     Raises:
@@ -179,7 +178,9 @@ class Engine:
     found = self._read_on() if self._reading else []
     return found + (self._write_on() if self._writing else [])
 
-  def generate(self, requests: Sequence[Request]) -> list[list[Token]]:
+  def generate(
+    self, requests: Sequence[GenerationRequest]
+  ) -> list[list[Token]]:
     """The tokens of each request, in their order."""
     for request in requests:
       self._check(request)
@@ -197,7 +198,7 @@ class Engine:
     # The last one is not read.
     return self.max_tokens - (self._prompt_tokens or num_prompt) + 1
 
-  def _check(self, request: Request) -> None:
+  def _check(self, request: GenerationRequest) -> None:
     """Raises UserError for what cannot be done here."""
     wrong = [x for x in request.prompt if not 0 <= x < self._num_tokens]
     if wrong:

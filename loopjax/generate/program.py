@@ -101,7 +101,7 @@ class Reader(NamedTuple):
     family: of the model. graphdef: the model without its parameters.
     num_loops: of the cache. max_tokens, prompt_tokens: of a row of it. kind: of
       it.
-    rule, kept: of `loop.exits.Exits`, if the family has exits.
+    rule, kept: as in `loop.exits.ExitPolicy`, if the family has exits.
     platform: of the devices.
   """
 
@@ -139,7 +139,7 @@ class Reader(NamedTuple):
     """As in `CausalFamily`, with the exits of rows, within a span."""
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
     if isinstance(self.family, ExitsEarly):
-      options["leave"] = exits.Exits(
+      options["exit_policy"] = exits.ExitPolicy(
         rows.exit_threshold, rows.num_loops, self.rule, self.kept
       )
     if not isinstance(cache, HasSpan):
@@ -300,7 +300,7 @@ def decode(
   reader = reader if early else reader._replace(rule="fixed")
   model: Any = nnx.merge(reader.graphdef, params)
   if reader.platform == "cpu" and isinstance(reader.family, StacksLayers):
-    model = reader.family.apart(model)
+    model = reader.family.unstacked(model)
   rows = state.rows
   state = State(state.cache, rows._replace(left=jnp.where(kept, rows.left, 0)))
 

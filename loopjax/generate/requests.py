@@ -9,7 +9,7 @@ from loopjax.generate.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class GenerationRequest:
   """A prompt to be continued.
 
   Attributes:

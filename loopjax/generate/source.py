@@ -4,16 +4,16 @@ import argparse
 import pathlib
 from typing import Any, NamedTuple
 
+from loopjax import language_model as language_model_lib
 from loopjax import program as program_lib
-from loopjax import subject as subject_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
 from loopjax.hub import convert
+from loopjax.language_model import LanguageModel
 from loopjax.loop import exits
 from loopjax.models import CAUSAL
-from loopjax.subject import Subject
 
 
 class Flags(NamedTuple):
@@ -84,7 +84,7 @@ def check(flags: Flags) -> None:
       raise UserError(f"--{name}={value} must be at least {least}")
 
 
-def load(flags: Flags) -> Subject:
+def load(flags: Flags) -> LanguageModel:
   """The model that flags name.
 
   Raises:
@@ -96,14 +96,14 @@ def load(flags: Flags) -> Subject:
       dtype=flags.dtype or "bfloat16",
       num_loops=flags.num_loops,
     )
-  return subject_lib.load(
+  return language_model_lib.load(
     flags.folder, num_loops=flags.num_loops, checkpoint=flags.checkpoint
   )
 
 
 def of_folder(
   folder: pathlib.Path, *, dtype: str, num_loops: int | None = None
-) -> Subject:
+) -> LanguageModel:
   """The model of a folder in the layout of the Hugging Face Hub.
 
   Args:
@@ -118,7 +118,7 @@ def of_folder(
   graphdef, _ = program_lib.abstract_model(settings)
   task = settings.task
   assert isinstance(task, TextConfig)
-  return Subject(
+  return LanguageModel(
     tokenizer=Tokenizer(task.tokenizer, task.end_token),
     context_length=settings.spec.sequence_length,
     graphdef=graphdef,
@@ -128,30 +128,32 @@ def of_folder(
   )
 
 
-def make_engine(subject: Subject, **options: Any) -> Engine:
+def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
   """An engine of a model; options as in `Engine`.
 
   Raises:
     UserError: see `Engine`.
   """
   return Engine(
-    CAUSAL[subject.facts["model"]],
-    subject.graphdef,
-    subject.params,
-    num_loops=subject.call["num_loops"],
+    CAUSAL[language_model.facts["model"]],
+    language_model.graphdef,
+    language_model.params,
+    num_loops=language_model.call["num_loops"],
     **options,
   )
 
 
-def engine_of(subject: Subject, flags: Flags, **options: Any) -> Engine:
+def engine_of(
+  language_model: LanguageModel, flags: Flags, **options: Any
+) -> Engine:
   """An engine as flags say; other options as in `Engine`.
 
   Raises:
     UserError: see `Engine`.
   """
   return make_engine(
-    subject,
-    max_tokens=flags.max_tokens or subject.context_length,
+    language_model,
+    max_tokens=flags.max_tokens or language_model.context_length,
     cache_kind=flags.cache_kind,
     exit_rule=flags.exit_rule,
     exit_kept=flags.exit_kept,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request, Token
+from loopjax.generate.requests import GenerationRequest, Token
 
 _PROMPT_TOKENS = 4  # Of a prompt that its text is decoded after.
 
@@ -87,7 +87,7 @@ class Text:
 def write(
   engine: Engine,
   tokenizer: Tokenizer,
-  requests: Sequence[Request],
+  requests: Sequence[GenerationRequest],
   stops: Sequence[str] = (),
 ) -> list[Text]:
   """The texts of requests, in their order; each ends before a stop, too."""

@@ -1,12 +1,14 @@
 """When to exit a loop, from a gate's logits after every loop.
 
-After loop t the gate exits with chance lambda_t = sigmoid(logit_t), so that
+After loop t the gate exits with probability lambda_t = sigmoid(logit_t), so
+that the probability of an exit after loop t is
 
   p_t = lambda_t prod_{s<t} (1 - lambda_s),  p_K = prod_{s<K} (1 - lambda_s):
 
-the last loop takes what is left, whatever its own gate says (Ouro, arXiv
-2510.25741, section 3.2; truncated PonderNet). All sums are of logarithms in
-float32, which a gate that is almost sure does not round to 0 or 1.
+the last loop gets the remaining probability, whatever its own gate says (Ouro,
+arXiv 2510.25741, section 3.2; truncated PonderNet). All products are computed
+as sums of logarithms in float32, so that probabilities close to 0 or 1 are not
+rounded to 0 or 1.
 """
 
 import dataclasses
@@ -38,16 +40,15 @@ def log_survival(logits: Array) -> Array:
   return jnp.cumsum(stay, axis=0)
 
 
-def first_loop(logits: Array, threshold: float | Array) -> Array:
-  """The first loop by which an exit has at least a chance of `threshold`.
+def first_exit(logits: Array, threshold: float | Array) -> Array:
+  """The first loop whose cumulative exit probability reaches `threshold`.
 
   Args:
-    logits: of the gate, [K, ...].
-    threshold: in (0, 1]; at 1 no loop but the last one is an exit, however sure
-      the gate is.
+    logits: the gate's logits, [K, ...].
+    threshold: in (0, 1]; at 1 the exit is always after the last loop.
 
   Returns:
-    Its index from 0, i32 [...]; K - 1 if there is none.
+    The index of the loop, from 0, i32 [...]; K - 1 if none reaches it.
   """
   left = jnp.log1p(-jnp.asarray(threshold, jnp.float32))  # -inf at 1.
   done = (log_survival(logits) <= left).at[-1].set(True)
@@ -60,21 +61,24 @@ def first_loop(logits: Array, threshold: float | Array) -> Array:
   meta_fields=("rule", "kept"),
 )
 @dataclasses.dataclass(frozen=True)
-class Exits:
-  """When rows that read one token each leave the loop.
+class ExitPolicy:
+  """When rows that read one token each exit the loop.
+
+  A row exits after the first loop in which the condition of `rule` holds, and
+  after `num_loops` loops at the latest.
 
   Attributes:
-    threshold: f32 [B] in (0, 1]; at 1 a row leaves after its last loop. The
-      first loop is the last for which `rule` holds.
-    num_loops: i32 [B], the most that a row runs.
-    rule: "fixed", whatever the threshold is; "gate", the chance of an exit so
-      far is at least the threshold; "change", the loop has changed the state by
-      at most 1 - threshold of its norm; "entropy", that of the read-out is at
-      most 1 - threshold of what it can be.
-    kept: of the loops that a row skips, for later tokens, where a cache keeps
-      every loop's keys and values: "copy" those of its last loop; "state", what
-      its last state gives, without running a layer; "computed", which skips
-      nothing: an exit chooses what is read out (published code of Ouro, arXiv
+    threshold: f32 [B] in (0, 1]; at 1 no row exits early.
+    num_loops: i32 [B], maximum number of loops.
+    rule: "fixed": no early exits, whatever the threshold; "gate": the gate's
+      cumulative exit probability is at least the threshold; "change": the loop
+      changed the state by at most 1 - threshold of its norm; "entropy": the
+      entropy of the read-out is at most 1 - threshold of its maximum.
+    kept: the keys and values that later tokens attend to in the loops that a
+      row skipped, if the cache has separate ones for every loop. "copy": those
+      of the row's last loop; "state": projections of its last state, computed
+      without running the layers; "computed": no loop is skipped, an exit only
+      selects the loop that is read out (published code of Ouro, arXiv
       2510.25741).
   """
 
@@ -84,13 +88,13 @@ class Exits:
   kept: str = "copy"
 
 
-class Running(NamedTuple):
-  """Which rows still run.
+class ExitState(NamedTuple):
+  """The progress of every row.
 
   Attributes:
-    live: bool [B].
-    loops: i32 [B], loops of each row so far.
-    log_left: f32 [B], log of the chance that the gate has not left yet.
+    live: bool [B], rows that have not exited.
+    loops: i32 [B], loops that each row has run.
+    log_left: f32 [B], log-probability that the gate has not exited yet.
   """
 
   live: Array
@@ -98,50 +102,50 @@ class Running(NamedTuple):
   log_left: Array
 
 
-def start(there: Array) -> Running:
-  """Before the first loop; `there`, bool [B], are rows that read a token."""
-  return Running(
-    live=there,
-    loops=jnp.zeros(there.shape, jnp.int32),
-    log_left=jnp.zeros(there.shape, jnp.float32),
+def start(reads: Array) -> ExitState:
+  """The initial state; `reads`: bool [B], rows that read a token."""
+  return ExitState(
+    live=reads,
+    loops=jnp.zeros(reads.shape, jnp.int32),
+    log_left=jnp.zeros(reads.shape, jnp.float32),
   )
 
 
 def after_loop(
-  exits: Exits, rule: str, running: Running, evidence: Array
-) -> Running:
-  """Rows that still run after a loop.
+  policy: ExitPolicy, rule: str, state: ExitState, evidence: Array
+) -> ExitState:
+  """The exit state after a loop.
 
   Args:
-    exits: when they leave.
-    rule: that is in force, that of `exits` or "fixed".
-    running: before the loop.
-    evidence: f32 [B]: the gate's logit, `relative_change` or
-      `relative_entropy`, by the rule.
+    policy: thresholds and maximum numbers of loops.
+    rule: the rule to apply, `policy.rule` or "fixed".
+    state: the state before the loop.
+    evidence: what the rule compares with the threshold, f32 [B]: the gate's
+      logit, `relative_change` or `relative_entropy`.
   """
-  log_left, leaves = running.log_left, jnp.zeros_like(running.live)
+  log_left, leaves = state.log_left, jnp.zeros_like(state.live)
   if rule == "gate":
     log_left = log_left + log_survival(evidence[None])[0]
-    leaves = log_left <= jnp.log1p(-exits.threshold)  # -inf at 1.
+    leaves = log_left <= jnp.log1p(-policy.threshold)  # -inf at 1.
   elif rule != "fixed":
-    leaves = (evidence <= 1 - exits.threshold) & (exits.threshold < 1)
-  loops = running.loops + running.live
-  return Running(
-    live=running.live & ~leaves & (loops < exits.num_loops),
+    leaves = (evidence <= 1 - policy.threshold) & (policy.threshold < 1)
+  loops = state.loops + state.live
+  return ExitState(
+    live=state.live & ~leaves & (loops < policy.num_loops),
     loops=loops,
     log_left=log_left,
   )
 
 
 def relative_change(before: Array, after: Array) -> Array:
-  """Norm of the change by the norm of what it leads to; [...] of [..., D]."""
+  """|after - before| / |after| over the last axis; [..., D] to [...]."""
   norm = jnp.linalg.norm(after, axis=-1)
   change = jnp.linalg.norm(after - before, axis=-1)
   return change / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)
 
 
 def relative_entropy(logits: Array) -> Array:
-  """Entropy of logits [..., V] by that of V equal chances; [...]."""
-  log_chance = jax.nn.log_softmax(logits, axis=-1)
-  entropy = -jnp.sum(jnp.exp(log_chance) * log_chance, axis=-1)
+  """Entropy of softmax(logits [..., V]) divided by its maximum log V; [...]."""
+  log_prob = jax.nn.log_softmax(logits, axis=-1)
+  entropy = -jnp.sum(jnp.exp(log_prob) * log_prob, axis=-1)
   return entropy / math.log(logits.shape[-1])

@@ -17,7 +17,7 @@ from loopjax.types import Array, Precision
 GATES = ("vector", "scalar")
 
 
-class Bank(nnx.Module):
+class MemoryBank(nnx.Module):
   """M slots: keys and values, each [M, D] (section 2.2)."""
 
   def __init__(
@@ -34,7 +34,7 @@ class Bank(nnx.Module):
     self.values = nnx.Param(init(rngs.params(), shape, precision.params))
 
 
-class Read(nnx.Module):
+class GatedRead(nnx.Module):
   """g * W m: the gated read of a bank by a hidden state (equations 6 to 9).
 
   The gate has one logit per feature ("vector") or one for all ("scalar"). Its
@@ -66,7 +66,7 @@ class Read(nnx.Module):
     )
     self.precision = precision
 
-  def __call__(self, h: Array, bank: Bank) -> tuple[Array, Array, Array]:
+  def __call__(self, h: Array, bank: MemoryBank) -> tuple[Array, Array, Array]:
     """Reads a bank for every token.
 
     Args:
@@ -79,7 +79,9 @@ class Read(nnx.Module):
     """
     compute, wide = self.precision.compute, self.precision.accumulate
     query = self.query_norm(h).astype(compute)
-    keys, values = (sharding.whole(x[...]) for x in (bank.keys, bank.values))
+    keys, values = (
+      sharding.gather_parameter(x[...]) for x in (bank.keys, bank.values)
+    )
     keys = self.key_norm(keys).astype(compute)
     logits = jnp.einsum("btd,md->btm", query, keys, preferred_element_type=wide)
     weights = jax.nn.softmax(logits / h.shape[-1] ** 0.5, axis=-1)
@@ -88,7 +90,7 @@ class Read(nnx.Module):
     )  # (6), (7)
     # In the precision of the other linear maps, which are as large, unlike a
     # router.
-    logits = linear.by_rows(
+    logits = linear.merged_dot_general(
       h.astype(compute),
       self.gate.kernel[...].astype(compute),
       (((2,), (0,)), ((), ())),

@@ -22,14 +22,14 @@ from loopjax.types import Array
 ENTRIES = ("inputs", "targets", "weights")
 
 
-class Rows(NamedTuple):
-  """What the B rows of a batch work on.
+class SupervisionState(NamedTuple):
+  """The example that each of B rows works on, and its progress.
 
   Attributes:
-    state: where the last segment ended, arrays [B, ...].
-    steps: segments since the example was taken, i32 [B].
-    halted: whether a row takes a new example next, bool [B].
-    example: its ENTRIES, [B, T] each.
+    state: the model's state after the last segment, arrays [B, ...].
+    steps: number of segments since the row took its example, i32 [B].
+    halted: whether the row takes a new example next, bool [B].
+    example: the example's ENTRIES, [B, T] each.
   """
 
   state: Any
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
   example: Mapping[str, Array]
 
 
-def empty(state: Any, num_tokens: int) -> Rows:
+def empty(state: Any, num_tokens: int) -> SupervisionState:
   """Rows that all take an example at the first step.
 
   Args:
@@ -48,7 +48,7 @@ def empty(state: Any, num_tokens: int) -> Rows:
   num_rows = len(jax.tree.leaves(state)[0])
   tokens = jnp.zeros((num_rows, num_tokens), jnp.int32)
   entries = (tokens, tokens, tokens.astype(jnp.float32))
-  return Rows(
+  return SupervisionState(
     state,
     jnp.zeros(num_rows, jnp.int32),
     jnp.ones(num_rows, bool),
@@ -56,7 +56,9 @@ def empty(state: Any, num_tokens: int) -> Rows:
   )
 
 
-def refilled(rows: Rows, batch: Mapping[str, Array], start: Any) -> Rows:
+def refilled(
+  rows: SupervisionState, batch: Mapping[str, Array], start: Any
+) -> SupervisionState:
   """Rows that have halted take the batch's examples and the initial state.
 
   Args:
@@ -70,7 +72,7 @@ def refilled(rows: Rows, batch: Mapping[str, Array], start: Any) -> Rows:
     return jnp.where(halted, new, old)
 
   example = {name: batch[name] for name in ENTRIES}
-  return Rows(
+  return SupervisionState(
     jax.tree.map(choose, start, rows.state),
     jnp.where(rows.halted, 0, rows.steps),
     jnp.zeros_like(rows.halted),

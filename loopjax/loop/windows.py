@@ -20,13 +20,13 @@ class Window(NamedTuple):
     positions: positions of all P + S tokens, relative to the first, [P + S, 1].
     visible: bool [B or 1, S, P + S], the tokens that each token attends to.
     packing: packing of the tokens that are not padding; None without padding.
-    known: bool [B, P + S], False for padding.
+    mask: bool [B, P + S], False for padding.
   """
 
   positions: Array
   visible: Array
   packing: fast_weights.Packing | None
-  known: Array
+  mask: Array
 
 
 def split(inputs: Array, length: int, num_last: int) -> tuple[Array, Array]:
@@ -56,28 +56,29 @@ def join(windows: Array) -> Array:
   return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def view(
-  seen: Array, mask: Array | None, num_tokens: int, reach: int
+def make_window(
+  past_mask: Array, mask: Array | None, num_tokens: int, reach: int
 ) -> Window:
   """The positions and masks of a window: tokens attend to earlier ones.
 
   Args:
-    seen: bool [B, P], which of the earlier tokens are not padding.
+    past_mask: bool [B, P], False for padding among the earlier tokens.
     mask: bool [B, S], False for padding; None without padding.
     num_tokens: S.
     reach: number of tokens that a token attends to, including itself.
   """
-  num_past = seen.shape[1]
-  shape = (len(seen), num_tokens)
-  present = jnp.ones(shape, bool) if mask is None else mask
-  known = jnp.concatenate([seen, present], axis=1)
-  there = jnp.arange(num_past + num_tokens)
-  distance = there[num_past:, None] - there[None]
+  num_past = past_mask.shape[1]
+  shape = (len(past_mask), num_tokens)
+  own_mask = jnp.ones(shape, bool) if mask is None else mask
+  whole_mask = jnp.concatenate([past_mask, own_mask], axis=1)
+  positions = jnp.arange(num_past + num_tokens)
+  distance = positions[num_past:, None] - positions[None]
   near = (distance >= 0) & (distance < reach)
   if mask is None and not num_past:  # The same for all examples.
-    return Window(there[:, None], near[None], None, known)
+    return Window(positions[:, None], near[None], None, whole_mask)
   packing = None if mask is None else fast_weights.packing(mask)
-  return Window(there[:, None], near[None] & known[:, None], packing, known)
+  visible = near[None] & whole_mask[:, None]
+  return Window(positions[:, None], visible, packing, whole_mask)
 
 
 def last(x: Array, size: int, axis: int = 1) -> Array:

@@ -116,7 +116,7 @@ def next_token(
   return mean(losses), mean(normaliser**2)
 
 
-def of_loops(
+def next_token_by_loop(
   hidden: Array,
   table: Array,
   batch: Batch,

@@ -17,7 +17,7 @@ from loopjax.models import (
 )
 from loopjax.protocols import CausalFamily, Family
 
-# Those that predict next tokens.
+# Families that predict next tokens.
 CAUSAL: Mapping[str, CausalFamily] = {
   "adaptive": adaptive,
   "disco": disco,

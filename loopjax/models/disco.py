@@ -1,8 +1,8 @@
-"""DiscoLoop: a loop that passes on its hidden state and its decoded embedding.
+"""DiscoLoop: a looped transformer with a discrete and a continuous channel.
 
 Source: arXiv 2607.00341, section 4. Between two loops of the vanilla looped
-transformer (`loopjax.models.looped`) the hidden state is decoded to a
-distribution over tokens, whose mean embedding is added to it.
+transformer (`loopjax.models.looped`), the hidden state is decoded to a
+distribution over tokens, and the mean embedding under it is added to the state.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.losses import tokens as token_losses
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
@@ -43,36 +43,38 @@ HEADLINE: tuple[str, ...] = ()
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; K, alpha and tau are the paper's, the rest GPT-2's.
+  """Hyper-parameters; K, alpha and tau are the paper's, the others GPT-2's.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
+    width: D. num_layers: L. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
     num_loops: K, number of loops in training.
-    loop_norm: f_theta ends in an RMS norm in every loop ("per_loop", as in
-      Ouro, arXiv 2510.25741), or the norm is part of the read-out
-      ("final_only"), and Phi decodes the normed state.
+    loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
+      "final_only": the norm is part of the read-out and of the input of Phi.
     gate: "fixed" alpha, or "learned" from Phi (equation 6).
-    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the Phi fields
-      below then have no effect and must keep their defaults.
+    gate_value: alpha of a fixed gate; 0 is the vanilla loop, and the following
+      settings of Phi then have no effect and must keep their defaults.
     temperature: tau of Phi; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised (appendix B:
       128); 0 for the whole vocabulary.
-    decode_gradient: "full" (the paper), "stop" for none through Phi, or
-      "straight_through": the most likely token's embedding with Phi's gradient.
+    decode_gradient: "full" (the paper); "stop": no gradient through Phi;
+      "straight_through": the embedding of the most likely token with the
+      gradient of Phi.
     epsilon: added to the mean square of Phi in its RMS norm. The paper states
-      none; 1e-6 is that of Ouro, its language model, and of the other norms
-      here. An untrained table of V rows gives Phi a mean square of about
-      init_std^2 / V, so that 1e-6 damps the channel initially: what is added
-      has an RMS of 0.53 for the V = 1,051 of the symbolic task and would have
-      0.056 for 129,280, instead of 1. Once Phi is close to a single token, with
-      a mean square of about init_std^2, the damping is gone.
-    dropout: rate on embeddings and on the outputs of attention and MLP, in
-      training.
+      none; 1e-6 is the value of Ouro, its language model, and of the other
+      norms here. At initialisation, Phi over V tokens has a mean square of
+      about init_std^2 / V, so that 1e-6 damps the channel: the RMS of its
+      output is 0.53 for V = 1,051 (the symbolic task) and would be 0.056 for
+      V = 129,280, instead of 1. When Phi is close to the embedding of a single
+      token, its mean square is about init_std^2 and the damping vanishes.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -129,12 +131,12 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
+# The residual stream, and the cache, if any.
 Carry = tuple[Array, Cache | None]
 
 
 class Model(nnx.Module):
-  """The looped transformer with both channels."""
+  """The looped transformer with both channels between loops."""
 
   def __init__(
     self,
@@ -173,21 +175,22 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; it may differ from the trained number.
-      kind: how the loop runs; the model's own options if None.
+      num_loops: K >= 1; may differ from the number in training.
+      kind: how the loop is executed; as in the model's options if None.
       trace: names from TRACES: "hidden" H^1 .. H^K and "mixed" H~^1 .. H~^K
-        f32 [K, B, T, D] (the last two are equal), "gate" alpha^0 .. alpha^{K-1}
-        f32 [K, B, T] (the last is zero), "prediction" of every loop, argmax of
-        its read-out, i32 [K, B, T], and "confidence", its probability, f32
+        f32 [K, B, T, D], where H~^K = H^K; "gate" alpha^0 .. alpha^{K-1} f32
+        [K, B, T], where alpha^{K-1} = 0; "prediction", argmax of the read-out
+        after every loop, i32 [K, B, T]; "confidence", its probability, f32
         [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      key: of dropout; None, as in evaluation, for none.
-      edit: (H~^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
-        instead (equation 3). Traces show H~^{k+1} before the edit.
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      key: random key of dropout; None for no dropout, as in evaluation.
+      edit: function (H~^{k+1} [B, T, D], k i32 scalar) -> the state that loop
+        k < K - 1 passes on instead (equation 3). Traces contain H~^{k+1} before
+        the edit.
     """
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
@@ -195,7 +198,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
     cache_lib.check(cache, num_loops * config.num_layers)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -207,12 +210,16 @@ class Model(nnx.Module):
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
       loop_key = fold(key, k + 1)
-      hidden, cache = self._transform(carry, view, k, kind, loop_key)  # H^{k+1}
-      mixed, gate = self.channel(hidden, self._read(hidden), table)  # H~^{k+1}
+      hidden, cache = self._transform(
+        carry, metadata, k, kind, loop_key
+      )  # H^{k+1}
+      mixed, gate = self.channel(
+        hidden, self._readout_input(hidden), table
+      )  # H~^{k+1}
       record = self._record(hidden, mixed, gate, trace)
       return (mixed if edit is None else edit(mixed, k), cache), record
 
-    # The last loop has no channel after it: alpha^{K-1} = 0.
+    # There is no channel after the last loop: alpha^{K-1} = 0.
     embedded = self.token_embedding(inputs)
     carry, records, steps_run = driver.run_loop(
       step,
@@ -222,7 +229,7 @@ class Model(nnx.Module):
     )
     last_key = fold(key, num_loops)
     hidden, cache = self._transform(
-      carry, view, num_loops - 1, kind, last_key
+      carry, metadata, num_loops - 1, kind, last_key
     )  # H^K
     last = self._record(hidden, hidden, jnp.zeros(inputs.shape), trace)
     records = jax.tree.map(
@@ -234,37 +241,34 @@ class Model(nnx.Module):
       stats={"loops_run": jnp.full(len(inputs), steps_run + 1, jnp.float32)},
       loops={name: records[name] for name in ("hidden_norm", "gate_mean")},
       trace={name: records[name] for name in trace},
-      hidden=self._read(hidden),
-      cache=cache and cache.longer(view.places),
+      hidden=self._readout_input(hidden),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def _transform(
     self,
     carry: Carry,
-    view: attention.View,
+    metadata: attention.Metadata,
     loop: Array | int,
     kind: str,
     key: Array | None,
   ) -> Carry:
-    """f_theta in a loop: the stack and, if "per_loop", the norm; [B, T, D].
-
-    Rematerialisation is per layer: the inputs of all K L layers take less
-    memory than everything that the L layers of one loop compute.
-    """
+    """f_theta, see `looped.Model.transform`."""
     x, cache = stack.run_layers(
       self.layers,
       *carry,
-      view,
+      metadata,
       first_slot=loop * self.config.num_layers,
       key=key,
       unroll=kind == "unroll",
       remat=self.options.remat,
     )
-    ends_in_norm = self.config.loop_norm == "per_loop"
-    return self.final_norm(x) if ends_in_norm else x, cache
+    if self.config.loop_norm == "per_loop":
+      x = self.final_norm(x)
+    return x, cache
 
   def _make_channel(self) -> channel.MixedChannel:
-    """Equations 4 to 6 as configured."""
+    """The channel of equations 4 to 6, as configured."""
     config = self.config
     precision = PRECISIONS[config.precision]
     num_padding = self.spec.num_padding_tokens
@@ -286,31 +290,34 @@ class Model(nnx.Module):
     fixed = channel.FixedGate(config.gate_value)
     return channel.MixedChannel(decoder, fixed, config.epsilon)
 
-  def _read(self, hidden: Array) -> Array:
-    """The input of the read-out: the normed state, f32 [B, T, D]."""
-    last = self.config.loop_norm == "final_only"
-    return self.final_norm(hidden) if last else hidden
+  def _readout_input(self, hidden: Array) -> Array:
+    """The state after a loop, after its norm: f32 [B, T, D]."""
+    if self.config.loop_norm == "per_loop":
+      return hidden  # The loop ends with a norm.
+    return self.final_norm(hidden)
 
   def _logits(self, hidden: Array) -> Array:
-    """The read-out of a loop: H W^T, f32 [B, T, V]."""
+    """Logits f32 [B, T, V] of the state after a loop [B, T, D]."""
     return linear.token_logits(
-      self._read(hidden), self.readout_table(), self.spec.num_padding_tokens
+      self._readout_input(hidden),
+      self.readout_table(),
+      self.spec.num_padding_tokens,
     )
 
   def readout_table(self) -> Array:
-    """W, [V, D]."""
+    """W [V, D], one row per token; logits are h W^T."""
     return self.token_embedding.embedding[...]
 
   def _record(
     self, hidden: Array, mixed: Array, gate: Array, names: tuple[str, ...]
   ) -> dict[str, Array]:
-    """Statistics of a loop, and its requested traces."""
+    """Statistics of a loop, and the requested traces."""
     norms = jnp.linalg.norm(hidden, axis=-1)
     record = {"hidden_norm": jnp.mean(norms), "gate_mean": jnp.mean(gate)}
-    shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
-    record |= {name: shown[name] for name in names if name in shown}
+    traces = {"hidden": hidden, "mixed": mixed, "gate": gate}
+    record |= {name: traces[name] for name in names if name in traces}
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
+      record |= linear.prediction_and_confidence(self._logits(hidden))
     return record
 
 
@@ -336,16 +343,16 @@ def loss(
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop.
+  """FLOPs of a forward pass on one example, by number of loops.
 
   A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are left out.
+  k most likely tokens are not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, tokens)
   head = 2 * tokens * width * spec.vocab_size
-  # Phi: logits, and the mean of V (or k) vectors; then the gate.
+  # Phi (logits and the mean of V or k embeddings), then the gate.
   averaged = config.top_k or spec.vocab_size
   gate = width if config.gate == "learned" else 0
   mixing = head + 2 * tokens * (averaged * width + gate)

@@ -1,4 +1,4 @@
-"""Reading with exits, for families whose loop is the whole stack."""
+"""Reading with early exits, for families that loop over the whole stack."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,21 +14,22 @@ from loopjax.nn.cache import Cache
 from loopjax.types import Array, Output
 
 
-def own_rule(config: Any) -> str:
-  """The gate, where there is one."""
+def exit_rule(config: Any) -> str:
+  """ "gate" if the model has an exit gate, otherwise "fixed"."""
   return "fixed" if config.exit_gate == "none" else "gate"
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
-  """Raises UserError for exits that the model or its cache does not have."""
+  """Raises UserError for exits that the model or its cache cannot make."""
   if rule == "gate" and config.exit_gate == "none":
     raise UserError(
-      "exits by the gate need a model that has one: model.exit_gate is 'none'"
+      "the exit rule 'gate' needs a model with an exit gate:"
+      " model.exit_gate='none'"
     )
   if kept == "state" and kind != "per_loop":
     raise UserError(
-      f"a cache of kind {kind!r} keeps nothing of single loops, so what is kept"
-      " of skipped ones cannot be 'state'"
+      "keeping 'state' for skipped loops needs a cache with the keys and values"
+      f" of every loop, not one of kind {kind!r}"
     )
 
 
@@ -39,100 +40,104 @@ def read(
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
-  leave: exits.Exits | None = None,
+  exit_policy: exits.ExitPolicy | None = None,
 ) -> tuple[Output, Cache]:
-  """Reads on; every row leaves the loop as `leave` says, or none does.
+  """`CausalFamily.read` with early exits; without them if there is no policy.
 
-  The loop ends when all rows have left it. Rows of several tokens are parts of
-  prompts, which run all the loops that they may. The output's "loops_run" are
-  the loops after which a row is read out.
+  The loop ends when all rows have exited. If rows have several tokens, which
+  are parts of prompts, they run up to `exit_policy.num_loops` loops without an
+  early exit. The output's "loops_run" is the number of loops after which each
+  row was read out.
   """
   num_loops = model.config.num_loops if num_loops is None else num_loops
-  if leave is None:
+  if exit_policy is None:
     return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
   cache_lib.check(cache, num_loops * model.config.num_layers)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   head_width = model.config.block_shape().head_width
-  view = attention.view(
+  metadata = attention.make_metadata(
     tokens.shape, head_width, model.config.rope_base, cache=cache, valid=valid
   )
-  nowhere = cache.room
+  nowhere = cache.capacity
 
   def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
-    # What has left writes nothing, whose keys later loops would share.
-    places = jnp.where(live[:, None], view.places, nowhere)
-    here = view._replace(places=places)
+    # Rows that have exited write nothing: later loops may share their keys.
+    places = jnp.where(live[:, None], metadata.places, nowhere)
+    here = metadata._replace(places=places)
     return model.transform((hidden, cache), here, k, "scan", None)
 
-  rule = leave.rule if tokens.shape[1] == 1 else "fixed"
-  there = jnp.any(valid, axis=1)
+  rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
+  reads = jnp.any(valid, axis=1)
   start = model.embed(tokens, None), cache
-  hidden, cache, loops = run(model, leave, rule, step, start, there, num_loops)
-  if rule != "fixed" and leave.kept != "computed":
+  hidden, cache, loops = run(
+    model, exit_policy, rule, step, start, reads, num_loops
+  )
+  if rule != "fixed" and exit_policy.kept != "computed":
     own = None
-    if leave.kept == "state":
-      own = stack.kept_of(model.layers, hidden, view)
-    cache = cache.with_skipped(num_loops, loops, view.places, own)
+    if exit_policy.kept == "state":
+      own = stack.keys_and_values(model.layers, hidden, metadata)
+    cache = cache.with_skipped(num_loops, loops, metadata.places, own)
   output = Output(
     logits=model.logits(hidden),
     losses={},
     stats={"loops_run": loops.astype(jnp.float32)},
     loops={},
     trace={},
-    hidden=model.normed(hidden),
+    hidden=model.readout_input(hidden),
   )
-  return output, cache.longer(view.places)
+  return output, cache.extended(metadata.places)
 
 
 def run(
   model: Any,
-  leave: exits.Exits,
+  exit_policy: exits.ExitPolicy,
   rule: str,
   step: Callable[[Array, Any, Array, Array], tuple[Array, Any]],
   start: tuple[Array, Any],
-  there: Array,
+  reads: Array,
   num_loops: int,
 ) -> tuple[Array, Any, Array]:
-  """Loops until all rows have left; what a row skips is not run for it.
+  """Runs loops until all rows have exited.
 
   Args:
-    model: reads states out, for the evidence of a rule.
-    leave: when rows leave.
-    rule: that is in force, that of `leave` or "fixed".
-    step: (hidden [B, S, D], kept, loop, live) -> both after the loop. It keeps
-      nothing of rows that are not live, bool [B]; what it returns of their
-      states does not matter.
-    start: hidden and kept, before the first loop.
-    there: bool [B], rows that read tokens.
-    num_loops: K, the most.
+    model: computes the exit gate or the logits, if `rule` needs them.
+    exit_policy: when rows exit.
+    rule: the rule to apply, `exit_policy.rule` or "fixed".
+    step: (hidden [B, S, D], cached, loop, live) -> (hidden, cached) after the
+      loop. `live`, bool [B], marks the rows that run it; of the other rows
+      `cached` must not change, and the returned hidden states are ignored.
+    start: (hidden, cached) before the first loop. `cached` is any pytree.
+    reads: bool [B], rows that read tokens.
+    num_loops: K, the maximum.
 
   Returns:
-    Each row's state after its last loop, what is kept, and loops, i32 [B].
+    The hidden state of each row after its last loop, `cached`, and the number
+    of loops of each row, i32 [B].
   """
-  computed = leave.kept == "computed"
+  computed = exit_policy.kept == "computed"
 
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
-    hidden, chosen, kept, running = carry
-    live = running.live
-    new, kept = step(hidden, kept, k, live | computed)
+    hidden, chosen, cached, state = carry
+    live = state.live
+    new, cached = step(hidden, cached, k, live | computed)
     chosen = jnp.where(live[:, None, None], new, chosen)
     evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
-    running = exits.after_loop(leave, rule, running, evidence)
-    return (new if computed else chosen, chosen, kept, running), None
+    state = exits.after_loop(exit_policy, rule, state, evidence)
+    return (new if computed else chosen, chosen, cached, state), None
 
-  hidden, kept = start
-  (_, hidden, kept, running), _, _ = driver.run_loop(
+  hidden, cached = start
+  (_, hidden, cached, state), _, _ = driver.run_loop(
     loop,
-    (hidden, hidden, kept, exits.start(there)),
+    (hidden, hidden, cached, exits.start(reads)),
     num_loops,
     kind="scan" if computed else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
   )
-  return hidden, kept, running.loops
+  return hidden, cached, state.loops
 
 
 def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:
-  """What a loop is judged by, f32 [B], of the states [B, D] around it."""
+  """What `exits.after_loop` compares, f32 [B], from states [B, D]."""
   if rule == "gate":
     return model.exit_logits(after)
   if rule == "change":

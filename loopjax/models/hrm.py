@@ -91,7 +91,7 @@ class Model(nnx.Module):
     def network() -> nnx.List:
       return nnx.List(
         [
-          post_norm.Block(
+          post_norm.PostNormBlock(
             attention.Attention(sizes, **shared),
             block.make_mlp(sizes, **shared),
             precision=precision,
@@ -118,13 +118,13 @@ class Model(nnx.Module):
       state: z_H and z_L, the same shape.
       kind: of the loops, see `driver.run_loop`.
     """
-    config, view = self.config, supervised.view(self)
+    config, metadata = self.config, supervised.attention_metadata(self)
 
     def low(z_h: Array, z_l: Array) -> Array:  # f_L
-      return post_norm.run_layers(self.low, z_l + z_h + x, view)
+      return post_norm.run_layers(self.low, z_l + z_h + x, metadata)
 
     def high(z_h: Array, z_l: Array) -> Array:  # f_H
-      return post_norm.run_layers(self.high, z_h + z_l, view)
+      return post_norm.run_layers(self.high, z_h + z_l, metadata)
 
     def low_steps(state: supervised.State, num: int) -> supervised.State:
       def step(z_l: Array, i: Array) -> tuple[Array, None]:

@@ -1,9 +1,9 @@
 """Looped transformer: one stack of blocks, applied K times.
 
-Source: the vanilla recurrence of DiscoLoop (arXiv 2607.00341, equation 2):
+Source: the vanilla loop of DiscoLoop (arXiv 2607.00341, equation 2),
 H^0 = W[x], H^{k+1} = f_theta(H^k), logits H^K W^T; and Ouro (arXiv 2510.25741),
-which is that with norms before and after each branch, a read-out of its own,
-and a gate that says after each loop whether to exit.
+which adds norms after attention and MLP, a separate read-out matrix, and an
+exit gate after every loop.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models.exiting import check_exits as check_exits
-from loopjax.models.exiting import own_rule as own_rule
+from loopjax.models.exiting import exit_rule as exit_rule
 from loopjax.models.exiting import read as read
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
@@ -48,32 +48,35 @@ EXIT_GATES = ("none", "joint", "alone", "unused")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; the paper states only K, the rest are GPT-2's.
+  """Hyper-parameters; DiscoLoop states only K, the other defaults are GPT-2's.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
-    num_key_value_heads: G, each read by H / G query heads; 0 for H.
+    width: D. num_layers: L. num_heads: H.
+    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
     head_width: d_h; 0 for D / H.
-    qk_norm: RMS norms of each head's queries and keys, before they are rotated.
+    qk_norm: whether each head's queries and keys have an RMS norm, before the
+      rotation.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
     num_loops: K, number of loops in training.
-    loop_norm: f_theta ends in an RMS norm in every loop ("per_loop", as in
-      Ouro, arXiv 2510.25741), or the norm is part of the read-out
-      ("final_only").
-    dropout: rate on embeddings and on the outputs of attention and MLP, in
-      training.
-    tied: one table encodes and decodes, or the read-out is a matrix of its own.
-    exit_gate: "none"; "joint", a gate that is trained with the model, on the
-      expected loss over exits; "alone", on what each loop improves, with the
-      model as a constant (set optim.frozen='^(?!exit_gate)' with it, so that
-      weight decay leaves the model alone, too); or "unused", a gate that is
-      not trained. The loss of "none" and "unused" is that after the last loop.
-    entropy_weight: beta, of the entropy of the exits in "joint"; Ouro takes 0.1
-      at first and 0.05 later.
+    loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
+      "final_only": the norm is part of the read-out.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
+    tied: whether the read-out uses the embedding table; else it has its own.
+    exit_gate: "none": no gate; "unused": a gate that is not trained; the loss
+      of both is the cross-entropy after the last loop. "joint": the gate is
+      trained with the model, on the expected loss over exits. "alone": only the
+      gate is trained, on the improvement of the loss by each loop. Set
+      optim.frozen='^(?!exit_gate)' with it, so that weight decay does not
+      change the model.
+    entropy_weight: beta, weight of the entropy of the exit distribution in
+      "joint"; Ouro uses 0.1, later 0.05.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -112,7 +115,7 @@ class Config:
     if self.num_loops == 1 and self.exit_gate in ("joint", "alone"):
       raise UserError(
         f"model.exit_gate={self.exit_gate!r} needs model.num_loops of at least"
-        " 2: one loop leaves nothing to choose"
+        " 2: with one loop there is only one exit"
       )
     self.block_shape()
 
@@ -132,7 +135,7 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
+# The residual stream, and the cache, if any.
 Carry = tuple[Array, Cache | None]
 
 
@@ -183,19 +186,20 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; it may differ from the trained number.
-      kind: how the loop runs; the model's own options if None.
-      trace: names from TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D],
-        "prediction" of every loop, argmax of its read-out, i32 [K, B, T], and
+      num_loops: K >= 1; may differ from the number in training.
+      kind: how the loop is executed; as in the model's options if None.
+      trace: names from TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D];
+        "prediction", argmax of the read-out after every loop, i32 [K, B, T];
         "confidence", its probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      key: of dropout; None, as in evaluation, for none.
-      edit: (H^{k+1} [B, T, D], k, i32 scalar) -> what loop k < K - 1 passes on
-        instead (DiscoLoop, equation 3). Traces show H^{k+1} before the edit.
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      key: random key of dropout; None for no dropout, as in evaluation.
+      edit: function (H^{k+1} [B, T, D], k i32 scalar) -> the state that loop
+        k < K - 1 passes on instead (DiscoLoop, equation 3). Traces contain
+        H^{k+1} before the edit.
     """
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
@@ -203,7 +207,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
     cache_lib.check(cache, num_loops * config.num_layers)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -213,9 +217,9 @@ class Model(nnx.Module):
     )
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
-      hidden, cache = self.transform(carry, view, k, kind, fold(key, k + 1))
+      hidden, cache = self.transform(carry, metadata, k, kind, fold(key, k + 1))
       record = self._record(hidden, trace)
-      if edit is not None:  # H^K is read out without an edit.
+      if edit is not None:  # H^K is not edited.
         hidden = jnp.where(k < num_loops - 1, edit(hidden, k), hidden)
       return (hidden, cache), record
 
@@ -228,8 +232,8 @@ class Model(nnx.Module):
       stats={"loops_run": jnp.full(len(inputs), steps_run, jnp.float32)},
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
-      hidden=self.normed(hidden),
-      cache=cache and cache.longer(view.places),
+      hidden=self.readout_input(hidden),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def embed(self, inputs: Array, key: Array | None) -> Array:
@@ -240,75 +244,90 @@ class Model(nnx.Module):
   def transform(
     self,
     carry: Carry,
-    view: attention.View,
+    metadata: attention.Metadata,
     loop: Array | int,
     kind: str,
     key: Array | None,
   ) -> Carry:
-    """f_theta in a loop: the stack and, if "per_loop", the norm; [B, T, D].
+    """f_theta: the stack and, if loop_norm is "per_loop", the norm.
 
-    Rematerialisation is per layer: the inputs of all K L layers take less
-    memory than everything that the L layers of one loop compute.
+    Rematerialisation is per layer, not per loop: storing the inputs of all K L
+    layers takes less memory than recomputing the residuals of all L layers of a
+    loop at once.
+
+    Args:
+      carry: (H^k [B, T, D], the cache or None).
+      metadata: positions and masks of the tokens.
+      loop: k, from 0.
+      kind: how the loop is executed.
+      key: random key of dropout; None for no dropout.
+
+    Returns:
+      (H^{k+1} [B, T, D], the cache).
     """
     x, cache = stack.run_layers(
       self.layers,
       *carry,
-      view,
+      metadata,
       first_slot=loop * self.config.num_layers,
       key=key,
       unroll=kind == "unroll",
       remat=self.options.remat,
     )
-    ends_in_norm = self.config.loop_norm == "per_loop"
-    return self.final_norm(x) if ends_in_norm else x, cache
+    if self.config.loop_norm == "per_loop":
+      x = self.final_norm(x)
+    return x, cache
 
   def logits(self, hidden: Array) -> Array:
-    """The read-out of a loop: H W^T, f32 [B, T, V]."""
+    """Logits f32 [B, T, V] of the state after a loop [B, T, D]."""
     return linear.token_logits(
-      self.normed(hidden), self.readout_table(), self.spec.num_padding_tokens
+      self.readout_input(hidden),
+      self.readout_table(),
+      self.spec.num_padding_tokens,
     )
 
-  def normed(self, hidden: Array) -> Array:
-    """What the read-out decodes: the normed state, f32 [B, T, D]."""
-    last = self.config.loop_norm == "final_only"
-    return self.final_norm(hidden) if last else hidden
+  def readout_input(self, hidden: Array) -> Array:
+    """The state after a loop, after its norm: f32 [..., D]."""
+    if self.config.loop_norm == "per_loop":
+      return hidden  # The loop ends with a norm.
+    return self.final_norm(hidden)
 
   def readout_table(self) -> Array:
-    """W, [V, D]."""
+    """W [V, D], one row per token; logits are h W^T."""
     if self.config.tied:
       return self.token_embedding.embedding[...]
     return self.head.kernel[...].T
 
   def exit_logits(self, hidden: Array) -> Array:
-    """Log odds of the chance to exit after a loop, f32 [...], of H [..., D].
+    """Log-odds of the exit gate f32 [...], of the state after a loop [..., D].
 
-    In float32 whatever `precision` says: in bfloat16 their sigmoid is 1 from
-    6.5 on (Ouro, section 3.2).
+    In float32 whatever `precision` says: in bfloat16 the sigmoid of 6.5 is
+    rounded to 1 (Ouro, section 3.2).
     """
-    return self.exit_gate(self.normed(hidden))[..., 0]
+    return self.exit_gate(self.readout_input(hidden))[..., 0]
 
   def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
-    """Statistics of a loop, and its requested traces."""
+    """Statistics of a loop, and the requested traces."""
     norms = jnp.linalg.norm(hidden, axis=-1)
     record = {"hidden_norm": jnp.mean(norms)}
     if "hidden" in names:
       record["hidden"] = hidden
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self.logits(hidden))
+      record |= linear.prediction_and_confidence(self.logits(hidden))
     return record
 
 
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy after the last loop or over all exits, weighted by token.
+  """The loss of the config's `exit_gate`, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   del step, frozen  # No schedule, no teacher.
   config, documents = model.config, batch.get("documents")
-  reads: dict[str, Any] = {
+  readout: dict[str, Any] = {
     "num_padding_tokens": model.spec.num_padding_tokens,
     "precision": PRECISIONS[config.precision],
   }
@@ -317,12 +336,14 @@ def loss(
   output = model(batch["inputs"], documents=documents, key=key, trace=trace)
   table = model.readout_table()
   if not has_exits:
-    total, _ = token_losses.next_token(output.hidden, table, batch, **reads)
+    total, _ = token_losses.next_token(output.hidden, table, batch, **readout)
     return total, {"loss": total, **output.loops}
   hidden = output.trace["hidden"]
   if config.exit_gate == "alone":
     hidden = jax.lax.stop_gradient(hidden)
-  losses = token_losses.of_loops(model.normed(hidden), table, batch, **reads)
+  losses = token_losses.next_token_by_loop(
+    model.readout_input(hidden), table, batch, **readout
+  )
   logits = model.exit_logits(hidden)
   total, metrics = exit_losses.expected(
     losses, exits.log_distribution(logits), batch, config.entropy_weight
@@ -333,14 +354,17 @@ def loss(
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop, and of training if it reads all out.
+  """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations are left out.
+  Also those of a training step, if every loop is read out in training.
+
+  A multiply-add counts as two; point-wise operations are not counted.
   """
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
-  # Every loop is read out in training; a gate alone needs no backward pass.
+  # With exits every loop is read out. "alone" needs no backward pass through
+  # the model.
   forward = num_loops * (per_loop + head)
   passes = {"joint": 3, "alone": 1}.get(config.exit_gate)
   return {

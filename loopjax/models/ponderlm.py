@@ -1,9 +1,9 @@
-"""PonderLM: a loop that passes on only its decoded embedding.
+"""PonderLM: a looped transformer with only the discrete channel.
 
 Source: arXiv 2505.20674; K loops are its K - 1 pondering steps and the last
 pass. e^0 = E[x], e^{s+1} = e^0 + Phi(LM(e^s)) with Phi(h) = sum_v p_v E[v] and
-p = softmax(U h / tau), logits U LM(e^{K-1}). DiscoLoop (arXiv 2607.00341,
-section 5.3) compares with it.
+p = softmax(U h / tau), logits U LM(e^{K-1}). A baseline of DiscoLoop (arXiv
+2607.00341, section 5.3).
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.losses import tokens as token_losses
-from loopjax.models.reading import apart as apart
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
+from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
@@ -46,24 +46,28 @@ class Config:
   """Hyper-parameters; defaults as in `loopjax.models.disco`, for comparison.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
+    width: D. num_layers: L. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
-    num_loops: K, loops in training; the authors use 3 pondering steps, K = 4.
-    residual: Phi is added to the "initial" embedding e^0, or to the "running"
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
+    num_loops: K, number of loops in training; the authors use 3 pondering
+      steps, that is, K = 4.
+    residual: what Phi is added to: "initial": the embedding e^0; "running":
       e^s, which accumulates all of them (the authors' first code).
-    tied: one table encodes and decodes, or U is a separate matrix (Pythia).
-    embedding_scale: E is the table ("none"), or the table times sqrt(D)
-      ("sqrt_width"), in e^0 and in Phi.
+    tied: whether U is the embedding table; else it is a separate matrix
+      (Pythia).
+    embedding_scale: E is the embedding table ("none"), or the table times
+      sqrt(D) ("sqrt_width"), in e^0 and in Phi.
     input_scale: factor of e^0; the authors' larger models use K - 1.
     temperature: tau; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised; 0 for the
       whole vocabulary.
-    dropout: rate on embeddings and on the outputs of attention and MLP, in
-      training.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -113,12 +117,12 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
+# The residual stream, and the cache, if any.
 Carry = tuple[Array, Cache | None]
 
 
 class Model(nnx.Module):
-  """The looped transformer with only the embedding channel."""
+  """The looped transformer with only the discrete channel between loops."""
 
   def __init__(
     self,
@@ -173,18 +177,18 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1 passes; it may differ from the trained number.
-      kind: how the loop runs; the model's own options if None.
-      trace: names from TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) and "mixed",
-        the input of the next pass, f32 [K, B, T, D] (of the last pass, its own
-        input), "prediction" of every loop, argmax of its read-out, i32
-        [K, B, T], and "confidence", its probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      key: of dropout; None, as in evaluation, for none.
+      num_loops: K >= 1; may differ from the number in training.
+      kind: how the loop is executed; as in the model's options if None.
+      trace: names from TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) f32
+        [K, B, T, D]; "mixed" e^1 .. e^{K-1}, e^{K-1} f32 [K, B, T, D];
+        "prediction", argmax of the read-out after every loop, i32 [K, B, T];
+        "confidence", its probability, f32 [K, B, T].
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      key: random key of dropout; None for no dropout, as in evaluation.
     """
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
@@ -192,7 +196,7 @@ class Model(nnx.Module):
       raise UserError(f"num_loops={num_loops} must be at least 1")
     kind = kind or self.options.kind
     cache_lib.check(cache, num_loops * config.num_layers)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -208,12 +212,14 @@ class Model(nnx.Module):
 
     def step(carry: Carry, s: Array) -> tuple[Carry, dict[str, Array]]:
       pass_key = fold(key, s + 1)
-      hidden, cache = self._transform(carry, view, s, kind, pass_key)  # LM(e^s)
+      hidden, cache = self._transform(
+        carry, metadata, s, kind, pass_key
+      )  # LM(e^s)
       base = initial if config.residual == "initial" else carry[0]
       embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
       return (embedding, cache), self._record(hidden, embedding, trace)
 
-    # The last pass is read out instead of decoded.
+    # The last pass is read out; its state is not decoded to an embedding.
     carry, records, steps_run = driver.run_loop(
       step,
       (initial, cache),
@@ -222,7 +228,7 @@ class Model(nnx.Module):
     )
     last_key = fold(key, num_loops)
     hidden, cache = self._transform(
-      carry, view, num_loops - 1, kind, last_key
+      carry, metadata, num_loops - 1, kind, last_key
     )  # LM(e^{K-1})
     last = self._record(hidden, carry[0], trace)
     records = jax.tree.map(
@@ -235,22 +241,22 @@ class Model(nnx.Module):
       loops={"embedding_norm": records["embedding_norm"]},
       trace={name: records[name] for name in trace},
       hidden=hidden,
-      cache=cache and cache.longer(view.places),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def _transform(
     self,
     carry: Carry,
-    view: attention.View,
+    metadata: attention.Metadata,
     loop: Array | int,
     kind: str,
     key: Array | None,
   ) -> Carry:
-    """LM in a pass, without its read-out: the stack and the norm."""
+    """LM: the stack and the final norm."""
     x, cache = stack.run_layers(
       self.layers,
       *carry,
-      view,
+      metadata,
       first_slot=loop * self.config.num_layers,
       key=key,
       unroll=kind == "unroll",
@@ -259,30 +265,30 @@ class Model(nnx.Module):
     return self.final_norm(x), cache
 
   def _head(self) -> Array | None:
-    """U [V, D]; None if it is the embedding table."""
+    """U [V, D] if it is a separate matrix; None if it is E."""
     return None if self.config.tied else self.head.kernel[...].T
 
   def _logits(self, hidden: Array) -> Array:
-    """The read-out: U h, f32 [B, T, V]."""
+    """Logits U h, f32 [B, T, V]."""
     return linear.token_logits(
       hidden, self.readout_table(), self.spec.num_padding_tokens
     )
 
   def readout_table(self) -> Array:
-    """U [V, D], the embedding table where it is one."""
+    """U [V, D], one row per token; logits are U h."""
     head = self._head()
     return self.token_embedding.embedding[...] if head is None else head
 
   def _record(
     self, hidden: Array, embedding: Array, names: tuple[str, ...]
   ) -> dict[str, Array]:
-    """Statistics of a pass, and its requested traces."""
+    """Statistics of a pass, and the requested traces."""
     norms = jnp.linalg.norm(embedding, axis=-1)
     record = {"embedding_norm": jnp.mean(norms)}
-    shown = {"hidden": hidden, "mixed": embedding}
-    record |= {name: shown[name] for name in names if name in shown}
+    traces = {"hidden": hidden, "mixed": embedding}
+    record |= {name: traces[name] for name in names if name in traces}
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
+      record |= linear.prediction_and_confidence(self._logits(hidden))
     return record
 
 
@@ -308,16 +314,16 @@ def loss(
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop.
+  """FLOPs of a forward pass on one example, by number of loops.
 
   A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are left out.
+  k most likely tokens are not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, tokens)
   head = 2 * tokens * width * spec.vocab_size
-  # Phi: logits, and the mean of V (or k) vectors.
+  # Phi: logits, and the mean of V or k embeddings.
   mixing = head + 2 * tokens * width * (config.top_k or spec.vocab_size)
   return {
     "flops_per_example": [

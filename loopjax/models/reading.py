@@ -1,10 +1,10 @@
-"""Reading in parts, for families that keep keys and values of every loop."""
+"""Incremental reading, for families with one cache slot per layer and loop."""
 
 from typing import Any
 
 from loopjax.nn import cache as cache_lib
 from loopjax.nn import stack
-from loopjax.nn.cache import Cache, Prompted
+from loopjax.nn.cache import Cache, SplitCache
 from loopjax.types import PRECISIONS, Array, Output
 
 
@@ -17,12 +17,12 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> Any:
-  """Room for keys and values of every layer, in every loop or shared by all."""
+  """See `CausalFamily.empty_cache`; `kind` is one of `nn.cache.KINDS`."""
   config, kind = model.config, kind or "per_loop"
   num_loops = config.num_loops if num_loops is None else num_loops
 
-  def room(kind: str, num_tokens: int) -> Cache:
-    weight = cache_lib.weights(kind, num_loops)
+  def empty(kind: str, num_tokens: int) -> Cache:
+    weight = cache_lib.loop_weights(kind, num_loops)
     return cache_lib.empty(
       config.block_shape(),
       config.num_layers * (num_loops if weight is None else 1),
@@ -33,10 +33,10 @@ def empty_cache(
     )
 
   if not prompt_tokens:
-    return room(kind, max_tokens)
+    return empty(kind, max_tokens)
   assert kind != "per_loop" and prompt_tokens < max_tokens, kind
-  return Prompted(
-    room("per_loop", prompt_tokens), room(kind, max_tokens - prompt_tokens)
+  return SplitCache(
+    empty("per_loop", prompt_tokens), empty(kind, max_tokens - prompt_tokens)
   )
 
 
@@ -48,10 +48,10 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
 ) -> tuple[Output, Cache]:
-  """Reads on after what is in a cache.
+  """See `CausalFamily.read`.
 
-  No loop is left out, even if all tokens have halted: later ones attend to what
-  every loop leaves.
+  All loops run, even if all tokens have halted: later tokens attend to the keys
+  and values of every loop.
   """
   output = model(
     tokens, num_loops=num_loops, kind="scan", cache=cache, valid=valid
@@ -59,7 +59,7 @@ def read(
   return output._replace(cache=None), output.cache
 
 
-def apart(model: Any) -> Any:
-  """The model for a loop of steps of one token, see `stack.apart`."""
-  model.layers = stack.apart(model.layers)
+def unstacked(model: Any) -> Any:
+  """See `StacksLayers.unstacked` and `nn.stack.unstacked`."""
+  model.layers = stack.unstacked(model.layers)
   return model

@@ -132,14 +132,14 @@ class Ends(nnx.Module):
     return q[:, 0] - q[:, 1] if self.continues else q[:, 0]
 
 
-def view(model: Any) -> attention.View:
+def attention_metadata(model: Any) -> attention.Metadata:
   """Rotary positions of memory and of the task's tokens; all see all."""
   config = model.config
   positions = rope.positions_after_memory(
     config.positions, config.num_memory_tokens, model.spec.coordinates
   )
   head_width = config.block_shape().head_width
-  return attention.View(
+  return attention.Metadata(
     rope.rope_tables(positions, head_width, config.rope_base)
   )
 
@@ -187,7 +187,7 @@ def run(
     if "hidden" in trace:
       record["hidden"] = state[0]
     if {"prediction", "confidence"} & {*trace}:
-      record |= linear.most_likely(logits)
+      record |= linear.prediction_and_confidence(logits)
     return state, record
 
   state = start(model.num_states, x.shape)
@@ -271,7 +271,7 @@ def loss(
   halted = supervision.halts(
     wants, steps, config.num_loops, config.exploration, key
   )
-  next_rows = supervision.Rows(state, steps, halted, rows.example)
+  next_rows = supervision.SupervisionState(state, steps, halted, rows.example)
   result: dict[str, Any] = {
     "loss": total,
     **metrics,

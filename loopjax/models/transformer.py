@@ -1,9 +1,9 @@
-"""Transformer without loops: K untied copies of a stack of blocks.
+"""Transformer without loops: K stacks of blocks with separate parameters.
 
-The baseline of the looped families: it computes what `loopjax.models.looped`
-computes with K loops, with K copies of all parameters of a loop, norm included
-(DiscoLoop, arXiv 2607.00341, section 5.1). With K = 1 it is the plain
-transformer.
+The untied baseline of the looped families: the same computation as
+`loopjax.models.looped` with K loops, but with K copies of all parameters of a
+loop, including the norm (DiscoLoop, arXiv 2607.00341, section 5.1). With K = 1
+it is the plain transformer.
 """
 
 import dataclasses
@@ -36,26 +36,28 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
-CACHES = ("per_loop",)  # Copies are no loops.
+CACHES = ("per_loop",)  # Copies do not share keys and values.
 HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; those of `loopjax.models.looped`.
+  """Hyper-parameters, as in `loopjax.models.looped`.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
+    width: D. num_layers: L, layers of one copy. num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
-    num_loops: K, copies of the stack.
-    loop_norm: as in the loops it is compared with: every copy ends in its own
-      RMS norm ("per_loop"), or one norm is part of the read-out ("final_only").
-    dropout: rate on embeddings and on the outputs of attention and MLP, in
-      training.
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
+    num_loops: K, number of copies of the stack.
+    loop_norm: "per_loop": every copy ends with its own RMS norm; "final_only":
+      there is one norm, which is part of the read-out.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -96,12 +98,12 @@ class Config:
     )
 
 
-# The residual stream, and the cache if there is one.
+# The residual stream, and the cache, if any.
 Carry = tuple[Array, Cache | None]
 
 
 class Model(nnx.Module):
-  """K stacks of blocks in sequence, each with its own norm or all with one."""
+  """K stacks of blocks in sequence."""
 
   def __init__(
     self,
@@ -149,27 +151,27 @@ class Model(nnx.Module):
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
       num_loops: number of copies to run before the read-out; K if None.
-      kind: "unroll" compiles every block separately, else one is compiled; the
-        model's own options if None.
-      trace: names from TRACES: "hidden" after every copy, f32
-        [K, B, T, D], "prediction", argmax of its read-out, i32 [K, B, T], and
-        "confidence", its probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      key: of dropout; None, as in evaluation, for none.
+      kind: "unroll" compiles every block separately, other kinds compile one;
+        as in the model's options if None.
+      trace: names from TRACES: "hidden" after every copy, f32 [K, B, T, D];
+        "prediction", argmax of its read-out, i32 [K, B, T]; "confidence", the
+        probability of the prediction, f32 [K, B, T].
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      key: random key of dropout; None for no dropout, as in evaluation.
 
     Raises:
-      UserError: fewer than one copy, or more than K.
+      UserError: num_loops is less than 1 or more than K.
     """
     config = self.config
     num_copies = config.num_loops if num_loops is None else num_loops
     _check(config, num_copies)
     cache_lib.check(cache, num_copies * config.num_layers)
     unroll = (kind or self.options.kind) == "unroll"
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -183,7 +185,7 @@ class Model(nnx.Module):
       hidden, cache = stack.run_layers(
         copy,
         *carry,
-        view,
+        metadata,
         first_slot=index * config.num_layers,
         key=fold(key, index + 1),
         unroll=unroll,
@@ -212,40 +214,43 @@ class Model(nnx.Module):
       stats={"loops_run": jnp.full(len(inputs), num_copies, jnp.float32)},
       loops={"hidden_norm": records["hidden_norm"]},
       trace={name: records[name] for name in trace},
-      hidden=self._read(hidden),
-      cache=cache and cache.longer(view.places),
+      hidden=self._readout_input(hidden),
+      cache=cache and cache.extended(metadata.places),
     )
 
   def _logits(self, hidden: Array) -> Array:
-    """The read-out of a copy: H W^T, f32 [B, T, V]."""
+    """Logits f32 [B, T, V] of the state after a copy [B, T, D]."""
     return linear.token_logits(
-      self._read(hidden), self.readout_table(), self.spec.num_padding_tokens
+      self._readout_input(hidden),
+      self.readout_table(),
+      self.spec.num_padding_tokens,
     )
 
-  def _read(self, hidden: Array) -> Array:
-    """What the read-out decodes: the normed state, f32 [B, T, D]."""
-    last = self.config.loop_norm == "final_only"
-    return self.final_norm(hidden) if last else hidden
+  def _readout_input(self, hidden: Array) -> Array:
+    """The state after a copy, after its norm: f32 [B, T, D]."""
+    if self.config.loop_norm == "per_loop":
+      return hidden  # Every copy ends with a norm.
+    return self.final_norm(hidden)
 
   def readout_table(self) -> Array:
-    """W, [V, D]."""
+    """W [V, D], one row per token; logits are h W^T."""
     return self.token_embedding.embedding[...]
 
   def _record(self, hidden: Array, names: tuple[str, ...]) -> dict[str, Array]:
-    """Statistics of a copy, and its requested traces."""
+    """Statistics of a copy, and the requested traces."""
     norms = jnp.linalg.norm(hidden, axis=-1)
     record = {"hidden_norm": jnp.mean(norms)}
     if "hidden" in names:
       record["hidden"] = hidden
     if "prediction" in names or "confidence" in names:
-      record |= linear.most_likely(self._logits(hidden))
+      record |= linear.prediction_and_confidence(self._logits(hidden))
     return record
 
 
 def _norms(
   config: Config, *, precision: Precision, rngs: nnx.Rngs
 ) -> nnx.RMSNorm:
-  """K stacked norms: one whose gain is [K, D], which must not be called."""
+  """K norms, stacked: the gain is [K, D]. Must not be called itself."""
 
   def make_norm(key: Array) -> nnx.RMSNorm:
     rngs = nnx.Rngs(params=key)
@@ -276,12 +281,12 @@ def loss(
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by copy.
+  """FLOPs of a forward pass on one example, by number of copies.
 
-  A multiply-add counts as two; point-wise operations are left out.
+  A multiply-add counts as two; point-wise operations are not counted.
 
   Raises:
-    UserError: there are fewer copies.
+    UserError: num_loops is less than 1 or more than K.
   """
   _check(config, num_loops)
   shape = config.block_shape()
@@ -297,6 +302,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 def _check(config: Config, num_copies: int) -> None:
   if not 1 <= num_copies <= config.num_loops:
     raise UserError(
-      f"num_loops={num_copies} must be 1 to {config.num_loops}: a transformer"
-      " has no loop to repeat"
+      f"num_loops={num_copies} must be 1 to {config.num_loops}, the number"
+      " of copies of the stack"
     )

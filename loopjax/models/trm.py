@@ -105,12 +105,12 @@ class Model(nnx.Module):
     sizes, num_memory = config.block_shape(), config.num_memory_tokens
     self.ends = supervised.Ends(config.width, num_memory, spec, **shared)
 
-    def layer() -> post_norm.Block:
+    def layer() -> post_norm.PostNormBlock:
       mixer: Any = attention.Attention(sizes, **shared)
       if config.mixer == "mlp":
         tokens = num_memory + spec.sequence_length
         mixer = post_norm.TokenMLP(tokens, config.token_mlp_width, **shared)
-      return post_norm.Block(
+      return post_norm.PostNormBlock(
         mixer,
         block.make_mlp(sizes, **shared),
         norm_axis=-1 if config.mixer == "attention" else -2,
@@ -129,10 +129,10 @@ class Model(nnx.Module):
       state: the answer y and the latent z, the same shape.
       kind: of the loops, see `driver.run_loop`.
     """
-    config, view = self.config, supervised.view(self)
+    config, metadata = self.config, supervised.attention_metadata(self)
 
     def net(h: Array) -> Array:
-      return post_norm.run_layers(self.layers, h, view)
+      return post_norm.run_layers(self.layers, h, metadata)
 
     def latent_recursion(
       state: supervised.State, t: Array

@@ -122,7 +122,7 @@ class Model(nnx.Module):
     )
     self.layers = nnx.List(
       [
-        post_norm.Block(
+        post_norm.PostNormBlock(
           attention.Attention(sizes, **shared),
           ConvSwiGLU(config.width, sizes.mlp_width, **shared),
           precision=precision,
@@ -142,10 +142,10 @@ class Model(nnx.Module):
       state: h, the same shape.
       kind: of the loops, see `driver.run_loop`.
     """
-    config, view = self.config, supervised.view(self)
+    config, metadata = self.config, supervised.attention_metadata(self)
 
     def inner(h: Array, i: Array) -> tuple[Array, None]:
-      return post_norm.run_layers(self.layers, h + x, view), None
+      return post_norm.run_layers(self.layers, h + x, metadata), None
 
     def cycle(
       state: supervised.State, k: Array

@@ -1,1 +1,1 @@
-"""Building blocks: norms, rotary positions, attention, MLP, residual block."""
+"""Layers: norms, rotary positions, attention, MLPs, blocks, fast weights."""

@@ -1,7 +1,8 @@
-"""Attention of T tokens to each other, and who computes it.
+"""Self-attention of T tokens, by one of several implementations.
 
-Families say what tokens see, causality and documents, and not how it is
-computed; a cache has its own form (`nn.dot_product.attend_by_head`).
+Callers specify causality and documents instead of a mask, so that every
+implementation can apply them efficiently. Attention to a cache is
+`nn.dot_product.attend_by_head`.
 """
 
 import jax
@@ -11,9 +12,9 @@ from loopjax.nn import dot_product
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-# What XLA makes of it, until a kernel has been timed beside it.
+# The kernels are opt-in until they have been timed against XLA.
 DEFAULT = "xla"
-_LANES = 128  # Of a TPU: blocks of splash attention.
+_LANES = 128  # TPU lanes; splash attention needs a multiple of them.
 
 
 def attend(
@@ -25,28 +26,28 @@ def attend(
   documents: Array | None = None,
   implementation: str | None = None,
 ) -> Array:
-  """softmax(q k / sqrt(d_h)) v per head, over what a token sees.
+  """softmax(q k^T / sqrt(d_h)) v per head.
 
   Args:
     query: [B, T, H, d_h].
-    key, value: [B, T, G, d_h]; H / G neighbouring query heads read each.
-    causal: token t sees tokens 0 .. t alone.
-    documents: i32 [B, T]; a token sees those of its own number alone. None if a
-      row is one document.
-    implementation: "xla", in any dtype, with weights of a part of the queries
-      at a time where T is large; "cudnn" (Hopper; 16 bits, without documents)
-      or "splash" (TPU), neither of which keeps weights in memory. DEFAULT if
+    key, value: [B, T, G, d_h]; each is shared by H / G consecutive query heads.
+    causal: whether token t attends to tokens 0 .. t only.
+    documents: i32 [B, T]; tokens attend to tokens with the same number. None if
+      every row is one document.
+    implementation: "xla": any dtype; if T is large, queries are processed in
+      parts. "cudnn" (Hopper GPUs, 16-bit dtypes, no documents) and "splash"
+      (TPUs): kernels that do not write attention weights to memory. DEFAULT if
       None.
 
   Returns:
     [B, T, H, d_h] in the value's dtype.
 
   Raises:
-    ValueError: the implementation does not support this.
+    ValueError: the implementation does not support these arguments.
   """
   implementation = implementation or DEFAULT
-  if refusal := refused(implementation, query, documents):
-    raise ValueError(f"implementation {implementation!r} {refusal}")
+  if reason := unsupported(implementation, query, documents):
+    raise ValueError(f"implementation {implementation!r} {reason}")
   if implementation == "xla":
     return dot_product.attend(
       query, key, value, causal=causal, documents=documents
@@ -58,10 +59,10 @@ def attend(
   return _splash(query, key, value, causal, documents)
 
 
-def refused(
+def unsupported(
   implementation: str, query: Array, documents: Array | None
 ) -> str | None:
-  """Why an implementation does not support this; None if it does."""
+  """Why an implementation does not support the arguments; None if it does."""
   length, head_width = query.shape[1], query.shape[3]
   if implementation not in IMPLEMENTATIONS:
     return f"is not one of {IMPLEMENTATIONS}"
@@ -69,7 +70,7 @@ def refused(
     if query.dtype not in (jnp.bfloat16, jnp.float16):
       return f"needs 16-bit inputs, not {query.dtype}"
     if documents is not None:
-      return "would keep a mask of all pairs of tokens for documents"
+      return "would need a mask of all pairs of tokens for documents"
     if head_width % 8 or head_width > 256:
       return f"needs heads of a multiple of 8 up to 256, not {head_width}"
   if implementation == "splash" and length % _LANES:
@@ -80,7 +81,7 @@ def refused(
 def _splash(
   query: Array, key: Array, value: Array, causal: bool, documents: Array | None
 ) -> Array:
-  """JAX's own kernel, which skips blocks that are hidden altogether."""
+  """JAX's splash attention, which skips blocks that are entirely masked."""
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash,
   )

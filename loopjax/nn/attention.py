@@ -1,4 +1,4 @@
-"""Attention over rotated queries and keys."""
+"""Multi-head attention with rotary positions."""
 
 from typing import Any, NamedTuple
 
@@ -13,27 +13,30 @@ from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 
-class Past(NamedTuple):
+class PastKeyValues(NamedTuple):
   """Keys and values of P tokens before a sequence, the oldest first.
 
   Attributes:
-    key, value: [B, P, G, d_h] of G heads; keys are not rotated, since positions
-      are counted from the oldest token that the next window sees.
+    key, value: [B, P, G, d_h]; keys are not rotated, because positions are
+      counted from the oldest token that is still visible.
   """
 
   key: Array
   value: Array
 
 
-class View(NamedTuple):
-  """What S tokens see, and from where: the same in every layer and loop.
+class Metadata(NamedTuple):
+  """Positions and masks of S tokens, shared by all layers and loops of a call.
 
   Attributes:
-    tables: rotary tables of their positions, from `rope.rope_tables`.
-    visible: bool [B, S, keys], which keys of a cache a token sees.
-    places: i32 [B, S], where in it their own keys go, if there is one.
-    documents: i32 [B, S]; without a cache, tokens see those of their number
-      alone, of which `Shape.causal` says which. None if all have the same.
+    tables: rotary tables of the tokens' positions, from `rope.rope_tables`.
+    visible: bool [B, S, N], the places of the cache that each token attends to;
+      None without a cache.
+    places: i32 [B, S], the places of the cache that the tokens' keys and values
+      are written to; None without a cache.
+    documents: i32 [B, S], without a cache only: tokens attend to tokens with
+      the same number (and to earlier ones only, if `Shape.causal`). None if
+      every row is one document.
   """
 
   tables: tuple[Array, Array]
@@ -42,7 +45,7 @@ class View(NamedTuple):
   documents: Array | None = None
 
 
-def view(
+def make_metadata(
   shape: tuple[int, ...],
   head_width: int,
   base: float,
@@ -50,51 +53,52 @@ def view(
   documents: Array | None = None,
   cache: Cache | None = None,
   valid: Array | None = None,
-) -> View:
-  """What the tokens of a text see: those before them in their document.
+) -> Metadata:
+  """The metadata of tokens of a text.
 
   Args:
     shape: (B, S).
     head_width: d_h.
     base: longest wavelength over 2 pi, in tokens.
     documents: i32 [B, S], a number for each document of a row; None if a row
-      is one document.
-    cache: of earlier tokens, after which these are read; None for none.
-    valid: bool [B, S]; a token that is not is seen by none, and its own
-      outputs are finite but arbitrary. None if all are.
+      is one document. Only without a cache.
+    cache: a cache with the tokens that precede these, or None.
+    valid: bool [B, S], False for padding: no token attends to it, and its own
+      outputs are finite but arbitrary. None for no padding. Only with a cache.
   """
   if cache is not None:
     assert documents is None, "a row of a cache is one document"
-    return _view_after(cache, shape, head_width, base, valid)
-  assert valid is None, "documents tell padding from text"
-  places = jnp.arange(shape[1])  # Of the row: only differences matter.
+    return _metadata_after(cache, shape, head_width, base, valid)
+  assert valid is None, "without a cache, documents mask padding"
+  # Positions in the row serve for all documents: only differences matter.
+  places = jnp.arange(shape[1])
   tables = rope.rope_tables(places[:, None], head_width, base)
-  return View(tables, documents=documents)
+  return Metadata(tables, documents=documents)
 
 
-def _view_after(
+def _metadata_after(
   cache: Cache,
   shape: tuple[int, ...],
   head_width: int,
   base: float,
   valid: Array | None,
-) -> View:
-  """What tokens see that go on where the rows of a cache end."""
-  assert shape[1] <= cache.room, (shape, cache.room)
+) -> Metadata:
+  """The metadata of tokens that continue the rows of a cache."""
+  assert shape[1] <= cache.capacity, (shape, cache.capacity)
   places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
   positions = cache.positions(places)[..., None]
   tables = rope.rope_tables(positions, head_width, base)
-  return View(tables, cache.visible(places), places)
+  return Metadata(tables, cache.visible(places), places)
 
 
 class Attention(nnx.Module):
-  """H query heads that share G heads of keys and values.
+  """Grouped-query attention: H query heads share G key-value heads.
 
-  Neighbouring query heads read the same keys and values (grouped queries,
-  arXiv 2305.13245); with G = H each has its own. Queries and keys are rotated;
-  before that, `Shape.qk_norm` normalises them per head (UTM, section 2.1: RMS
-  norms with a learned gain). If `Shape.causal`, a token sees itself and those
-  before it; else it sees all.
+  Each group of H / G consecutive query heads attends to one key-value head
+  (arXiv 2305.13245); with G = H this is multi-head attention. Queries and keys
+  are normalised per head by `Shape.qk_norm` (UTM, section 2.1: RMS norms with a
+  learned gain) and then rotated. If `Shape.causal`, tokens attend to themselves
+  and earlier tokens, else to all tokens.
   """
 
   def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
@@ -117,51 +121,61 @@ class Attention(nnx.Module):
   def __call__(
     self,
     x: Array,
-    view: View,
+    metadata: Metadata,
     cache: Cache | None = None,
     slot: Array | None = None,
   ) -> tuple[Array, Cache | None]:
-    """Attention to the tokens themselves, or to all in a slot of a cache.
+    """Attention among the tokens of x, and to earlier ones in a cache, if any.
 
     Args:
       x: [B, S, D].
-      view: what the tokens see.
-      cache: of earlier tokens; those of x are written to it first.
-      slot: of the cache, i32 scalar.
+      metadata: positions and masks of the tokens.
+      cache: cache of earlier tokens, to which the keys and values of x are
+        added first; or None.
+      slot: the slot of the cache to use, i32 scalar.
 
     Returns:
-      [B, S, D], and the cache.
+      (output [B, S, D], the cache).
     """
-    query, key, value = self._rotated(x, view.tables)
+    query, key, value = self._rotated(x, metadata.tables)
     if cache is not None:
-      assert view.visible is not None, "rows of a cache have lengths"
-      cache = cache.write(slot, key, value, view.places)
+      assert metadata.visible is not None, (
+        "the metadata was made without the cache"
+      )
+      cache = cache.write(slot, key, value, metadata.places)
       mixed = dot_product.attend_by_head(
-        query, *cache.read(slot), visible=view.visible
+        query, *cache.read(slot), visible=metadata.visible
       )
       return self.merged(mixed), cache
     mixed = attend(
-      query, key, value, causal=self.causal, documents=view.documents
+      query, key, value, causal=self.causal, documents=metadata.documents
     )
     return self.merged(mixed), cache
 
   def attend_with_past(
-    self, x: Array, past: Past, tables: tuple[Array, Array], visible: Array
-  ) -> tuple[Array, Past]:
-    """Attention to earlier tokens and to x itself.
+    self,
+    x: Array,
+    past: PastKeyValues,
+    tables: tuple[Array, Array],
+    visible: Array,
+  ) -> tuple[Array, PastKeyValues]:
+    """Attention to earlier tokens and among the tokens of x.
 
     Args:
       x: [B, S, D].
-      past: keys and values of P earlier tokens; P may be 0.
+      past: keys and values of P >= 0 earlier tokens.
       tables: from `rope_tables`, for P + S positions.
-      visible: bool [B or 1, S, P + S], the keys that a query sees; `causal` is
-        ignored. The output of a query that sees no key is finite but arbitrary.
+      visible: bool [B or 1, S, P + S], the keys that a query attends to;
+        `Shape.causal` is ignored. The output of a query without keys is finite
+        but arbitrary.
 
     Returns:
-      [B, S, D], and the keys and values of all P + S tokens.
+      (output [B, S, D], the keys and values of all P + S tokens).
     """
     own = self._keys(x)
-    past = Past(*(jnp.concatenate(y, 1) for y in zip(past, own, strict=True)))
+    past = PastKeyValues(
+      *(jnp.concatenate(y, 1) for y in zip(past, own, strict=True))
+    )
     num_past = past.key.shape[1] - x.shape[1]
     last = tables[0][num_past:], tables[1][num_past:]
     compute = self.precision.compute
@@ -173,31 +187,33 @@ class Attention(nnx.Module):
     )
     return self.merged(mixed), past
 
-  def kept(self, x: Array, view: View) -> tuple[Array, Array]:
-    """What a cache keeps of x [B, S, D]: rotated keys, and values."""
-    return self._rotated(x, view.tables)[1:]
+  def keys_and_values(
+    self, x: Array, metadata: Metadata
+  ) -> tuple[Array, Array]:
+    """Rotated keys and values of x [B, S, D], [B, S, G, d_h] each."""
+    return self._rotated(x, metadata.tables)[1:]
 
-  def weights(self, x: Array, view: View) -> Array:
-    """The attention weights that `__call__` mixes with: f32 [B, H, S, S]."""
-    query, key, _ = self._rotated(x, view.tables)
+  def weights(self, x: Array, metadata: Metadata) -> Array:
+    """The attention weights of `__call__` without a cache: f32 [B, H, S, S]."""
+    query, key, _ = self._rotated(x, metadata.tables)
     key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
     logits = jnp.einsum(
       "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
     )
     first = jnp.zeros((), jnp.int32) if self.causal else None
-    ids = view.documents
-    seen = dot_product.Seen(view.visible, ids, ids, first)
-    visible = seen.mask(*logits.shape[-2:])
+    ids = metadata.documents
+    mask = dot_product.Mask(metadata.visible, ids, ids, first)
+    visible = mask.to_array(*logits.shape[-2:])
     if visible is not None:
       logits = jnp.where(visible[:, None], logits, -jnp.inf)
     return jax.nn.softmax(logits / query.shape[-1] ** 0.5, axis=-1)
 
   def _heads(self, x: Array) -> Array:
-    """[B, S, heads, d_h]."""
+    """Splits features into heads: [B, S, heads d_h] to [B, S, heads, d_h]."""
     return x.reshape(*x.shape[:-1], -1, self.head_width)
 
   def merged(self, x: Array) -> Array:
-    """Combines the outputs of all heads [B, S, H, d_h]: [B, S, D]."""
+    """The output projection of all heads: [B, S, H, d_h] to [B, S, D]."""
     return self.output(x.reshape(*x.shape[:-2], -1))
 
   def _rotated(
@@ -215,6 +231,6 @@ class Attention(nnx.Module):
     """Queries [B, S, H, d_h], not rotated."""
     return self.query_norm(self._heads(self.query(x)))
 
-  def _keys(self, x: Array) -> Past:
+  def _keys(self, x: Array) -> PastKeyValues:
     key, value = self._heads(self.key(x)), self._heads(self.value(x))
-    return Past(self.key_norm(key), value)
+    return PastKeyValues(self.key_norm(key), value)

@@ -1,4 +1,4 @@
-"""Residual block of attention and MLP, and its costs."""
+"""The transformer block, and its FLOPs."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from loopjax.types import Array, Precision
 class Block(nnx.Module):
   """x + post_norm(attention(norm(x))), then the same with the MLP.
 
-  The residual stream stays in the accumulate dtype. The outputs of attention
-  and MLP are named "attention" and "mlp" for rematerialisation policies; in
-  training, dropout applies to them.
+  The residual stream has the accumulate dtype. The outputs of attention and MLP
+  are named "attention" and "mlp" for rematerialisation policies; dropout is
+  applied to them if there is a key.
   """
 
   def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
@@ -34,7 +34,7 @@ class Block(nnx.Module):
   def __call__(
     self,
     x: Array,
-    view: attention.View,
+    metadata: attention.Metadata,
     cache: Cache | None = None,
     slot: Array | None = None,
     *,
@@ -44,55 +44,68 @@ class Block(nnx.Module):
 
     Args:
       x: [B, S, D].
-      view, cache, slot: as in `Attention.__call__`.
-      key: of dropout; None for none.
+      metadata, cache, slot: as in `Attention.__call__`.
+      key: random key of dropout; None for no dropout.
 
     Returns:
-      [B, S, D], and the cache.
+      (output [B, S, D], the cache).
     """
-    x = sharding.by_example(x)
-    normed = self.attention_norm(x)
-    mixed, cache = self.attention(normed, view, cache, slot)
+    x = sharding.split_by_example(x)
+    normalised = self.attention_norm(x)
+    mixed, cache = self.attention(normalised, metadata, cache, slot)
     return self.add(x, mixed, key), cache
 
   def attend_with_past(
     self,
     x: Array,
-    past: attention.Past,
+    past: attention.PastKeyValues,
     tables: tuple[Array, Array],
     visible: Array,
-  ) -> tuple[Array, attention.Past]:
-    """The same with earlier tokens, see `Attention.attend_with_past`."""
-    x = sharding.by_example(x)
-    normed = self.attention_norm(x)
-    mixed, past = self.attention.attend_with_past(normed, past, tables, visible)
+  ) -> tuple[Array, attention.PastKeyValues]:
+    """The block with `Attention.attend_with_past`; without dropout."""
+    x = sharding.split_by_example(x)
+    normalised = self.attention_norm(x)
+    mixed, past = self.attention.attend_with_past(
+      normalised, past, tables, visible
+    )
     return self.add(x, mixed), past
 
   def add(self, x: Array, mixed: Array, key: Array | None = None) -> Array:
-    """The residual stream after adding attention's output, then the MLP's."""
+    """The rest of the block, given the output of attention.
+
+    Args:
+      x: the block's input [B, S, D].
+      mixed: the output of attention [B, S, D].
+      key: random key of dropout; None for no dropout.
+
+    Returns:
+      The residual stream after attention and MLP, [B, S, D].
+    """
     mixed = self.attention_post_norm(checkpoint_name(mixed, "attention"))
     x = x + self._branch(mixed, dropout_lib.fold(key, 0))
     added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
     added = self.mlp_post_norm(added)
     x = x + self._branch(added, dropout_lib.fold(key, 1))
-    return sharding.by_example(x)
+    return sharding.split_by_example(x)
 
   def _branch(self, x: Array, key: Array | None) -> Array:
-    """What a branch adds, in the dtype of the stream."""
+    """The output of a branch, with dropout, in the stream's dtype."""
     x = dropout_lib.dropout(x, self.dropout, key)
     return x.astype(self.precision.accumulate)
 
-  def kept(self, x: Array, view: attention.View) -> tuple[Array, Array]:
-    """What a cache keeps of the block's input x, [B, S, G, d_h] each."""
-    return self.attention.kept(self.attention_norm(x), view)
+  def keys_and_values(
+    self, x: Array, metadata: attention.Metadata
+  ) -> tuple[Array, Array]:
+    """Rotated keys and values of the block's input x, [B, S, G, d_h] each."""
+    return self.attention.keys_and_values(self.attention_norm(x), metadata)
 
-  def attention_weights(self, x: Array, view: attention.View) -> Array:
-    """The block's attention weights on input x, f32 [B, H, S, S]."""
-    return self.attention.weights(self.attention_norm(x), view)
+  def attention_weights(self, x: Array, metadata: attention.Metadata) -> Array:
+    """The attention weights for the block's input x, f32 [B, H, S, S]."""
+    return self.attention.weights(self.attention_norm(x), metadata)
 
 
 def make_mlp(shape: Shape, *, precision: Precision, rngs: nnx.Rngs) -> Any:
-  """A block's MLP: [..., D] to the same shape, in the compute dtype."""
+  """The MLP of a block: [..., D] to [..., D] in the compute dtype."""
   return mlp.MLPS[shape.mlp](
     shape.width,
     shape.mlp_width,
@@ -104,11 +117,11 @@ def make_mlp(shape: Shape, *, precision: Precision, rngs: nnx.Rngs) -> Any:
 
 
 def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
-  """Forward FLOPs of a block on one sequence.
+  """FLOPs of a block's forward pass on one sequence.
 
-  A multiply-add counts as two; point-wise operations, including biases, are
-  left out. Attention counts every pair of tokens, including `num_past` earlier
-  ones: pairs that the causal mask hides are computed too.
+  A multiply-add counts as two; point-wise operations, including biases, are not
+  counted. Attention counts all pairs of tokens, including pairs with `num_past`
+  earlier tokens and those that the causal mask hides, which are computed too.
   """
   queries = shape.num_heads * shape.head_width
   keys = shape.num_key_value_heads * shape.head_width

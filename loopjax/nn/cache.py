@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that were read."""
+"""Caches of the keys and values of tokens that were read."""
 
 import dataclasses
 import functools
@@ -20,19 +20,20 @@ KINDS = ("per_loop", "last_loop", "first_loop", "mean")
 )
 @dataclasses.dataclass(frozen=True)
 class Cache:
-  """Keys and values; a slot is one layer in one loop.
+  """Keys and values by slot; a slot is one layer in one loop.
 
-  A row is a sequence of its own: the places before its length hold its tokens,
-  one after another; what lies in the others is arbitrary. A head's tokens lie
-  one after another, as the products of attention read them.
+  The rows of the batch are independent sequences. A row has M places. Its
+  tokens are in the places before its length; the other places hold arbitrary
+  values. The tokens of a head are contiguous in memory, which is the layout
+  that the products of attention read.
 
   Attributes:
-    key, value: [slots, B, G, M, d_h], for M tokens at most; keys are rotated.
-      Where loops share them there are as many slots as layers.
-    length: i32 [B], tokens of each row.
-    weight: f32 [K], of what a loop makes of a token in what is kept of it; None
-      if every loop's is kept.
-    span: N, the places that attention looks at; M if None.
+    key, value: [slots, B, G, M, d_h]; keys are rotated. If loops share keys and
+      values, there is one slot per layer.
+    length: i32 [B], number of tokens in each row.
+    weight: f32 [K], weights with which loops update shared keys and values, see
+      `loop_weights`; None if every loop has its own.
+    span: N, number of places that attention reads; M if None.
   """
 
   key: Array
@@ -43,42 +44,44 @@ class Cache:
 
   @property
   def num_slots(self) -> int:
-    """Layers by loops."""
+    """Layers times loops."""
     return len(self.key) * (1 if self.weight is None else len(self.weight))
 
   @property
-  def room(self) -> int:
-    """M."""
+  def capacity(self) -> int:
+    """M, maximum number of tokens of a row."""
     return self.key.shape[3]
 
   def within(self, span: int | None) -> "Cache":
-    """The same, of which attention looks at the first `span` places alone.
+    """The same cache; attention reads only the first `span` places of a row.
 
-    They must hold all tokens of the rows that are read on, new ones included.
+    They must include all tokens of the rows to be continued, also the new ones.
     """
-    span = None if span is None else min(span, self.room)
+    span = None if span is None else min(span, self.capacity)
     return dataclasses.replace(self, span=span)
 
   def places(self, valid: Array) -> Array:
-    """Where new tokens go, i32 [B, S]; M, which is nowhere, unless `valid`."""
+    """Places of new tokens, i32 [B, S]; M (out of range) where not `valid`."""
     after = self.length[:, None] + jnp.cumsum(valid, axis=1) - 1
-    return jnp.where(valid, after, self.room)
+    return jnp.where(valid, after, self.capacity)
 
   def positions(self, places: Array) -> Array:
-    """Of new tokens at places [B, S] in their text."""
+    """Positions in the text of new tokens at places [B, S]."""
     return places
 
   def visible(self, places: Array) -> Array:
-    """bool [B, S, N], what new tokens at places [B, S] see."""
-    return jnp.arange(self.span or self.room)[None, None] <= places[..., None]
+    """bool [B, S, N]: the places that new tokens at places [B, S] attend to."""
+    return (
+      jnp.arange(self.span or self.capacity)[None, None] <= places[..., None]
+    )
 
   def write(
     self, slot: Array | None, key: Array, value: Array, places: Array
   ) -> "Cache":
-    """Puts keys and values [B, S, G, d_h] of a slot at places [B, S].
+    """Writes keys and values [B, S, G, d_h] of a slot to places [B, S].
 
-    Where loops share them: what there is of the loops before, and these, by the
-    loop's weight.
+    If loops share them, w_k times these and (1 - w_k) times those of the loops
+    before are written, where w_k is the weight of the loop.
     """
     assert slot is not None
     rows = jnp.arange(len(places))[:, None]
@@ -97,28 +100,28 @@ class Cache:
     """Keys and values of a slot, [B, G, N, d_h]."""
     assert slot is not None
     slot = slot if self.weight is None else slot % len(self.key)
-    span = slice(self.span or self.room)
+    span = slice(self.span or self.capacity)
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
-  def longer(self, places: Array) -> "Cache":
-    """The same, with rows that end after what was written at [B, S]."""
-    added = jnp.sum(places < self.room, axis=1, dtype=jnp.int32)
+  def extended(self, places: Array) -> "Cache":
+    """The same cache; rows include the tokens written to places [B, S]."""
+    added = jnp.sum(places < self.capacity, axis=1, dtype=jnp.int32)
     return dataclasses.replace(self, length=self.length + added)
 
   def with_skipped(
-    self, num_loops: int, loops: Array, places: Array, own: "Kept | None"
+    self, num_loops: int, loops: Array, places: Array, own: "KeyValues | None"
   ) -> "Cache":
-    """Fills in the loops that tokens skipped.
+    """Writes keys and values for the loops that rows skipped.
 
     Args:
       num_loops: K.
-      loops: i32 [B], loops that a row ran.
-      places: i32 [B, S], of its tokens.
-      own: of every layer, for all loops that are skipped; None for those of the
-        last loop that ran.
+      loops: i32 [B], number of loops that each row ran.
+      places: i32 [B, S], places of the rows' tokens.
+      own: the keys and values of every layer, the same for all skipped loops;
+        None to copy those of the last loop that the row ran.
     """
     if self.weight is not None:
-      return self  # What the loops that ran have left.
+      return self  # Loops share keys and values; nothing is missing.
     rows = jnp.arange(len(places))[:, None]
     ran = jnp.arange(num_loops)[:, None] < loops[None]  # [K, B]
     from_loop = jnp.minimum(jnp.arange(num_loops)[:, None], loops[None] - 1)
@@ -126,18 +129,18 @@ class Cache:
     def filled(x: Array, own: Array | None) -> Array:
       # [K L, B, G, S, d_h]
       index = places[None, :, None, :, None]
-      there = jnp.take_along_axis(x, index, axis=3, mode="clip")
-      there = there.reshape(num_loops, -1, *there.shape[1:])
+      stored = jnp.take_along_axis(x, index, axis=3, mode="clip")
+      stored = stored.reshape(num_loops, -1, *stored.shape[1:])
       by_row = (num_loops, 1, len(places), 1, 1, 1)
       if own is None:
         index = jnp.maximum(from_loop, 0).reshape(by_row)
-        there = jnp.take_along_axis(there, index, axis=0)
+        stored = jnp.take_along_axis(stored, index, axis=0)
       else:
         own = jnp.swapaxes(own, 2, 3)[None]
-        there = jnp.where(ran.reshape(by_row), there, own)
-      there = there.reshape(-1, *there.shape[2:])
-      there = jnp.transpose(there, (1, 3, 0, 2, 4))  # Rows and places first.
-      return x.at[:, rows, :, places].set(there, mode="drop")
+        stored = jnp.where(ran.reshape(by_row), stored, own)
+      stored = stored.reshape(-1, *stored.shape[2:])
+      stored = jnp.transpose(stored, (1, 3, 0, 2, 4))  # Rows and places first.
+      return x.at[:, rows, :, places].set(stored, mode="drop")
 
     return dataclasses.replace(
       self,
@@ -146,105 +149,108 @@ class Cache:
     )
 
 
-class Prompted(NamedTuple):
-  """A cache that keeps every loop of prompts, and shares the rest.
+class SplitCache(NamedTuple):
+  """Keys and values of every loop for prompts, shared ones for other tokens.
 
-  Tokens that are read several at a time are prompts; their places come first.
+  Tokens that are read several at a time are prompts. The places of `prompt`
+  precede those of `generated`.
 
   Attributes:
-    prompt: of every loop. rest: shared by all loops.
+    prompt: cache with a slot for every layer in every loop.
+    generated: cache with one slot per layer, shared by all loops.
   """
 
   prompt: Cache
-  rest: Cache
+  generated: Cache
 
   @property
   def num_slots(self) -> int:
-    """Layers by loops."""
+    """Layers times loops."""
     return self.prompt.num_slots
 
   @property
-  def room(self) -> int:
-    """Places of both."""
-    return self.prompt.room + self.rest.room
+  def capacity(self) -> int:
+    """Number of places of both caches."""
+    return self.prompt.capacity + self.generated.capacity
 
-  def within(self, span: int | None) -> "Prompted":
-    """As in `Cache`, of each."""
-    return Prompted(self.prompt.within(span), self.rest.within(span))
+  def within(self, span: int | None) -> "SplitCache":
+    """As in `Cache`, for each cache."""
+    return SplitCache(self.prompt.within(span), self.generated.within(span))
 
   def places(self, valid: Array) -> Array:
     """As in `Cache`."""
     if valid.shape[1] > 1:
       places = self.prompt.places(valid)
-      return jnp.where(places < self.prompt.room, places, self.room)
-    return self.prompt.room + self.rest.places(valid)
+      return jnp.where(places < self.prompt.capacity, places, self.capacity)
+    return self.prompt.capacity + self.generated.places(valid)
 
   def positions(self, places: Array) -> Array:
     """As in `Cache`."""
     if places.shape[1] > 1:
-      return places + self.rest.length[:, None]
-    return places - self.prompt.room + self.prompt.length[:, None]
+      return places + self.generated.length[:, None]
+    return places - self.prompt.capacity + self.prompt.length[:, None]
 
   def visible(self, places: Array) -> Array:
     """As in `Cache`."""
-    prompt, rest = places, places - self.prompt.room
+    prompt, rest = places, places - self.prompt.capacity
     if places.shape[1] > 1:
-      rest = jnp.broadcast_to(self.rest.length[:, None] - 1, places.shape)
+      rest = jnp.broadcast_to(self.generated.length[:, None] - 1, places.shape)
     else:
       prompt = self.prompt.length[:, None] - 1
-    both = self.prompt.visible(prompt), self.rest.visible(rest)
+    both = self.prompt.visible(prompt), self.generated.visible(rest)
     return jnp.concatenate(both, axis=2)
 
   def write(
     self, slot: Array | None, key: Array, value: Array, places: Array
-  ) -> "Prompted":
+  ) -> "SplitCache":
     """As in `Cache`."""
     if places.shape[1] > 1:
       written = self.prompt.write(slot, key, value, places)
       return self._replace(prompt=written)
-    at = places - self.prompt.room
-    return self._replace(rest=self.rest.write(slot, key, value, at))
+    at = places - self.prompt.capacity
+    return self._replace(generated=self.generated.write(slot, key, value, at))
 
   def read(self, slot: Array | None) -> tuple[Array, Array]:
-    """As in `Cache`; one after the other, which copies both."""
-    both = zip(self.prompt.read(slot), self.rest.read(slot), strict=True)
+    """As in `Cache`; concatenates the two caches, which copies both."""
+    both = zip(self.prompt.read(slot), self.generated.read(slot), strict=True)
     key, value = (jnp.concatenate(x, axis=2) for x in both)
     return key, value
 
-  def longer(self, places: Array) -> "Prompted":
+  def extended(self, places: Array) -> "SplitCache":
     """As in `Cache`."""
     if places.shape[1] > 1:
-      return self._replace(prompt=self.prompt.longer(places))
-    at = places - self.prompt.room
-    return self._replace(rest=self.rest.longer(at))
+      return self._replace(prompt=self.prompt.extended(places))
+    at = places - self.prompt.capacity
+    return self._replace(generated=self.generated.extended(at))
 
   def with_skipped(
-    self, num_loops: int, loops: Array, places: Array, own: "Kept | None"
-  ) -> "Prompted":
-    """As in `Cache`: what is read one at a time is shared."""
+    self, num_loops: int, loops: Array, places: Array, own: "KeyValues | None"
+  ) -> "SplitCache":
+    """Unchanged: only generated tokens skip loops, and loops share those."""
     del num_loops, loops, places, own
     return self
 
 
-class Kept(NamedTuple):
-  """Keys, rotated, and values of some tokens: [L, B, S, G, d_h]."""
+class KeyValues(NamedTuple):
+  """Rotated keys, and values, of S tokens in L layers: [L, B, S, G, d_h]."""
 
   key: Array
   value: Array
 
 
-def check(cache: Cache | Prompted | None, num_slots: int) -> None:
-  """A cache, if there is one, was made for as many loops as now run."""
+def check(cache: Cache | SplitCache | None, num_slots: int) -> None:
+  """Asserts that a cache, if there is one, has this number of slots."""
   assert cache is None or cache.num_slots == num_slots, cache.num_slots
 
 
-def weights(kind: str, num_loops: int) -> Array | None:
-  """What each loop makes of a token in what is kept of it, f32 [K].
+def loop_weights(kind: str, num_loops: int) -> Array | None:
+  """Weights w_k with which loop k updates shared keys and values, f32 [K].
 
   Args:
-    kind: "per_loop", None: every loop's keys and values are kept; or loops
-      share them: those of the "last_loop", of the "first_loop", or the "mean"
-      (MELT, arXiv 2605.07721, section 4.4.1 and appendix B).
+    kind: "per_loop": nothing is shared, the result is None; else the cache
+      holds the keys and values of the "last_loop", of the "first_loop", or
+      their "mean" over loops (MELT, arXiv 2605.07721, section 4.4.1 and
+      appendix B).
     num_loops: K.
   """
   assert kind in KINDS, kind
@@ -265,7 +271,16 @@ def empty(
   precision: Precision,
   weight: Array | None = None,
 ) -> Cache:
-  """A cache of rows without tokens; slots are layers if there is a weight."""
+  """A cache without tokens.
+
+  Args:
+    shape: structure of the blocks.
+    num_slots: layers times loops, or layers if there is a `weight`.
+    batch: B.
+    max_tokens: M.
+    precision: keys and values have its compute dtype.
+    weight: from `loop_weights`.
+  """
   heads = shape.num_key_value_heads
   none = jnp.zeros(
     (num_slots, batch, heads, max_tokens, shape.head_width), precision.compute
@@ -274,6 +289,6 @@ def empty(
 
 
 def _blend(old: Array, new: Array, weight: Array) -> Array:
-  """(1 - weight) old + weight new, in f32; of anything old where it is 1."""
+  """(1 - weight) old + weight new, in f32; `old` may be NaN if weight is 1."""
   mixed = old.astype(jnp.float32) * (1 - weight) + new * weight
   return jnp.where(weight == 1, new, mixed.astype(new.dtype))

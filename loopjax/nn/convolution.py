@@ -10,11 +10,15 @@ from loopjax.errors import UserError
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
-_REDUCTION = 8  # Channels per hidden feature of the tap generator.
+_REDUCTION = 8  # Ratio of channels to hidden features of the tap generator.
 
 
 class ShortConvolution(nnx.Module):
-  """silu of a convolution; taps and bias start uniform, as in PyTorch."""
+  """A depthwise convolution of width W, then silu.
+
+  Taps and bias are initially uniform in [-1 / sqrt(W), 1 / sqrt(W)], as in
+  PyTorch.
+  """
 
   def __init__(
     self,
@@ -40,7 +44,10 @@ class ShortConvolution(nnx.Module):
     self.use_bias, self.precision = use_bias, precision
 
   def __call__(self, x: Array, tail: Array | None) -> Array:
-    """x: [B, T, C], tail: the inputs before it [B, W - 1, C]; [B, T, C]."""
+    """Convolves x [B, T, C]; returns [B, T, C] in the compute dtype.
+
+    tail: [B, W - 1, C], the inputs before x; zeros if None.
+    """
     wide = self.precision.accumulate
     y = convolve(x.astype(wide), self.taps[...][None, None].astype(wide), tail)
     if self.use_bias:
@@ -49,14 +56,14 @@ class ShortConvolution(nnx.Module):
 
 
 class DynamicConvolution(nnx.Module):
-  """silu of a convolution with separate taps for every token.
+  """A depthwise convolution with taps generated for every token, then silu.
 
     K[t] = W_2 silu(W_1 x_t) + b
     y[t, c] = sum_w K[t, w, c] v[t - W + 1 + w, c]
 
-  (Jet-Nemotron, arXiv 2508.15884, section 3.) W_2 starts at zero and b selects
-  the current token: initially nothing is mixed. W_1 must not start at zero as
-  well, since then neither would ever get a gradient.
+  (Jet-Nemotron, arXiv 2508.15884, section 3). W_2 is initially zero and b
+  selects the current token, so that tokens are not mixed at first. If W_1 were
+  initially zero too, neither matrix would ever get a gradient.
   """
 
   def __init__(
@@ -72,7 +79,7 @@ class DynamicConvolution(nnx.Module):
     if channels < _REDUCTION:
       raise UserError(
         f"{channels} value features over all heads are too few: the tap"
-        f" generator has one hidden feature for {_REDUCTION} of them"
+        f" generator has one hidden feature per {_REDUCTION} of them"
       )
     hidden = channels // _REDUCTION
     self.hidden = linear.linear(
@@ -90,14 +97,23 @@ class DynamicConvolution(nnx.Module):
       param_dtype=precision.params,
       kernel_init=nnx.initializers.zeros_init(),
       bias_init=current_token,
-      dot_general=linear.by_rows,
+      dot_general=linear.merged_dot_general,
       rngs=rngs,
     )
     self.width = width
     self.precision = precision
 
   def __call__(self, x: Array, value: Array, tail: Array | None) -> Array:
-    """x: [B, T, D], value: [B, T, C], tail: [B, W - 1, C]; [B, T, C]."""
+    """Convolves value [B, T, C] with taps generated from x [B, T, D].
+
+    Args:
+      x: [B, T, D].
+      value: [B, T, C].
+      tail: [B, W - 1, C], the values before these; zeros if None.
+
+    Returns:
+      [B, T, C] in the compute dtype.
+    """
     wide = self.precision.accumulate
 
     def run(x: Array, value: Array, tail: Array | None) -> Array:
@@ -106,7 +122,7 @@ class DynamicConvolution(nnx.Module):
       y = convolve(value.astype(wide), taps, tail)
       return jax.nn.silu(y).astype(self.precision.compute)
 
-    # The taps are W times as large as the values; recomputed, not stored.
+    # The taps are W times as large as the values, so they are recomputed.
     return jax.checkpoint(run)(x, value, tail)
 
 
@@ -115,8 +131,7 @@ def convolve(x: Array, taps: Array, tail: Array | None) -> Array:
 
   Args:
     x: [B, T, C].
-    taps: [B, T, W, C], where B and T may be 1; the last tap is the current
-      token's.
+    taps: [B or 1, T or 1, W, C]; the last tap multiplies the current token.
     tail: [B, W - 1, C], the inputs before x; zeros if None.
 
   Returns:
@@ -136,7 +151,7 @@ def convolve(x: Array, taps: Array, tail: Array | None) -> Array:
 def empty_tail(
   batch: int, width: int, channels: tuple[int, ...], precision: Precision
 ) -> tuple[Array, ...]:
-  """Zeros [batch, width - 1, C] for each convolution, of C channels."""
+  """Zeros [batch, width - 1, C] for each C in `channels`, compute dtype."""
   shapes = [(batch, width - 1, c) for c in channels]
   return tuple(jnp.zeros(shape, precision.compute) for shape in shapes)
 
@@ -144,21 +159,25 @@ def empty_tail(
 def next_tail(
   inputs: tuple[Array, ...],
   tail: tuple[Array, ...] | None,
-  seen: Array | None,
+  mask: Array | None,
 ) -> tuple[Array, ...] | None:
-  """The last W - 1 inputs that each convolution saw, including its tail.
+  """The last W - 1 inputs of each convolution after a window.
 
   Args:
-    inputs: of each convolution in this window, [B, T, C].
-    tail: inputs before the window, [B, W - 1, C]; if None, so is the result.
-    seen: bool [B, T], True for the first tokens only, as from
-      `fast_weights.pack`; None: all are.
+    inputs: the inputs of each convolution in this window, [B, T, C].
+    tail: the inputs before the window, [B, W - 1, C] each; if None, the result
+      is None.
+    mask: bool [B, T], False for padding, which must be at the end, as from
+      `fast_weights.pack`; None without padding.
+
+  Returns:
+    [B, W - 1, C] for each convolution.
   """
   if tail is None:
     return None
   length = tail[0].shape[1]
   whole = [jnp.concatenate(x, axis=1) for x in zip(tail, inputs, strict=True)]
-  if seen is None:
+  if mask is None:
     return tuple(x[:, x.shape[1] - length :] for x in whole)
-  place = jnp.sum(seen, axis=1, keepdims=True) + jnp.arange(length)[None]
+  place = jnp.sum(mask, axis=1, keepdims=True) + jnp.arange(length)[None]
   return tuple(jnp.take_along_axis(x, place[..., None], axis=1) for x in whole)

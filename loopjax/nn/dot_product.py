@@ -1,10 +1,10 @@
-"""Attention over dense logits, which the backward pass computes again.
+"""Dot-product attention that recomputes the logits in the backward pass.
 
-Kept for it are the output and two numbers per query and head, never the
-[T, S] weights of a head. Every product has its contracted dimension last on the
-left and first on the right, so that no compiler copies an array of that size
-into another layout: on a CPU these copies, and the weights' way to memory and
-back, take as long as all else (benchmarks/results/).
+The residuals are the output and two numbers per query and head, never the
+[T, S] attention weights. Every product contracts the last dimension of its left
+operand with the first of its right operand, so that compilers do not transpose
+arrays of that size. On CPUs these copies, and writing and reading the weights,
+take as long as everything else (benchmarks/results/).
 """
 
 import functools
@@ -15,32 +15,35 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
-_HIDDEN = -1e30  # Finite: a query that sees no key has finite weights.
-_PART = 256  # Maximum queries at a time.
-_STRETCH = 128  # Minimum queries of a stretch of causal attention,
-_STRETCHES = 4  # and the number of stretches of a long row.
+_HIDDEN = -1e30  # Finite, so that a query without keys has finite weights.
+_PART = 256  # Maximum number of queries that are processed together.
+# Causal attention splits many queries into blocks of consecutive queries.
+_MIN_BLOCK = 128  # Minimum number of queries of a block.
+_NUM_BLOCKS = 4  # Maximum number of blocks.
 
 
-class Seen(NamedTuple):
-  """What T queries see of S keys; what is None hides nothing.
+class Mask(NamedTuple):
+  """The keys that each query attends to: those that all fields allow.
 
   Attributes:
-    visible: bool [B or 1, T, S].
-    of_query, of_key: i32 [B, T] and [B, S]; equal ones see each other.
-    start: i32 scalar; query t sees keys 0 .. start + t alone.
+    visible: bool [B or 1, T, S]; None allows all keys.
+    query_documents, key_documents: i32 [B, T] and [B, S]; queries attend to
+      keys with the same number. None allows all keys.
+    start: i32 scalar; query t attends to keys 0 .. start + t. None allows all
+      keys.
   """
 
   visible: Array | None = None
-  of_query: Array | None = None
-  of_key: Array | None = None
+  query_documents: Array | None = None
+  key_documents: Array | None = None
   start: Array | None = None
 
-  def mask(self, num_queries: int, num_keys: int) -> Array | None:
-    """All of it, bool [B or 1, T, S]; None if nothing is hidden."""
+  def to_array(self, num_queries: int, num_keys: int) -> Array | None:
+    """The mask as bool [B or 1, T, S]; None if all keys are allowed."""
     mask = self.visible
-    if self.of_query is not None:
-      assert self.of_key is not None
-      same = self.of_query[:, :, None] == self.of_key[:, None]
+    if self.query_documents is not None:
+      assert self.key_documents is not None
+      same = self.query_documents[:, :, None] == self.key_documents[:, None]
       mask = same if mask is None else mask & same
     if self.start is not None:
       pairs = (1, num_queries, num_keys)
@@ -51,19 +54,19 @@ class Seen(NamedTuple):
 
 
 class _Residuals(NamedTuple):
-  """What the backward pass needs; heads of a group are rows of one matrix.
+  """Residuals of the forward pass; R = H / G query heads form a group.
 
   Attributes:
-    query, key, value, seen: the arguments.
+    query, key, value, mask: the arguments.
     output: [B, T, H, d_h].
-    largest, total: of a query's logits, and of their exponentials, f32
-      [B, G, R T, 1] of R queries' heads in a group.
+    largest, total: maximum of the logits of each query, and the sum of
+      exp(logit - largest), f32 [B, G, R T, 1].
   """
 
   query: Array
   key: Array
   value: Array
-  seen: Seen
+  mask: Mask
   output: Array
   largest: Array
   total: Array
@@ -78,35 +81,36 @@ def attend(
   visible: Array | None = None,
   documents: Array | None = None,
 ) -> Array:
-  """softmax(q k / sqrt(d_h)) v per head.
+  """softmax(q k^T / sqrt(d_h)) v per head.
 
-  Products take inputs as they are and accumulate in float32, as does the
-  softmax. Many queries are taken in parts, one after another, so that logits
-  are never of more than 256 of them, and keys that causality hides from all of
-  a stretch of queries are left out.
+  Matrix products keep the dtype of their inputs and accumulate in float32; the
+  softmax is computed in float32. At most 256 queries are processed together, to
+  limit the memory of the logits. Causal attention processes blocks of queries
+  and omits the keys after each block.
 
   Args:
     query: [B, T, H, d_h].
-    key, value: [B, S, G, d_h]; H / G neighbouring query heads read each.
-    causal: query t sees keys 0 .. t alone.
-    visible: bool [B or 1, T, S], the keys that a query sees; all if None. The
-      output of a query that sees no key is finite but arbitrary.
-    documents: i32 [B, S], where T = S; a token sees those of its number alone.
+    key, value: [B, S, G, d_h]; each is shared by H / G consecutive query heads.
+    causal: whether query t attends to keys 0 .. t only.
+    visible: bool [B or 1, T, S], the keys that a query attends to; all if None.
+      The output of a query without keys is finite but arbitrary.
+    documents: i32 [B, S], where T = S; tokens attend to tokens with the same
+      number. None if every row is one document.
 
   Returns:
     [B, T, H, d_h] in the value's dtype.
   """
   length = query.shape[1]
-  if not causal or length != key.shape[1] or length < 2 * _STRETCH:
-    return _in_parts(
+  if not causal or length != key.shape[1] or length < 2 * _MIN_BLOCK:
+    return _attend_in_parts(
       query, key, value, visible, documents, causal, 0, key.shape[1]
     )
-  # Keys after the last query of a stretch are hidden from all of it: they are
-  # left out, which is nearly half of all pairs.
-  size = max(_STRETCH, -(-length // _STRETCHES))
+  # Keys after the last query of a block are masked for the whole block, and
+  # omitted, which saves nearly half of all pairs.
+  size = max(_MIN_BLOCK, -(-length // _NUM_BLOCKS))
   return jnp.concatenate(
     [
-      _in_parts(
+      _attend_in_parts(
         query[:, start : start + size],
         key,
         value,
@@ -122,7 +126,7 @@ def attend(
   )
 
 
-def _in_parts(
+def _attend_in_parts(
   query: Array,
   key: Array,
   value: Array,
@@ -132,27 +136,29 @@ def _in_parts(
   first: int,
   num_keys: int,
 ) -> Array:
-  """`attend` of the queries from `first` on to the first `num_keys` keys.
+  """`attend` to the first `num_keys` keys, for the queries from `first` on.
 
   Args:
-    query: [B, T, H, d_h].
-    key, value: [B, S, G, d_h].
-    visible: bool [B or 1, T, S].
-    documents: i32 [B, S].
-    causal: query t sees keys 0 .. first + t alone.
+    query: the queries from `first` on, [B, T, H, d_h].
+    key, value: all keys and values [B, S, G, d_h].
+    visible: bool [B or 1, T, S], or None.
+    documents: i32 [B, S], or None.
+    causal: whether query t attends to keys 0 .. first + t only.
+    first: index of the first query among all queries.
+    num_keys: number of keys to attend to.
   """
   length, rest = query.shape[1], query.shape[1] % _PART
   own = None if documents is None else documents[:, first : first + length]
 
-  def mix(query: Array, seen: Seen) -> Array:
-    return _attend(query, key, value, seen, num_keys)[0]
+  def mix(query: Array, mask: Mask) -> Array:
+    return _attend(query, key, value, mask, num_keys)[0]
 
   if length <= _PART:
     start = jnp.asarray(first, jnp.int32) if causal else None
-    return mix(query, Seen(visible, own, documents, start))
+    return mix(query, Mask(visible, own, documents, start))
 
-  def some(x: Array, start: int, size: int) -> Array:
-    """[parts, B, size, ...] of arrays of queries."""
+  def split(x: Array, start: int, size: int) -> Array:
+    """Queries from `start` on, [B, T, ...], as [parts, B, size, ...]."""
     part = x[:, start : start + (length - start) // size * size]
     part = part.reshape(len(x), -1, size, *x.shape[2:])
     return jnp.moveaxis(part, 1, 0)
@@ -160,15 +166,16 @@ def _in_parts(
   def mixed(start: int, size: int) -> Array:
     parts = (length - start) // size
     starts = first + start + size * jnp.arange(parts) if causal else None
-    queries, seen, ids = (
-      None if x is None else some(x, start, size) for x in (query, visible, own)
+    queries, visibles, ids = (
+      None if x is None else split(x, start, size)
+      for x in (query, visible, own)
     )
 
     def one(part: Any) -> Array:
-      query, seen, ids, start = part
-      return mix(query, Seen(seen, ids, documents, start))
+      query, visible, ids, start = part
+      return mix(query, Mask(visible, ids, documents, start))
 
-    output = jax.lax.map(one, (queries, seen, ids, starts))
+    output = jax.lax.map(one, (queries, visibles, ids, starts))
     return jnp.moveaxis(output, 0, 1).reshape(len(query), -1, *query.shape[2:])
 
   if not rest:
@@ -177,23 +184,24 @@ def _in_parts(
 
 
 def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
-  """`attend` to several sequences of keys as if they were one.
+  """`attend` to the concatenation of several sequences of keys and values.
 
-  Each part is attended to alone, and weighted by the sum of the exponentials
-  of its logits, so that no keys or values are concatenated.
+  Each part is attended to separately, and the results are averaged with weights
+  proportional to the sums of exponentials of the logits. Keys and values are
+  not copied.
 
   Args:
     query: [B, T, H, d_h].
-    parts: keys and values [B, S, G, d_h], and `visible`, as in `attend`. A
-      query sees a key in one of them at least.
+    parts: (key, value, visible), as in `attend`; S may differ between parts.
+      Every query must attend to at least one key.
 
   Returns:
     [B, T, H, d_h] in the values' dtype.
   """
   mixed, sums = zip(
     *(
-      _attend(query, key, value, Seen(seen), key.shape[1])
-      for key, value, seen in parts
+      _attend(query, key, value, Mask(visible), key.shape[1])
+      for key, value, visible in parts
     ),
     strict=True,
   )
@@ -208,9 +216,10 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
 def attend_by_head(
   query: Array, key: Array, value: Array, *, visible: Array
 ) -> Array:
-  """`attend` to keys and values [B, G, S, d_h], as a cache keeps them.
+  """`attend` to keys and values [B, G, S, d_h], the layout of caches.
 
-  No key or value is copied into another layout. The backward pass is JAX's.
+  Keys and values are not transposed. Differentiated by JAX, which stores the
+  attention weights.
   """
   queries = _by_head(query, key.shape[1])
   logits = _product("bgtd,bgsd->bgts", queries, key)
@@ -223,25 +232,26 @@ def attend_by_head(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
-  query: Array, key: Array, value: Array, seen: Seen, num_keys: int
+  query: Array, key: Array, value: Array, mask: Mask, num_keys: int
 ) -> tuple[Array, Array]:
-  """Attention to the first keys, as many as `num_keys`.
+  """Attention to the first `num_keys` keys.
 
-  All keys are arguments, so that calls for several queries keep them once for
-  their backward passes.
+  All keys are arguments, so that the residuals of several calls for different
+  queries share them.
 
   Returns:
-    The output, and the log of the sum of exponentials, f32 [B, T, H, 1].
+    (the output [B, T, H, d_h], the log of the sum of exponentials of the logits
+    f32 [B, T, H, 1]).
   """
-  return _forward(query, key, value, seen, num_keys)[0]
+  return _forward(query, key, value, mask, num_keys)[0]
 
 
 def _forward(
-  query: Array, key: Array, value: Array, seen: Seen, num_keys: int
+  query: Array, key: Array, value: Array, mask: Mask, num_keys: int
 ) -> tuple[tuple[Array, Array], _Residuals]:
-  kept = query, key, value, seen
-  key, value, seen = _first(num_keys, key, value, seen)
-  logits = _logits(query, key, seen)
+  arguments = query, key, value, mask
+  key, value, mask = _first_keys(num_keys, key, value, mask)
+  logits = _logits(query, key, mask)
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -252,40 +262,46 @@ def _forward(
   )
   output = _by_token((mixed / total).astype(value.dtype), query)
   sums = _by_token(largest + jnp.log(total), query)
-  return (output, sums), _Residuals(*kept, output, largest, total)
+  return (output, sums), _Residuals(*arguments, output, largest, total)
 
 
 def _backward(
-  num_keys: int, kept: _Residuals, cotangents: tuple[Array, Array]
+  num_keys: int, residuals: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
   cotangent, of_sums = cotangents
-  query = kept.query
-  key, value, seen = _first(num_keys, kept.key, kept.value, kept.seen)
+  query = residuals.query
+  key, value, mask = _first_keys(
+    num_keys, residuals.key, residuals.value, residuals.mask
+  )
   groups = key.shape[2]
   scale = query.shape[-1] ** -0.5
-  logits = _logits(query, key, seen)
-  weights = jnp.exp(logits - kept.largest)  # Not yet divided by the total.
-  # sum_s w_s dw_s is the product of the output with its cotangent.
-  wide = kept.total.dtype
+  logits = _logits(query, key, mask)
+  weights = jnp.exp(logits - residuals.largest)  # Not yet divided by the total.
+  # sum_s w_s dw_s is the dot product of the output with its cotangent.
+  wide = residuals.total.dtype
   mean = jnp.sum(
-    cotangent.astype(wide) * kept.output.astype(wide), axis=-1, keepdims=True
+    cotangent.astype(wide) * residuals.output.astype(wide),
+    axis=-1,
+    keepdims=True,
   )
-  of_output = (_by_head(cotangent, groups) / kept.total).astype(value.dtype)
+  of_output = (_by_head(cotangent, groups) / residuals.total).astype(
+    value.dtype
+  )
   of_weights = _product("bgtd,bgds->bgts", of_output, _columns(value, groups))
-  # A logit's own share of the sum of exponentials is its weight, too.
+  # The derivative of the log of the sum by a logit is its attention weight.
   mean = _by_head(mean - of_sums, groups)
-  of_logits = weights * (of_weights - mean / kept.total)
+  of_logits = weights * (of_weights - mean / residuals.total)
   weights, of_logits = (x.astype(value.dtype) for x in (weights, of_logits))
   of_query = _product("bgts,bgsd->bgtd", of_logits, _by_head(key, groups))
   of_key = _product("bgdt,bgts->bgds", _columns(query, groups), of_logits)
   of_value = _product("bgdt,bgts->bgds", jnp.swapaxes(of_output, 2, 3), weights)
-  hidden = [(0, 0), (0, kept.key.shape[1] - num_keys), (0, 0), (0, 0)]
+  omitted = [(0, 0), (0, residuals.key.shape[1] - num_keys), (0, 0), (0, 0)]
   of_key = jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype)
   of_value = jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype)
   return (
     _by_token((scale * of_query).astype(query.dtype), query),
-    jnp.pad(of_key, hidden),
-    jnp.pad(of_value, hidden),
+    jnp.pad(of_key, omitted),
+    jnp.pad(of_value, omitted),
     None,
   )
 
@@ -293,39 +309,39 @@ def _backward(
 _attend.defvjp(_forward, _backward)
 
 
-def _first(
-  num_keys: int, key: Array, value: Array, seen: Seen
-) -> tuple[Array, Array, Seen]:
-  """The first keys and values, and what queries see of them."""
-  visible, of_key = seen.visible, seen.of_key
+def _first_keys(
+  num_keys: int, key: Array, value: Array, mask: Mask
+) -> tuple[Array, Array, Mask]:
+  """The first `num_keys` keys and values, and their mask."""
+  visible, documents = mask.visible, mask.key_documents
   if visible is not None:
     visible = visible[..., :num_keys]
-  if of_key is not None:
-    of_key = of_key[:, :num_keys]
-  seen = seen._replace(visible=visible, of_key=of_key)
-  return key[:, :num_keys], value[:, :num_keys], seen
+  if documents is not None:
+    documents = documents[:, :num_keys]
+  mask = mask._replace(visible=visible, key_documents=documents)
+  return key[:, :num_keys], value[:, :num_keys], mask
 
 
-def _logits(query: Array, key: Array, seen: Seen) -> Array:
-  """f32 [B, G, R T, S]; hidden keys have a large negative one."""
+def _logits(query: Array, key: Array, mask: Mask) -> Array:
+  """Scaled logits, f32 [B, G, R T, S]; -1e30 for masked keys."""
   groups = key.shape[2]
   logits = _product(
     "bgtd,bgds->bgts", _by_head(query, groups), _columns(key, groups)
   )
   logits *= query.shape[-1] ** -0.5
-  mask = seen.mask(query.shape[1], key.shape[1])
-  return logits if mask is None else _hide(logits, mask)
+  visible = mask.to_array(query.shape[1], key.shape[1])
+  return logits if visible is None else _hide(logits, visible)
 
 
 def _hide(logits: Array, visible: Array) -> Array:
-  """Logits [B, G, R T, S] of which only what is `visible` counts."""
+  """Logits [B, G, R T, S] with -1e30 where not `visible` [B or 1, T, S]."""
   by_head = logits.reshape(*logits.shape[:2], -1, *visible.shape[1:])
   by_head = jnp.where(visible[:, None, None], by_head, _HIDDEN)
   return by_head.reshape(logits.shape)
 
 
 def _by_head(x: Array, groups: int) -> Array:
-  """[B, T, H, ...] -> [B, G, R T, ...] for G groups of heads."""
+  """[B, T, H, d_h] -> [B, G, R T, d_h], the R heads of a group in order."""
   batch, length, heads, width = x.shape
   x = jnp.transpose(x, (0, 2, 1, 3))
   return x.reshape(batch, groups, heads // groups * length, width)
@@ -344,6 +360,6 @@ def _by_token(x: Array, query: Array) -> Array:
 
 
 def _product(equation: str, left: Array, right: Array) -> Array:
-  """einsum that accumulates in, and returns, float32 or wider."""
+  """einsum that accumulates and returns float32, or a wider input dtype."""
   wide: Any = jnp.promote_types(jnp.float32, left.dtype)
   return jnp.einsum(equation, left, right, preferred_element_type=wide)

@@ -1,4 +1,4 @@
-"""Dropout as a function of a key; no key, no dropout (arXiv 1207.0580)."""
+"""Dropout as a function of a random key (arXiv 1207.0580)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
   Args:
     x: any shape.
     rate: 0 <= rate < 1, static.
-    key: random key; None, as in evaluation, leaves x as it is.
+    key: random key; None for no dropout, as in evaluation.
 
   Returns:
-    Same shape and dtype; its mean over keys is x.
+    The same shape and dtype; its expectation is x.
   """
   if key is None or not rate:
     return x
@@ -24,5 +24,5 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
 
 
 def fold(key: Array | None, index: Array | int) -> Array | None:
-  """A separate key for every index; None stays None."""
+  """`jax.random.fold_in`; None if there is no key."""
   return None if key is None else jax.random.fold_in(key, index)

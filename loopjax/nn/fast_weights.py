@@ -1,8 +1,8 @@
-"""Fast weights: a matrix per head that tokens are written to and read from.
+"""Fast weights: a matrix per head that tokens write to and read from.
 
 The memory of "Language Models Need Sleep" (arXiv 2605.26099, section 3). This
-is what its layers, `gated_delta.GatedDeltaNet` and `jet.JetBlock`, share; they
-differ in how queries, keys and values are computed.
+module is shared by `gated_delta.GatedDeltaNet` and `jet.JetBlock`, which differ
+in how they compute queries, keys and values.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ NORMAL = nnx.initializers.normal(0.02)
 
 
 class State(NamedTuple):
-  """What a layer keeps of earlier tokens.
+  """The recurrent state of a layer.
 
   Attributes:
     fast: fast weights S, f32 [B, H, d_k, d_v].
-    tail: the last inputs of each convolution [B, W - 1, C], or None: then
-      every window's convolutions start with zeros before the first token.
+    tail: the last W - 1 inputs of each convolution, [B, W - 1, C]; None if the
+      convolutions start every window with zeros.
   """
 
   fast: Array
@@ -39,12 +39,13 @@ class Gates:
   """Initial values and range of the gates of fast weights.
 
   Attributes:
-    A_range: exp(A_log) starts uniform in this range.
-    dt_range: softplus(dt_bias) starts log-uniform in this range. Both follow
-      Mamba2 (arXiv 2405.21060); a head with a product of 0.01 forgets half of
-      its state in 69 tokens.
-    negative_eigenvalues: write gates up to 2 instead of 1, so that a token can
-      flip the sign of what its key reads (arXiv 2411.12537).
+    A_range: exp(A_log) is initially uniform in this range.
+    dt_range: softplus(dt_bias) is initially log-uniform in this range. Both
+      follow Mamba-2 (arXiv 2405.21060). The product of the two is the decay
+      rate: at 0.01, half of the state is forgotten after 69 tokens.
+    negative_eigenvalues: whether write gates range up to 2 instead of 1, so
+      that a token can flip the sign of the value that its key reads (arXiv
+      2411.12537).
   """
 
   A_range: tuple[float, float] = (0.0, 16.0)
@@ -62,16 +63,16 @@ class Gates:
 
 
 class FastWeights(nnx.Module):
-  """Gates, gated delta rule and gated read-out (arXiv 2412.06464).
+  """Gates, gated delta rule and gated output (arXiv 2412.06464).
 
   With x the layer's input and o the output of a head's delta rule,
 
     log_decay = -exp(A_log) softplus(W_a x + dt_bias)
-    write = sigmoid(W_b x), or twice that
+    write = sigmoid(W_b x), or twice that with negative_eigenvalues
     y = W_o (RMSNorm(o) silu(W_g x)).
 
-  Gates and norm are computed in the accumulate dtype; A_log and dt_bias, one
-  number per head, are float32 whatever the other parameters are.
+  Gates and norm are computed in the accumulate dtype. A_log and dt_bias, one
+  number per head each, are float32 whatever `precision` says.
   """
 
   def __init__(
@@ -99,7 +100,7 @@ class FastWeights(nnx.Module):
         use_bias=False,
         kernel_init=init,
         precision="highest",  # Accelerators would round float32 inputs.
-        dot_general=linear.by_rows,
+        dot_general=linear.merged_dot_general,
         **shared,
       )
 
@@ -125,7 +126,7 @@ class FastWeights(nnx.Module):
     self.precision = precision
 
   def initial(self, batch: int) -> Array:
-    """Empty fast weights, f32 [batch, H, d_k, d_v]."""
+    """Fast weights before the first token: zeros, f32 [batch, H, d_k, d_v]."""
     wide = jnp.promote_types(jnp.float32, self.precision.accumulate)
     return jnp.zeros((batch, *self.shape), wide)
 
@@ -136,21 +137,21 @@ class FastWeights(nnx.Module):
     key: Array,
     value: Array,
     fast: Array,
-    seen: Array | None,
+    mask: Array | None,
   ) -> tuple[Array, Array, dict[str, Array]]:
-    """Writes and reads the tokens of a window, one after another.
+    """Each token of a window writes to the fast weights, then reads them.
 
     Args:
       x: the layer's input [B, T, D].
       query, key: [B, T, H_k d_k].
       value: [B, T, H d_v].
-      fast: [B, H, d_k, d_v] before the window.
-      seen: bool [B, T], False for padding; None for no padding.
+      fast: fast weights before the window, [B, H, d_k, d_v].
+      mask: bool [B, T], False for padding; None without padding.
 
     Returns:
-      y [B, T, D] in the compute dtype, the fast weights after the window, and
-      statistics: "retention" f32 [B, H], the product of the window's decay
-      gates, that is, the fraction of `fast` that was not forgotten.
+      (y [B, T, D] in the compute dtype, the fast weights after the window,
+      statistics). The statistics are "retention" f32 [B, H], the product of the
+      window's decay gates: the fraction of `fast` that was not forgotten.
     """
     num_heads, key_width, value_width = self.shape
     query, key = (q.reshape(*q.shape[:2], -1, key_width) for q in (query, key))
@@ -159,59 +160,59 @@ class FastWeights(nnx.Module):
     log_decay = -jnp.exp(self.A_log[...])[None, None] * steps
     write = self.largest_write * jax.nn.sigmoid(self.write(x))
     read, fast = gated_delta(
-      query, key, value, log_decay, write, fast, mask=seen
+      query, key, value, log_decay, write, fast, mask=mask
     )
     gate = jax.nn.silu(self.gate(x).astype(self.precision.accumulate))
     y = self.output(self.norm(read).reshape(gate.shape) * gate)
-    if seen is not None:
-      log_decay = jnp.where(seen[..., None], log_decay, 0)
+    if mask is not None:
+      log_decay = jnp.where(mask[..., None], log_decay, 0)
     return y, fast, {"retention": jnp.exp(jnp.sum(log_decay, axis=1))}
 
 
 class Packing(NamedTuple):
-  """Where the tokens go that a mask keeps: to the front, in order.
+  """A permutation that moves padding to the end of each row.
 
-  Masked tokens then come after all others, where nothing depends on them, not
-  even convolutions.
+  Nothing depends on tokens at the end, not even convolutions.
 
   Attributes:
-    mask: bool [B, T], before.
-    seen: bool [B, T], after.
-    order: i32 [B, T], the token that goes to each place.
-    place: i32 [B, T], the place of each token that is kept.
+    mask: bool [B, T], False for padding, in the original order.
+    packed_mask: bool [B, T], the mask after packing.
+    order: i32 [B, T], for each place after packing, the index of its token.
+    place: i32 [B, T], for each token that is not padding, its place after
+      packing.
   """
 
   mask: Array
-  seen: Array
+  packed_mask: Array
   order: Array
   place: Array
 
 
 def packing(mask: Array) -> Packing:
-  """Sorts once for all layers and passes that read the same tokens.
+  """The packing for a mask, bool [B, T], False for padding.
 
-  Args:
-    mask: bool [B, T].
+  It is computed once for all layers and passes that read the same tokens.
   """
   order = jnp.argsort(~mask, axis=1, stable=True)
   return Packing(
     mask=mask,
-    seen=jnp.take_along_axis(mask, order, axis=1),
+    packed_mask=jnp.take_along_axis(mask, order, axis=1),
     order=order,
     place=jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0),
   )
 
 
 def pack(x: Array, packing: Packing | None) -> tuple[Array, Array | None]:
-  """x [B, T, D] with the kept tokens first and zeros after them, and `seen`."""
+  """(x [B, T, D] packed, with zeros for padding; the packed mask, or None)."""
   if packing is None:
     return x, None
   x = jnp.take_along_axis(x, packing.order[..., None], axis=1)
-  return jnp.where(packing.seen[..., None], x, 0), packing.seen
+  mask = packing.packed_mask
+  return jnp.where(mask[..., None], x, 0), mask
 
 
 def unpack(y: Array, packing: Packing | None) -> Array:
-  """Moves packed tokens back into place; zeros where masked."""
+  """Restores the original order of y [B, T, D]; zeros at padding."""
   if packing is None:
     return y
   y = jnp.take_along_axis(y, packing.place[..., None], axis=1)

@@ -1,8 +1,8 @@
-"""Gated DeltaNet: fast weights fed by three short convolutions.
+"""Gated DeltaNet: fast weights with short convolutions of q, k and v.
 
-Gated delta networks (arXiv 2412.06464), with the choices of the public
-flash-linear-attention layer. The state is an argument and a result, so that a
-caller can carry it over windows, and over passes of one window.
+Gated delta networks (arXiv 2412.06464), in the variant of the public
+flash-linear-attention layer. The state is an argument and a result, so that
+callers can carry it over windows, and over passes over one window.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from loopjax.types import Array, Precision
 
 
 class GatedDeltaNet(nnx.Module):
-  """Fast weights; queries, keys and values pass a convolution and silu."""
+  """Fast weights; convolutions and silu for queries, keys and values."""
 
   def __init__(
     self,
@@ -44,15 +44,15 @@ class GatedDeltaNet(nnx.Module):
     Args:
       width: D.
       num_heads: H.
-      key_width: d_k, of a head.
-      value_width: d_v, of a head.
-      num_key_heads: H_k, heads of queries and keys, each shared by H / H_k
-        value heads; H if None.
-      convolution_width: W, tokens that a convolution sees.
+      key_width: d_k of a head.
+      value_width: d_v of a head.
+      num_key_heads: H_k, number of heads of queries and keys, each shared by
+        H / H_k value heads; H if None.
+      convolution_width: W, number of taps of the convolutions.
       gates: initial values of the decay and write gates.
-      init: of every matrix.
-      precision: of parameters, products and sums.
-      rngs: for the initial values.
+      init: initializer of every matrix.
+      precision: dtypes of parameters, products and sums.
+      rngs: random keys of the initial values.
     """
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     keys = (num_key_heads or num_heads) * key_width
@@ -86,8 +86,9 @@ class GatedDeltaNet(nnx.Module):
 
     Args:
       batch: B.
-      carry_convolutions: from window to window, so that any split of a sequence
-        gives the same result; else every window starts with zeros.
+      carry_convolutions: whether the convolutions' inputs are part of the
+        state. If so, results do not depend on how a sequence is split into
+        windows; else the convolutions start every window with zeros.
     """
     tail = convolution.empty_tail(
       batch, self.convolution_width, self.channels, self.precision
@@ -98,19 +99,20 @@ class GatedDeltaNet(nnx.Module):
   def __call__(
     self, x: Array, state: State, packing: Packing | None = None
   ) -> tuple[Array, State, dict[str, Array]]:
-    """Reads a window of tokens.
+    """Applies the layer to a window of tokens.
 
     Args:
       x: [B, T, D], normalised.
-      state: from `initial_state`, or from the window before.
-      packing: of the tokens that are there; any other is invisible to them,
-        leaves the state bit-identical, and its output is zero. None for all.
+      state: from `initial_state`, or returned for the previous window.
+      packing: packing of the tokens that are not padding; None without padding.
+        Padding does not affect other tokens, leaves the state bit-identical,
+        and its output is zero.
 
     Returns:
-      y [B, T, D] in the compute dtype, the state after the window, and
-      statistics as from FastWeights.
+      (y [B, T, D] in the compute dtype, the state after the window, statistics
+      as in `FastWeights`).
     """
-    x, seen = pack(x, packing)
+    x, mask = pack(x, packing)
     inputs = (self.query(x), self.key(x), self.value(x))
     tails = state.tail or (None,) * len(inputs)
     query, key, value = (
@@ -119,6 +121,6 @@ class GatedDeltaNet(nnx.Module):
         self.convolutions, inputs, tails, strict=True
       )
     )
-    y, fast, stats = self.fast_weights(x, query, key, value, state.fast, seen)
-    tail = convolution.next_tail(inputs, state.tail, seen)
+    y, fast, stats = self.fast_weights(x, query, key, value, state.fast, mask)
+    tail = convolution.next_tail(inputs, state.tail, mask)
     return unpack(y, packing), State(fast, tail), stats

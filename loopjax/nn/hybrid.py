@@ -1,9 +1,8 @@
-"""Alternating attention and fast weights: the stack of models that sleep.
+"""Stacks of attention blocks and fast-weight blocks, for models that sleep.
 
-Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group is
-a number of attention blocks followed by a number of memory blocks; every
-parameter has a leading axis of groups, so that one group is compiled whatever
-their number.
+Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group has
+one or more attention blocks followed by one or more memory blocks. Parameters
+are stacked along an axis of groups, so that only one group is compiled.
 """
 
 import dataclasses
@@ -29,13 +28,14 @@ MEMORIES: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class MemoryShape:
-  """What a memory block consists of besides its `Shape`.
+  """The structure of a memory block, in addition to its `Shape`.
 
   Attributes:
     kind: a key of MEMORIES.
     num_heads: H. key_width: d_k of a head. value_width: d_v of a head.
-    gates: their initial values.
-    has_mlp: whether the block has an MLP; without one its output starts at 0.
+    gates: initial values of the gates.
+    has_mlp: whether the block has an MLP; without it the output of the block is
+      initially zero.
   """
 
   kind: str
@@ -47,26 +47,31 @@ class MemoryShape:
 
 
 class Memory(NamedTuple):
-  """What the groups keep of earlier tokens.
+  """The state of all groups after earlier tokens.
 
   Attributes:
-    state: of the memory layers, [groups, layers, B, ...].
-    past: keys and values of P tokens, [groups, layers, B, P, G, d_h].
+    state: states of the memory layers, [groups, layers, B, ...].
+    past: keys and values of the last P tokens,
+      [groups, layers, B, P, G, d_h].
   """
 
   state: fast_weights.State
-  past: attention.Past
+  past: attention.PastKeyValues
 
 
 class Groups(NamedTuple):
-  """Attention blocks and memory blocks, each [groups, layers, ...]."""
+  """Attention and memory blocks; parameters are [groups, layers, ...]."""
 
   attention: block.Block
   memory: "MemoryBlock"
 
 
 class MemoryBlock(nnx.Module):
-  """x + post_norm(memory(norm(x))), then the same with the MLP, if any."""
+  """x + post_norm(memory(norm(x))), then the same with the MLP, if any.
+
+  The residual stream has the accumulate dtype. The outputs of memory and MLP
+  are named "attention" and "mlp" for rematerialisation policies.
+  """
 
   def __init__(
     self,
@@ -92,7 +97,7 @@ class MemoryBlock(nnx.Module):
       self.mlp_norm = shape.norm(shape.width, **shared)
       self.mlp = block.make_mlp(shape, **shared)
       self.mlp_post_norm = shape.post_norm(shape.width, **shared)
-    else:  # Inserted into a trained stack; contributes zero at first.
+    else:  # To be inserted into a trained stack; initially without effect.
       output = self.memory.fast_weights.output.kernel
       output[...] = jnp.zeros_like(output[...])
     self.has_mlp, self.precision = memory.has_mlp, precision
@@ -103,7 +108,10 @@ class MemoryBlock(nnx.Module):
     state: fast_weights.State,
     packing: fast_weights.Packing | None,
   ) -> tuple[Array, fast_weights.State, dict[str, Array]]:
-    """x: [B, S, D]; other arguments as in the memory layer."""
+    """Applies the block to x [B, S, D].
+
+    Other arguments and results as in `GatedDeltaNet.__call__`.
+    """
     stream = self.precision.accumulate
     mixed, state, stats = self.memory(self.memory_norm(x), state, packing)
     mixed = self.memory_post_norm(checkpoint_name(mixed, "attention"))
@@ -111,7 +119,7 @@ class MemoryBlock(nnx.Module):
     if self.has_mlp:
       added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
       x = x + self.mlp_post_norm(added).astype(stream)
-    return sharding.by_example(x), state, stats
+    return sharding.split_by_example(x), state, stats
 
 
 def make_memories(
@@ -122,7 +130,7 @@ def make_memories(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> MemoryBlock:
-  """Memory blocks with stacked parameters, [layers, ...]; for `grouped`."""
+  """Memory blocks with stacked parameters [layers, ...], for `grouped`."""
 
   def make(key: Array) -> MemoryBlock:
     rngs = nnx.Rngs(params=key)
@@ -132,9 +140,10 @@ def make_memories(
 
 
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
-  """Distributes the layers of the more frequent kind evenly over the other's.
+  """Splits stacked layers into groups.
 
-  The number of groups is that of layers of the less frequent kind.
+  The number of groups is the smaller of the two numbers of layers, which must
+  divide the other.
   """
   num_groups = min(len(jax.tree.leaves(x)[0]) for x in (layers, memories))
   return jax.tree.map(
@@ -145,12 +154,12 @@ def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
 def empty_memory(
   groups: Groups, batch: int, num_past: int, *, carry_convolutions: bool
 ) -> Memory:
-  """The groups' memory before the first token: zeros."""
+  """The memory before the first token: zeros for the states and P tokens."""
   layer, precision = groups.attention.attention, groups.attention.precision
   *outer, _, features = layer.key.kernel.shape
   heads = (features // layer.head_width, layer.head_width)
   shape = (*outer, batch, num_past, *heads)
-  none = jnp.zeros(shape, precision.compute)
+  zeros = jnp.zeros(shape, precision.compute)
   state = groups.memory.memory.initial_state(
     batch, carry_convolutions=carry_convolutions
   )
@@ -158,15 +167,16 @@ def empty_memory(
   stacked = jax.tree.map(
     lambda x: jnp.broadcast_to(x, (*memories, *x.shape)), state
   )
-  return Memory(stacked, attention.Past(none, none))
+  return Memory(stacked, attention.PastKeyValues(zeros, zeros))
 
 
 def next_pass(after: Memory, before: Memory) -> Memory:
-  """Memory for the next pass: the last pass's fast weights, else from before.
+  """The memory that the next pass over the same window starts from.
 
   Args:
-    after: what the last pass left.
-    before: the memory at the start of the window.
+    after: the memory after the previous pass; its fast weights are used.
+    before: the memory at the start of the window; convolutions, keys and values
+      are taken from it.
   """
   state = before.state._replace(fast=after.state.fast)
   return before._replace(state=state)
@@ -182,24 +192,23 @@ def run_groups(
   *,
   unroll: bool = False,
 ) -> tuple[Array, Memory, dict[str, Array]]:
-  """Applies the groups one after another to the tokens of a window.
+  """Applies the groups to the tokens of a window, one after another.
 
   Args:
     groups: from `grouped`.
     x: residual stream [B, S, D].
-    memory: before the window, with P past tokens.
+    memory: the memory before the window, with P past tokens.
     tables: rotary tables for P + S positions.
     visible: bool [B or 1, S, P + S], see `Attention.attend_with_past`.
-    packing: of the tokens that are no padding; None if there is none.
+    packing: packing of the tokens that are not padding; None without padding.
     unroll: whether to compile each block separately.
 
   Returns:
-    The residual stream [B, S, D]; the memory after the window, with P + S
-    past tokens; statistics of every memory layer, [groups, layers, ...] by
-    name.
+    (the residual stream [B, S, D]; the memory after the window, with P + S past
+    tokens; statistics of every memory layer, [groups, layers, ...] by name).
   """
 
-  def attend(x: Array, of_layer: tuple[block.Block, attention.Past]):
+  def attend(x: Array, of_layer: tuple[block.Block, attention.PastKeyValues]):
     layer, past = of_layer
     return layer.attend_with_past(x, past, tables, visible)
 
@@ -227,24 +236,24 @@ def read_groups(
   x: Array,
   cache: Cache,
   state: fast_weights.State,
-  view: attention.View,
+  metadata: attention.Metadata,
   packing: fast_weights.Packing,
   *,
   first_slot: int,
 ) -> tuple[Array, Cache, fast_weights.State]:
-  """`run_groups`, with keys and values in a cache.
+  """`run_groups` with keys and values in a cache.
 
   Args:
-    groups: from `grouped`; there may be none.
+    groups: from `grouped`; may have no groups.
     x: residual stream [B, S, D].
-    cache: of keys and values; a slot is an attention layer.
-    state: of the memory layers, [groups, layers, B, ...].
-    view: what the tokens see.
-    packing: of the tokens that are there.
-    first_slot: of the cache, for the first layer.
+    cache: cache of keys and values; a slot is an attention layer.
+    state: states of the memory layers, [groups, layers, B, ...].
+    metadata: positions and masks of the tokens.
+    packing: packing of the tokens that are not padding.
+    first_slot: the slot of the cache that the first layer uses.
 
   Returns:
-    The residual stream [B, S, D], the cache, and the state after the tokens.
+    (the residual stream [B, S, D], the cache, the states after the tokens).
   """
   num_groups, num_layers = jax.tree.leaves(groups.attention)[0].shape[:2]
   if not num_groups:  # An empty scan cannot be compiled.
@@ -253,7 +262,7 @@ def read_groups(
   def attend(carry: Any, of_layer: tuple[block.Block, Array]):
     x, cache = carry
     layer, slot = of_layer
-    return layer(x, view, cache, slot), None
+    return layer(x, metadata, cache, slot), None
 
   def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
     layer, state = of_layer
@@ -274,10 +283,10 @@ def read_groups(
 
 
 def memory_flops(shape: Shape, memory: MemoryShape, num_tokens: int) -> int:
-  """Forward FLOPs of one memory block on a window of one sequence.
+  """FLOPs of a memory block's forward pass on a window of one sequence.
 
-  A multiply-add counts as two; point-wise operations are left out, as is
-  the inverse within a chunk.
+  A multiply-add counts as two. Point-wise operations and the matrix inverse
+  within a chunk are not counted.
   """
   width, heads = shape.width, memory.num_heads
   keys, values = heads * memory.key_width, heads * memory.value_width

@@ -1,6 +1,6 @@
-"""Jet block: fast weights whose values pass an input-dependent convolution.
+"""Jet block: fast weights with an input-dependent convolution of the values.
 
-Jet-Nemotron (arXiv 2508.15884, section 3), the layer of the larger models in
+Jet-Nemotron (arXiv 2508.15884, section 3); used by the larger models of
 "Language Models Need Sleep" (arXiv 2605.26099, section 6).
 """
 
@@ -23,7 +23,7 @@ from loopjax.types import Array, Precision
 
 
 class JetBlock(nnx.Module):
-  """Fast weights; values pass a dynamic convolution; q, k and v pass silu."""
+  """Fast weights; silu for q, k and v, a dynamic convolution for v."""
 
   def __init__(
     self,
@@ -43,13 +43,13 @@ class JetBlock(nnx.Module):
     Args:
       width: D.
       num_heads: H.
-      key_width: d_k, of a head.
-      value_width: d_v, of a head.
-      convolution_width: W, tokens that the convolution sees.
+      key_width: d_k of a head.
+      value_width: d_v of a head.
+      convolution_width: W, number of taps of the convolution.
       gates: initial values of the decay and write gates.
-      init: of every matrix except the one that starts at zero.
-      precision: of parameters, products and sums.
-      rngs: for the initial values.
+      init: initializer of every matrix, except W_2 of the convolution.
+      precision: dtypes of parameters, products and sums.
+      rngs: random keys of the initial values.
     """
     shared: dict[str, Any] = {
       "init": init,
@@ -84,10 +84,10 @@ class JetBlock(nnx.Module):
     self, x: Array, state: State, packing: Packing | None = None
   ) -> tuple[Array, State, dict[str, Array]]:
     """As in `GatedDeltaNet`."""
-    x, seen = pack(x, packing)
+    x, mask = pack(x, packing)
     query, key = jax.nn.silu(self.query(x)), jax.nn.silu(self.key(x))
     value = self.value(x)
     mixed = self.convolution(x, value, state.tail[0] if state.tail else None)
-    y, fast, stats = self.fast_weights(x, query, key, mixed, state.fast, seen)
-    tail = convolution.next_tail((value,), state.tail, seen)
+    y, fast, stats = self.fast_weights(x, query, key, mixed, state.fast, mask)
+    tail = convolution.next_tail((value,), state.tail, mask)
     return unpack(y, packing), State(fast, tail), stats

@@ -1,4 +1,4 @@
-"""Linear maps and embedding tables with an explicit precision."""
+"""Linear maps, embedding tables and read-outs with explicit precision."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def linear(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Linear:
-  """x W, or x W + b with b initially 0, in the compute dtype."""
+  """x W, or x W + b with b initially zero, in the compute dtype."""
   return nnx.Linear(
     inputs,
     outputs,
@@ -34,7 +34,7 @@ def linear(
     dtype=precision.compute,
     param_dtype=precision.params,
     kernel_init=init,
-    dot_general=by_rows,
+    dot_general=merged_dot_general,
     rngs=rngs,
   )
 
@@ -49,9 +49,9 @@ def readout(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Linear:
-  """x W + b in the accumulate dtype: for logits of tokens and gates.
+  """x W + b in the accumulate dtype, for logits of tokens and gates.
 
-  b starts at `bias`; there is none without `use_bias`.
+  b is initially `bias`; there is no b without `use_bias`.
   """
   return nnx.Linear(
     inputs,
@@ -62,17 +62,20 @@ def readout(
     dtype=precision.accumulate,
     param_dtype=precision.params,
     precision="highest",  # Accelerators would round float32 inputs.
-    dot_general=by_rows,
+    dot_general=merged_dot_general,
     rngs=rngs,
   )
 
 
-def by_rows(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
-  """`jax.lax.dot_general` of x [..., inputs] and a kernel [inputs, outputs].
+def merged_dot_general(
+  x: Array, kernel: Array, dimensions: Any, **options: Any
+) -> Array:
+  """x [..., inputs] times a kernel [inputs, outputs], as `jax.lax.dot_general`.
 
-  x's leading dimensions are merged for the product: the kernel's gradient is
-  then a product of two matrices in their memory layout. With several, XLA's CPU
-  backend first transposes one of them, an eighth of a training step.
+  Merges the leading dimensions of x, so that the kernel's gradient is a product
+  of two matrices in their memory layout. With several leading dimensions, XLA's
+  CPU backend first transposes one operand, which takes an eighth of a training
+  step.
   """
   assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
   rows = x.reshape(-1, x.shape[-1])
@@ -88,7 +91,7 @@ def embedding(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.Embed:
-  """Embedding table; normal with standard deviation 1 / sqrt(width)."""
+  """Embedding table, initially normal with standard deviation 1/sqrt(width)."""
   return nnx.Embed(
     num_embeddings,
     width,
@@ -102,14 +105,13 @@ def embedding(
 def token_logits(
   hidden: Array, table: Array, num_padding_tokens: int = 0
 ) -> Array:
-  """Logits h W^T, W having one row per token; in float32 like `readout`, or
-  with a sum in float32 if both are in bfloat16.
+  """Logits h W^T in float32, or with sums in float32 if both are in bfloat16.
 
   Args:
-    hidden: [..., D].
-    table: W [V, D]; the embedding table if they are tied.
-    num_padding_tokens: the last ids are not real tokens; their logits are
-      MASKED_LOGIT, so they are never predicted and get no probability.
+    hidden: h [..., D].
+    table: W [V, D], one row per token id; may be the embedding table.
+    num_padding_tokens: number of ids at the end that are not real tokens. Their
+      logits are MASKED_LOGIT, so that their probability is 0.
 
   Returns:
     f32 [..., V].
@@ -124,10 +126,13 @@ def token_logits(
   return jnp.where(is_real, logits, MASKED_LOGIT)
 
 
-def most_likely(logits: Array) -> dict[str, Array]:
-  """The "prediction", i32 [B, S], and its probability, the "confidence"."""
-  chances = jax.nn.softmax(logits, axis=-1)
+def prediction_and_confidence(logits: Array) -> dict[str, Array]:
+  """ "prediction", the argmax of logits [..., V], and "confidence".
+
+  The confidence is the probability of the prediction, f32.
+  """
+  probabilities = jax.nn.softmax(logits, axis=-1)
   return {
-    "prediction": jnp.argmax(chances, axis=-1),
-    "confidence": jnp.max(chances, axis=-1),
+    "prediction": jnp.argmax(probabilities, axis=-1),
+    "confidence": jnp.max(probabilities, axis=-1),
   }

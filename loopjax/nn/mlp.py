@@ -1,4 +1,4 @@
-"""Feed-forward layers."""
+"""MLPs: gated and plain feed-forward layers."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from loopjax.types import Array, Precision
 
 
 class Gated(nnx.Module):
-  """W_o (activation(W_g x) * W_v x) (arXiv 2002.05202)."""
+  """Gated MLP W_o (activation(W_g x) * W_v x) (arXiv 2002.05202)."""
 
   def __init__(
     self,
@@ -42,7 +42,7 @@ class Gated(nnx.Module):
 
 
 class Plain(nnx.Module):
-  """W_o activation(W_v x)."""
+  """MLP W_o activation(W_v x)."""
 
   def __init__(
     self,
@@ -71,7 +71,7 @@ class Plain(nnx.Module):
 
 
 def gelu(x: Array) -> Array:
-  """gelu in its tanh approximation, as in GPT-2 and Gemma."""
+  """GELU with the tanh approximation, as in GPT-2 and Gemma."""
   return jax.nn.gelu(x, approximate=True)
 
 
@@ -84,5 +84,5 @@ _NUM_MATRICES = {"swiglu": 3, "geglu": 3, "gelu": 2}
 
 
 def flops(kind: str, width: int, hidden_width: int) -> int:
-  """Forward FLOPs of one token; point-wise operations are left out."""
+  """FLOPs of a forward pass on one token, without point-wise operations."""
   return 2 * _NUM_MATRICES[kind] * width * hidden_width

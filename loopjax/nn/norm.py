@@ -1,4 +1,4 @@
-"""Normalisation layers, and the point-wise functions that replace them."""
+"""Normalisation layers, and point-wise functions that replace them."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,8 +10,8 @@ from flax import nnx
 from loopjax.types import Array, Precision
 
 
-class Maker(Protocol):
-  """Makes a norm of `width` features: x [..., width] to the same shape."""
+class MakeNorm(Protocol):
+  """Constructor of a norm over `width` features, x [..., width] to the same."""
 
   def __call__(
     self, width: int, /, *, precision: Precision, rngs: nnx.Rngs
@@ -21,8 +21,8 @@ class Maker(Protocol):
 class DerfUTM(nnx.Module):
   """erf(alpha * x + shift), alpha and shift per feature (UTM, section 2.1).
 
-  The form that UTM's authors train: alpha starts at 1 + 0.02 N(0, 1), shift
-  at 0, with no gain and no bias. x: [..., D]; computed in float32.
+  The variant of UTM's code, without gain and bias. Initially alpha is
+  1 + 0.02 N(0, 1) and shift is 0. x: [..., D]; computed in float32.
   """
 
   def __init__(self, width: int, *, precision: Precision, rngs: nnx.Rngs):
@@ -40,7 +40,7 @@ class DerfUTM(nnx.Module):
 class Derf(nnx.Module):
   """gain * erf(alpha * x + shift) + bias (arXiv 2512.10938).
 
-  alpha (starts at 0.5) and shift (0) are scalars, gain (1) and bias (0) per
+  alpha (initially 0.5) and shift (0) are scalars; gain (1) and bias (0) are per
   feature. x: [..., D]; computed in float32.
   """
 
@@ -60,7 +60,7 @@ class Derf(nnx.Module):
 
 
 def _per_feature(x: Array, *vectors: Array) -> list[Array]:
-  """Vectors [D], broadcastable to x [..., D]."""
+  """Vectors [D], reshaped so that they broadcast to x [..., D]."""
   return [jnp.expand_dims(v, range(x.ndim - 1)) for v in vectors]
 
 
@@ -71,7 +71,7 @@ def rms_norm(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.RMSNorm:
-  """RMS norm with a learned gain; statistics in float32."""
+  """RMS norm with a learned gain, in the accumulate dtype."""
   return nnx.RMSNorm(
     width,
     epsilon=epsilon,
@@ -88,7 +88,7 @@ def layer_norm(
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> nnx.LayerNorm:
-  """Layer norm with a learned gain and bias; statistics in float32."""
+  """Layer norm with a learned gain and bias, in the accumulate dtype."""
   return nnx.LayerNorm(
     width,
     epsilon=epsilon,
@@ -98,10 +98,10 @@ def layer_norm(
   )
 
 
-def none(
+def identity(
   width: int, *, precision: Precision, rngs: nnx.Rngs
 ) -> Callable[[Array], Array]:
-  """No norm: returns x unchanged."""
+  """No norm: the layer returns x unchanged."""
   del width, precision, rngs
   return _unchanged
 
@@ -117,7 +117,7 @@ def rms_normalise(x: Array, epsilon: float, axis: int = -1) -> Array:
   return x * jax.lax.rsqrt(square + epsilon)
 
 
-NORMS: dict[str, Maker] = {
+NORMS: dict[str, MakeNorm] = {
   "derf_utm": DerfUTM,
   "derf": Derf,
   "rmsnorm": rms_norm,

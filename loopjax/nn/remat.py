@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, and what is recomputed."""
+"""Rematerialisation: which residuals the backward pass recomputes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,13 +16,13 @@ POLICIES: dict[str, Any] = {
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
 }
-# By platform, the policy that is fastest, not only smallest (see
-# benchmarks/results/); others keep everything. CPUs are memory-bound.
+# The fastest policy by platform (see benchmarks/results/); "none" on others.
+# CPUs are memory-bound, so that recomputing also saves time.
 AUTO = {"cpu": "dots_no_batch"}
 
 
-def chosen(options: LoopOptions, platform: str) -> LoopOptions:
-  """The options with "auto" replaced by what suits a device's platform."""
+def resolve(options: LoopOptions, platform: str) -> LoopOptions:
+  """The options with remat="auto" replaced by the platform's policy."""
   if options.remat != "auto":
     return options
   return dataclasses.replace(options, remat=AUTO.get(platform, "none"))
@@ -31,13 +31,14 @@ def chosen(options: LoopOptions, platform: str) -> LoopOptions:
 def rematerialised(
   fn: Callable[..., Any], remat: str, *, prevent_cse: bool
 ) -> Callable[..., Any]:
-  """fn, keeping for the backward pass what a policy of `run_loop` names.
+  """`jax.checkpoint` of a function with a policy of `POLICIES`.
 
   Args:
     fn: any function of arrays.
-    remat: "none" returns fn itself, as does an unresolved "auto", in a model
-      that was made without a program.
-    prevent_cse: needed outside of a scan, where XLA could undo recomputation.
+    remat: a key of POLICIES. "none" returns fn itself, as does "auto", which
+      is unresolved in models that are created without a `Program`.
+    prevent_cse: must be True outside of a scan, where XLA's common
+      subexpression elimination could undo the recomputation.
   """
   if remat in ("none", "auto"):
     return fn
@@ -53,17 +54,18 @@ def scan(
   unroll: bool = False,
   remat: str = "none",
 ) -> tuple[Carry, Any]:
-  """`jax.lax.scan` over items, with the policies of `run_loop`.
+  """`jax.lax.scan` with rematerialisation of every step.
 
   Args:
     step_fn: (carry, item) -> (carry, record).
-    carry: passed from item to item.
-    items: arrays with a leading axis of items.
+    carry: the initial carry.
+    items: pytree of arrays with a leading axis to scan over.
     unroll: whether to compile every step separately.
-    remat: what a step keeps for the backward pass; the carry always is.
+    remat: the residuals that a step stores, a key of POLICIES; the carry is
+      always stored.
 
   Returns:
-    (carry, records stacked along a leading axis).
+    (the last carry, the records stacked along a leading axis).
   """
   step_fn = rematerialised(step_fn, remat, prevent_cse=unroll)
   return jax.lax.scan(step_fn, carry, items, unroll=unroll)

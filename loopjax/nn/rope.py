@@ -10,17 +10,18 @@ POSITIONS = ("overlap", "offset", "grid", "none")
 def positions_after_memory(
   kind: str, num_memory: int, coordinates: tuple[tuple[int, ...], ...]
 ) -> Array:
-  """Positions of memory tokens, and of the T tokens of the task after them.
+  """Positions of M memory tokens followed by the T tokens of the task.
 
   Args:
-    kind: "overlap": both count from 0; "offset": the task's tokens follow
-      memory; "grid": the task's coordinates, memory counts along all of them;
-      "none": zeros, no rotation.
+    kind: "overlap": both are numbered from 0; "offset": the task's tokens are
+      numbered from M; "grid": the task's tokens have their coordinates, and
+      memory token m has the position m in every coordinate; "none": all
+      positions are 0, so that nothing is rotated.
     num_memory: M.
-    coordinates: of the task's tokens, [T, A].
+    coordinates: coordinates of the task's tokens, [T, A].
 
   Returns:
-    i32 [M + T, 1], [M + T, A] for "grid".
+    i32 [M + T, 1], or [M + T, A] for "grid".
   """
   memory = jnp.arange(num_memory)[:, None]
   tokens = jnp.arange(len(coordinates))[:, None]
@@ -39,14 +40,14 @@ def rope_tables(
 ) -> tuple[Array, Array]:
   """Cosines and sines of the rotation angles.
 
-  With A coordinates per token, frequency pair i rotates with coordinate i mod
-  A, at the (i // A)-th frequency of that coordinate: with A = 1 this is the
+  With A coordinates per token, the i-th pair of features is rotated by
+  coordinate i mod A, with the (i // A)-th frequency. With A = 1 this is the
   usual rotary embedding (arXiv 2104.09864).
 
   Args:
-    positions: [..., S, A] coordinates (tokens).
+    positions: coordinates [..., S, A].
     head_width: d_h, even.
-    base: the longest wavelength is about 2 pi * base tokens.
+    base: the longest wavelength is about 2 pi base, in positions.
 
   Returns:
     (cos, sin), each f32 [..., S, d_h / 2].
@@ -63,9 +64,14 @@ def rope_tables(
 
 
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
-  """Rotates x [B, S, H, d_h] in the half-split layout; f32 result.
+  """Rotates x [B, S, H, d_h]; returns f32 of the same shape.
 
-  tables: [S, d_h / 2], or [B, S, d_h / 2] where rows have their own positions.
+  The pairs are features i and i + d_h / 2 (the "half-split" layout).
+
+  Args:
+    x: queries or keys.
+    tables: from `rope_tables`, [S, d_h / 2] each; [B, S, d_h / 2] if rows have
+      different positions.
   """
   cos, sin = (x.reshape(-1, *x.shape[-2:])[:, :, None] for x in tables)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

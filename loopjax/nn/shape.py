@@ -1,4 +1,4 @@
-"""The structure of a transformer block, as one record."""
+"""The structure of a transformer block."""
 
 import dataclasses
 
@@ -11,30 +11,30 @@ from loopjax.nn import norm as norm_lib
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """The structure of a block, in any family.
+  """The structure of a transformer block of any family.
 
-  The block of Ouro (arXiv 2510.25741) has `norm.rms_norm` as its `norm` and its
-  `post_norm`; that of GPT-2 has layer norms, "gelu" and all biases.
+  For example, Ouro's block (arXiv 2510.25741) has `norm.rms_norm` as both
+  `norm` and `post_norm`; GPT-2's has layer norms, "gelu" and all biases.
 
   Attributes:
     width: D.
-    num_heads: H, query heads.
-    num_key_value_heads: G, each read by H / G neighbouring query heads (arXiv
+    num_heads: H, number of query heads.
+    num_key_value_heads: G, each shared by H / G consecutive query heads (arXiv
       2305.13245); with G = H this is multi-head attention.
-    head_width: d_h, even, since features are rotated in pairs.
-    mlp_width: F, hidden features of the MLP.
-    mlp: its kind, a key of `mlp.MLPS`.
-    norm: of the input of a branch.
-    post_norm: of the output of a branch; with `norm`, a sandwich.
-    qk_norm: of each head's queries and keys, before they are rotated.
-    attention_bias: of the linear maps to queries, keys, values and output.
-    mlp_bias: of the MLP's linear maps.
-    causal: a token sees itself and those before it; else it sees all.
-    dropout: rate on the outputs of attention and MLP, in training.
-    init: of every matrix; biases start at zero.
+    head_width: d_h; even, because features are rotated in pairs.
+    mlp_width: F, number of hidden features of the MLP.
+    mlp: kind of MLP, a key of `mlp.MLPS`.
+    norm: norm of the input of attention and MLP.
+    post_norm: norm of their output; with `norm`, a "sandwich" norm.
+    qk_norm: norm of each head's queries and keys, before the rotation.
+    attention_bias: whether the projections of attention have biases.
+    mlp_bias: whether the MLP's linear maps have biases.
+    causal: whether tokens attend to themselves and earlier tokens only.
+    dropout: dropout rate on the outputs of attention and MLP, in training.
+    init: initializer of every matrix; biases are initially zero.
 
   Raises:
-    UserError: no such block exists.
+    UserError: the sizes are invalid.
   """
 
   width: int
@@ -43,9 +43,9 @@ class Shape:
   head_width: int
   mlp_width: int
   mlp: str = "swiglu"
-  norm: norm_lib.Maker = norm_lib.rms_norm
-  post_norm: norm_lib.Maker = norm_lib.none
-  qk_norm: norm_lib.Maker = norm_lib.none
+  norm: norm_lib.MakeNorm = norm_lib.rms_norm
+  post_norm: norm_lib.MakeNorm = norm_lib.identity
+  qk_norm: norm_lib.MakeNorm = norm_lib.identity
   attention_bias: bool = False
   mlp_bias: bool = False
   causal: bool = False
@@ -69,7 +69,7 @@ class Shape:
 
 
 def head_width(width: int, num_heads: int) -> int:
-  """d_h = D / H; raises UserError unless it is an even whole number."""
+  """d_h = D / H; raises UserError unless it is an even integer."""
   if num_heads < 1 or width < 1 or width % (2 * num_heads):
     raise UserError(
       f"model.width={width} must be a multiple of twice"
@@ -79,7 +79,7 @@ def head_width(width: int, num_heads: int) -> int:
 
 
 def mlp_width(width: int, ratio: float) -> int:
-  """F = floor(ratio D); raises UserError if that is zero."""
+  """F = floor(ratio D); raises UserError if it is zero."""
   features = int(width * ratio)
   if features < 1:
     raise UserError(f"model.mlp_ratio={ratio} gives an MLP of width 0")

@@ -1,7 +1,8 @@
-"""The stack f_theta: identical causal blocks with stacked parameters.
+"""The stack f_theta: causal blocks of the same shape, run by a scan.
 
-Every parameter has a leading axis of layers. One block is compiled whatever
-their number, and one pattern of a parameter's path covers all layers.
+The layers' parameters are stacked: every array has a leading layer axis. Only
+one block is compiled, whatever the number of layers, and a parameter's path is
+the same for all of them.
 """
 
 import operator
@@ -14,7 +15,7 @@ from flax import nnx
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import shape as shape_lib
-from loopjax.nn.cache import Cache, Kept
+from loopjax.nn.cache import Cache, KeyValues
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
@@ -32,22 +33,23 @@ def block_shape(
   dropout: float = 0.0,
   init_std: float,
 ) -> Shape:
-  """Blocks with RMS norms, causal attention and no biases.
+  """The shape of blocks with RMS norms, causal attention and no biases.
 
   Args:
     width: D.
     num_heads: H.
     num_key_value_heads: G; 0 for H.
     head_width: d_h; 0 for D / H.
-    qk_norm: whether each head's queries and keys are normed.
+    qk_norm: whether queries and keys have an RMS norm per head.
     mlp: a key of `mlp.MLPS`.
     mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether the output of a branch is normed too, not only its input.
-    dropout: rate on the outputs of attention and MLP, in training.
-    init_std: of every matrix.
+    post_norm: whether the outputs of attention and MLP have a norm, in addition
+      to their inputs.
+    dropout: dropout rate on the outputs of attention and MLP, in training.
+    init_std: standard deviation of the initial values of every matrix.
 
   Raises:
-    UserError: no such block exists.
+    UserError: the sizes are invalid.
   """
   return Shape(
     width,
@@ -56,8 +58,8 @@ def block_shape(
     head_width=head_width or shape_lib.head_width(width, num_heads),
     mlp_width=shape_lib.mlp_width(width, mlp_ratio),
     mlp=mlp,
-    post_norm=norm.rms_norm if post_norm else norm.none,
-    qk_norm=norm.rms_norm if qk_norm else norm.none,
+    post_norm=norm.rms_norm if post_norm else norm.identity,
+    qk_norm=norm.rms_norm if qk_norm else norm.identity,
     causal=True,
     dropout=dropout,
     init=nnx.initializers.normal(init_std),
@@ -67,11 +69,11 @@ def block_shape(
 def make_layers(
   shape: Shape, num_layers: int, *, precision: Precision, rngs: nnx.Rngs
 ) -> block.Block:
-  """Stacked blocks, each initialised independently.
+  """Creates blocks, initialised independently, with stacked parameters.
 
   Returns:
-    One block that holds all: its parameters are [num_layers, ...], so it is
-    for `run_layers` and must not be called itself.
+    A `Block` whose parameters have the shape [num_layers, ...]. It is an
+    argument of `run_layers` and must not be called itself.
   """
 
   def make_layer(key: Array) -> block.Block:
@@ -81,17 +83,18 @@ def make_layers(
   return jax.vmap(make_layer)(jax.random.split(rngs.params(), num_layers))
 
 
-def apart(layers: block.Block) -> nnx.List:
-  """The blocks, each with parameters of its own, before a loop that runs them.
+def unstacked(layers: block.Block) -> nnx.List:
+  """Splits stacked parameters into a list of blocks; to be called under jit.
 
-  On CPUs a product with a slice of stacked parameters copies the slice first,
-  which for one token takes as long as the product. Here all are copied once.
+  On CPUs a product with a slice of stacked parameters first copies the slice,
+  which for a single token takes as long as the product. Before a loop over
+  tokens, this function copies every slice once.
   """
   num_layers = len(jax.tree.leaves(layers)[0])
   each = [
     jax.tree.map(operator.itemgetter(i), layers) for i in range(num_layers)
   ]
-  # Without the barrier the slices would move into the loop.
+  # Without the barrier, XLA would move the slices into the loop.
   return nnx.List(jax.lax.optimization_barrier(each))
 
 
@@ -99,7 +102,7 @@ def run_layers(
   layers: block.Block | nnx.List,
   x: Array,
   cache: Cache | None,
-  view: attention.View,
+  metadata: attention.Metadata,
   *,
   first_slot: Array | int = 0,
   key: Array | None = None,
@@ -109,22 +112,21 @@ def run_layers(
   """Applies the blocks one after another.
 
   Args:
-    layers: from `make_layers`, or `apart`, then without dropout.
+    layers: from `make_layers` or `unstacked`; the latter without dropout.
     x: residual stream [B, T, D].
-    cache: of earlier tokens, if these are read after others; or None.
-    view: what the tokens see.
-    first_slot: of the cache, for the first layer.
-    key: of dropout; None for none.
+    cache: cache of earlier tokens, or None.
+    metadata: positions and masks of the tokens.
+    first_slot: the slot of the cache that the first layer uses.
+    key: random key of dropout; None for no dropout.
     unroll: whether to compile each block separately.
-    remat: what a block keeps for the backward pass, as in
-      `loop.driver.run_loop`.
+    remat: the residuals that a block stores, a key of `remat.POLICIES`.
 
   Returns:
-    The residual stream after the last block, [B, T, D], and the cache.
+    (the residual stream after the last block [B, T, D], the cache).
   """
   if isinstance(layers, nnx.List):
     for index, layer in enumerate(layers):
-      x, cache = layer(x, view, cache, first_slot + index)
+      x, cache = layer(x, metadata, cache, first_slot + index)
     return x, cache
   num_layers = len(jax.tree.leaves(layers)[0])
   keys = None if key is None else jax.random.split(key, num_layers)
@@ -132,7 +134,7 @@ def run_layers(
 
   def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
     layer, layer_key, slot = of_layer
-    return layer(carry[0], view, carry[1], slot, key=layer_key), None
+    return layer(carry[0], metadata, carry[1], slot, key=layer_key), None
 
   carry, _ = remat_lib.scan(
     step, (x, cache), (layers, keys, slots), unroll=unroll, remat=remat
@@ -140,15 +142,15 @@ def run_layers(
   return carry
 
 
-def kept_of(
-  layers: block.Block | nnx.List, x: Array, view: attention.View
-) -> Kept:
-  """What a cache would keep if x [B, S, D] were the input of every block."""
+def keys_and_values(
+  layers: block.Block | nnx.List, x: Array, metadata: attention.Metadata
+) -> KeyValues:
+  """Keys and values of every block, all with the same input x [B, S, D]."""
   if isinstance(layers, nnx.List):
-    each = [layer.kept(x, view) for layer in layers]
-    return Kept(*(jnp.stack(both) for both in zip(*each, strict=True)))
+    each = [layer.keys_and_values(x, metadata) for layer in layers]
+    return KeyValues(*(jnp.stack(both) for both in zip(*each, strict=True)))
 
-  def of_layer(_: None, layer: block.Block) -> tuple[None, Kept]:
-    return None, Kept(*layer.kept(x, view))
+  def of_layer(_: None, layer: block.Block) -> tuple[None, KeyValues]:
+    return None, KeyValues(*layer.keys_and_values(x, metadata))
 
   return jax.lax.scan(of_layer, None, layers)[1]

@@ -1,7 +1,7 @@
-"""A page to watch a model think, loop by loop.
+"""A web page that shows a model's predictions after every loop.
 
-`python -m loopjax.play WORKDIR` serves it on this machine, or writes it to one
-file that needs no server. `load` finds what thinks by the run's task: `puzzle`,
-`text` or `questions` runs the model, views/ has a part of the page for each;
-`page` makes the HTML, `server` answers the browser.
+`python -m loopjax.play WORKDIR` serves it locally, or writes it to a file that
+needs no server. `load` creates the inspector for the run's task, with `puzzle`,
+`text` or `questions`, each of which has a part of the page in views/. `page`
+makes the HTML, and `server` answers the browser.
 """

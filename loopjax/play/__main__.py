@@ -56,11 +56,11 @@ def main(argv: list[str] | None = None) -> int:
 def _play(options: argparse.Namespace) -> None:
   if not options.prompt and options.random < 1:
     raise UserError(f"--random={options.random} must be at least 1")
-  thinker = load.load(options.workdir, options.num_loops, options.checkpoint)
-  prompts = options.prompt or map(thinker.random, range(options.random))
-  found = [thinker.think(prompt) for prompt in prompts]
+  inspector = load.load(options.workdir, options.num_loops, options.checkpoint)
+  prompts = options.prompt or map(inspector.random, range(options.random))
+  found = [inspector.inspect(prompt) for prompt in prompts]
   if options.export:
-    text = page.make(thinker, found, served=False)
+    text = page.make(inspector, found, served=False)
     try:
       options.export.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -80,7 +80,7 @@ def _play(options: argparse.Namespace) -> None:
     ) from error
   print(f"http://{_HOST}:{options.port}", flush=True)
   uvicorn.run(
-    server.make(thinker, found),
+    server.make(inspector, found),
     host=_HOST, port=options.port, log_level="warning",
   )  # fmt: skip
 

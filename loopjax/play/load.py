@@ -1,4 +1,4 @@
-"""From a work directory to what thinks, by its task."""
+"""Creates the inspector of a run, by its task."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.play import puzzle, questions, text
-from loopjax.play.thinker import Thinker
+from loopjax.play.inspector import Inspector
 
-Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Thinker]
+Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Inspector]
 # By the name of a task.
 VIEWS: Mapping[str, Load] = {
   "sudoku": puzzle.load,
@@ -21,7 +21,7 @@ def load(
   workdir: pathlib.Path,
   num_loops: int | None = None,
   checkpoint: int | None = None,
-) -> Thinker:
+) -> Inspector:
   """Reads a run.
 
   Args:

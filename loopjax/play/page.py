@@ -4,27 +4,33 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from loopjax.play.thinker import Thinker, Thought
+from loopjax.play.inspector import Inspection, Inspector
 
 _HERE = pathlib.Path(__file__).parent
 _VIEW, _DATA = "<!-- VIEW -->", "/* DATA */ null"
 
 
-def make(thinker: Thinker, thoughts: Sequence[Thought], *, served: bool) -> str:
-  """The page with some thoughts in it.
+def make(
+  inspector: Inspector, inspections: Sequence[Inspection], *, served: bool
+) -> str:
+  """The page with inspections of some prompts.
 
-  `page.html` is what all views share; the thinker's view goes into its middle.
+  `page.html` is common to all views; the inspector's view is inserted into it.
 
   Args:
-    thinker: whose thoughts they are.
-    thoughts: at least one.
+    inspector: the inspector that made them.
+    inspections: at least one.
     served: whether a server answers, so that others can be asked for.
   """
-  data = {"facts": thinker.facts, "thoughts": list(thoughts), "served": served}
+  data = {
+    "facts": inspector.facts,
+    "thoughts": list(inspections),
+    "served": served,
+  }
   # "<" could end the script.
   text = json.dumps(data).replace("<", "\\u003c")
   page = (_HERE / "page.html").read_text(encoding="utf-8")
-  view = _HERE / "views" / f"{thinker.view}.html"
+  view = _HERE / "views" / f"{inspector.view}.html"
   page = page.replace(_VIEW, view.read_text(encoding="utf-8"))
   before, after = page.split(_DATA)
   return before + text + after

@@ -1,4 +1,4 @@
-"""What a trained model thinks of a Sudoku in every loop."""
+"""Predictions of a trained model for a Sudoku, after every loop."""
 
 import base64
 import functools
@@ -17,7 +17,7 @@ from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
-from loopjax.play.thinker import Thinker, Thought, facts
+from loopjax.play.inspector import Inspection, Inspector, facts
 
 TRACES = ("prediction", "confidence", "weight", "attention")
 
@@ -27,7 +27,7 @@ def load(
   settings: config_lib.Settings,
   loops: int,
   checkpoint: int | None,
-) -> Thinker:
+) -> Inspector:
   """Reads a run.
 
   Args:
@@ -54,7 +54,7 @@ def load(
     model = nnx.merge(run.graphdef, params)
     return model(inputs, num_loops=loops, trace=TRACES)
 
-  return Thinker(
+  return Inspector(
     view="puzzle",
     facts={
       **facts(workdir.name, run.step, loops, settings.model.num_loops),
@@ -62,8 +62,8 @@ def load(
       "boxRows": board.box_rows,
       "boxColumns": board.box_cols,
     },
-    think=functools.partial(
-      _think, board, functools.partial(forward, run.params)
+    inspect=functools.partial(
+      _inspect, board, functools.partial(forward, run.params)
     ),
     random=lambda seed: characters(
       generator.generate(board, 1, np.random.default_rng(seed))[0][0]
@@ -95,9 +95,9 @@ def characters(digits: np.ndarray) -> str:
   return "".join(str(digit) if digit else "." for digit in digits.tolist())
 
 
-def _think(
+def _inspect(
   board: board_lib.Board, forward: Callable[[np.ndarray], Any], puzzle: str
-) -> Thought:
+) -> Inspection:
   """A puzzle in the loops of the model.
 
   Returns:
@@ -110,9 +110,9 @@ def _think(
   given = parse(board, puzzle)
   output = jax.device_get(forward((given[None] + 1).astype(np.int32)))
   trace = {name: value[:, 0] for name, value in output.trace.items()}
-  chances = jax.nn.softmax(output.logits[0])
-  digits = [*trace["prediction"], np.argmax(chances, axis=-1)]
-  certain = [*trace["confidence"], np.max(chances, axis=-1)]
+  probabilities = jax.nn.softmax(output.logits[0])
+  digits = [*trace["prediction"], np.argmax(probabilities, axis=-1)]
+  certain = [*trace["confidence"], np.max(probabilities, axis=-1)]
   attention = trace["attention"].mean(axis=1)
   attention = attention / attention.max(axis=-1, keepdims=True)
   solved = solver.solve(board, given[None].astype(np.uint8))

@@ -1,4 +1,4 @@
-"""What a trained model thinks of a multi-hop question, in every loop.
+"""Predictions of a trained model for a multi-hop question, in every loop.
 
 The logit lens: after every loop the read-out at every position, as in
 `loopjax.analysis.multihop`, of one question.
@@ -16,22 +16,22 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax import trained
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.multihop import graph, language, task
 from loopjax.data.multihop.config import Config
 from loopjax.errors import UserError, similar
-from loopjax.play.thinker import Thinker, Thought, facts
+from loopjax.play.inspector import Inspection, Inspector, facts
 from loopjax.types import Array
 
 NUM_CANDIDATES = 5
 _LINE_END = "↵"  # In the place of the token "\n", which no field can hold.
 
 
-class Asked(NamedTuple):
-  """A question.
+class Question(NamedTuple):
+  """A parsed multi-hop question.
 
   Attributes:
-    ids: its tokens, int [T].
+    ids: token ids, int [T].
     entities: ids of the first entity and of that after each hop, as far as the
       facts say.
     places: the position at which each hop is determined.
@@ -47,7 +47,7 @@ def load(
   settings: config_lib.Settings,
   loops: int,
   checkpoint: int | None,
-) -> Thinker:
+) -> Inspector:
   """Reads a run.
 
   Args:
@@ -66,7 +66,7 @@ def load(
   test = task.make_dataset(
     config, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  batch = view_lib.sample(test, 0)
+  batch = evaluated_lib.sample(test, 0)
   padding = config.vocabulary.padding
   known = {
     tuple(row[row < padding].tolist()): test.groups["split"][split]
@@ -81,22 +81,22 @@ def load(
       model(inputs[None], num_loops=loop).logits[0]
       for loop in range(1, loops + 1)
     ]
-    chances = jax.nn.softmax(jnp.stack(stages))
-    return jax.lax.top_k(chances, min(NUM_CANDIDATES, padding))
+    probabilities = jax.nn.softmax(jnp.stack(stages))
+    return jax.lax.top_k(probabilities, min(NUM_CANDIDATES, padding))
 
   def random(seed: int) -> str:
     chosen = np.random.default_rng(seed).integers(len(known))
     return " ".join(names[token] for token in list(known)[chosen])
 
-  return Thinker(
+  return Inspector(
     view="questions",
     facts={
       **facts(workdir.name, run.step, loops, settings.model.num_loops),
       "family": settings.plain["model"]["name"],
       "format": config.format,
     },
-    think=functools.partial(
-      _think,
+    inspect=functools.partial(
+      _inspect,
       config,
       task.make_graph(config),
       names,
@@ -109,7 +109,7 @@ def load(
 
 def parse(
   config: Config, facts: graph.Graph, names: list[str], question: str
-) -> Asked:
+) -> Question:
   """A question, and what the facts answer.
 
   Raises:
@@ -137,7 +137,7 @@ def parse(
           break
         entities.append(int(facts.tails[found[0]]))
       places = language.hop_positions(config.format, hops)
-      return Asked(np.array(ids, np.int32), tuple(entities), places)
+      return Question(np.array(ids, np.int32), tuple(entities), places)
   example = language.layout(config.format, config.max_hops)
   raise UserError(
     f"{question!r} is no question; one has the form "
@@ -174,14 +174,14 @@ def _word(what: int | str) -> str:
   return f"RELATION{what}" if what else "ENTITY"
 
 
-def _think(
+def _inspect(
   config: Config,
   facts: graph.Graph,
   names: list[str],
   known: Mapping[tuple[int, ...], str],
   forward: Callable[[np.ndarray], Any],
   question: str,
-) -> Thought:
+) -> Inspection:
   """A question in the loops of the model.
 
   Returns:
@@ -191,18 +191,18 @@ def _think(
     "candidates" [K][T], the most likely symbols, pairs of name and probability
     in thousandths.
   """
-  asked = parse(config, facts, names, question)
+  parsed = parse(config, facts, names, question)
   inputs = np.full(config.sequence_length, config.vocabulary.padding, np.int32)
-  num = len(asked.ids)
-  inputs[:num] = asked.ids
-  chances, tokens = jax.device_get(forward(inputs))
-  share = np.rint(1000 * chances).astype(int)
+  num = len(parsed.ids)
+  inputs[:num] = parsed.ids
+  probabilities, tokens = jax.device_get(forward(inputs))
+  share = np.rint(1000 * probabilities).astype(int)
   return {
-    "prompt": " ".join(names[token] for token in asked.ids),
-    "tokens": [names[token] for token in asked.ids],
-    "entities": [names[token] for token in asked.entities],
-    "places": list(asked.places),
-    "split": known.get(tuple(asked.ids.tolist()), ""),
+    "prompt": " ".join(names[token] for token in parsed.ids),
+    "tokens": [names[token] for token in parsed.ids],
+    "entities": [names[token] for token in parsed.entities],
+    "places": list(parsed.places),
+    "split": known.get(tuple(parsed.ids.tolist()), ""),
     "candidates": [
       [
         [

@@ -10,43 +10,47 @@ from starlette.routing import Route
 
 from loopjax.errors import UserError
 from loopjax.play import page
-from loopjax.play.thinker import Thinker, Thought
+from loopjax.play.inspector import Inspection, Inspector
 
 
-def make(thinker: Thinker, thoughts: Sequence[Thought]) -> Starlette:
+def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
   """The application.
 
-  GET / is the page; GET /think?prompt=... a Thought, status 400 and "error" for
-  what is none; GET /random one of a new prompt; GET /export?prompt=... the page
-  of that prompt as a file.
+  GET / is the page; GET /think?prompt=... an Inspection as JSON, or status 400
+  and "error" for an invalid prompt; GET /random that of a random prompt; GET
+  /export?prompt=... the page of that prompt as a file.
   """
 
   def home(request: Request) -> Response:
     del request
-    return HTMLResponse(page.make(thinker, thoughts, served=True))
+    return HTMLResponse(page.make(inspector, inspections, served=True))
 
-  def think(request: Request) -> Response:
+  def inspect(request: Request) -> Response:
     try:
-      return JSONResponse(thinker.think(request.query_params.get("prompt", "")))
+      return JSONResponse(
+        inspector.inspect(request.query_params.get("prompt", ""))
+      )
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
 
   def random(request: Request) -> Response:
     del request
-    return JSONResponse(thinker.think(thinker.random(secrets.randbits(32))))
+    return JSONResponse(
+      inspector.inspect(inspector.random(secrets.randbits(32)))
+    )
 
   def export(request: Request) -> Response:
     try:
-      thought = thinker.think(request.query_params.get("prompt", ""))
+      inspection = inspector.inspect(request.query_params.get("prompt", ""))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
-    name = f"attachment; filename={thinker.facts['run']}.html"
+    name = f"attachment; filename={inspector.facts['run']}.html"
     return HTMLResponse(
-      page.make(thinker, [thought], served=False),
+      page.make(inspector, [inspection], served=False),
       headers={"content-disposition": name},
     )
 
-  routes = {"/": home, "/think": think, "/random": random, "/export": export}
+  routes = {"/": home, "/think": inspect, "/random": random, "/export": export}
   return Starlette(
     routes=[Route(path, endpoint) for path, endpoint in routes.items()]
   )

@@ -1,4 +1,4 @@
-"""What a trained language model thinks of a text: depth, and what comes next.
+"""Predictions of a trained language model for a text, by depth.
 
 All that the page's sliders choose from is computed at once: every number of
 loops with every exit threshold. Readings are some read-outs of the text and,
@@ -18,16 +18,16 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import subject as subject_lib
+from loopjax import language_model as language_model_lib
 from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate import text as text_lib
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
-from loopjax.play.thinker import Thinker, Thought, facts
+from loopjax.play.inspector import Inspection, Inspector, facts
 from loopjax.protocols import ExitsEarly
 from loopjax.types import Array
 
@@ -61,7 +61,7 @@ def load(
   settings: config_lib.Settings,
   loops: int,
   checkpoint: int | None,
-) -> Thinker:
+) -> Inspector:
   """Reads a run.
 
   Args:
@@ -71,47 +71,56 @@ def load(
     checkpoint: its step; the newest intact one if None.
 
   Raises:
-    UserError: its model predicts no next tokens.
+    UserError: its model does not predict next tokens.
   """
-  subject = subject_lib.load(workdir, num_loops=loops, checkpoint=checkpoint)
+  language_model = language_model_lib.load(
+    workdir, num_loops=loops, checkpoint=checkpoint
+  )
   exit_by, read = how_it_exits(settings)
 
   @jax.jit
   def forward(params: Any, inputs: Array) -> Any:
-    model: Any = nnx.merge(subject.graphdef, params)
+    model: Any = nnx.merge(language_model.graphdef, params)
     found = read(model, inputs[None], loops)
-    chances = jax.nn.softmax(found.logits)
-    best = jax.lax.top_k(chances, NUM_CANDIDATES)
-    following = jnp.broadcast_to(jnp.roll(inputs, -1), chances.shape[:2])
+    probabilities = jax.nn.softmax(found.logits)
+    best = jax.lax.top_k(probabilities, NUM_CANDIDATES)
+    following = jnp.broadcast_to(jnp.roll(inputs, -1), probabilities.shape[:2])
     losses = token_losses.token_cross_entropy(found.logits, following)
     return best, losses, (found.depth, found.readout, found.lens)
 
   @functools.cache
   def engine() -> Any:
     return source.make_engine(
-      subject,
+      language_model,
       num_slots=1,
-      max_tokens=min(_RANDOM_TOKENS, subject.context_length),
+      max_tokens=min(_RANDOM_TOKENS, language_model.context_length),
     )
 
   def random(seed: int) -> str:
     sampling = Sampling(temperature=0.8, seed=seed)
-    end = subject.tokenizer.end
-    request = Request((end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,))
-    return text_lib.write(engine(), subject.tokenizer, [request])[0].text
+    end = language_model.tokenizer.end
+    request = GenerationRequest(
+      (end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,)
+    )
+    return text_lib.write(engine(), language_model.tokenizer, [request])[0].text
 
-  return Thinker(
+  return Inspector(
     view="text",
     facts={
       **facts(
-        workdir.name, subject.facts["step"], loops, settings.model.num_loops
+        workdir.name,
+        language_model.facts["step"],
+        loops,
+        settings.model.num_loops,
       ),
       "family": settings.plain["model"]["name"],
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },
-    think=functools.partial(
-      _think, subject, functools.partial(forward, subject.params)
+    inspect=functools.partial(
+      _inspect,
+      language_model,
+      functools.partial(forward, language_model.params),
     ),
     random=random,
   )
@@ -123,7 +132,7 @@ def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
   if "exit_threshold" in inspect.signature(family.Model.__call__).parameters:
     return "mass", by_mass
   early = family if isinstance(family, ExitsEarly) else None
-  if early and early.own_rule(settings.model) == "gate":
+  if early and early.exit_rule(settings.model) == "gate":
     return "gate", by_gate
   return "", by_loop
 
@@ -132,7 +141,7 @@ def by_gate(model: Any, inputs: Array, loops: int) -> Readings:
   """Of a model with an exit gate; a run of k loops begins one of K loops."""
   output = model(inputs, num_loops=loops, trace=("hidden",))
   hidden = output.trace["hidden"][:, 0]
-  first = [exits.first_loop(model.exit_logits(hidden), q) for q in THRESHOLDS]
+  first = [exits.first_exit(model.exit_logits(hidden), q) for q in THRESHOLDS]
   most = jnp.arange(loops)[:, None, None]
   readout = jnp.minimum(jnp.stack(first)[None], most)
   lens = jnp.broadcast_to(most[..., 0], (loops, len(THRESHOLDS)))
@@ -177,11 +186,11 @@ def by_loop(model: Any, inputs: Array, loops: int) -> Readings:
   return Readings(jnp.stack(logits), depth, readout, lens)
 
 
-def _think(
-  subject: subject_lib.Subject,
+def _inspect(
+  language_model: language_model_lib.LanguageModel,
   forward: Callable[[np.ndarray], Any],
   prompt: str,
-) -> Thought:
+) -> Inspection:
   """A text as the model reads it.
 
   Returns:
@@ -191,29 +200,30 @@ def _think(
     thousandths; "surprise" [C][T - 1], of the text's own next token, in
     hundredths of nats.
   """
-  tokenizer = subject.tokenizer
+  tokenizer = language_model.tokenizer
   ids = source.opened(tokenizer, prompt)
   num = len(ids)
-  if num > subject.context_length:
+  if num > language_model.context_length:
     raise UserError(
-      f"the text has {num} tokens; this model reads {subject.context_length}"
+      f"the text has {num} tokens; this model reads at most"
+      f" {language_model.context_length}"
     )
   size = _SMALLEST
   while size < num:
     size *= 2
-  size = max(num, min(size, subject.context_length))
+  size = max(num, min(size, language_model.context_length))
   inputs = np.full(size, tokenizer.padding, np.int32)
   inputs[:num] = ids
   best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))
-  chances, candidates = (x[:, :num] for x in best)
+  probabilities, candidates = (x[:, :num] for x in best)
 
   @functools.cache
   def text_of(token: int) -> str:
     return _texts(tokenizer, [token])[0] or "\N{REPLACEMENT CHARACTER}"
 
-  def pairs(tokens: np.ndarray, chances: np.ndarray) -> list[list[Any]]:
+  def pairs(tokens: np.ndarray, probabilities: np.ndarray) -> list[list[Any]]:
     shown = map(text_of, tokens.tolist())
-    share = np.rint(1000 * chances).astype(int).tolist()
+    share = np.rint(1000 * probabilities).astype(int).tolist()
     return [list(pair) for pair in zip(shown, share, strict=True)]
 
   return {
@@ -224,7 +234,7 @@ def _think(
     "lens": lens.tolist(),
     "candidates": [
       [pairs(*place) for place in zip(*of_readout, strict=True)]
-      for of_readout in zip(candidates, chances, strict=True)
+      for of_readout in zip(candidates, probabilities, strict=True)
     ],
     "surprise": np.rint(100 * losses[:, : num - 1]).astype(int).tolist(),
   }

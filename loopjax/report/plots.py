@@ -184,7 +184,7 @@ def _over(
   """Values of one "split/metric", and of another at the same steps."""
   rows = workdir_lib.read_metrics(run.directory)
   (x_steps, x), (y_steps, y) = (
-    series.of(rows, *metric.split("/", 1)) for metric in (other, name)
+    series.scalar(rows, *metric.split("/", 1)) for metric in (other, name)
   )
   return x[np.isin(x_steps, y_steps)], y[np.isin(y_steps, x_steps)]
 
@@ -193,7 +193,7 @@ def _over_examples(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Examples seen, and the values of "split/metric" there."""
   split, _, metric = name.partition("/")
   rows = workdir_lib.read_metrics(run.directory)
-  steps, values = series.of(rows, split, metric)
+  steps, values = series.scalar(rows, split, metric)
   return steps * run.config["run"]["batch_size"], values
 
 

@@ -73,7 +73,7 @@ class Checkpoints:
     Raises:
       OSError: there is not enough disk space.
       UserError: this save or the previous one cannot be written.
-      processes.Lost: likewise, in a run of several processes.
+      processes.ProcessLostError: likewise, in a run of several processes.
     """
     if step in self.steps():
       return
@@ -122,5 +122,5 @@ class Checkpoints:
       )
       # Saving is where processes wait for each other.
       if jax.process_count() > 1 and not isinstance(error, OSError):
-        raise processes.Lost(line) from error
+        raise processes.ProcessLostError(line) from error
       raise UserError(line) from error

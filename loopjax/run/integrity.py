@@ -45,7 +45,7 @@ def checksums(tree: Any) -> dict[str, str]:
   # two moments.
   sums = [_sum(leaf) for leaf in jax.tree.leaves(tree)]
   return {
-    name: processes.whole(pair).astype(">u4").tobytes().hex()
+    name: processes.gather_array(pair).astype(">u4").tobytes().hex()
     for name, pair in zip(names(tree), sums, strict=True)
   }
 

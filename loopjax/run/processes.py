@@ -43,7 +43,7 @@ _PROCESS_ID = flags.DEFINE_integer(
 )
 
 
-class Lost(Exception):
+class ProcessLostError(Exception):
   """Another process of the run is gone; restarting may help."""
 
 
@@ -58,7 +58,7 @@ def start() -> None:
 
   Raises:
     UserError: the flags contradict each other, or detection fails.
-    Lost: no other process answers.
+    ProcessLostError: no other process answers.
   """
   address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
   count = _number(_NUM_PROCESSES, "JAX_NUM_PROCESSES")
@@ -92,7 +92,9 @@ def start() -> None:
   except ValueError as error:
     raise UserError(f"--distributed: {error}") from error
   except RuntimeError as error:
-    raise Lost(f"the processes did not find each other: {error}") from error
+    raise ProcessLostError(
+      f"the processes did not find each other: {error}"
+    ) from error
 
 
 def _number(flag: Any, *variables: str) -> int | None:
@@ -108,7 +110,7 @@ def _number(flag: Any, *variables: str) -> int | None:
   return None
 
 
-def agreed(function: Callable[[], Any]) -> Any:
+def from_process_0(function: Callable[[], Any]) -> Any:
   """Returns process 0's result of `function` on every process.
 
   Args:
@@ -153,7 +155,7 @@ def wait_for_all(seconds: int = 3600) -> None:
     )
 
 
-def everywhere(message: str) -> str:
+def gather_messages(message: str) -> str:
   """The non-empty messages of all processes, joined; "" if there are none."""
   if jax.process_count() == 1:
     return message
@@ -168,7 +170,7 @@ def everywhere(message: str) -> str:
   )
 
 
-def whole(x: Any) -> np.ndarray:
+def gather_array(x: Any) -> np.ndarray:
   """The full array, on every process, of one sharded over all of them."""
   if isinstance(x, jax.Array) and not x.is_fully_addressable:
     if x.is_fully_replicated:

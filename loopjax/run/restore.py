@@ -26,13 +26,13 @@ DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
 STATE, META = "state", "meta"  # The items of each step.
 
 
-class Damaged(Exception):
+class DamagedCheckpointError(Exception):
   """A checkpoint differs from what was written; the message is one line."""
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
   """Steps with a checkpoint, damaged or not, oldest first."""
-  return processes.agreed(
+  return processes.from_process_0(
     lambda: sorted(
       int(path.name)
       for path in (workdir / DIRECTORY).glob("*")
@@ -50,7 +50,7 @@ def newest(
 
   Args:
     workdir: the run's work directory.
-    read: raises Damaged if the checkpoint is damaged.
+    read: raises DamagedCheckpointError if the checkpoint is damaged.
     set_aside: move damaged checkpoints to workdir/damaged, so that the run can
       save these steps again.
 
@@ -61,7 +61,7 @@ def newest(
   for step in reversed(there_are):
     try:
       value = read(step)
-    except Damaged as error:
+    except DamagedCheckpointError as error:
       print(f"checkpoint {step} is not used: {error}", flush=True)
       damaged.append(step)
       continue
@@ -95,7 +95,7 @@ def state(
 
   Raises:
     UserError: its arrays have other names, shapes or dtypes.
-    Damaged: the checkpoint differs from its record.
+    DamagedCheckpointError: the checkpoint differs from its record.
   """
   record = meta(workdir, step)
   where = workdir / DIRECTORY / str(step)
@@ -119,7 +119,7 @@ def params(
 
   Raises:
     UserError: missing, extra or mis-shaped parameters.
-    Damaged: the checkpoint differs from its record.
+    DamagedCheckpointError: the checkpoint differs from its record.
   """
   arrays = meta(workdir, step)["arrays"]
   averaged = any(name.startswith("ema/") for name in arrays)
@@ -169,7 +169,7 @@ def chosen_params(
     found = (
       newest(workdir, read, set_aside=False) if step is None else read(step)
     )
-  except Damaged as error:
+  except DamagedCheckpointError as error:
     raise UserError(f"{label}: checkpoint {step}: {error}") from error
   if found is None:
     raise UserError(f"{label} contains no checkpoints")
@@ -177,7 +177,12 @@ def chosen_params(
 
 
 def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-  """The "meta" saved beside the arrays; raises Damaged or UserError."""
+  """The "meta" of a checkpoint.
+
+  Raises:
+    DamagedCheckpointError: it differs from its record.
+    UserError: there is no such checkpoint.
+  """
   if step not in steps(workdir):
     raise UserError(
       f"{workdir / DIRECTORY}: no checkpoint of step {step}; there are"
@@ -188,7 +193,7 @@ def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   envelope = _intact(lambda: json.loads(path.read_text()))
   content = envelope.get("content") if isinstance(envelope, dict) else None
   if content is None or integrity.digest(content) != envelope.get("sha256"):
-    raise Damaged("its metadata record was changed")
+    raise DamagedCheckpointError("its metadata record was changed")
   return content
 
 
@@ -215,7 +220,9 @@ def _read(
     if arrays[name][2] != checksum
   ]
   if changed:
-    raise Damaged(f"bytes were changed in {integrity.abbreviate(changed)}")
+    raise DamagedCheckpointError(
+      f"bytes were changed in {integrity.abbreviate(changed)}"
+    )
   return tree
 
 
@@ -231,10 +238,12 @@ def _set_aside(workdir: pathlib.Path, damaged: Sequence[int]) -> None:
 
 
 def _intact(read: Callable[[], Any]) -> Any:
-  """The result of `read`; raises Damaged on all processes if it fails on one.
+  """The result of `read`.
 
-  A broken file can make Orbax raise almost anything; only errors of memory,
-  permissions and devices are passed on.
+  Raises:
+    DamagedCheckpointError: on all processes, if `read` fails on one. A broken
+      file can make Orbax raise almost anything, so that only errors of memory,
+      permissions and devices are passed on.
   """
   value, problem = None, ""
   try:
@@ -243,6 +252,6 @@ def _intact(read: Callable[[], Any]) -> Any:
     raise
   except Exception as error:
     problem = f"{type(error).__name__}: {one_line(error)}"
-  if problem := processes.everywhere(problem):
-    raise Damaged(problem)
+  if problem := processes.gather_messages(problem):
+    raise DamagedCheckpointError(problem)
   return value

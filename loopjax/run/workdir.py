@@ -39,7 +39,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     UserError: it cannot be created or written, or another run holds the lock.
   """
   with contextlib.ExitStack() as stack:
-    processes.agreed(lambda: stack.enter_context(_held(workdir)))
+    processes.from_process_0(lambda: stack.enter_context(_held(workdir)))
     yield
 
 

@@ -19,24 +19,28 @@ def main(argv: list[str] | None = None) -> int:
     ),
   )
   source.add_flags(parser)
-  parser.add_argument("--name", help="model name [the directory's]")
+  parser.add_argument("--name", help="model name [that of the directory]")
   parser.add_argument(
-    "--host", default="127.0.0.1", help="address to listen at [127.0.0.1]"
+    "--host", default="127.0.0.1", help="address to listen on [127.0.0.1]"
   )
-  parser.add_argument("--port", type=int, default=8000, help="[8000]")
+  parser.add_argument(
+    "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
+  )
   parser.add_argument(
     "--token_file",
     type=pathlib.Path,
-    help="file with the bearer token of clients [none, local clients only]",
+    help="file with the bearer token of clients [none: local clients only]",
   )
   parser.add_argument(
-    "--slots", type=int, default=8, help="requests decoded at once [8]"
+    "--slots", type=int, default=8, help="requests decoded in parallel [8]"
   )
   parser.add_argument(
     "--max_waiting", type=int, default=64, help="maximum queue length [64]"
   )
   parser.add_argument(
-    "--max_new_tokens", type=int, help="of a completion [as --max_tokens]"
+    "--max_new_tokens",
+    type=int,
+    help="maximum tokens of a completion [as --max_tokens]",
   )
   try:
     options = vars(parser.parse_args(argv))

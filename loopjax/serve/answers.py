@@ -1,4 +1,4 @@
-"""Responses in OpenAI's format: sampled tokens to JSON, whole or streamed."""
+"""Responses in OpenAI's format, whole or streamed, from sampled tokens."""
 
 import math
 import time
@@ -6,79 +6,82 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.requests import Token
 from loopjax.generate.text import Text
-from loopjax.serve.protocol import Ask
+from loopjax.serve.protocol import CompletionRequest, ServedModel
 
 
 class Answer:
-  """The choices of one request and the JSON that reports them.
+  """The answer to one request: its choices, and the JSON that reports them.
 
   Attributes:
     choices: the decoded text of each choice, by index.
   """
 
-  def __init__(self, ask: Ask, tokenizer: Tokenizer, *, model: str, chat: bool):
+  def __init__(
+    self, completion: CompletionRequest, model: ServedModel, *, chat: bool
+  ):
     self.choices = [
-      Text(tokenizer, ask.stops, one.prompt) for one in ask.requests
+      Text(model.tokenizer, completion.stops, one.prompt)
+      for one in completion.requests
     ]
-    self._ask, self._tokenizer, self._chat = ask, tokenizer, chat
+    self._completion, self._tokenizer = completion, model.tokenizer
+    self._chat = chat
     kind = "chat.completion" if chat else "text_completion"
-    self._kind = f"{kind}.chunk" if chat and ask.stream else kind
+    self._kind = f"{kind}.chunk" if chat and completion.stream else kind
     self._head = {
       "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
       "created": int(time.time()),
-      "model": model,
+      "model": model.name,
     }
     self._tokens: list[list[Token]] = [[] for _ in self.choices]
 
-  def beginning(self) -> list[dict[str, Any]]:
+  def first_chunks(self) -> list[dict[str, Any]]:
     """The first chunks of a stream: in a chat, the role of each choice."""
     if not self._chat:
       return []
     return [
-      self._part(index, {"role": "assistant", "content": ""}, None, None)
+      self._chunk(index, {"role": "assistant", "content": ""}, None, None)
       for index in range(len(self.choices))
     ]
 
-  def parts(self, index: int, tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """The chunk for the next tokens of a choice; none if it adds nothing."""
+  def chunks(self, index: int, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """The chunk for the next tokens of a choice; none if it would be empty."""
     choice = self.choices[index]
-    counted = choice.num_tokens
+    num_before = choice.num_tokens
     text = choice.read(tokens)
-    read = tokens[: choice.num_tokens - counted]
+    read = tokens[: choice.num_tokens - num_before]
     self._tokens[index] += read
-    shown = self._ask.log_probabilities
-    if not text and not choice.finish and not shown:
+    with_scores = self._completion.log_probabilities
+    if not text and not choice.finish and not with_scores:
       return []
-    scores = self._scores(read) if shown else None
+    scores = self._scores(read) if with_scores else None
     content = {"content": text} if self._chat else text
-    return [self._part(index, content, scores, choice.finish)]
+    return [self._chunk(index, content, scores, choice.finish)]
 
   def usage(self) -> dict[str, Any]:
-    """Token counts, and the mean number of loops run per sampled token."""
-    written = sum(choice.num_tokens for choice in self.choices)
+    """Token counts, and the mean number of loops per sampled token."""
+    sampled = sum(choice.num_tokens for choice in self.choices)
     loops = sum(choice.num_loops for choice in self.choices)
     return {
-      "prompt_tokens": self._ask.num_prompt_tokens,
-      "completion_tokens": written,
-      "total_tokens": self._ask.num_prompt_tokens + written,
-      "loops_per_token": loops / max(written, 1),
+      "prompt_tokens": self._completion.num_prompt_tokens,
+      "completion_tokens": sampled,
+      "total_tokens": self._completion.num_prompt_tokens + sampled,
+      "loops_per_token": loops / max(sampled, 1),
     }
 
-  def final(self) -> dict[str, Any]:
-    """The last chunk of a stream, which reports the token counts."""
+  def last_chunk(self) -> dict[str, Any]:
+    """The last chunk of a stream, with the token counts."""
     return {**self._whole([]), "usage": self.usage()}
 
   def body(self) -> dict[str, Any]:
-    """The whole response, when it is not streamed."""
+    """The body of a response that is not streamed."""
     choices = []
     for index, choice in enumerate(self.choices):
       scores = None
-      if self._ask.log_probabilities:
+      if self._completion.log_probabilities:
         scores = self._scores(self._tokens[index])
-      said = (
+      content = (
         {"message": {"role": "assistant", "content": choice.text}}
         if self._chat
         else {"text": choice.text}
@@ -86,16 +89,17 @@ class Answer:
       choices.append(
         {
           "index": index,
-          **said,
+          **content,
           "logprobs": scores,
           "finish_reason": choice.finish,
         }
       )
     return {**self._whole(choices), "usage": self.usage()}
 
-  def _part(
+  def _chunk(
     self, index: int, content: Any, scores: Any, finish: str | None
   ) -> dict[str, Any]:
+    """A chunk of a stream, with new content of one choice."""
     choice = {
       "index": index,
       "delta" if self._chat else "text": content,
@@ -105,13 +109,14 @@ class Answer:
     return self._whole([choice])
 
   def _whole(self, choices: list[Any]) -> dict[str, Any]:
+    """A response or chunk with these choices."""
     return {**self._head, "object": self._kind, "choices": choices}
 
   def _scores(self, tokens: Sequence[Token]) -> Mapping[str, Any]:
-    """Log-probabilities of tokens, in the endpoint's format.
+    """Log-probabilities of tokens, in the format of the endpoint.
 
-    "text_offset" is absent: a token decoded by itself may lack the space before
-    it, so offsets would be wrong.
+    "text_offset" is omitted, because it could be wrong: a token that is decoded
+    alone may lack the space before it.
     """
     if self._chat:
       return {
@@ -133,19 +138,21 @@ class Answer:
     }
 
   def _scored(self, token: int, score: float) -> dict[str, Any]:
+    """A token with its log-probability, in the format of chat completions."""
     text = self._text(token)
-    known = list(text.encode()) if "\ufffd" not in text else None
+    # The bytes of an incomplete character are unknown.
+    content = list(text.encode()) if "\ufffd" not in text else None
     if token < 256 and self._tokenizer.name == "bytes":
-      known = [token]
-    return {"token": text, "logprob": _finite(score), "bytes": known}
+      content = [token]
+    return {"token": text, "logprob": _finite(score), "bytes": content}
 
   def _text(self, token: int) -> str:
-    """The text of one token decoded by itself; "" for the end token."""
+    """The text of one token, decoded alone; "" for the end token."""
     if token == self._tokenizer.end:
       return ""
     return self._tokenizer.decode([token])
 
 
 def _finite(value: float) -> float:
-  """The value, or -9999 (as OpenAI reports -inf); JSON has no infinity."""
+  """The value; -9999 for -inf, as in OpenAI's API: JSON has no infinity."""
   return value if math.isfinite(value) else -9999.0

@@ -1,7 +1,8 @@
-"""The routes: from an HTTP request to its response.
+"""The HTTP application: routes, authentication, errors.
 
-When a client disconnects, its task is cancelled; leaving `_written` then
-cancels its requests in the engine, for whole and streamed responses alike.
+When a client disconnects, the task that handles its request is cancelled. This
+closes the generator `_chunks`, which cancels the engine's requests, for whole
+and streamed responses alike.
 """
 
 import asyncio
@@ -24,54 +25,23 @@ from starlette.routing import Route
 from loopjax.errors import UserError
 from loopjax.serve import protocol
 from loopjax.serve.answers import Answer
-from loopjax.serve.protocol import Ask, ClientError, Reader
-from loopjax.serve.worker import BrokenError, FullError, Job, Worker
+from loopjax.serve.errors import (
+  ClientError,
+  EngineFailedError,
+  QueueFullError,
+)
+from loopjax.serve.metrics import ServerMetrics
+from loopjax.serve.protocol import CompletionRequest, ServedModel
+from loopjax.serve.worker import Job, Worker
 
 MAX_BODY = 1 << 20  # Bytes of a request body.
-_BODY_SECONDS = 30
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_BODY_SECONDS = 30  # Maximum time for a request body to arrive.
 
 
-class Metrics:
-  """The Prometheus metrics that /metrics reports."""
+class _Middleware:
+  """Rejects requests without the bearer token, and counts responses."""
 
-  def __init__(self, worker: Worker):
-    self.registry = prometheus_client.CollectorRegistry()
-    shared: Any = {"registry": self.registry}
-    self.responses = prometheus_client.Counter(
-      "loopjax_responses", "Responses by status.", ["status"], **shared
-    )
-    self.tokens = prometheus_client.Counter(
-      "loopjax_tokens", "Tokens read and written.", ["kind"], **shared
-    )
-    self.loops = prometheus_client.Counter(
-      "loopjax_loops", "Loops run for tokens that were written.", **shared
-    )
-    self.first = prometheus_client.Histogram(
-      "loopjax_first_token_seconds", "Until the first token of a request.",
-      buckets=_SECONDS, **shared,
-    )  # fmt: skip
-    self.seconds = prometheus_client.Histogram(
-      "loopjax_request_seconds", "Until the last token of a request.",
-      buckets=_SECONDS, **shared,
-    )  # fmt: skip
-    live = prometheus_client.Gauge(
-      "loopjax_live_requests", "Texts that are being written or wait.", **shared
-    )
-    live.set_function(lambda: worker.num_live)
-
-  def count(self, answer: Answer) -> None:
-    """Adds the tokens and loops of a request that ended or was cancelled."""
-    usage = answer.usage()
-    self.tokens.labels("prompt").inc(usage["prompt_tokens"])
-    self.tokens.labels("completion").inc(usage["completion_tokens"])
-    self.loops.inc(sum(choice.num_loops for choice in answer.choices))
-
-
-class _Guard:
-  """Middleware: rejects requests without the token and counts responses."""
-
-  def __init__(self, app: Any, token: str, metrics: Metrics):
+  def __init__(self, app: Any, token: str, metrics: ServerMetrics):
     self._app, self._token, self._metrics = app, token, metrics
 
   async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -84,14 +54,14 @@ class _Guard:
       await send(message)
 
     given = dict(scope["headers"]).get(b"authorization", b"")
-    wanted = f"Bearer {self._token}".encode()
+    expected = f"Bearer {self._token}".encode()
     app = self._app
     if (
       self._token
       and scope["path"] != "/health"
-      and not hmac.compare_digest(given, wanted)
+      and not hmac.compare_digest(given, expected)
     ):
-      app = _refusal(
+      app = _error_response(
         ClientError(
           "the bearer token is missing or wrong",
           status=401,
@@ -104,30 +74,32 @@ class _Guard:
 
 
 class _Stream(StreamingResponse):
-  """A streamed response that closes its generator however the stream ends."""
+  """A streamed response that always closes its generator."""
 
-  def __init__(self, parts: AsyncGenerator[str, None]):
+  def __init__(self, events: AsyncGenerator[str, None]):
     super().__init__(
-      parts,
+      events,
       media_type="text/event-stream",
       headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
-    self._parts = parts
+    self._events = events
 
   async def stream_response(self, send: Any) -> None:
-    async with contextlib.aclosing(self._parts):
+    async with contextlib.aclosing(self._events):
       await super().stream_response(send)
 
 
 class Service:
   """The handlers of the routes, for one model."""
 
-  def __init__(self, worker: Worker, reader: Reader, metrics: Metrics):
-    self._worker, self._reader, self._metrics = worker, reader, metrics
+  def __init__(
+    self, worker: Worker, model: ServedModel, metrics: ServerMetrics
+  ):
+    self._worker, self._model, self._metrics = worker, model, metrics
     self._started = int(time.time())
 
   async def health(self, request: Request) -> Response:
-    """Status 200 while the engine works, 503 after it has failed."""
+    """Status 200, or 503 after the engine has failed."""
     del request
     healthy = self._worker.healthy
     status = {"status": "ok" if healthy else "failed"}
@@ -137,7 +109,7 @@ class Service:
     """The list of models, which has one entry."""
     del request
     model = {
-      "id": self._reader.name,
+      "id": self._model.name,
       "object": "model",
       "created": self._started,
       "owned_by": "loopjax",
@@ -154,56 +126,56 @@ class Service:
 
   async def completions(self, request: Request) -> Response:
     """Completes prompts."""
-    return await self._answered(request, chat=False)
+    return await self._respond(request, chat=False)
 
   async def chat(self, request: Request) -> Response:
     """Completes a conversation."""
-    return await self._answered(request, chat=True)
+    return await self._respond(request, chat=True)
 
-  async def _answered(self, request: Request, chat: bool) -> Response:
+  async def _respond(self, request: Request, chat: bool) -> Response:
+    """The response to a request for completions or chat completions."""
     started = time.monotonic()
     body = await _body(request)
-    ask = protocol.read(body, self._reader, chat=chat)
-    if len(ask.requests) > self._worker.capacity:
+    completion = protocol.parse(body, self._model, chat=chat)
+    num_choices, capacity = len(completion.requests), self._worker.capacity
+    if num_choices > capacity:
       raise ClientError(
-        f"{len(ask.requests)} choices are more than the"
-        f" {self._worker.capacity} that the server can hold",
+        f"{num_choices} choices are more than the {capacity} that the server"
+        " can run and queue",
         param="n",
       )
     try:
-      job = await self._worker.submit(ask.requests)
-    except FullError:
+      job = await self._worker.submit(completion.requests)
+    except QueueFullError:
       raise ClientError(
-        f"{self._worker.capacity} texts are being written or wait, which is all"
-        " that there is room for; try again",
+        f"the queue is full: at most {capacity} requests can run or wait; try"
+        " again later",
         status=429,
         code="queue_full",
         headers={"Retry-After": "1"},
       ) from None
     except UserError as error:
       raise ClientError(str(error)) from error
-    answer = Answer(
-      ask, self._reader.tokenizer, model=self._reader.name, chat=chat
-    )
-    parts = self._written(job, answer, started)
-    if not ask.stream:
-      return await _while_there(request, _whole(parts, answer))
-    return _Stream(_events(parts, answer, ask))
+    answer = Answer(completion, self._model, chat=chat)
+    chunks = self._chunks(job, answer, started)
+    if not completion.stream:
+      return await _unless_disconnected(request, _whole(chunks, answer))
+    return _Stream(_events(chunks, answer, completion))
 
-  async def _written(
+  async def _chunks(
     self, job: Job, answer: Answer, started: float
   ) -> AsyncGenerator[dict[str, Any], None]:
     """Yields the chunks of an answer; cancels its requests at the end."""
-    waiting = True
+    is_first = True
     try:
-      async for news in job.tokens():
-        if waiting:
+      async for new_tokens in job.tokens():
+        if is_first:
           self._metrics.first.observe(time.monotonic() - started)
-          waiting = False
-        for index in dict.fromkeys(n for n, _ in news):
-          tokens = [token for n, token in news if n == index]
-          for part in answer.parts(index, tokens):
-            yield part
+          is_first = False
+        for index in dict.fromkeys(n for n, _ in new_tokens):
+          tokens = [token for n, token in new_tokens if n == index]
+          for chunk in answer.chunks(index, tokens):
+            yield chunk
           if answer.choices[index].finish:
             self._worker.cancel(job, {index})
     finally:
@@ -213,18 +185,18 @@ class Service:
 
 
 def make_app(
-  worker: Worker, reader: Reader, *, token: str, hosts: list[str]
+  worker: Worker, model: ServedModel, *, token: str, hosts: list[str]
 ) -> Starlette:
-  """The application; the worker's thread starts and stops with it.
+  """The application; it starts and stops the worker's thread.
 
   Args:
     worker: a worker that has not been started.
-    reader: the model's settings for reading requests.
+    model: the served model.
     token: the bearer token that clients must send; "" for none.
-    hosts: host names that requests may be addressed to; "*" for any.
+    hosts: permitted values of the Host header; "*" permits any.
   """
-  metrics = Metrics(worker)
-  service = Service(worker, reader, metrics)
+  metrics = ServerMetrics(worker)
+  service = Service(worker, model, metrics)
 
   @contextlib.asynccontextmanager
   async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -247,24 +219,24 @@ def make_app(
       route("/v1/chat/completions", service.chat, "POST"),
     ],
     middleware=[
-      Middleware(_Guard, token=token, metrics=metrics),
-      # Prevents DNS rebinding, by which another site's page could read answers.
+      Middleware(_Middleware, token=token, metrics=metrics),
+      # Prevents DNS rebinding, by which other sites' pages could read answers.
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
     ],
     exception_handlers={
-      ClientError: lambda request, error: _refusal(error),
-      BrokenError: lambda request, error: _refusal(_broken()),
+      ClientError: lambda request, error: _error_response(error),
+      EngineFailedError: lambda request, error: _error_response(_failed()),
       ClientDisconnect: lambda request, error: Response(status_code=400),
-      HTTPException: lambda request, error: _refusal(
+      HTTPException: lambda request, error: _error_response(
         ClientError(
           f"{request.method} {request.url.path}: {error.detail}",
           status=error.status_code,
           headers=error.headers,
         )
       ),
-      # Starlette raises it again so that the server logs it.
-      Exception: lambda request, error: _refusal(
-        ClientError("an error in the server; see its log", status=500)
+      # Starlette raises it again after the response, so that it is logged.
+      Exception: lambda request, error: _error_response(
+        ClientError("internal error; see the server's log", status=500)
       ),
     },
     lifespan=lifespan,
@@ -272,9 +244,9 @@ def make_app(
 
 
 async def _body(request: Request) -> bytes:
-  """The body of a request, limited in size and in the time it may take."""
+  """The body of a request; raises ClientError if it is too large or slow."""
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
-  if kind != "application/json":  # Other sites' forms cannot send this.
+  if kind != "application/json":  # HTML forms of other sites cannot send this.
     raise ClientError(
       f"Content-Type is {kind[:80]!r} and must be 'application/json'",
       status=415,
@@ -297,26 +269,28 @@ async def _body(request: Request) -> bytes:
 
 
 async def _whole(
-  parts: AsyncGenerator[dict[str, Any], None], answer: Answer
+  chunks: AsyncGenerator[dict[str, Any], None], answer: Answer
 ) -> Response:
-  """The whole response, once all tokens are sampled."""
-  async with contextlib.aclosing(parts):
-    async for _ in parts:
+  """The response that is not streamed; waits for all tokens."""
+  async with contextlib.aclosing(chunks):
+    async for _ in chunks:
       pass
   return JSONResponse(answer.body())
 
 
-async def _while_there(
-  request: Request, making: Coroutine[Any, Any, Response]
+async def _unless_disconnected(
+  request: Request, response: Coroutine[Any, Any, Response]
 ) -> Response:
-  """The response, or status 400 if the client disconnects before it is made."""
+  """Awaits the response; cancels it if the client disconnects."""
 
-  async def gone() -> Response:
+  async def disconnected() -> Response:
     while (await request.receive())["type"] != "http.disconnect":
       pass
-    return Response(status_code=400)  # The client has gone.
+    return Response(status_code=400)  # Nobody receives it.
 
-  tasks = [asyncio.ensure_future(making), asyncio.ensure_future(gone())]
+  tasks = [
+    asyncio.ensure_future(response), asyncio.ensure_future(disconnected()),
+  ]  # fmt: skip
   try:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     return done.pop().result()
@@ -327,29 +301,32 @@ async def _while_there(
 
 
 async def _events(
-  parts: AsyncGenerator[dict[str, Any], None], answer: Answer, ask: Ask
+  chunks: AsyncGenerator[dict[str, Any], None],
+  answer: Answer,
+  completion: CompletionRequest,
 ) -> AsyncGenerator[str, None]:
-  """Server-sent events, one per chunk."""
+  """The server-sent events of a streamed response, one per chunk."""
   try:
-    async with contextlib.aclosing(parts):
-      for part in answer.beginning():
-        yield _event(part)
-      async for part in parts:
-        yield _event(part)
-    if ask.include_usage:
-      yield _event(answer.final())
+    async with contextlib.aclosing(chunks):
+      for chunk in answer.first_chunks():
+        yield _event(chunk)
+      async for chunk in chunks:
+        yield _event(chunk)
+    if completion.include_usage:
+      yield _event(answer.last_chunk())
     yield "data: [DONE]\n\n"
-  except BrokenError:
-    yield _event(_broken().content)
+  except EngineFailedError:
+    yield _event(_failed().content)
 
 
-def _event(part: Any) -> str:
-  return f"data: {json.dumps(part)}\n\n"
+def _event(content: Any) -> str:
+  """A server-sent event with JSON content."""
+  return f"data: {json.dumps(content)}\n\n"
 
 
-def _broken() -> ClientError:
+def _failed() -> ClientError:
   return ClientError("the engine has failed; see the server's log", status=503)
 
 
-def _refusal(error: ClientError) -> JSONResponse:
+def _error_response(error: ClientError) -> JSONResponse:
   return JSONResponse(error.content, error.status, headers=error.headers)

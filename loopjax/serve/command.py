@@ -1,4 +1,4 @@
-"""The command: loads a model, makes its engine and serves until a signal."""
+"""The command: loads a model, creates its engine and serves until a signal."""
 
 import contextlib
 import pathlib
@@ -12,16 +12,16 @@ import uvicorn
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.hub import convert
+from loopjax.language_model import LanguageModel
 from loopjax.serve import app as app_lib
-from loopjax.serve.protocol import Reader
+from loopjax.serve.protocol import ServedModel
 from loopjax.serve.worker import Worker
-from loopjax.subject import Subject
 
-_LOCAL = ("127.0.0.1", "localhost")  # Clients on these addresses need no token.
-_LEAST = 16  # Minimum length of a token, in characters.
-_GRACE = 30  # Seconds that running requests may take after a shutdown signal.
+_LOCAL = ("127.0.0.1", "localhost")  # Hosts that need no token.
+_MIN_TOKEN_LENGTH = 16  # Characters.
+_GRACE_SECONDS = 30  # Time for running requests after a shutdown signal.
 
 
 class Options(NamedTuple):
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 def run(options: Options) -> int:
   """Serves until SIGTERM or Ctrl-C; returns the exit status.
 
-  Running requests then have 30 s to finish.
+  After the signal, running requests have 30 s to finish.
 
   Raises:
     UserError: flags contradict each other, the model cannot be read, or the
@@ -48,60 +48,67 @@ def run(options: Options) -> int:
   """
   token = _token(options)
   _check(options)
-  with contextlib.closing(_bound(options)) as bound:
-    subject = source.load(options.model)
-    engine = source.engine_of(subject, options.model, num_slots=options.slots)
-    # Compile now, so that the first client neither waits nor finds it broken.
-    engine.generate([Request((subject.tokenizer.end,), 2)])
-    return _serve(options, subject, engine, token, bound)
+  with contextlib.closing(_bind(options)) as listener:
+    language_model = source.load(options.model)
+    engine = source.engine_of(
+      language_model, options.model, num_slots=options.slots
+    )
+    # Compiles the programs, so that the first client does not wait for them.
+    engine.generate([GenerationRequest((language_model.tokenizer.end,), 2)])
+    return _serve(options, language_model, engine, token, listener)
 
 
 def _serve(
   options: Options,
-  subject: Subject,
+  language_model: LanguageModel,
   engine: Engine,
   token: str,
-  bound: socket.socket,
+  listener: socket.socket,
 ) -> int:
+  """Serves on a bound socket; returns the exit status."""
   flags = options.model
   name = options.name or flags.folder.resolve().name
   worker = Worker(engine, options.slots + options.max_waiting, lambda: stop())
-  limit = options.max_new_tokens or flags.max_tokens or subject.context_length
+  limit = (
+    options.max_new_tokens or flags.max_tokens or language_model.context_length
+  )
   template = _template(flags.hub or flags.folder / convert.DIRECTORY)
-  reader = Reader(name, subject.tokenizer, engine.max_tokens, limit, template)
+  model = ServedModel(
+    name, language_model.tokenizer, engine.max_tokens, limit, template
+  )
   local = options.host in _LOCAL
   server = uvicorn.Server(
     uvicorn.Config(
       app_lib.make_app(
-        worker, reader, token=token, hosts=list(_LOCAL) if local else ["*"]
+        worker, model, token=token, hosts=list(_LOCAL) if local else ["*"]
       ),
       log_level="warning",
       access_log=False,
       ws="none",
-      timeout_graceful_shutdown=_GRACE,
+      timeout_graceful_shutdown=_GRACE_SECONDS,
     )
   )
 
   def stop() -> None:
     server.should_exit = True
 
-  host, port = bound.getsockname()[:2]
-  place = f"[{host}]" if ":" in host else host
+  host, port = listener.getsockname()[:2]
+  address = f"[{host}]" if ":" in host else host
   print(
-    f"serving {name} at http://{place}:{port}/v1: {options.slots} texts at"
-    f" once, {options.max_waiting} may wait",
+    f"serving {name} at http://{address}:{port}/v1: {options.slots} requests at"
+    f" once, {options.max_waiting} in the queue",
     flush=True,
   )
   # uvicorn re-raises the signal that stopped it.
-  with _handled(signal.SIGTERM), _handled(signal.SIGINT):
-    server.run(sockets=[bound])
+  with _ignored(signal.SIGTERM), _ignored(signal.SIGINT):
+    server.run(sockets=[listener])
   print("ended", flush=True)
-  return 1 if worker.broken else 0
+  return 1 if worker.failed else 0
 
 
 @contextlib.contextmanager
-def _handled(number: signal.Signals):
-  """Installs a handler that ignores a signal, for the time of the context."""
+def _ignored(number: signal.Signals):
+  """A context in which a signal is ignored."""
   before = signal.signal(number, lambda *_: None)
   try:
     yield
@@ -110,22 +117,22 @@ def _handled(number: signal.Signals):
 
 
 def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
-  """The function from messages to a prompt; prints why if there is none."""
+  """The function from messages to a prompt; None if there is no template."""
   try:
     return chat.template(folder)
   except UserError as error:
-    print(f"no conversations: {error}", flush=True)
+    print(f"chat completions are not available: {error}", flush=True)
     return None
 
 
 def _token(options: Options) -> str:
-  """The bearer token; "" if only this machine can connect."""
+  """The bearer token; "" if only local clients can connect."""
   if options.token_file is None:
     if options.host in _LOCAL:
       return ""
     raise UserError(
-      f"--host={options.host} accepts other machines; give --token_file=FILE"
-      " with the bearer token that they must send"
+      f"--host={options.host} accepts connections from other machines; give"
+      " --token_file=FILE with the bearer token that clients must send"
     )
   try:
     token = options.token_file.read_text().strip()
@@ -133,15 +140,16 @@ def _token(options: Options) -> str:
     raise UserError(
       f"--token_file={options.token_file}: cannot be read: {error}"
     ) from error
-  if len(token) < _LEAST or not (token.isascii() and token.isprintable()):
+  is_text = token.isascii() and token.isprintable()
+  if len(token) < _MIN_TOKEN_LENGTH or not is_text:
     raise UserError(
-      f"--token_file={options.token_file}: a token has at least {_LEAST}"
-      " characters, all of them ASCII"
+      f"--token_file={options.token_file}: the token must have at least"
+      f" {_MIN_TOKEN_LENGTH} characters, all of them printable ASCII"
     )
   return token
 
 
-def _bound(options: Options) -> socket.socket:
+def _bind(options: Options) -> socket.socket:
   """A socket bound to --host and --port."""
   family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
   try:

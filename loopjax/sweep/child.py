@@ -8,18 +8,18 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 
-class Stop:
+class StopRequest:
   """Records a request to stop the sweep, and passes it to the current run.
 
   A run has its own process group, so that it receives signals only from this
   process, and only once: it saves at the first and would die at a second.
 
   Attributes:
-    asked: whether a signal was received.
+    received: whether a signal was received.
   """
 
   def __init__(self):
-    self.asked = False
+    self.received = False
     self._process = None
 
   @contextlib.contextmanager
@@ -39,7 +39,7 @@ class Stop:
   def wait(self, process: subprocess.Popen) -> int:
     """Waits for a process, forwarding signals; returns its exit status."""
     self._process = process
-    if self.asked:  # The signal arrived before the process was started.
+    if self.received:  # The signal arrived before the process was started.
       process.terminate()
     status = process.wait()
     self._process = None
@@ -47,14 +47,14 @@ class Stop:
 
   def _note(self, which, frame):
     del frame
-    self.asked = True
+    self.received = True
     if self._process is not None:
       ctrl_c = which == signal.SIGINT
       self._process.send_signal(signal.SIGINT if ctrl_c else signal.SIGTERM)
 
 
 def run_command(
-  command: Sequence[str], log: pathlib.Path, stop: Stop
+  command: Sequence[str], log: pathlib.Path, stop: StopRequest
 ) -> tuple[int, str]:
   """Runs a command and appends its output to a log.
 

@@ -14,7 +14,7 @@ from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
 
 
-class Item(NamedTuple):
+class SweepItem(NamedTuple):
   """One run of a sweep.
 
   Attributes:
@@ -36,7 +36,7 @@ def make_items(
   name: str,
   common: Mapping[str, Any],
   workdir: pathlib.Path = pathlib.Path(),
-) -> list[Item]:
+) -> list[SweepItem]:
   """The items of a sweep, all checked before any of them runs.
 
   Args:
@@ -63,12 +63,12 @@ def make_items(
       + similar(name, there_are)
     )
   base = config_lib.to_dict(config)
-  items: list[Item] = []
+  items: list[SweepItem] = []
   for wanted in there_are[name]:
     earlier = {
       key: items[value.item].slug
       for key, value in wanted.items()
-      if isinstance(value, config_lib.RunOf)
+      if isinstance(value, config_lib.WorkdirOf)
     }
     found = {key: str(workdir / name) for key, name in earlier.items()}
     overrides = {**wanted, **found}
@@ -85,7 +85,7 @@ def make_items(
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error
     directory = slug(base, plain, overrides, earlier)
     needs = tuple(dict.fromkeys(earlier.values()))
-    items.append(Item(overrides, dict(plain), directory, needs))
+    items.append(SweepItem(overrides, dict(plain), directory, needs))
   return items
 
 
@@ -120,7 +120,7 @@ def write_manifest(
   name: str,
   config_name: str,
   common: Mapping[str, Any],
-  items: Sequence[Item],
+  items: Sequence[SweepItem],
 ) -> None:
   """Writes sweep-NAME.json, which tells the report what was planned."""
   manifest = {

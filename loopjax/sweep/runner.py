@@ -10,13 +10,13 @@ from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import child
-from loopjax.sweep.items import Item
+from loopjax.sweep.items import SweepItem
 
 _DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
 
 
 def run_items(
-  items: Sequence[Item],
+  items: Sequence[SweepItem],
   workdir: pathlib.Path,
   arguments: Sequence[str],
   *,
@@ -37,7 +37,7 @@ def run_items(
   Returns:
     {slug: one-line message} of the items that failed, and the exit status.
   """
-  failed, started, stopped, stop = {}, 0, 0, child.Stop()
+  failed, started, stopped, stop = {}, 0, 0, child.StopRequest()
   with stop.listening():
     for number, item in enumerate(items, 1):
       if only not in (None, number - 1):
@@ -85,7 +85,9 @@ def item_arguments(
   return [first, *others, *config_arguments(rest)]
 
 
-def _missing(item: Item, items: Sequence[Item], workdir: pathlib.Path) -> str:
+def _missing(
+  item: SweepItem, items: Sequence[SweepItem], workdir: pathlib.Path
+) -> str:
   """The first incomplete run among those that an item starts from, or ""."""
   for other in (x for x in items if x.slug in item.needs):
     if _state(workdir / other.slug, other.config)[0] != "complete":
@@ -117,7 +119,10 @@ def _state(
 
 
 def _run(
-  item: Item, workdir: pathlib.Path, arguments: Sequence[str], stop: child.Stop
+  item: SweepItem,
+  workdir: pathlib.Path,
+  arguments: Sequence[str],
+  stop: child.StopRequest,
 ) -> tuple[int, str, str]:
   """Runs an item.
 
@@ -135,11 +140,11 @@ def _run(
   ]
   start = time.monotonic()
   status, last_line = child.run_command(command, log, stop)
-  if status == _PREEMPTED or (stop.asked and status < 0):
+  if status == _PREEMPTED or (stop.received and status < 0):
     return _PREEMPTED, "preempted; the same command resumes it", ""
   if status == _LOST:
     return _LOST, "lost a process; the same command resumes it", ""
-  stopped = _PREEMPTED if stop.asked else 0
+  stopped = _PREEMPTED if stop.received else 0
   state, message = _state(directory, item.config)
   if status == 0 and state == "complete":
     return stopped, f"done in {time.monotonic() - start:.0f} s", ""

@@ -128,7 +128,7 @@ def _panels(
 
 def _lines(rows: series.Rows, name: str, splits: Iterable[str]) -> list[Line]:
   """A line for each split that has the metric."""
-  found = [Line(split, *series.of(rows, split, name)) for split in splits]
+  found = [Line(split, *series.scalar(rows, split, name)) for split in splits]
   return [line for line in found if len(line.x)]
 
 
@@ -141,6 +141,7 @@ def _loops(rows: series.Rows) -> list[Line]:
     ]
   kinds = {"cells": "ponder_steps_cells", "memory": "ponder_steps_memory"}
   found = [
-    Line(kind, *series.of(rows, "train", name)) for kind, name in kinds.items()
+    Line(kind, *series.scalar(rows, "train", name))
+    for kind, name in kinds.items()
   ]
   return [line for line in found if len(line.x)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.analysis.multihop import patching, questions, subject
+from loopjax.analysis.multihop import instrumented, patching, questions
 from loopjax.data.multihop import task
 from loopjax.types import Output
 
@@ -89,9 +89,9 @@ class Composer:
     return jnp.concatenate([entity, token], axis=-1)
 
 
-def make_subject(num_loops=LOOPS, **options):
+def instrument(num_loops=LOOPS, **options):
   """A composer to look into; batches do not divide the questions."""
-  return subject.make_subject(
+  return instrumented.instrument(
     lambda composer: composer_of(composer, **options),
     {},
     num_padding_tokens=PADDING,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loopjax.analysis import adaptive, draw, positions
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def drawn(monkeypatch):
   return saved
 
 
-def make_view(directory, rows=(), **overrides):
+def evaluate_model(directory, rows=(), **overrides):
   overrides = {"eval__depth_factor": 0, **overrides}
   settings = analysis_examples.make_settings("adaptive", **overrides)
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
-  return view_lib.make_view(
+  return evaluated_lib.evaluate_model(
     settings, graphdef, params, dataset, list(rows), directory
   )
 
@@ -60,8 +60,8 @@ def lines(axes):
 
 
 def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
-  view = make_view(tmp_path, rows())
-  assert adaptive.draw_loops(view) == [tmp_path / "loops.png"]
+  evaluated = evaluate_model(tmp_path, rows())
+  assert adaptive.draw_loops(evaluated) == [tmp_path / "loops.png"]
   over, at_end, onset, scales = drawn["loops.png"].axes
   steps, values = lines(over)["layer 2"]
   assert (list(steps), list(values)) == ([10, 20], [1.5, 2.0])
@@ -78,14 +78,14 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
 
 def test_one_iteration_has_no_figure(tmp_path):
   one = {"model__num_loops": 1, "model__update": "delta"}
-  view = make_view(tmp_path, rows(num_loops=1), **one)
-  assert adaptive.draw_loops(view) == adaptive.draw_exits(view) == []
-  assert adaptive.draw_memory(view._replace(rows=[])) == []
+  evaluated = evaluate_model(tmp_path, rows(num_loops=1), **one)
+  assert adaptive.draw_loops(evaluated) == adaptive.draw_exits(evaluated) == []
+  assert adaptive.draw_memory(evaluated._replace(rows=[])) == []
 
 
 def test_slots_are_drawn_with_the_gates_of_their_bank(tmp_path, drawn):
-  view = make_view(tmp_path, rows())
-  assert adaptive.draw_memory(view) == [tmp_path / "memory.png"]
+  evaluated = evaluate_model(tmp_path, rows())
+  assert adaptive.draw_memory(evaluated) == [tmp_path / "memory.png"]
   gates, slots = drawn["memory.png"].axes  # Rows have local gates alone.
   assert list(lines(gates)["layer 2"][1]) == pytest.approx([0.2, 0.3])
   together, alone = slots.containers
@@ -102,15 +102,17 @@ def test_slots_in_use():
 
 def test_a_lower_threshold_runs_fewer_iterations(tmp_path, drawn):
   """A fresh router tosses coins: 1/2, 3/4, and the rest."""
-  view = make_view(tmp_path)
-  files = adaptive.draw_exits(view)
+  evaluated = evaluate_model(tmp_path)
+  files = adaptive.draw_exits(evaluated)
   assert files == [tmp_path / "exits.png", tmp_path / "exits.json"]
   found = json.loads(files[1].read_text())["exits"]
   assert [row["exit_threshold"] for row in found] == [1.0, 0.99, 0.9, 0.7, 0.5]
   for name in ("loops_per_token", "loops_per_row"):
     assert [row[name] for row in found] == [3, 3, 3, 2, 1]
-  name = view.settings.task_module.HEADLINE[0]
-  score = view.settings.task_module.score(view.output, view.batch)[name]
+  name = evaluated.settings.task_module.HEADLINE[0]
+  score = evaluated.settings.task_module.score(
+    evaluated.output, evaluated.batch
+  )[name]
   assert found[0][name] == pytest.approx(float(np.mean(score)), abs=1e-6)
   for row in found:
     change = row[name] - found[0][name]
@@ -119,25 +121,25 @@ def test_a_lower_threshold_runs_fewer_iterations(tmp_path, drawn):
 
 
 def test_a_row_takes_as_long_as_its_slowest_token(tmp_path, monkeypatch):
-  view = make_view(tmp_path)
-  num, tokens = len(view.batch["inputs"]), view.spec.sequence_length
+  evaluated = evaluate_model(tmp_path)
+  num, tokens = len(evaluated.batch["inputs"]), evaluated.spec.sequence_length
   weights = np.zeros((3, num, tokens, 2), np.float32)
   weights[0] = 1.0
   weights[:, 0, 0, 1] = 0.25, 0.25, 0.5  # One token of one row goes on.
-  output = view.output._replace(trace={"halting": weights})
-  view = view._replace(forward=lambda *args, **options: output)
-  row = adaptive.exits(view, view.settings.task_module.HEADLINE[0])[0]
+  output = evaluated.output._replace(trace={"halting": weights})
+  evaluated = evaluated._replace(forward=lambda *args, **options: output)
+  row = adaptive.exits(evaluated, evaluated.settings.task_module.HEADLINE[0])[0]
   assert row["loops_per_row"] == pytest.approx(1 + 2 / (2 * num))
   assert row["loops_per_token"] == pytest.approx(1 + 2 / (2 * num * tokens))
 
 
 def test_many_rows_over_a_large_vocabulary_are_not_looked_at():
   spec = analysis_examples.make_settings().spec
-  assert view_lib.num_looked_at(spec) == view_lib.NUM_LOOKED_AT
+  assert evaluated_lib.max_examples(spec) == evaluated_lib.MAX_EXAMPLES
   large = dataclasses.replace(spec, vocab_size=50_304, sequence_length=1024)
-  assert view_lib.num_looked_at(large) == 5
+  assert evaluated_lib.max_examples(large) == 5
   larger = dataclasses.replace(spec, vocab_size=2**20, sequence_length=2**20)
-  assert view_lib.num_looked_at(larger) == 1
+  assert evaluated_lib.max_examples(larger) == 1
 
 
 def test_the_loss_is_by_position_in_the_document():

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from loopjax.analysis import depth
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 
 
 def _score(output, batch):
@@ -36,8 +36,8 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
   graphdef, params = analysis_examples.make_model(settings)
   # Otherwise an untrained model gets nearly the same score at every depth.
   params["head"]["kernel"] = params["head"]["kernel"] * 8
-  batch = view_lib.sample(analysis_examples.make_dataset(20, 20), 20)
-  view = view_lib.View(
+  batch = evaluated_lib.sample(analysis_examples.make_dataset(20, 20), 20)
+  evaluated = evaluated_lib.EvaluatedModel(
     settings=settings,
     graphdef=graphdef,
     params=params,
@@ -45,11 +45,11 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
     num_memory=settings.model.num_memory_tokens,
     batch=batch,
     output=None,  # The depth is measured by a run of its own.
-    forward=view_lib.make_forward(settings, graphdef, params, batch),
+    forward=evaluated_lib.make_forward(settings, graphdef, params, batch),
     rows=[],
     directory=tmp_path,
   )
-  scores = depth.accuracy_by_depth(view)
+  scores = depth.accuracy_by_depth(evaluated)
   assert len(scores["exact_match"]) == 6
   assert len(set(scores["blank_accuracy"])) > 3
   model = nnx.merge(graphdef, params)
@@ -57,13 +57,13 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
     run = jax.jit(
       functools.partial(model, num_loops=loops, trace=("confidence",))
     )
-    output = run(view.batch["inputs"])
+    output = run(evaluated.batch["inputs"])
     chances = jax.nn.softmax(output.logits)
     np.testing.assert_allclose(
       output.trace["confidence"][-1], chances.max(axis=-1), rtol=1e-5
     )
     for name in ("exact_match", "blank_accuracy"):
-      value = settings.task_module.score(output, view.batch)[name]
+      value = settings.task_module.score(output, evaluated.batch)[name]
       np.testing.assert_allclose(
         scores[name][loops - 1], np.mean(value), atol=1e-6
       )
@@ -71,11 +71,11 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
 
 def test_chunks_do_not_change_what_is_shown(monkeypatch):
   # 19 examples in chunks of 8: the last chunk is filled up.
-  monkeypatch.setattr(view_lib, "_CHUNK", 8)
+  monkeypatch.setattr(evaluated_lib, "_CHUNK", 8)
   settings = analysis_examples.make_settings()
   graphdef, params = analysis_examples.make_model(settings)
-  batch = view_lib.sample(analysis_examples.make_dataset(), 20)
-  forward = view_lib.make_forward(settings, graphdef, params, batch)
+  batch = evaluated_lib.sample(analysis_examples.make_dataset(), 20)
+  forward = evaluated_lib.make_forward(settings, graphdef, params, batch)
   names = ("prediction", "confidence", "weight", "attention")
   shown = forward(names, averaged=("attention",), num_loops=4, num_examples=19)
   model = nnx.merge(graphdef, params)
@@ -95,11 +95,11 @@ def test_chunks_do_not_change_what_is_shown(monkeypatch):
 @pytest.mark.parametrize("num_examples", [0, 10, 20, 99])
 def test_sample_is_the_first_examples_without_padding(num_examples):
   dataset = analysis_examples.make_dataset(20, 8)
-  batch = view_lib.sample(dataset, num_examples)
+  batch = evaluated_lib.sample(dataset, num_examples)
   rows = batch["row"]
   assert batch["valid"].all()
   assert rows.tolist() == list(range(20))[: num_examples or None]
-  again = view_lib.sample(dataset, num_examples)
+  again = evaluated_lib.sample(dataset, num_examples)
   np.testing.assert_array_equal(again["row"], rows)
 
 
@@ -109,9 +109,9 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
     eval__depth_examples=20, eval__batch_size=20
   )
   graphdef, params = analysis_examples.make_model(settings)
-  batch = view_lib.sample(analysis_examples.make_dataset(20, 20), 20)
+  batch = evaluated_lib.sample(analysis_examples.make_dataset(20, 20), 20)
   batch["group/split"] = np.array([0, 2] * 10)
-  view = view_lib.View(
+  evaluated = evaluated_lib.EvaluatedModel(
     settings=settings,
     graphdef=graphdef,
     params=params,
@@ -119,13 +119,13 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
     num_memory=settings.model.num_memory_tokens,
     batch=batch,
     output=None,
-    forward=view_lib.make_forward(settings, graphdef, params, batch),
+    forward=evaluated_lib.make_forward(settings, graphdef, params, batch),
     rows=[],
     directory=tmp_path,
     splits=("here", "nowhere", "there"),
   )
-  parts = depth.accuracy_by_depth(view)
-  whole = depth.accuracy_by_depth(view._replace(splits=()))
+  parts = depth.accuracy_by_depth(evaluated)
+  whole = depth.accuracy_by_depth(evaluated._replace(splits=()))
   assert {name.partition("/")[0] for name in parts} == {"here", "there"}
   mean = (parts["here/blank_accuracy"] + parts["there/blank_accuracy"]) / 2
   np.testing.assert_allclose(mean, whole["blank_accuracy"], rtol=1e-6)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import exits
-from loopjax.analysis import view as view_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.losses import tokens as token_losses
 
 LOOPS = 3
 
 
-def make_view(directory, **overrides):
+def evaluate_model(directory, **overrides):
   settings = analysis_examples.make_settings(
     "looped", eval__depth_factor=0, **overrides
   )
@@ -29,7 +29,9 @@ def make_view(directory, **overrides):
     kernel = params["exit_gate"]["kernel"]
     params["exit_gate"]["kernel"] = 50 * kernel
   dataset = analysis_examples.make_dataset()
-  return view_lib.make_view(settings, graphdef, params, dataset, [], directory)
+  return evaluated_lib.evaluate_model(
+    settings, graphdef, params, dataset, [], directory
+  )
 
 
 def by_hand():
@@ -88,10 +90,13 @@ def test_a_curve_is_loss_against_loops():
 
 
 def test_what_is_measured_is_what_the_model_does(tmp_path):
-  view = make_view(tmp_path, model__exit_gate="joint")
-  found = exits.measure(view, 18)  # In parts that differ in size.
-  inputs, targets = view.batch["inputs"][:18], view.batch["targets"][:18]
-  model = nnx.merge(view.graphdef, view.params)
+  evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
+  found = exits.measure(evaluated, 18)  # In parts that differ in size.
+  inputs, targets = (
+    evaluated.batch["inputs"][:18],
+    evaluated.batch["targets"][:18],
+  )
+  model = nnx.merge(evaluated.graphdef, evaluated.params)
   assert found.losses.shape == (2 * LOOPS, *inputs.shape)
   states = [model.embed(inputs, None)]
   for loops in (2, 2 * LOOPS):
@@ -110,28 +115,28 @@ def test_what_is_measured_is_what_the_model_does(tmp_path):
     change = np.linalg.norm(after - before, axis=-1)
     norm = np.linalg.norm(after, axis=-1)
     np.testing.assert_allclose(found.changes[loop], change / norm, atol=1e-5)
-  np.testing.assert_array_equal(found.weights, view.batch["weights"][:18])
+  np.testing.assert_array_equal(found.weights, evaluated.batch["weights"][:18])
 
 
 def test_the_curve_is_drawn_with_its_numbers(tmp_path):
-  view = make_view(tmp_path, model__exit_gate="joint")
-  files = exits.draw_curve(view)
+  evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
+  files = exits.draw_curve(evaluated)
   assert files == [tmp_path / "exit_curve.png", tmp_path / "exit_curve.json"]
   assert all(file.stat().st_size for file in files)
   numbers = json.loads(files[1].read_text())
-  found = exits.measure(view)
+  found = exits.measure(evaluated)
   assert numbers["gate"] == exits.curve(found, LOOPS, "gate")
   assert len(numbers["fixed"]) == 2 * LOOPS
   loops = [row["loops"] for row in numbers["gate"]]
   assert loops == sorted(loops)
   assert loops[0] < loops[-1] == pytest.approx(LOOPS)
-  assert exits.draw_map(view) == []  # A board is no text.
+  assert exits.draw_map(evaluated) == []  # A board is no text.
 
 
 @pytest.mark.parametrize("gate", ["none", "unused"])
 def test_a_gate_that_was_not_trained_is_not_drawn(tmp_path, gate):
-  view = make_view(tmp_path, model__exit_gate=gate)
-  assert exits.draw_curve(view) == exits.draw_map(view) == []
+  evaluated = evaluate_model(tmp_path, model__exit_gate=gate)
+  assert exits.draw_curve(evaluated) == exits.draw_map(evaluated) == []
 
 
 def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
@@ -146,13 +151,13 @@ def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
   weights[0, -1] = 0.0
   found = exits.Losses(losses, gates, gates, weights)
   monkeypatch.setattr(exits, "measure", lambda *_: found)
-  view = make_view(tmp_path, model__exit_gate="joint")
+  evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
   task = TextConfig(train_files="made:arithmetic")
-  view = view._replace(
-    settings=view.settings._replace(task=task),
-    batch={**view.batch, "targets": targets},
+  evaluated = evaluated._replace(
+    settings=evaluated.settings._replace(task=task),
+    batch={**evaluated.batch, "targets": targets},
   )
-  (path,) = exits.draw_map(view)
+  (path,) = exits.draw_map(evaluated)
   page = path.read_text()
   (block,) = re.findall(r'<pre class="shaded">(.*?)</pre>', page, re.DOTALL)
   spans = re.findall(

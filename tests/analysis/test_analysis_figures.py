@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from loopjax.analysis import depth, figures, series
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import sudoku as pictures
-from loopjax.analysis import view as view_lib
 from loopjax.run import workdir as workdir_lib
 
 _ALWAYS = {"attention", "attention_heads", "depth", "puzzle", "puzzle_failed"}
@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_looked_at_has_no_figures(
   def fail(*arguments):
     raise MemoryError("no room")
 
-  monkeypatch.setattr(view_lib, "make_view", fail)
+  monkeypatch.setattr(evaluated_lib, "evaluate_model", fail)
   assert _draw(tmp_path) == ([], {}, ["of every kind"])
   assert "MemoryError: no room" in capsys.readouterr().err
 
@@ -149,37 +149,39 @@ def test_the_hard_puzzle_is_chosen(tmp_path):
   settings = analysis_examples.make_settings()
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
-  view = view_lib.make_view(
+  evaluated = evaluated_lib.evaluate_model(
     settings, graphdef, params, dataset, [], tmp_path / "figures"
   )
-  targets = view.batch["targets"]
-  blanks = np.sum(view.batch["inputs"] == 1, axis=1)
+  targets = evaluated.batch["targets"]
+  blanks = np.sum(evaluated.batch["inputs"] == 1, axis=1)
   # Everything is solved, at once, but for one puzzle in the middle.
   missed = int(np.argsort(blanks)[10])
   logits = np.eye(6)[targets]
   logits[missed] = 0.0
   prediction = np.stack([targets] * 3)
-  output = view.output._replace(
-    logits=logits, trace={**view.output.trace, "prediction": prediction}
+  output = evaluated.output._replace(
+    logits=logits, trace={**evaluated.output.trace, "prediction": prediction}
   )
-  solved, failed = pictures.choose(view._replace(output=output))
+  solved, failed = pictures.choose(evaluated._replace(output=output))
   assert blanks[solved] == blanks.max()
   assert failed == missed
   all_solved = output._replace(logits=np.eye(6)[targets])
-  assert pictures.choose(view._replace(output=all_solved))[1] is None
+  assert pictures.choose(evaluated._replace(output=all_solved))[1] is None
   none_solved = output._replace(logits=np.zeros_like(logits))
-  assert pictures.choose(view._replace(output=none_solved))[1] is not None
+  assert pictures.choose(evaluated._replace(output=none_solved))[1] is not None
 
 
 def test_nothing_is_drawn_of_a_failure_that_is_not_there(tmp_path):
   settings = analysis_examples.make_settings()
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
-  view = view_lib.make_view(
+  evaluated = evaluated_lib.evaluate_model(
     settings, graphdef, params, dataset, [], tmp_path / "figures"
   )
-  output = view.output._replace(logits=np.eye(6)[view.batch["targets"]])
-  assert pictures.draw_failed(view._replace(output=output)) == []
+  output = evaluated.output._replace(
+    logits=np.eye(6)[evaluated.batch["targets"]]
+  )
+  assert pictures.draw_failed(evaluated._replace(output=output)) == []
 
 
 def test_series_skip_rows_that_lack_the_metric():
@@ -188,7 +190,7 @@ def test_series_skip_rows_that_lack_the_metric():
     {"step": 2, "split": "validation", "a": 9.0},
     {"step": 3, "split": "train", "a": 2.0, "b/loop=0": 5.0},
   ]
-  steps, values = series.of(rows, "train", "a")
+  steps, values = series.scalar(rows, "train", "a")
   np.testing.assert_array_equal([steps, values], [[1, 3], [1.0, 2.0]])
   steps, values = series.by_loop(rows, "train", "b")
   np.testing.assert_array_equal(steps, [1])

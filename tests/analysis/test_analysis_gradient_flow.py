@@ -13,7 +13,7 @@ from tests_support import load_config
 
 from loopjax import config as config_lib
 from loopjax import trained
-from loopjax.analysis import gradient_flow
+from loopjax.analysis import gradient_flow, jacobians
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import melt
@@ -36,8 +36,8 @@ def model_of(name, bias=0.0, **changes):
 @pytest.mark.parametrize("name", ["looped", "melt"])
 def test_numbers_are_those_of_dense_jacobians(name):
   model = model_of(name)
-  found = gradient_flow.measure(model, TOKENS, COUNT, TARGETS)
-  loops = gradient_flow.recurrence(model, TOKENS, COUNT)
+  found = jacobians.measure(model, TOKENS, COUNT, TARGETS)
+  loops = jacobians.recurrence(model, TOKENS, COUNT)
   step = jax.jit(loops.step)
   state, dense = loops.start, []
   for t in range(LOOPS):
@@ -71,7 +71,7 @@ def test_numbers_are_those_of_dense_jacobians(name):
 def test_the_last_state_is_what_is_read_out(name):
   """The loops over a last token are those of the full forward pass."""
   model = model_of(name)
-  loops = gradient_flow.recurrence(model, TOKENS, COUNT)
+  loops = jacobians.recurrence(model, TOKENS, COUNT)
   step, state = jax.jit(loops.step), loops.start
   for t in range(LOOPS):
     state = step(state, t)[0]
@@ -84,7 +84,7 @@ def test_saturated_gates_pass_everything_or_nothing():
   """Proposition E.1: z = 1 is a radius of 1; z = 0 of 0."""
   for bias, radius, part in ((50.0, 1.0, "kept"), (-50.0, 0.0, "replaced")):
     model = model_of("melt", bias=bias)
-    found = gradient_flow.measure(model, TOKENS, COUNT, TARGETS)
+    found = jacobians.measure(model, TOKENS, COUNT, TARGETS)
     np.testing.assert_allclose(found["latent"], [radius] * 2, atol=1e-4)
     np.testing.assert_allclose(found["gate"]["mean"], [radius] * 2, atol=1e-4)
     assert found["gate"][part] == [1.0, 1.0]
@@ -92,7 +92,7 @@ def test_saturated_gates_pass_everything_or_nothing():
 
 @pytest.mark.parametrize("gate", ["scalar", "ema"])
 def test_a_gate_that_all_features_share_scales_them_all(gate):
-  found = gradient_flow.measure(
+  found = jacobians.measure(
     model_of("melt", model__gate=gate), TOKENS, COUNT, TARGETS
   )
   assert len(found["gate"]["mean"]) == len(found["latent"]) == LOOPS - 1
@@ -120,7 +120,7 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
     config = load_config("lm_melt", f"smoke,model.name={workdir.name}")
     config.optim.gate_rate = 1.0  # The looped model has no gates.
     settings = config_lib.resolve(config)
-    return trained.Trained(settings, *make_model(settings), 0)
+    return trained.TrainedModel(settings, *make_model(settings), 0)
 
   def measure(model, tokens, count, targets):
     assert len(tokens) == len(count) == len(targets) == 4
@@ -132,7 +132,7 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
     return {"family": "melt", **one, "latent": [], "gate": gate}
 
   monkeypatch.setattr(trained, "read", read)
-  monkeypatch.setattr(gradient_flow, "measure", measure)
+  monkeypatch.setattr(jacobians, "measure", measure)
   runs = [str(tmp_path / name) for name in ("melt", "looped")]
   assert gradient_flow.main([*runs, "--texts=4"]) == 0
   files = sorted((tmp_path / "melt" / "analysis").iterdir())

@@ -44,5 +44,5 @@ def test_a_table_has_every_kind_of_the_family(name):
 
 def test_what_predicts_no_next_tokens_has_no_cache():
   settings = config_lib.resolve(load_config("sudoku_utm", "smoke"))
-  with pytest.raises(UserError, match="predicts no next tokens"):
+  with pytest.raises(UserError, match="does not predict next tokens"):
     memory.sizes(settings)

@@ -10,8 +10,8 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import samples
-from loopjax.analysis import view as view_lib
 from loopjax.types import Dataset
 
 END = 256
@@ -53,7 +53,7 @@ def _view(directory, name="looped"):
     "weights": weights, "documents": np.zeros((8, 16), np.int32),
     "valid": np.ones(8, bool),
   }  # fmt: skip
-  return view_lib.make_view(
+  return evaluated_lib.evaluate_model(
     settings,
     graphdef,
     params,
@@ -64,15 +64,15 @@ def _view(directory, name="looped"):
 
 
 def test_the_likeliest_text_is_what_the_model_says(tmp_path):
-  view = _view(tmp_path)
-  (path,) = samples.draw_samples(view)
+  evaluated = _view(tmp_path)
+  (path,) = samples.draw_samples(evaluated)
   text = path.read_text()
   blocks = [
     html.unescape(found)
     for found in re.findall(r"<pre><code>(.*?)</code></pre>", text, re.DOTALL)
   ]
   assert text.count("<h2>") == 4 and len(blocks) == 16
-  model = nnx.merge(view.graphdef, view.params)
+  model = nnx.merge(evaluated.graphdef, evaluated.params)
   tokens = list(b"12+30=42")
   for _ in range(8):
     logits = model(jnp.asarray([tokens]), num_loops=2).logits

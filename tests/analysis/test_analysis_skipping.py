@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import skipping
-from loopjax.analysis import view as view_lib
 from loopjax.losses import tokens as token_losses
 
 
-def make_view(directory, **overrides):
+def evaluate_model(directory, **overrides):
   settings = analysis_examples.make_settings(
     "melt", eval__depth_factor=0, **overrides
   )
@@ -21,31 +21,35 @@ def make_view(directory, **overrides):
   if "exit_gate" in params:  # As if it had learned to tell tokens apart.
     params["exit_gate"]["kernel"] *= 5
   dataset = analysis_examples.make_dataset()
-  return view_lib.make_view(settings, graphdef, params, dataset, [], directory)
+  return evaluated_lib.evaluate_model(
+    settings, graphdef, params, dataset, [], directory
+  )
 
 
 def test_exits_are_measured_token_by_token(tmp_path, monkeypatch):
   monkeypatch.setattr(skipping, "THRESHOLDS", (0.3, 0.5, 1.0))
-  view = make_view(tmp_path)
-  documents = np.repeat([[1, 2]], len(view.batch["inputs"]), axis=0)
+  evaluated = evaluate_model(tmp_path)
+  documents = np.repeat([[1, 2]], len(evaluated.batch["inputs"]), axis=0)
   documents = np.repeat(documents, (10, 6), axis=1)
-  view = view._replace(batch={**view.batch, "documents": documents})
-  found = skipping.measure(view)
+  evaluated = evaluated._replace(
+    batch={**evaluated.batch, "documents": documents}
+  )
+  found = skipping.measure(evaluated)
   assert [row["rule"] for row in found[:: len(skipping.THRESHOLDS)]] == [
     "gate", "change",
   ]  # fmt: skip
   by_threshold = [row["loops"] for row in found if row["rule"] == "gate"]
   assert by_threshold == sorted(by_threshold, reverse=True)
   assert by_threshold[0] == pytest.approx(3) and by_threshold[-1] < 2.9
-  model = nnx.merge(view.graphdef, view.params)
-  logits = jax.jit(model)(view.batch["inputs"]).logits
-  losses = token_losses.token_cross_entropy(logits, view.batch["targets"])
+  model = nnx.merge(evaluated.graphdef, evaluated.params)
+  logits = jax.jit(model)(evaluated.batch["inputs"]).logits
+  losses = token_losses.token_cross_entropy(logits, evaluated.batch["targets"])
   for row in (found[0], found[len(skipping.THRESHOLDS)]):
     assert row["threshold"] == 1.0 and row["error"] == 0.0
     # Of the first document alone.
     assert row["loss"] == pytest.approx(float(losses[:, :10].mean()), rel=1e-4)
   assert found[-1]["loss"] != found[len(skipping.THRESHOLDS)]["loss"]
-  files = skipping.draw_curve(view, found)
+  files = skipping.draw_curve(evaluated, found)
   assert files == [tmp_path / "skipping.png", tmp_path / "skipping.json"]
   assert json.loads(files[1].read_text()) == {"exits": found}
 
@@ -62,4 +66,6 @@ def test_scores_are_the_fewest_loops_that_lose_little():
 
 
 def test_without_a_gate_nothing_is_measured(tmp_path):
-  assert skipping.measure(make_view(tmp_path, model__exit_gate="none")) == []
+  assert (
+    skipping.measure(evaluate_model(tmp_path, model__exit_gate="none")) == []
+  )

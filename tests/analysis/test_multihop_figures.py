@@ -65,11 +65,11 @@ def test_stages_over_training(drawn, tmp_path):
 
 
 def test_readings(drawn, tmp_path):
-  asked = examples.make_questions()
-  observed = examples.make_subject().observe(asked)
-  lens = readings.logit_lens(asked, observed)
-  cosines = readings.cosines(asked, observed)
-  role_exposure = readings.role_exposure(asked, observed)
+  question_set = examples.make_questions()
+  observed = examples.instrument().observe(question_set)
+  lens = readings.logit_lens(question_set, observed)
+  cosines = readings.cosines(question_set, observed)
+  role_exposure = readings.role_exposure(question_set, observed)
   figures.draw_lens(lens, tmp_path)
   shown = panels(drawn["lens.png"])
   assert len(shown) == 3 * (2 + 3)  # Entities of train, test_id and test_ood.
@@ -102,11 +102,11 @@ def test_readings(drawn, tmp_path):
 
 
 def test_effects(drawn, tmp_path):
-  asked = examples.make_questions()
-  looked_at = examples.make_subject(strength=0.1)
-  observed = looked_at.observe(asked)
-  (place,) = interventions.places(asked, 3, 2)
-  found = interventions.sweep(looked_at, asked, observed, place)
+  question_set = examples.make_questions()
+  model = examples.instrument(strength=0.1)
+  observed = model.observe(question_set)
+  (place,) = interventions.places(question_set, 3, 2)
+  found = interventions.sweep(model, question_set, observed, place)
   effects.draw_interventions(found, tmp_path)
   shown = panels(drawn["intervention_loop2.png"])
   assert len(shown) == len(edits.NORMS) * len(interventions.TARGETS)
@@ -118,11 +118,11 @@ def test_effects(drawn, tmp_path):
   data = {each.get_label(): each[0].get_xydata() for each in containers}
   assert data["train_3"].tolist() == wanted
   assert list(data) == ["train_3", "test_id_3", "test_ood_3"]
-  looked_at = examples.make_subject()
-  observed = looked_at.observe(asked)
+  model = examples.instrument()
+  observed = model.observe(question_set)
   patched, _ = patching.patch(
-    looked_at,
-    asked,
+    model,
+    question_set,
     observed,
     place,
     examples.make_table(),

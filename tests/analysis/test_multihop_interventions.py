@@ -8,18 +8,18 @@ from loopjax.analysis.multihop import edits, interventions, rows
 
 
 def test_places_are_where_bridges_can_be_known():
-  asked = examples.make_questions()
-  first, second = interventions.places(asked, 3)
+  question_set = examples.make_questions()
+  first, second = interventions.places(question_set, 3)
   assert (first.loop, second.loop) == (1, 2)
-  assert sorted(set(asked.hops[first.rows].tolist())) == [2, 3]
-  assert set(asked.hops[second.rows].tolist()) == {3}
+  assert sorted(set(question_set.hops[first.rows].tolist())) == [2, 3]
+  assert set(question_set.hops[second.rows].tolist()) == {3}
   assert set(first.position.tolist()) == {1}
   assert set(second.position.tolist()) == {2}
-  assert [place.loop for place in interventions.places(asked, 2)] == [1]
-  (chosen,) = interventions.places(asked, 3, loop=2)
+  assert [place.loop for place in interventions.places(question_set, 2)] == [1]
+  (chosen,) = interventions.places(question_set, 3, loop=2)
   assert np.array_equal(chosen.rows, second.rows)
-  (moved,) = interventions.places(asked, 3, loop=1, position=3)
-  assert set(asked.hops[moved.rows].tolist()) == {3}
+  (moved,) = interventions.places(question_set, 3, loop=1, position=3)
+  assert set(question_set.hops[moved.rows].tolist()) == {3}
   assert set(moved.position.tolist()) == {3}
 
 
@@ -30,11 +30,11 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
   Against that stands alpha times what Norm(W[b]) has at the bridge: 3 by the
   "trained" norm of the example, 1 at the length of the hidden state.
   """
-  asked = examples.make_questions()
-  looked_at = examples.make_subject(strength=0.1)
-  observed = looked_at.observe(asked)
-  (_, place) = interventions.places(asked, 3)
-  found = interventions.sweep(looked_at, asked, observed, place)
+  question_set = examples.make_questions()
+  model = examples.instrument(strength=0.1)
+  observed = model.observe(question_set)
+  (_, place) = interventions.places(question_set, 3)
+  found = interventions.sweep(model, question_set, observed, place)
   splits = rows.values_of(found, "split")
   assert splits == ["train_3", "test_id_3", "test_ood_3"]
   size = examples.CONFIG.vocabulary.size
@@ -47,14 +47,16 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
     if entry == 1 - alpha:
       continue
     members = place.rows[
-      asked.split[place.rows] == asked.splits.index(row["split"])
+      question_set.split[place.rows] == question_set.splits.index(row["split"])
     ]
-    relation = asked.relations[members, 2] - 2 * examples.CONFIG.num_entities
-    leads_to = table[asked.random_entity[members], relation]
+    relation = (
+      question_set.relations[members, 2] - 2 * examples.CONFIG.num_entities
+    )
+    leads_to = table[question_set.random_entity[members], relation]
     shares = {
       "argmax": 0.0,  # The relation itself.
       "bridge": 1.0,
-      "random_entity": np.mean(leads_to == asked.answers[members]),
+      "random_entity": np.mean(leads_to == question_set.answers[members]),
     }
     expected = reads * shares[row["target"]]
     assert row["accuracy"] == pytest.approx(expected), row
@@ -64,11 +66,11 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
 
 def test_what_is_decoded_is_handed_on():
   """After loop 1 the argmax is the bridge, so that both targets agree."""
-  asked = examples.make_questions()
-  looked_at = examples.make_subject(num_loops=2, strength=0.1)
-  observed = looked_at.observe(asked)
-  (place,) = interventions.places(asked, 2)
-  found = interventions.sweep(looked_at, asked, observed, place)
+  question_set = examples.make_questions()
+  model = examples.instrument(num_loops=2, strength=0.1)
+  observed = model.observe(question_set)
+  (place,) = interventions.places(question_set, 2)
+  found = interventions.sweep(model, question_set, observed, place)
   for row in rows.select(found, "intervention", split="test_ood_2"):
     reached = row["alpha"] >= {"rms": 0.1, "final_norm": 0.2}.get(
       row["norm"], 2.0
@@ -79,9 +81,9 @@ def test_what_is_decoded_is_handed_on():
 
 def test_targets_are_of_the_loop_and_position_that_are_edited():
   """The most likely token there and then, not later or elsewhere."""
-  asked = examples.make_questions()
-  looked_at = examples.make_subject()
-  observed = looked_at.observe(asked)
+  question_set = examples.make_questions()
+  model = examples.instrument()
+  observed = model.observe(question_set)
   tokens = np.arange(observed.prediction.size) % 24  # Differ nearby.
   observed = observed._replace(
     prediction=tokens.reshape(observed.prediction.shape)
@@ -90,14 +92,16 @@ def test_targets_are_of_the_loop_and_position_that_are_edited():
 
   def embed(tokens, states, kind):
     embedded.append((kind, tokens))
-    return looked_at.embed(tokens, states, kind)
+    return model.embed(tokens, states, kind)
 
-  (place,) = interventions.places(asked, 3, 2)
-  interventions.sweep(looked_at._replace(embed=embed), asked, observed, place)
+  (place,) = interventions.places(question_set, 3, 2)
+  interventions.sweep(
+    model._replace(embed=embed), question_set, observed, place
+  )
   expected = {
     "argmax": observed.prediction[place.rows, 1, 2],
-    "bridge": asked.entities[place.rows, 2],
-    "random_entity": asked.random_entity[place.rows],
+    "bridge": question_set.entities[place.rows, 2],
+    "random_entity": question_set.random_entity[place.rows],
   }
   wanted = [(k, t) for t in interventions.TARGETS for k in edits.NORMS]
   for (kind, target), (got_kind, got) in zip(wanted, embedded, strict=True):

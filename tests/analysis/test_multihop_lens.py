@@ -81,30 +81,38 @@ def test_cosines_by_hand():
 @pytest.mark.parametrize("format", sorted(language.FORMATS))
 def test_questions_say_what_their_text_says(format):
   config = dataclasses.replace(examples.CONFIG, format=format)
-  asked = examples.make_questions(config)
+  question_set = examples.make_questions(config)
   table, vocabulary = examples.make_table(config), config.vocabulary
-  assert len(asked.hops) == 72 + 30 + 20 + 2 * (25 + 15)
-  for row in range(len(asked.hops)):
-    hops = asked.hops[row]
-    entity, relations = asked.entities[row, 0], asked.relations[row, :hops]
+  assert len(question_set.hops) == 72 + 30 + 20 + 2 * (25 + 15)
+  for row in range(len(question_set.hops)):
+    hops = question_set.hops[row]
+    entity, relations = (
+      question_set.entities[row, 0],
+      question_set.relations[row, :hops],
+    )
     written = language.questions(
       vocabulary, np.array([entity]), relations[None] - vocabulary.num_entities
     )
-    assert asked.inputs[row, : written.shape[1]].tolist() == written[0].tolist()
-    assert asked.last[row] == written.shape[1] - 1
+    assert (
+      question_set.inputs[row, : written.shape[1]].tolist()
+      == written[0].tolist()
+    )
+    assert question_set.last[row] == written.shape[1] - 1
     path = [entity]
     for relation in relations - vocabulary.num_entities:
       path.append(table[path[-1], relation])
     padding = [-1] * (config.max_hops - hops)
-    assert asked.entities[row].tolist() == [*path, *padding]
-    assert asked.answers[row] == path[-1]
+    assert question_set.entities[row].tolist() == [*path, *padding]
+    assert question_set.answers[row] == path[-1]
     places = task.hop_positions(config, int(hops))
-    assert asked.hop_positions[row].tolist() == [*places, *padding]
-    random_entity = asked.random_entity[row]
+    assert question_set.hop_positions[row].tolist() == [*places, *padding]
+    random_entity = question_set.random_entity[row]
     assert random_entity not in path
     assert random_entity // config.num_entities == entity // config.num_entities
-  assert len(set(asked.random_entity.tolist())) > 20
-  splits = {name: (hops, len(found)) for name, hops, found in asked.by_split()}
+  assert len(set(question_set.random_entity.tolist())) > 20
+  splits = {
+    name: (hops, len(found)) for name, hops, found in question_set.by_split()
+  }
   assert splits["train_atom"] == (1, 72)
   assert splits["test_ood_3"] == (3, 15)
 
@@ -113,21 +121,21 @@ def test_a_random_entity_in_a_graph_without_others():
   config = dataclasses.replace(
     examples.CONFIG, num_entities=1, num_train_chains=(3,), num_test_chains=(2,)
   )
-  asked = examples.make_questions(config)
-  assert np.array_equal(asked.random_entity, asked.entities[:, 0])
+  question_set = examples.make_questions(config)
+  assert np.array_equal(question_set.random_entity, question_set.entities[:, 0])
 
 
 def test_a_model_that_composes_shows_each_bridge_at_its_place():
-  asked = examples.make_questions()
-  observed = examples.make_subject().observe(asked)
-  stages = readings.stages(asked, observed)
+  question_set = examples.make_questions()
+  observed = examples.instrument().observe(question_set)
+  stages = readings.stages(question_set, observed)
   for row in stages:
     hops = {"atom": 1, "2": 2, "3": 3}[row["split"].rpartition("_")[2]]
     assert row["position"] == hops
     assert (
       row["accuracy"] > 0.99 if row["loop"] >= hops else (row["accuracy"] < 0.3)
     )
-  found = readings.logit_lens(asked, observed)
+  found = readings.logit_lens(question_set, observed)
   for row in found:
     if not row["split"].endswith("_3"):
       continue
@@ -144,13 +152,13 @@ def test_a_model_that_composes_shows_each_bridge_at_its_place():
 
 def test_cosines_of_a_model_that_composes():
   """H is (1, 0.05) at the bridge and at r1; W[r1] shares its second half."""
-  asked = examples.make_questions()
-  observed = examples.make_subject().observe(asked)
-  found = readings.cosines(asked, observed)
+  question_set = examples.make_questions()
+  observed = examples.instrument().observe(question_set)
+  found = readings.cosines(question_set, observed)
   square = 1 + 0.05**2
   here = {"split": "test_id_2", "loop": 1, "position": 1}
-  number = asked.splits.index("test_id_2")
-  first, second = asked.relations[asked.split == number, :2].T
+  number = question_set.splits.index("test_id_2")
+  first, second = question_set.relations[question_set.split == number, :2].T
   expected = {
     "bridge1": 1 / square,
     "relation1": 0.05**2 / square,
@@ -173,11 +181,11 @@ def test_cosines_of_a_model_that_composes():
 
 
 def test_role_exposure_splits_the_accuracy_of_test_id():
-  asked = examples.make_questions()
-  observed = examples.make_subject(num_loops=2).observe(asked)
-  by_group = readings.role_exposure(asked, observed)
+  question_set = examples.make_questions()
+  observed = examples.instrument(num_loops=2).observe(question_set)
+  by_group = readings.role_exposure(question_set, observed)
   assert {row["split"] for row in by_group} == {"test_id_2", "test_id_3"}
-  for whole in readings.stages(asked, observed):
+  for whole in readings.stages(question_set, observed):
     parts = rows.select(
       by_group, "role_exposure", split=whole["split"], loop=whole["loop"]
     )

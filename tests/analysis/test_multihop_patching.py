@@ -38,10 +38,15 @@ def test_relations_are_followed_where_facts_exist():
 
 def test_pairs_qualify_and_are_counted():
   table = examples.make_table()
-  asked = examples.make_questions()
-  members = np.flatnonzero(asked.split == asked.splits.index("test_id_2"))
-  bridges, answers = asked.entities[members, 1], asked.answers[members]
-  relations = asked.relations[members, 1:2] - NUM_ENTITIES
+  question_set = examples.make_questions()
+  members = np.flatnonzero(
+    question_set.split == question_set.splits.index("test_id_2")
+  )
+  bridges, answers = (
+    question_set.entities[members, 1],
+    question_set.answers[members],
+  )
+  relations = question_set.relations[members, 1:2] - NUM_ENTITIES
   pairs = patching.make_pairs(
     table, bridges, relations, answers, np.random.default_rng(0)
   )
@@ -86,11 +91,11 @@ def test_only_some_candidates_are_examined():
 
 @pytest.mark.parametrize("loop", [1, 2])
 def test_a_model_that_composes_follows_the_donors_bridge(loop):
-  asked, looked_at = examples.make_questions(), examples.make_subject()
-  observed = looked_at.observe(asked)
-  (place,) = interventions.places(asked, 3, loop)
+  question_set, model = examples.make_questions(), examples.instrument()
+  observed = model.observe(question_set)
+  (place,) = interventions.places(question_set, 3, loop)
   found, notes = patching.patch(
-    looked_at, asked, observed, place, examples.make_table(), NUM_ENTITIES
+    model, question_set, observed, place, examples.make_table(), NUM_ENTITIES
   )
   assert notes == []
   hops = ("2", "3") if loop == 1 else ("3",)
@@ -109,12 +114,12 @@ def test_a_model_that_composes_follows_the_donors_bridge(loop):
 
 def test_what_stays_is_the_answer_of_the_model():
   """What it writes is too weak to be read, so that it answers wrongly."""
-  asked = examples.make_questions()
-  looked_at = examples.make_subject(strength=0.1)
-  observed = looked_at.observe(asked)
-  (place,) = interventions.places(asked, 3, 1)
+  question_set = examples.make_questions()
+  model = examples.instrument(strength=0.1)
+  observed = model.observe(question_set)
+  (place,) = interventions.places(question_set, 3, 1)
   found, _ = patching.patch(
-    looked_at, asked, observed, place, examples.make_table(), NUM_ENTITIES
+    model, question_set, observed, place, examples.make_table(), NUM_ENTITIES
   )
   assert len(found) == 2 * 6  # Patched and control, of every split.
   for row in found:
@@ -122,27 +127,27 @@ def test_what_stays_is_the_answer_of_the_model():
 
 
 def test_patching_a_question_with_itself_changes_nothing():
-  asked = examples.make_questions()
-  looked_at = examples.make_subject(strength=0.6)
-  observed = looked_at.observe(asked)
-  members = np.flatnonzero(asked.hops == 3)
-  before = observed.prediction[members, -1, asked.last[members]]
+  question_set = examples.make_questions()
+  model = examples.instrument(strength=0.6)
+  observed = model.observe(question_set)
+  members = np.flatnonzero(question_set.hops == 3)
+  before = observed.prediction[members, -1, question_set.last[members]]
   own = np.arange(len(members))
   for donor, same in ((own, True), (0 * own - 1, True), (own[::-1], False)):
     after = patching.patched_answers(
-      looked_at, asked, members, donor, 2, np.full(len(members), 2)
+      model, question_set, members, donor, 2, np.full(len(members), 2)
     )
     assert np.array_equal(before, after) == same
 
 
 def test_splits_without_a_pair_are_named():
   """A relation that only a question's own bridge has."""
-  asked, looked_at = examples.make_questions(), examples.make_subject()
-  observed = looked_at.observe(asked)
-  (place,) = interventions.places(asked, 3, 2)
+  question_set, model = examples.make_questions(), examples.instrument()
+  observed = model.observe(question_set)
+  (place,) = interventions.places(question_set, 3, 2)
   found, notes = patching.patch(
-    looked_at,
-    asked,
+    model,
+    question_set,
     observed,
     place,
     np.full_like(examples.make_table(), -1),

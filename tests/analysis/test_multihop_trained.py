@@ -32,8 +32,10 @@ def test_a_run_from_its_training_to_its_pictures(family, tmp_path, capsys):
   names = {"step", "split", "analysis", "loop", "position", "count"}
   assert all(names <= row.keys() for row in found)
   printed = capsys.readouterr().out
-  asked = sum(row["count"] for row in rows.select(found, "stage", loop=1))
-  assert f"{family}, step 20, 2 loops, {asked:.0f} questions" in printed
+  num_questions = sum(
+    row["count"] for row in rows.select(found, "stage", loop=1)
+  )
+  assert f"{family}, step 20, 2 loops, {num_questions:.0f} questions" in printed
   assert "train_atom: no bridge, so no intervention" in printed
 
 

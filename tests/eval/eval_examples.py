@@ -15,10 +15,10 @@ from loopjax import program as program_lib
 from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
+from loopjax.language_model import LanguageModel
 from loopjax.models import MODELS
 from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
-from loopjax.subject import Subject
 from loopjax.types import Output, TaskSpec
 
 LENGTH = 48
@@ -49,12 +49,12 @@ def drawn(family, length):
   return graphdef, nnx.to_pure_dict(params)
 
 
-def subject_of(family="looped", length=LENGTH, scale=20.0, **call):
+def language_model_of(family="looped", length=LENGTH, scale=20.0, **call):
   """A model with random parameters, whose predictions are not all alike."""
   graphdef, params = drawn(family, length)
   embedding = params["token_embedding"]["embedding"] * scale
   params = {**params, "token_embedding": {"embedding": embedding}}
-  return Subject(
+  return LanguageModel(
     tokenizer=Tokenizer("bytes"),
     context_length=length,
     graphdef=graphdef,
@@ -97,9 +97,9 @@ class Uniform(nnx.Module):
     return self.table[...]
 
 
-def uniform_subject():
+def uniform_language_model():
   graphdef, params = nnx.split(Uniform())
-  return Subject(
+  return LanguageModel(
     Tokenizer("bytes"), 64, graphdef, params, {}, {"workdir": "runs/uniform"}
   )
 

@@ -4,11 +4,17 @@ import math
 
 import numpy as np
 import pytest
-from eval_examples import choices, subject_of, texts, uniform_subject, write
+from eval_examples import (
+  choices,
+  language_model_of,
+  texts,
+  uniform_language_model,
+  write,
+)
 
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.bits_per_byte import Values
-from loopjax.eval.requests import Item
+from loopjax.eval.requests import EvalItem
 from loopjax.eval.scorer import Score, Scorer
 
 
@@ -21,7 +27,7 @@ def test_a_model_without_a_clue_needs_eight_bits_a_byte(tmp_path):
   lines = texts(12)
   lines[3]["request"]["continuation"] = " é日本" * 40  # Longer than 64 tokens.
   task = requests.read(write(tmp_path / "a.jsonl.gz", lines))
-  scorer = Scorer(uniform_subject(), batch_tokens=256)
+  scorer = Scorer(uniform_language_model(), batch_tokens=256)
   (scores,) = bits_per_byte.score([task], scorer)
   measured = bits_per_byte.measure(task.items, scores)
   summary = bits_per_byte.summarise(measured)
@@ -35,8 +41,8 @@ def test_a_model_without_a_clue_needs_eight_bits_a_byte(tmp_path):
 def test_variants_by_hand():
   """Two answers of 3 and 10 bytes: é has two, and the space counts."""
   items = [
-    Item(0, ("q",), (" é",), 0, False),
-    Item(1, ("q",), (" is twenty",), 0, False),
+    EvalItem(0, ("q",), (" é",), 0, False),
+    EvalItem(1, ("q",), (" is twenty",), 0, False),
   ]
   scores = [[score_of(-1.0, -2.0)], [score_of(-5.0, greedy=True)]]
   summary = bits_per_byte.summarise(bits_per_byte.measure(items, scores))
@@ -68,7 +74,7 @@ def test_accuracies_by_hand():
   for gold, expected in enumerate(
     ["accuracy", "accuracy_per_char", "accuracy_per_token"]
   ):
-    item = Item(0, ("q",) * 3, texts, gold, True)
+    item = EvalItem(0, ("q",) * 3, texts, gold, True)
     summary = bits_per_byte.summarise(bits_per_byte.measure([item], [of]))
     for name in ("accuracy", "accuracy_per_char", "accuracy_per_token"):
       assert summary[name] == float(name == expected), (gold, name)
@@ -122,7 +128,7 @@ def test_no_difference_is_not_certain():
 
 def test_choices_are_scored_with_their_own_prompt(tmp_path):
   task = requests.read(write(tmp_path / "c.jsonl.gz", choices(3)))
-  scorer = Scorer(subject_of())
+  scorer = Scorer(language_model_of())
   (scores,) = bits_per_byte.score([task], scorer)
   rows = bits_per_byte.rows(task.items, scores)
   assert [(row["doc_id"], row["idx"]) for row in rows] == [
@@ -130,10 +136,10 @@ def test_choices_are_scored_with_their_own_prompt(tmp_path):
   ]
   assert [row["num_bytes"] for row in rows[:3]] == [2, 2, 17]
   item = task.items[2]
-  encode = scorer.subject.tokenizer.encode
+  encode = scorer.language_model.tokenizer.encode
   context, continuation = encode([item.contexts[1], item.continuations[1]])
-  (alone,) = Scorer(subject_of())(
-    [bits_per_byte.Request(context, continuation)]
+  (alone,) = Scorer(language_model_of())(
+    [bits_per_byte.ScoringRequest(context, continuation)]
   )
   assert rows[7]["log_likelihood"] == pytest.approx(
     alone.log_likelihood, abs=1e-4

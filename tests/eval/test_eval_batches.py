@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from loopjax.eval import batches
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 
 
 def request(context, continuation):
   tokens = np.arange(context + continuation)
-  return Request(tokens[:context], tokens[context:])
+  return ScoringRequest(tokens[:context], tokens[context:])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_window_longer_than_a_batch_is_a_batch():
   assert [(b.num_rows, b.length) for b in planned] == [(1, 112), (1, 96)]
   planned = batches.plan([100, 105, 90], 128, 256)
   assert planned == [
-    batches.Batch(2, 112, [1, 0]),
-    batches.Batch(1, 96, [2]),
+    batches.WindowBatch(2, 112, [1, 0]),
+    batches.WindowBatch(1, 96, [2]),
   ]
   assert batches.plan([], 8, 64) == []

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from eval_examples import LENGTH, choices, make_run, texts, write
 
-from loopjax import subject
+from loopjax import language_model
 from loopjax.errors import UserError
 from loopjax.eval import __main__ as entry
 from loopjax.eval import bits_per_byte, requests
-from loopjax.eval.batches import Request
+from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.scorer import Scorer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +51,7 @@ def instances(kind, *arguments):
 
 def agree(model, run, task):
   """Both paths give every log-likelihood."""
-  (scores,) = bits_per_byte.score([task], Scorer(subject.load(run)))
+  (scores,) = bits_per_byte.score([task], Scorer(language_model.load(run)))
   found = model.loglikelihood(
     instances(
       "loglikelihood",
@@ -86,19 +86,23 @@ def test_a_whole_text_is_scored_by_windows(model, run):
   assert isinstance(found, float)
   tokens = np.array([256, *text.encode()])
   windows = [(1, 1 + LENGTH), (1 + LENGTH, 1 + 2 * LENGTH)]
-  scorer = Scorer(subject.load(run))
-  scores = scorer([Request(tokens[a - 1 : a], tokens[a:b]) for a, b in windows])
+  scorer = Scorer(language_model.load(run))
+  scores = scorer(
+    [ScoringRequest(tokens[a - 1 : a], tokens[a:b]) for a, b in windows]
+  )
   # What is left is read after as much text as fits.
   rest = len(tokens) - 1 - 2 * LENGTH
-  (last,) = scorer([Request(tokens[-LENGTH - 1 : -rest], tokens[-rest:])])
+  (last,) = scorer(
+    [ScoringRequest(tokens[-LENGTH - 1 : -rest], tokens[-rest:])]
+  )
   expected = sum(one.log_likelihood for one in (*scores, last))
   assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_an_empty_context_is_the_beginning_of_a_document(model, run):
   (found,) = model.loglikelihood(instances("loglikelihood", ("", "Loops")))
-  (ours,) = Scorer(subject.load(run))(
-    [Request(np.array([256]), np.array([*b"Loops"]))]
+  (ours,) = Scorer(language_model.load(run))(
+    [ScoringRequest(np.array([256]), np.array([*b"Loops"]))]
   )
   assert found[0] == pytest.approx(ours.log_likelihood, abs=1e-4)
 

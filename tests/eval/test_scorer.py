@@ -4,29 +4,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval_examples import LENGTH, ids, logits_fn, subject_of, uniform_subject
+from eval_examples import (
+  LENGTH,
+  ids,
+  language_model_of,
+  logits_fn,
+  uniform_language_model,
+)
 from tests_support import array_sizes
 
 from loopjax.errors import UserError
 from loopjax.eval import scorer as scorer_lib
-from loopjax.eval.batches import Batch, Request
+from loopjax.eval.batches import ScoringRequest, WindowBatch
 from loopjax.eval.scorer import Scorer
 
 TEXT = "The loop ends when every token has halted. Then the next one begins."
 REQUESTS = [
-  Request(ids(TEXT[:context]), ids(TEXT[context : context + num]))
+  ScoringRequest(ids(TEXT[:context]), ids(TEXT[context : context + num]))
   for context, num in [(4, 3), (30, 9), (0, 5), (12, 1), (20, 20), (7, 30)]
 ]
 
 
-def log_probs_of(subject, tokens):
+def log_probs_of(language_model, tokens):
   """log softmax of all logits, f32 [tokens, V], of a row of this length."""
   inputs = jnp.asarray([tokens], jnp.int32)
-  logits = logits_fn(subject.graphdef, **subject.call)(subject.params, inputs)
+  logits = logits_fn(language_model.graphdef, **language_model.call)(
+    language_model.params, inputs
+  )
   return np.asarray(jax.nn.log_softmax(logits[0].astype(jnp.float32)))
 
 
-def written_out(subject, request, exact=False):
+def written_out(language_model, request, exact=False):
   """Log-probabilities of a continuation and argmax, from all logits.
 
   With `exact` nothing follows the text; else something does, so that one
@@ -35,16 +43,16 @@ def written_out(subject, request, exact=False):
   tokens = np.concatenate([[256], request.context, request.continuation])
   num = len(request.continuation)
   row = tokens[:-1] if exact else np.resize(tokens[:-1], LENGTH)
-  rows = log_probs_of(subject, row)[: len(tokens) - 1][-num:]
+  rows = log_probs_of(language_model, row)[: len(tokens) - 1][-num:]
   picked = rows[np.arange(num), tokens[-num:]]
   return picked, rows.argmax(axis=1) == tokens[-num:]
 
 
 def test_scores_are_those_of_all_logits():
-  subject = subject_of()
-  scores = Scorer(subject, batch_tokens=128)(REQUESTS)
+  language_model = language_model_of()
+  scores = Scorer(language_model, batch_tokens=128)(REQUESTS)
   for request, score in zip(REQUESTS, scores, strict=True):
-    log_probs, greedy = written_out(subject, request)
+    log_probs, greedy = written_out(language_model, request)
     np.testing.assert_allclose(score.log_probs, log_probs, atol=1e-4)
     np.testing.assert_array_equal(score.greedy, greedy)
     assert score.log_likelihood == pytest.approx(log_probs.sum(), abs=1e-4)
@@ -58,21 +66,23 @@ def test_scores_are_those_of_all_logits():
   "family", ["adaptive", "disco", "ponderlm", "transformer"]
 )
 def test_padding_changes_nothing_in_any_family(family):
-  subject = subject_of(family)
+  language_model = language_model_of(family)
   # 42 tokens, and 47, in two rows of 48.
-  request = Request(ids(TEXT[:33]), ids(TEXT[33:42]))
-  other = Request(ids(TEXT[:40]), ids(TEXT[40:47]))
-  score, _ = Scorer(subject)([request, other])
-  log_probs, greedy = written_out(subject, request, exact=True)
+  request = ScoringRequest(ids(TEXT[:33]), ids(TEXT[33:42]))
+  other = ScoringRequest(ids(TEXT[:40]), ids(TEXT[40:47]))
+  score, _ = Scorer(language_model)([request, other])
+  log_probs, greedy = written_out(language_model, request, exact=True)
   np.testing.assert_allclose(score.log_probs, log_probs, atol=1e-4)
   np.testing.assert_array_equal(score.greedy, greedy)
 
 
 def test_neither_order_nor_batch_matter():
-  subject = subject_of()
-  together = Scorer(subject, batch_tokens=256)(REQUESTS)
-  backwards = Scorer(subject, batch_tokens=256)(REQUESTS[::-1])[::-1]
-  single = [Scorer(subject, batch_tokens=1)([one])[0] for one in REQUESTS]
+  language_model = language_model_of()
+  together = Scorer(language_model, batch_tokens=256)(REQUESTS)
+  backwards = Scorer(language_model, batch_tokens=256)(REQUESTS[::-1])[::-1]
+  single = [
+    Scorer(language_model, batch_tokens=1)([one])[0] for one in REQUESTS
+  ]
   for a, b, c in zip(together, backwards, single, strict=True):
     np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
     np.testing.assert_allclose(a.log_probs, c.log_probs, atol=1e-5)
@@ -80,17 +90,19 @@ def test_neither_order_nor_batch_matter():
 
 def test_a_greedy_continuation_is_one():
   """Text that the model itself would write."""
-  subject = subject_of()
+  language_model = language_model_of()
   tokens = [256, *TEXT[:8].encode()]
   for _ in range(4):
     row = np.pad(tokens, (0, LENGTH - len(tokens)))
-    best = log_probs_of(subject, row)[len(tokens) - 1, :256].argmax()
+    best = log_probs_of(language_model, row)[len(tokens) - 1, :256].argmax()
     tokens.append(int(best))
   written = np.array(tokens[1:])
-  score, other = Scorer(subject)(
+  score, other = Scorer(language_model)(
     [
-      Request(written[:-4], written[-4:]),
-      Request(written[:-4], np.append(written[-4:-1], 255 - written[-1])),
+      ScoringRequest(written[:-4], written[-4:]),
+      ScoringRequest(
+        written[:-4], np.append(written[-4:-1], 255 - written[-1])
+      ),
     ]
   )
   assert score.greedy.tolist() == [True] * 4 and score.is_greedy
@@ -99,22 +111,22 @@ def test_a_greedy_continuation_is_one():
 
 
 def test_a_context_that_is_too_long_loses_its_beginning():
-  subject = subject_of()
+  language_model = language_model_of()
   tail = ids(TEXT[:40])
-  long = Request(np.concatenate([ids("x" * 100), tail]), ids(" ends."))
+  long = ScoringRequest(np.concatenate([ids("x" * 100), tail]), ids(" ends."))
   tokens = np.concatenate([long.context, long.continuation])[-LENGTH - 1 :]
-  log_probs = log_probs_of(subject, tokens[:-1])[-6:]
+  log_probs = log_probs_of(language_model, tokens[:-1])[-6:]
   expected = log_probs[np.arange(6), tokens[-6:]]
-  (score,) = Scorer(subject)([long])
+  (score,) = Scorer(language_model)([long])
   np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
   # Of 147 tokens, the end of the document before among them.
   assert (score.num_cut, score.num_parts) == (147 - LENGTH - 1, 1)
 
 
 def test_a_continuation_longer_than_the_context_is_scored_in_parts():
-  subject = subject_of()
-  request = Request(ids("Read"), ids(TEXT[:60]))
-  (score,) = Scorer(subject)([request])
+  language_model = language_model_of()
+  request = ScoringRequest(ids("Read"), ids(TEXT[:60]))
+  (score,) = Scorer(language_model)([request])
   assert len(score.log_probs) == 60
   assert (score.num_cut, score.num_parts) == (0, 3)
   tokens = np.concatenate([[256], request.context, request.continuation])
@@ -122,26 +134,29 @@ def test_a_continuation_longer_than_the_context_is_scored_in_parts():
   # 24 tokens of it at a time, after what fits before them.
   for first, last in ((5, 29), (29, 53), (53, 65)):
     row = tokens[max(0, last - 1 - LENGTH) : last]
-    rows = log_probs_of(subject, row[:-1])[first - last :]
+    rows = log_probs_of(language_model, row[:-1])[first - last :]
     expected += rows[np.arange(last - first), row[first - last :]].tolist()
   np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
 
 
 def test_no_array_of_tokens_by_vocabulary():
-  subject = subject_of()
-  windows = [scorer_lib.Window(np.arange(40), 8)] * 32
-  arrays = scorer_lib.arrays_of(windows, Batch(32, 48, []), padding=257)
+  language_model = language_model_of()
+  windows = [scorer_lib.ScoringWindow(np.arange(40), 8)] * 32
+  arrays = scorer_lib.arrays_of(windows, WindowBatch(32, 48, []), padding=257)
   run = jax.jit(
     lambda params, **arrays: scorer_lib.score_tokens(
-      params, **arrays, graphdef=subject.graphdef, call=subject.call
+      params,
+      **arrays,
+      graphdef=language_model.graphdef,
+      call=language_model.call,
     )
   )
-  text = run.lower(subject.params, **arrays).compile().as_text()
+  text = run.lower(language_model.params, **arrays).compile().as_text()
   assert max(array_sizes(text)) < 32 * 48 * 258 / 2
 
 
 def test_a_shape_is_compiled_once():
-  scorer = Scorer(subject_of(), batch_tokens=128)
+  scorer = Scorer(language_model_of(), batch_tokens=128)
   scorer(REQUESTS)
   compiled = scorer._run._cache_size()
   scorer(REQUESTS[::-1])
@@ -149,17 +164,17 @@ def test_a_shape_is_compiled_once():
 
 
 def test_numbers_that_are_not_finite_are_no_scores():
-  subject = subject_of()
-  params = jax.tree.map(lambda x: x * jnp.nan, subject.params)
+  language_model = language_model_of()
+  params = jax.tree.map(lambda x: x * jnp.nan, language_model.params)
   with pytest.raises(UserError, match="runs/test: .* of 2 of 2 .* not finite"):
-    Scorer(subject._replace(params=params))(REQUESTS[:2])
+    Scorer(language_model._replace(params=params))(REQUESTS[:2])
 
 
 def test_likelihoods_that_are_all_the_same_are_no_scores():
-  scorer = Scorer(uniform_subject())
-  request = Request(ids("A"), ids(" same"))
+  scorer = Scorer(uniform_language_model())
+  request = ScoringRequest(ids("A"), ids(" same"))
   with pytest.raises(UserError, match="runs/uniform: .* all 2 .* are -27.72"):
-    scorer([request, Request(ids("B"), ids(" same"))])
+    scorer([request, ScoringRequest(ids("B"), ids(" same"))])
   # One request, or one that is asked again, is no evidence of that.
   assert len(scorer([request])) == 1
   assert len(scorer([request, request])) == 2

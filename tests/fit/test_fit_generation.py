@@ -52,5 +52,5 @@ def test_half_the_bytes_in_bfloat16(settings):
 
 
 def test_families_without_next_tokens_are_refused():
-  with pytest.raises(UserError, match="predicts no next tokens"):
+  with pytest.raises(UserError, match="does not predict next tokens"):
     generation.model_of(config_lib.resolve(smoke()), machine(1), "float32")

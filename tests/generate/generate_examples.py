@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 
@@ -98,7 +98,7 @@ def written_out(name, request, **options):
 
 def requests(num, **options):
   """One for each prompt."""
-  return [Request(prompt, num, **options) for prompt in PROMPTS]
+  return [GenerationRequest(prompt, num, **options) for prompt in PROMPTS]
 
 
 def ids(tokens):

@@ -24,7 +24,7 @@ from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.generate import sizes
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.kernels.token_loss import token_scores
 from loopjax.models import CAUSAL
@@ -36,7 +36,7 @@ GREEDY = Sampling(temperature=0)
 def test_greedy_text_is_that_of_full_forward_passes(name):
   """In slots that change hands: four prompts and two slots."""
   prompts = [prompt for prompt in PROMPTS if len(prompt) < 16]
-  asked = [Request(one, 6, GREEDY) for one in (*prompts, (5, 4, 3))]
+  asked = [GenerationRequest(one, 6, GREEDY) for one in (*prompts, (5, 4, 3))]
   engine = engine_of(name, num_slots=2)
   for request, found in zip(asked, engine.generate(asked), strict=True):
     expected = written_out(name, request)
@@ -50,12 +50,12 @@ def test_greedy_text_is_that_of_full_forward_passes(name):
 
 # Of all kinds, each alone in its engine and all in one.
 MIXED = [
-  Request(PROMPTS[0], 9, Sampling(seed=7)),
-  Request(PROMPTS[1], 5, GREEDY, num_loops=1),
-  Request(PROMPTS[2], 5, Sampling(0.7, 5, 0.9, 0.01, 1.3, seed=8)),
-  Request(PROMPTS[3], 12, GREEDY, exit_threshold=0.4),
-  Request(PROMPTS[0], 7, Sampling(seed=9), exit_threshold=0.6),
-  Request(PROMPTS[3], 12, Sampling(0.5, seed=2**32 - 1), num_loops=2),
+  GenerationRequest(PROMPTS[0], 9, Sampling(seed=7)),
+  GenerationRequest(PROMPTS[1], 5, GREEDY, num_loops=1),
+  GenerationRequest(PROMPTS[2], 5, Sampling(0.7, 5, 0.9, 0.01, 1.3, seed=8)),
+  GenerationRequest(PROMPTS[3], 12, GREEDY, exit_threshold=0.4),
+  GenerationRequest(PROMPTS[0], 7, Sampling(seed=9), exit_threshold=0.6),
+  GenerationRequest(PROMPTS[3], 12, Sampling(0.5, seed=2**32 - 1), num_loops=2),
 ]
 
 
@@ -67,7 +67,10 @@ def test_attention_looks_at_no_more_places_than_are_needed(
   monkeypatch, name, options
 ):
   """The text is the same, whether the last place is its last token's or not."""
-  asked = [Request(PROMPTS[3], 14, GREEDY), Request(PROMPTS[1], 3, GREEDY)]
+  asked = [
+    GenerationRequest(PROMPTS[3], 14, GREEDY),
+    GenerationRequest(PROMPTS[1], 3, GREEDY),
+  ]
   expected = engine_of(name, **options).generate(asked)
   monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
   engine, spans = engine_of(name, **options), []
@@ -95,7 +98,7 @@ def test_in_bfloat16_tokens_are_read_out_as_they_are_scored():
   changes["exit_gate"] = "none"
   _, graphdef, params = examples.model_of("looped", **changes)
   ((found,),) = engine_of("looped", changes=changes).generate(
-    [Request(PROMPTS[1], 1, GREEDY)]
+    [GenerationRequest(PROMPTS[1], 1, GREEDY)]
   )
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)
@@ -119,7 +122,7 @@ def test_parts_of_a_prompt_are_whole_chunks():
   changes = {"chunk_size": 6}
   expected = jax.nn.log_softmax(logits_after("melt", PROMPTS[2], changes))
   ((found,),) = engine_of("melt", changes=changes).generate(
-    [Request(PROMPTS[2], 1, GREEDY)]
+    [GenerationRequest(PROMPTS[2], 1, GREEDY)]
   )
   assert found.token == np.argmax(expected)
   np.testing.assert_allclose(found.log_probability, max(expected), atol=1e-5)
@@ -132,7 +135,7 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
   params = jax.device_put(params, sharding.replicated(mesh))
   engine = Engine(family, graphdef, params, num_slots=1, max_tokens=LENGTH)
   for _ in range(2):
-    engine.generate([Request(PROMPTS[0], 9, GREEDY)])
+    engine.generate([GenerationRequest(PROMPTS[0], 9, GREEDY)])
   assert engine._programs.prefill._cache_size() == 1
   assert engine._programs.decode._cache_size() == 1
 
@@ -163,15 +166,15 @@ def test_a_text_is_what_it_is_alone(options):
 def test_the_penalty_knows_nothing_of_who_had_the_slot_before():
   engine = engine_of("looped", num_slots=1)
   penalised = Sampling(temperature=0.0, repetition_penalty=5.0)
-  asked = Request(PROMPTS[1], 8, penalised)
+  asked = GenerationRequest(PROMPTS[1], 8, penalised)
   first = ids(engine.generate([asked])[0])
-  engine.generate([Request(tuple(first), 1, GREEDY)])
+  engine.generate([GenerationRequest(tuple(first), 1, GREEDY)])
   assert ids(engine.generate([asked])[0]) == first
 
 
 def test_fewer_loops_are_those_of_a_model_with_fewer():
   asked = [
-    Request(prompt, 6, GREEDY, num_loops=loops)
+    GenerationRequest(prompt, 6, GREEDY, num_loops=loops)
     for prompt, loops in zip(PROMPTS, (1, 2, 2, 3), strict=True)
   ]
   for request, found in zip(
@@ -184,7 +187,7 @@ def test_fewer_loops_are_those_of_a_model_with_fewer():
 
 def test_log_probabilities_are_of_the_model_whatever_is_drawn():
   sampling = Sampling(0.5, top_k=3, repetition_penalty=2.0, seed=3)
-  request = Request(PROMPTS[0], 5, sampling, top_log_probabilities=4)
+  request = GenerationRequest(PROMPTS[0], 5, sampling, top_log_probabilities=4)
   text = list(request.prompt)
   for one in engine_of("looped").generate([request])[0]:
     logits = logits_after("looped", text).astype(np.float64)
@@ -214,7 +217,7 @@ def test_a_stop_token_ends_its_text_and_no_other():
 
 
 def test_a_text_ends_when_the_cache_is_full():
-  request = Request(PROMPTS[2], 99, GREEDY)
+  request = GenerationRequest(PROMPTS[2], 99, GREEDY)
   (found,) = engine_of("looped").generate([request])
   assert len(found) == LENGTH - len(request.prompt) + 1
   assert ids(found) == [token for token, _ in written_out("looped", request)]
@@ -225,9 +228,9 @@ def test_a_text_ends_when_the_cache_is_full():
 def test_cancelled_requests_leave_their_slots():
   """Wherever they are: writing, in their prompts, or waiting."""
   engine = engine_of("looped", num_slots=2)
-  writing = engine.add(Request(PROMPTS[0], 9, GREEDY))
-  long = engine.add(Request(PROMPTS[2], 3, GREEDY))
-  waiting = engine.add(Request(PROMPTS[1], 9, GREEDY))
+  writing = engine.add(GenerationRequest(PROMPTS[0], 9, GREEDY))
+  long = engine.add(GenerationRequest(PROMPTS[2], 3, GREEDY))
+  waiting = engine.add(GenerationRequest(PROMPTS[1], 9, GREEDY))
   assert {one.request for one in engine.step()} == {writing}
   for number in (writing, long, waiting):
     engine.cancel(number)
@@ -239,15 +242,18 @@ def test_cancelled_requests_leave_their_slots():
     assert ids(found) == [token for token, _ in expected]
 
 
+new = GenerationRequest
+
+
 @pytest.mark.parametrize(("request_of", "says"), [
-  (lambda: Request((), 1), "the prompt is empty"),
-  (lambda: Request((1,), 0), "max_new_tokens=0"),
-  (lambda: Request((1,), 1, top_log_probabilities=21), "top_log_prob"),
-  (lambda: Request((1,), 1, stop_tokens=tuple(range(9))), "9 stop tokens"),
-  (lambda: Request((1,), 1, exit_threshold=0.0), "exit_threshold=0.0"),
-  (lambda: Request((0,) * 25, 1), "25 tokens, and the cache has room for 24"),
-  (lambda: Request((1, NUM_TOKENS), 1), f"token {NUM_TOKENS}"),
-  (lambda: Request((1,), 1, num_loops=4), "num_loops=4"),
+  (lambda: new((), 1), "the prompt is empty"),
+  (lambda: new((1,), 0), "max_new_tokens=0"),
+  (lambda: new((1,), 1, top_log_probabilities=21), "top_log_prob"),
+  (lambda: new((1,), 1, stop_tokens=tuple(range(9))), "9 stop tokens"),
+  (lambda: new((1,), 1, exit_threshold=0.0), "exit_threshold=0.0"),
+  (lambda: new((0,) * 25, 1), "25 tokens, and the cache has room for 24"),
+  (lambda: new((1, NUM_TOKENS), 1), f"token {NUM_TOKENS}"),
+  (lambda: new((1,), 1, num_loops=4), "num_loops=4"),
 ])  # fmt: skip
 def test_impossible_requests_are_refused(request_of, says):
   engine = engine_of("looped")

@@ -15,18 +15,21 @@ import hub_examples as examples
 
 from loopjax.generate import __main__ as entry
 from loopjax.generate import source
-from loopjax.generate.engine import Request, Sampling
+from loopjax.generate.engine import GenerationRequest, Sampling
 
 
 def test_a_published_layout_writes_what_transformers_would(tmp_path):
   """Ouro's logits after its last loop, of Gemma 2 arranged as Ouro."""
   oracle = examples.oracle("ouro")
   folder = examples.make_folder(tmp_path / "ouro")
-  subject = source.of_folder(folder, dtype="float32")
-  engine = source.make_engine(subject, num_slots=2, max_tokens=16)
+  language_model = source.of_folder(folder, dtype="float32")
+  engine = source.make_engine(language_model, num_slots=2, max_tokens=16)
   tokens = np.asarray(oracle["tokens"])
   found = engine.generate(
-    [Request(tuple(row.tolist()), 1, Sampling(temperature=0)) for row in tokens]
+    [
+      GenerationRequest(tuple(row.tolist()), 1, Sampling(temperature=0))
+      for row in tokens
+    ]
   )
   expected = jax.nn.log_softmax(oracle["logits"][-1][:, -1])
   for (token,), row in zip(found, np.asarray(expected), strict=True):
@@ -48,15 +51,15 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
   flags = (f"--hub={folder}", "--temperature=0", "--max_new_tokens=3")
   assert entry.main([*flags, "--dtype=float32", "--chat"]) == 0
   first, second = capsys.readouterr().out.replace("> ", "").split("\n")[:2]
-  subject = source.of_folder(folder, dtype="float32")
-  engine = source.make_engine(subject, num_slots=1, max_tokens=64)
+  language_model = source.of_folder(folder, dtype="float32")
+  engine = source.make_engine(language_model, num_slots=1, max_tokens=64)
   said = "w1 w5 w6 w2"
   for answer in (first, second):
-    (ids,) = subject.tokenizer.encode([said])
-    request = Request(
+    (ids,) = language_model.tokenizer.encode([said])
+    request = GenerationRequest(
       tuple(ids.tolist()), 3, Sampling(temperature=0), stop_tokens=(0,)
     )
     (tokens,) = engine.generate([request])
     written = [one.token for one in tokens if one.finish != "stop"]
-    assert answer.strip() == subject.tokenizer.decode(written)
+    assert answer.strip() == language_model.tokenizer.decode(written)
     said += f" {answer.strip()} w1 w7 w2"

@@ -7,7 +7,7 @@ from generate_examples import engine_of
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import text as text_lib
-from loopjax.generate.requests import Request, Token
+from loopjax.generate.requests import GenerationRequest, Token
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 
@@ -84,7 +84,9 @@ def test_texts_that_stop_make_room_for_others():
       return "".join(chr(97 + one) for one in ids)
 
   engine = engine_of("looped", num_slots=1)
-  asked = [Request((3, one), 12, Sampling(temperature=0)) for one in (1, 9)]
+  asked = [
+    GenerationRequest((3, one), 12, Sampling(temperature=0)) for one in (1, 9)
+  ]
   whole = [one.text for one in text_lib.write(engine, Letters(), asked)]
   assert [len(one) for one in whole] == [12, 12]
   stop = whole[0][1:4]

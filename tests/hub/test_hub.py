@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import program, sharding, subject, teacher, train
+from loopjax import language_model, program, sharding, teacher, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
@@ -291,7 +291,7 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
   assert hub.main(arguments) == 2  # There is a run now.
   assert "contains a run already" in capsys.readouterr().err
   shutil.rmtree(folder)  # Nothing of it is needed any more.
-  found = subject.load(run)
+  found = language_model.load(run)
   assert found.facts["model"] == "looped" and found.facts["num_loops"] == 4
   assert found.tokenizer.end == found.tokenizer.padding == 0
   oracle = examples.oracle("ouro")

@@ -51,7 +51,7 @@ def test_the_first_loop_whose_cumulative_chance_reaches_the_threshold(
   threshold,
 ):
   reached = np.cumsum(chances(LOGITS), axis=0) >= threshold
-  found = exits.first_loop(jnp.asarray(LOGITS, jnp.float32), threshold)
+  found = exits.first_exit(jnp.asarray(LOGITS, jnp.float32), threshold)
   assert np.array_equal(found, np.argmax(reached, axis=0))
 
 
@@ -59,8 +59,8 @@ def test_the_default_threshold_of_one_never_exits():
   """Published code in bfloat16: a sigmoid of 1, so an exit after one loop."""
   logits = jnp.full((4, 2), 100.0)
   assert jax.nn.sigmoid(jnp.bfloat16(6.5)) == 1.0
-  assert jnp.array_equal(exits.first_loop(logits, 1.0), jnp.full(2, 3))
-  assert jnp.array_equal(exits.first_loop(logits, 0.999), jnp.zeros(2))
+  assert jnp.array_equal(exits.first_exit(logits, 1.0), jnp.full(2, 3))
+  assert jnp.array_equal(exits.first_exit(logits, 0.999), jnp.zeros(2))
 
 
 def test_logits_in_bfloat16_do_not_round_chances():
@@ -77,11 +77,11 @@ def test_loop_by_loop_rows_leave_at_the_first_such_loop(threshold):
   logits = jnp.asarray(LOGITS.reshape(4, 15), jnp.float32)
   most = jnp.arange(15) % 4 + 1
   there = jnp.arange(15) > 0
-  given = exits.Exits(jnp.full(15, threshold), most, "gate")
+  given = exits.ExitPolicy(jnp.full(15, threshold), most, "gate")
   running = exits.start(there)
   for evidence in logits:
     running = exits.after_loop(given, "gate", running, evidence)
-  expected = jnp.minimum(exits.first_loop(logits, threshold) + 1, most)
+  expected = jnp.minimum(exits.first_exit(logits, threshold) + 1, most)
   assert np.array_equal(running.loops, jnp.where(there, expected, 0))
   assert not running.live.any()
 
@@ -89,7 +89,7 @@ def test_loop_by_loop_rows_leave_at_the_first_such_loop(threshold):
 @pytest.mark.parametrize("rule", ["change", "entropy"])
 def test_what_has_settled_leaves_unless_the_threshold_is_one(rule):
   threshold = jnp.asarray([0.9, 0.9, 1.0])
-  given = exits.Exits(threshold, jnp.full(3, 9), rule)
+  given = exits.ExitPolicy(threshold, jnp.full(3, 9), rule)
   evidence = jnp.asarray([0.05, 0.2, 0.0])
   running = exits.after_loop(given, rule, exits.start(threshold > 0), evidence)
   assert running.live.tolist() == [False, True, True]

@@ -459,8 +459,8 @@ def test_no_setting_is_ignored(name):
 def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
   """Layers that show their key in the place of what they make."""
 
-  def shown(layers, x, cache, view, *, key, **options):
-    del layers, view, options
+  def shown(layers, x, cache, metadata, *, key, **options):
+    del layers, metadata, options
     return jax.random.normal(key, x.shape), cache
 
   monkeypatch.setattr(stack, "run_layers", shown)

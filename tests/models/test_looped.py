@@ -59,12 +59,14 @@ def test_initial_matrices_have_the_configured_deviation():
 def test_loops_are_the_recursion_written_out(loop_norm):
   config = dataclasses.replace(SMALL, loop_norm=loop_norm)
   model = examples.merged(looped, config, SPEC)
-  view = attention.view((1, 8), 8, config.rope_base)
+  metadata = attention.make_metadata((1, 8), 8, config.rope_base)
 
   @jax.jit
   def apply_stack(x):
     for index in range(2):
-      x = jax.tree.map(lambda leaf, i=index: leaf[i], model.layers)(x, view)[0]
+      x = jax.tree.map(lambda leaf, i=index: leaf[i], model.layers)(
+        x, metadata
+      )[0]
     return x
 
   table = model.token_embedding.embedding[...]

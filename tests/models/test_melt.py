@@ -52,10 +52,10 @@ def params_of(config):
 def _pass(config, chunk, keep, with_alpha):
   def run(params, tokens, alpha, documents):
     model = examples.merged(melt, config, SPEC, params)
-    plan = model.plan(keep=keep)._replace(chunk_size=chunk)
+    options = model.pass_options(keep=keep)._replace(chunk_size=chunk)
     return passes.run(
       model.stack(),
-      plan,
+      options,
       model.token_embedding(tokens),
       alpha=alpha if with_alpha else None,
       documents=documents,
@@ -160,7 +160,7 @@ def test_keys_and_values_interpolate_with_their_latent():
   angle = jax.random.normal(jax.random.key(1), (2, 3, 4))
   tables = jnp.cos(angle), jnp.sin(angle)
   alpha = jnp.float32(0.3)
-  mixed = layer_lib.mixture(alpha, latent, x)
+  mixed = layer_lib.interpolate(alpha, latent, x)
   got = layer_lib.project(layer, mixed, tables)
   ends = [layer_lib.project(layer, y, tables) for y in (latent, x)]
   for a, of_latent, of_input in zip(got, *ends, strict=True):
@@ -195,9 +195,9 @@ def test_sweeps_over_all_chunks_become_exact():
   @functools.partial(jax.jit, static_argnums=1, compiler_options=examples.FAST)
   def sweep(params, number):
     model = examples.merged(melt, config, SPEC, params)
-    plan = model.plan()._replace(chunk_size=2, sweeps=number)
+    options = model.pass_options()._replace(chunk_size=2, sweeps=number)
     embedded = model.token_embedding(TOKENS)
-    return passes.run(model.stack(), plan, embedded)[0]
+    return passes.run(model.stack(), options, embedded)[0]
 
   exact = hidden(config, 2)[-1]
   for number in (2, 4):
@@ -221,7 +221,10 @@ def test_fixed_gates_are_the_papers_variants(mode, shares):
   layer = jax.tree.map(lambda x: x[0], model.stack().layers)
   inputs = jax.random.normal(jax.random.key(0), (4, 1, 1, 16))
   none = jnp.ones((1, 1, 4)), jnp.zeros((1, 1, 4))
-  rows, start = layer_lib.no_rows(layer, inputs[0]), jnp.zeros(1, jnp.int32)
+  rows, start = (
+    layer_lib.empty_key_values(layer, inputs[0]),
+    jnp.zeros(1, jnp.int32),
+  )
   latent = jnp.full_like(inputs[0], jnp.nan)  # Of no use in the first loop.
   for loop, x in enumerate(inputs):
     latent, (_, value) = layer_lib.update(
@@ -243,10 +246,10 @@ def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
   def gradients(reach):
     def total(params):
       model = examples.merged(melt, config, SPEC, params)
-      plan = model.plan(keep=("hidden",))
+      options = model.pass_options(keep=("hidden",))
       _, records = passes.run(
         model.stack(),
-        plan._replace(chunk_size=2, reach=reach),
+        options._replace(chunk_size=2, reach=reach),
         model.token_embedding(TOKENS),
         alpha=None if alpha is None else jnp.float32(alpha),
         documents=DOCUMENTS,
@@ -329,7 +332,7 @@ def test_alignment_is_the_distance_of_attention_outputs():
 def test_the_teachers_loops_are_run_as_its_own_family_runs_them():
   frozen = examples.merged(looped, TEACHER, SPEC, taught()[0])
   config = config_of(distill="all", align_weight=0.5)
-  records = training.taught_by(frozen, config, BATCH)
+  records = training.teacher_outputs(frozen, config, BATCH)
   np.testing.assert_allclose(records["hidden"], taught()[1], atol=2e-4)
   assert records["attention"].shape == (LOOPS, 2, 2, LENGTH, 16)
 
@@ -410,8 +413,8 @@ class Run:
   ("changes", "theirs", "message"),
   [
     ({"distill": "all"}, None, "model.distill='all' needs run.teacher"),
-    ({}, TEACHER, "it has no effect while model.distill='none'"),
-    ({"distill": "all"}, melt.Config(), "not of the family looped"),
+    ({}, TEACHER, "it has no effect with model.distill='none'"),
+    ({"distill": "all"}, melt.Config(), "not of the family 'looped'"),
     (
       {"distill": "all"},
       dataclasses.replace(TEACHER, num_loops=2),
@@ -425,7 +428,7 @@ class Run:
     (
       {"distill": "last"},
       dataclasses.replace(TEACHER, qk_norm=True),
-      "its loops must end in a norm and its keys must have none",
+      "its loop_norm must be 'per_loop' and its qk_norm False",
     ),
   ],
 )
@@ -499,11 +502,11 @@ def test_training_keeps_one_buffer():
   def temporary(reach, chunk, run=chunks.run):
     def total(params, tokens):
       model = examples.merged(melt, config, spec, params)
-      plan = model.plan()._replace(chunk_size=chunk, reach=reach)
+      options = model.pass_options()._replace(chunk_size=chunk, reach=reach)
       embedded = model.token_embedding(tokens)
       with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "run", run)
-        return jnp.sum(passes.run(model.stack(), plan, embedded)[0])
+        return jnp.sum(passes.run(model.stack(), options, embedded)[0])
 
     lowered = jax.jit(jax.grad(total)).lower(shapes, tokens)
     memory = lowered.compile(examples.FAST).memory_analysis()

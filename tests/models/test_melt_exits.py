@@ -21,13 +21,17 @@ CONFIG = config_of(
 
 
 @functools.cache
-def reader(num_loops=LOOPS, **leave):
+def reader(num_loops=LOOPS, **policy):
   """(tokens, cache, threshold [B], loops [B]) -> (output, cache)."""
   params = examples.params_of(melt, CONFIG, SPEC)
 
   def run(tokens, cache, threshold, loops):
     model = examples.merged(melt, CONFIG, SPEC, params)
-    given = {"leave": exits.Exits(threshold, loops, **leave)} if leave else {}
+    given = (
+      {"exit_policy": exits.ExitPolicy(threshold, loops, **policy)}
+      if policy
+      else {}
+    )
     output, cache = melt.read(
       model, tokens, cache, num_loops=num_loops, **given
     )
@@ -37,9 +41,11 @@ def reader(num_loops=LOOPS, **leave):
   return jax.jit(run, compiler_options=examples.FAST)
 
 
-def read(token, cache, *, num_loops=LOOPS, threshold=1.0, loops=LOOPS, **leave):
+def read(
+  token, cache, *, num_loops=LOOPS, threshold=1.0, loops=LOOPS, **policy
+):
   free = jnp.full(ROWS, threshold), jnp.asarray(np.broadcast_to(loops, ROWS))
-  return reader(num_loops, **leave)(token, cache, *free)
+  return reader(num_loops, **policy)(token, cache, *free)
 
 
 def empty():
@@ -127,11 +133,11 @@ def test_prompts_run_all_loops_that_they_may():
 
 
 def test_exits_that_cannot_be():
-  assert melt.own_rule(CONFIG) == "gate"
+  assert melt.exit_rule(CONFIG) == "gate"
   melt.check_exits(CONFIG, "gate", "copy", "latent")
-  with pytest.raises(UserError, match="keeps nothing of single loops"):
+  with pytest.raises(UserError, match="needs a cache with the keys and values"):
     melt.check_exits(CONFIG, "gate", "state", "latent")
   plain = config_of("melt")
-  assert melt.own_rule(plain) == "fixed"
-  with pytest.raises(UserError, match="exits by the gate need a model"):
+  assert melt.exit_rule(plain) == "fixed"
+  with pytest.raises(UserError, match="'gate' needs a model with an exit gate"):
     melt.check_exits(plain, "gate", "copy", "latent")

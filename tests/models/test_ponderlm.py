@@ -37,12 +37,14 @@ def test_passes_are_the_recursion_written_out(changes):
   table = model.token_embedding.embedding[...]
   scaled = table * 4.0 if config.embedding_scale == "sqrt_width" else table
   head = table if config.tied else model.head.kernel[...].T
-  view = attention.view((1, 8), 8, config.rope_base)
+  metadata = attention.make_metadata((1, 8), 8, config.rope_base)
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)
   def language_model(x):
     for index in range(2):
-      x = jax.tree.map(lambda leaf, i=index: leaf[i], model.layers)(x, view)[0]
+      x = jax.tree.map(lambda leaf, i=index: leaf[i], model.layers)(
+        x, metadata
+      )[0]
     return model.final_norm(x)
 
   first = config.input_scale * scaled[TOKENS]

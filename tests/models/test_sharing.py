@@ -32,15 +32,15 @@ def model_of(name="looped"):
 
 
 @functools.cache
-def reader(name, **leave):
+def reader(name, **policy):
   """(tokens, cache, valid, threshold, num_loops) -> (output, cache)."""
   family, config, params = model_of(name)
 
   def run(tokens, cache, valid, threshold, num_loops):
     model = examples.merged(family, config, SPEC, params)
     given = {}
-    if leave:
-      given["leave"] = exits.Exits(threshold, num_loops, **leave)
+    if policy:
+      given["exit_policy"] = exits.ExitPolicy(threshold, num_loops, **policy)
     output, cache = family.read(model, tokens, cache, valid=valid, **given)
     return output.logits, output.stats["loops_run"], cache
 
@@ -48,7 +48,7 @@ def reader(name, **leave):
 
 
 def in_parts(
-  name, kind, sizes, *, valid=None, threshold=1.0, prompt_tokens=0, **leave
+  name, kind, sizes, *, valid=None, threshold=1.0, prompt_tokens=0, **policy
 ):
   """Logits [B, S, V] and loops [B, parts] of reading part after part."""
   family, config, params = model_of(name)
@@ -60,7 +60,7 @@ def in_parts(
   logits, loops = [], []
   for start, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
     part = slice(start, start + size)
-    found, run, cache = reader(name, **leave)(
+    found, run, cache = reader(name, **policy)(
       TOKENS[:, part],
       cache,
       valid[:, part],
@@ -137,13 +137,15 @@ def pieces():
   def layer_at(index):
     return jax.tree.map(lambda x: x[index], model.layers)
 
-  def view(place):
+  def metadata_at(place):
     place = jnp.reshape(place, (1, 1))
-    return attention.View(rope.rope_tables(place, head_width, config.rope_base))
+    return attention.Metadata(
+      rope.rope_tables(place, head_width, config.rope_base)
+    )
 
   def before(index, x, place):
     """Query, key and value, each [H, d_h]."""
-    layer, here = layer_at(index), view(place)
+    layer, here = layer_at(index), metadata_at(place)
     normed = layer.attention_norm(x)
     found = layer.attention._rotated(normed, here.tables)
     return tuple(one[0, 0] for one in found)

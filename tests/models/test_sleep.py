@@ -199,33 +199,6 @@ def test_prelude_and_coda_run_once_a_window():
       assert np.allclose(plain, outside, atol=1e-5) == same
 
 
-@functools.cache
-def gradient_of(**changes):
-  """Of all squared logits; (parameters, inputs) -> gradients."""
-  spec, remat = spec_of(20, 4), changes.pop("remat", "none")
-  config = config_of(**SHALLOW, **changes)
-  options = LoopOptions("scan", remat)
-
-  def loss(params, inputs):
-    model = examples.merged(sleep, config, spec, params, options)
-    return jnp.sum(model(inputs).logits ** 2)
-
-  return jax.jit(jax.grad(loss), compiler_options=examples.FAST)
-
-
-def gradients(inputs=None, **changes):
-  inputs = tokens(20) if inputs is None else inputs
-  params = examples.params_of(sleep, config_of(**SHALLOW), spec_of(20, 4))
-  return gradient_of(**changes)(params, inputs)
-
-
-def test_cut_gradients_are_others_and_all_of_them_are_all():
-  full, all_three = gradients(), gradients(gradient_passes=3)
-  jax.tree.map(np.testing.assert_array_equal, full, all_three)
-  last = gradients(gradient_passes=1)["token_embedding"]["embedding"]
-  assert np.abs(full["token_embedding"]["embedding"] - last).max() > 1e-4
-
-
 class Shifted:
   """An embedding that adds something to what it looks up."""
 
@@ -237,25 +210,54 @@ class Shifted:
     return self.embed(inputs) + self.shift
 
 
-def slopes(**changes):
-  """Gradient of all squared logits for what is embedded, [B, T, D]."""
-  spec, config = spec_of(20, 4), config_of(**SHALLOW, **changes)
-  params, inputs = examples.params_of(sleep, config, spec), tokens(20)
+@functools.cache
+def gradient_of(**changes):
+  """Of all squared logits; (parameters, inputs) -> two gradients.
 
-  def value(shift):
-    model = examples.merged(sleep, config, spec, params)
+  For the parameters, and for what is embedded, [B, T, D].
+  """
+  spec, remat = spec_of(20, 4), changes.pop("remat", "none")
+  config = config_of(**SHALLOW, **changes)
+  options = LoopOptions("scan", remat)
+
+  def loss(params, shift, inputs):
+    model = examples.merged(sleep, config, spec, params, options)
     model.token_embedding = Shifted(model.token_embedding, shift)
     return jnp.sum(model(inputs).logits ** 2)
 
-  run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
-  return np.abs(run(jnp.zeros((2, 20, SMALL.width)))).max(axis=(0, 2))
+  run = jax.jit(jax.grad(loss, (0, 1)), compiler_options=examples.FAST)
+  return lambda params, inputs: run(
+    params, jnp.zeros((*inputs.shape, SMALL.width)), inputs
+  )
+
+
+def both_gradients(inputs=None, **changes):
+  inputs = tokens(20) if inputs is None else inputs
+  params = examples.params_of(sleep, config_of(**SHALLOW), spec_of(20, 4))
+  return gradient_of(**changes)(params, inputs)
+
+
+def gradients(inputs=None, **changes):
+  return both_gradients(inputs, **changes)[0]
+
+
+def slopes(**changes):
+  """The largest gradient for what is embedded at each place, [T]."""
+  return np.abs(both_gradients(**changes)[1]).max(axis=(0, 2))
+
+
+def test_cut_gradients_are_others_and_all_of_them_are_all():
+  full, all_three = gradients(), gradients(gradient_passes=3)
+  jax.tree.map(np.testing.assert_array_equal, full, all_three)
+  last = gradients(gradient_passes=1)["token_embedding"]["embedding"]
+  assert np.abs(full["token_embedding"]["embedding"] - last).max() > 1e-4
 
 
 def test_a_cut_is_where_it_says():
   """Through what is not cut, windows that slept still have a gradient."""
   full = slopes()
-  for cut in ("hidden", "fast_weights"):
-    some = slopes(gradient_passes=1, gradient_cut=cut)
+  for cut in ({}, {"gradient_cut": "fast_weights"}):  # The default is "hidden".
+    some = slopes(gradient_passes=1, **cut)
     assert (some > 1e-4).all()
     assert np.abs(some[:16] - full[:16]).max() > 1e-3
     np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
@@ -351,7 +353,7 @@ def by_hand(config, params, inputs, num_answer):
         layer = at(group * num_memories + n, model.memories)
         hidden, states[n], _ = layer(hidden, states[n], window.packing)
       keep = [
-        attention.Past(*(x[:, x.shape[1] - num_past :] for x in past))
+        attention.PastKeyValues(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts
       ]
       memory[group] = states, keep
@@ -363,7 +365,7 @@ def by_hand(config, params, inputs, num_answer):
     len(inputs), carry_convolutions=config.carry_convolutions
   )
   groups = range(num_groups)
-  past = attention.Past(none, none)
+  past = attention.PastKeyValues(none, none)
   kept = [([state] * num_memories, [past] * each) for _ in groups]
   seen = jnp.zeros((len(inputs), num_past), bool)
   num_windows = (inputs.shape[1] - 1) // config.window
@@ -371,7 +373,9 @@ def by_hand(config, params, inputs, num_answer):
   *windowed, last_chunk = jnp.split(inputs, edges, axis=1)
   for part in windowed:
     tokens = model.embed(part)
-    window = windows.view(seen, tokens.mask, config.window, config.window)
+    window = windows.make_window(
+      seen, tokens.mask, config.window, config.window
+    )
     hidden, after = read(tokens.hidden, window, kept, groups[:first])
     for n in range(config.num_passes):
       before = list(after)
@@ -388,9 +392,11 @@ def by_hand(config, params, inputs, num_answer):
         hidden = jax.lax.stop_gradient(hidden)
       hidden, after = read(hidden, window, before, groups[first:last])
     _, kept = read(hidden, window, after, groups[last:])
-    seen = window.known[:, window.known.shape[1] - num_past :]
+    seen = window.mask[:, window.mask.shape[1] - num_past :]
   tokens = model.embed(last_chunk)
-  window = windows.view(seen, tokens.mask, last_chunk.shape[1], config.window)
+  window = windows.make_window(
+    seen, tokens.mask, last_chunk.shape[1], config.window
+  )
   hidden, _ = read(tokens.hidden, window, kept, groups)
   return model.logits(hidden[:, -num_answer:])
 
@@ -510,14 +516,11 @@ def test_implicit_gradients_are_those_of_passes_that_settled():
 
     return jax.jit(jax.grad(loss), compiler_options=examples.FAST)(params)
 
-  full = gradients_of()
-  for num_terms, close in ((12, True), (1, False)):
-    implicit = gradients_of(implicit_terms=num_terms)
-    errors = jax.tree.map(
-      lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), full, implicit
-    )
-    worst = max(jax.tree.leaves(errors))
-    assert worst < 1e-5 if close else worst > 1e-4
+  full, implicit = gradients_of(), gradients_of(implicit_terms=12)
+  errors = jax.tree.map(
+    lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), full, implicit
+  )
+  assert max(jax.tree.leaves(errors)) < 1e-5
 
 
 @pytest.mark.parametrize("memory", ["gated_delta", "jet"])

@@ -169,7 +169,7 @@ def test_no_memory_tokens_is_a_model_without_memory():
     stopped = jnp.zeros((3, 16), bool)
     for k in range(4):
       step_vector = model.step_embedding.embedding[...][k][None, None]
-      g, _ = model.block(hidden + step_vector, attention.View(tables))
+      g, _ = model.block(hidden + step_vector, attention.Metadata(tables))
       p = jax.nn.sigmoid(model.router(g)[..., 0])
       stops = ~stopped & ((spent + p >= 0.95) | (k == 3))
       weight = jnp.where(stopped, 0.0, jnp.where(stops, 1.0 - spent, p))
@@ -202,7 +202,7 @@ def test_one_fixed_loop_is_one_block():
     positions = positions_of(config)
     tables = rope.rope_tables(positions, 8, config.rope_base)
     u = model._embed(inputs) + model._step_vector(jnp.asarray(0))
-    return model.head(model.block(u, attention.View(tables))[0][:, 3:])
+    return model.head(model.block(u, attention.Metadata(tables))[0][:, 3:])
 
   expected = by_hand(BATCH["inputs"])
   np.testing.assert_allclose(run(config).logits, expected, atol=1e-5)

@@ -62,7 +62,7 @@ def test_documents_and_parts_of_the_queries(
     lambda *x: dot_product.attend(*x, visible=mask), *arrays
   )
   monkeypatch.setattr(dot_product, "_PART", part)
-  monkeypatch.setattr(dot_product, "_STRETCH", stretch)
+  monkeypatch.setattr(dot_product, "_MIN_BLOCK", stretch)
   given = ids if documents else None
   actual = differentiated(
     lambda *x: attend(*x, causal=causal, documents=given), *arrays

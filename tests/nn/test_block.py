@@ -138,7 +138,7 @@ def test_blocks_are_their_formula(name):
   shape = SHAPES[name]
   layer = drawn(block.Block, shape)
   params = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer)))
-  got = run(lambda x: layer(x, attention.View(tables_of(shape)))[0], X)
+  got = run(lambda x: layer(x, attention.Metadata(tables_of(shape)))[0], X)
   np.testing.assert_allclose(got, ByHand(params, name)(X), atol=1e-4)
 
 
@@ -173,7 +173,7 @@ def test_grouped_heads_are_repeated_ones():
 
   def in_two(x):
     none, parts = jnp.zeros((2, 0, 2, 6)), []
-    past = attention.Past(none, none)
+    past = attention.PastKeyValues(none, none)
     for start, stop in ((0, 3), (3, 5)):
       first = tuple(table[:stop] for table in tables)
       seen = visible[:, start:stop, :stop]
@@ -183,14 +183,14 @@ def test_grouped_heads_are_repeated_ones():
       parts.append(mixed)
     return jnp.concatenate(parts, 1), past
 
-  expected = run(lambda x: every(x, attention.View(tables))[0], X)
-  got = run(lambda x: grouped(x, attention.View(tables))[0], X)
+  expected = run(lambda x: every(x, attention.Metadata(tables))[0], X)
+  got = run(lambda x: grouped(x, attention.Metadata(tables))[0], X)
   np.testing.assert_allclose(got, expected, atol=1e-4)
   got, past = run(in_two, X)
   np.testing.assert_allclose(got, expected, atol=1e-4)
   assert past.key.shape == past.value.shape == (2, TOKENS, 2, 6)
-  weights = run(lambda x: every.weights(x, attention.View(tables)), X)
-  got = run(lambda x: grouped.weights(x, attention.View(tables)), X)
+  weights = run(lambda x: every.weights(x, attention.Metadata(tables)), X)
+  got = run(lambda x: grouped.weights(x, attention.Metadata(tables)), X)
   np.testing.assert_allclose(got, weights, atol=1e-5)
 
 
@@ -228,7 +228,7 @@ def test_costs_are_those_of_the_compiled_block():
   tables = rope.rope_tables(jnp.arange(16)[:, None], 24, 100.0)
 
   def run(params, x):
-    return nnx.merge(graphdef, params)(x, attention.View(tables))[0]
+    return nnx.merge(graphdef, params)(x, attention.Metadata(tables))[0]
 
   x = jnp.zeros((1, 16, 128))
   counted = jax.jit(run).lower(params, x).compile(FAST).cost_analysis()["flops"]

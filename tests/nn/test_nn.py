@@ -99,11 +99,11 @@ def test_rotated_products_depend_on_differences():
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
   shape = dataclasses.replace(
-    SHAPE, causal=causal, qk_norm=norm.rms_norm if qk_norm else norm.none
+    SHAPE, causal=causal, qk_norm=norm.rms_norm if qk_norm else norm.identity
   )
   layer = attention.Attention(shape, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
-  view = attention.View(tables)
+  metadata = attention.Metadata(tables)
   if qk_norm:  # With equal gains it could as well come after the rotation.
     layer.query_norm.scale[...] = jnp.array([0.5, 1.0, 2.0, -1.0])
     layer.key_norm.scale[...] = jnp.array([1.5, -0.5, 1.0, 0.7])
@@ -125,8 +125,8 @@ def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
   weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   mixed = np.einsum("bhts,bshk->bthk", weights, heads(layer.value))
   expected = mixed.reshape(2, 5, 8) @ np.asarray(layer.output.kernel[...])
-  np.testing.assert_allclose(layer(X, view)[0], expected, atol=1e-4)
-  np.testing.assert_allclose(layer.weights(X, view), weights, atol=1e-5)
+  np.testing.assert_allclose(layer(X, metadata)[0], expected, atol=1e-4)
+  np.testing.assert_allclose(layer.weights(X, metadata), weights, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "geglu"])
@@ -178,7 +178,7 @@ def test_residual_branches_have_names_for_rematerialisation():
   """Saving the named values alone leaves the rest to be computed again."""
   layer = block.Block(SHAPE, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
-  view = attention.View(tables)
-  text = str(jax.make_jaxpr(lambda x: layer(x, view))(X))
+  metadata = attention.Metadata(tables)
+  text = str(jax.make_jaxpr(lambda x: layer(x, metadata))(X))
   assert "name=attention" in text
   assert "name=mlp" in text

@@ -14,10 +14,10 @@ from loopjax.types import LoopOptions
 def test_auto_is_a_policy_by_platform_and_others_stay():
   auto = LoopOptions("unroll", "auto")
   assert remat.AUTO["cpu"] in remat.POLICIES
-  assert remat.chosen(auto, "cpu") == LoopOptions("unroll", remat.AUTO["cpu"])
-  assert remat.chosen(auto, "tpu") == LoopOptions("unroll", "none")
+  assert remat.resolve(auto, "cpu") == LoopOptions("unroll", remat.AUTO["cpu"])
+  assert remat.resolve(auto, "tpu") == LoopOptions("unroll", "none")
   full = LoopOptions("scan", "full")
-  assert remat.chosen(full, "cpu") == full
+  assert remat.resolve(full, "cpu") == full
 
 
 def test_programs_keep_what_suits_their_devices():

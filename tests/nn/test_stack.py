@@ -33,9 +33,9 @@ def make(num_layers=3, **changes):
   return jax.jit(build, compiler_options=FAST)()
 
 
-def run(layers, view, **options):
+def run(layers, metadata, **options):
   def apply(layers, x):
-    return stack.run_layers(layers, x, None, view, **options)[0]
+    return stack.run_layers(layers, x, None, metadata, **options)[0]
 
   return jax.jit(apply, compiler_options=FAST)(layers, X)
 
@@ -44,29 +44,29 @@ def run(layers, view, **options):
 @pytest.mark.parametrize("unroll", [False, True])
 def test_layers_run_one_after_another(unroll, remat):
   layers = make()
-  view = attention.view((1, 6), 8, 100.0)
+  metadata = attention.make_metadata((1, 6), 8, 100.0)
   expected = X
-  call = jax.jit(lambda layer, x: layer(x, view)[0], compiler_options=FAST)
+  call = jax.jit(lambda layer, x: layer(x, metadata)[0], compiler_options=FAST)
   for index in range(3):
     layer = jax.tree.map(lambda leaf, i=index: leaf[i], layers)
     expected = call(layer, expected)
-  actual = run(layers, view, unroll=unroll, remat=remat)
+  actual = run(layers, metadata, unroll=unroll, remat=remat)
   np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def test_a_post_norm_adds_branches_of_unit_scale():
   """x + n(attention), then + n(mlp): both have a mean square of 1."""
   layers = make(1, post_norm=True)
-  view = attention.view((1, 6), 8, 100.0)
+  metadata = attention.make_metadata((1, 6), 8, 100.0)
   block = jax.tree.map(lambda leaf: leaf[0], layers)
-  mixed, _ = block.attention(block.attention_norm(X), view)
+  mixed, _ = block.attention(block.attention_norm(X), metadata)
 
   def normed(x):
     return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
   x = X + normed(mixed)
   expected = x + normed(block.mlp(block.mlp_norm(x)))
-  np.testing.assert_allclose(run(layers, view), expected, atol=1e-4)
+  np.testing.assert_allclose(run(layers, metadata), expected, atol=1e-4)
 
 
 def test_layers_differ_and_have_the_layer_axis_in_front():
@@ -83,13 +83,13 @@ def test_layers_differ_and_have_the_layer_axis_in_front():
 def test_rematerialisation_keeps_less():
   layers = make(6, mlp_ratio=16.0)
   graphdef, params = nnx.split(layers)
-  view = attention.view((1, 64), 8, 100.0)
+  metadata = attention.make_metadata((1, 64), 8, 100.0)
   x = jax.ShapeDtypeStruct((4, 64, 16), jnp.float32)
 
   def temporaries(remat):
     def loss(params, x):
       layers = nnx.merge(graphdef, params)
-      x, _ = stack.run_layers(layers, x, None, view, remat=remat)
+      x, _ = stack.run_layers(layers, x, None, metadata, remat=remat)
       return jnp.sum(x**2)
 
     compiled = jax.jit(jax.grad(loss)).lower(params, x).compile(FAST)
@@ -101,9 +101,9 @@ def test_rematerialisation_keeps_less():
 def test_rotary_positions_are_relative():
   """Equal tokens at other places attend as they did."""
   layers = make(1)
-  long = attention.view((1, 9), 8, 100.0).tables
+  long = attention.make_metadata((1, 9), 8, 100.0).tables
   first, later = (
-    run(layers, attention.View(tuple(table[i : i + 6] for table in long)))
+    run(layers, attention.Metadata(tuple(table[i : i + 6] for table in long)))
     for i in (0, 3)
   )
   np.testing.assert_allclose(first, later, atol=1e-4)
@@ -118,14 +118,14 @@ def test_every_layer_and_branch_drops_by_a_key_of_its_own():
   """The blocks by hand, with their own keys split off in order."""
   layers = make(2, dropout=0.5)
   x = jax.random.normal(jax.random.key(1), (2, 5, 16))
-  view, key = attention.view((1, 5), 8, 100.0), jax.random.key(2)
-  got, _ = stack.run_layers(layers, x, None, view, key=key)
+  metadata, key = attention.make_metadata((1, 5), 8, 100.0), jax.random.key(2)
+  got, _ = stack.run_layers(layers, x, None, metadata, key=key)
   for index, layer_key in enumerate(jax.random.split(key, 2)):
     layer = jax.tree.map(lambda leaf, index=index: leaf[index], layers)
     keys = [jax.random.fold_in(layer_key, branch) for branch in range(2)]
     masks = [jax.random.bernoulli(k, 0.5, x.shape) for k in keys]
     assert not jnp.array_equal(*masks)
-    mixed, _ = layer.attention(layer.attention_norm(x), view)
+    mixed, _ = layer.attention(layer.attention_norm(x), metadata)
     x = x + jnp.where(masks[0], 2 * mixed, 0)
     x = x + jnp.where(masks[1], 2 * layer.mlp(layer.mlp_norm(x)), 0)
   np.testing.assert_allclose(got, x, atol=1e-5)

@@ -33,16 +33,16 @@ def workdir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def thinker(workdir):
+def inspector(workdir):
   return load.load(workdir)
 
 
 @pytest.fixture(scope="module")
-def thought(thinker):
-  return thinker.think(PUZZLE)
+def inspection(inspector):
+  return inspector.inspect(PUZZLE)
 
 
-def test_thoughts_are_what_the_model_did(workdir, thought):
+def test_thoughts_are_what_the_model_did(workdir, inspection):
   run = trained.read(workdir)
   inputs = np.array([[0 if c == "." else int(c) for c in PUZZLE]]) + 1
 
@@ -54,13 +54,13 @@ def test_thoughts_are_what_the_model_did(workdir, thought):
   output = forward(run.params)
   trace = {name: np.asarray(x[:, 0]) for name, x in output.trace.items()}
   digits = [*trace["prediction"], np.argmax(output.logits[0], -1)]
-  assert thought["digits"] == [(row - 1).tolist() for row in digits]
+  assert inspection["digits"] == [(row - 1).tolist() for row in digits]
   certain = 100 * trace["confidence"]
-  assert np.abs(np.array(thought["certain"][:-1]) - certain).max() <= 0.51
-  assert thought["halted"] == halting.steps_taken(trace["weight"]).tolist()
-  assert len(set(thought["halted"])) > 1
-  size = len(thought["halted"])
-  raw = base64.b64decode(thought["attention"])
+  assert np.abs(np.array(inspection["certain"][:-1]) - certain).max() <= 0.51
+  assert inspection["halted"] == halting.steps_taken(trace["weight"]).tolist()
+  assert len(set(inspection["halted"])) > 1
+  size = len(inspection["halted"])
+  raw = base64.b64decode(inspection["attention"])
   looks = np.frombuffer(raw, np.uint8).reshape(LOOPS, size, size)
   weights = trace["attention"].mean(axis=1)
   expected = 255 * weights / weights.max(axis=-1, keepdims=True)
@@ -68,16 +68,16 @@ def test_thoughts_are_what_the_model_did(workdir, thought):
 
 
 def test_more_loops_than_trained(workdir):
-  thinker = load.load(workdir, num_loops=2 * LOOPS)
-  assert len(thinker.think(PUZZLE)["digits"]) == 2 * LOOPS + 1
-  assert thinker.facts["trainedLoops"] == LOOPS
+  inspector = load.load(workdir, num_loops=2 * LOOPS)
+  assert len(inspector.inspect(PUZZLE)["digits"]) == 2 * LOOPS + 1
+  assert inspector.facts["trainedLoops"] == LOOPS
 
 
-def test_a_solution_is_told_only_if_there_is_one(thinker, thought):
-  assert thought["solution"] == ""
-  cells = thinker.random(7)
-  assert cells == thinker.random(7) != thinker.random(8)
-  solution = thinker.think(cells)["solution"]
+def test_a_solution_is_told_only_if_there_is_one(inspector, inspection):
+  assert inspection["solution"] == ""
+  cells = inspector.random(7)
+  assert cells == inspector.random(7) != inspector.random(8)
+  solution = inspector.inspect(cells)["solution"]
   assert sorted(solution) == sorted("1234" * 4)
   assert all(c in (".", s) for c, s in zip(cells, solution, strict=True))
 
@@ -101,30 +101,30 @@ def test_blanks_and_spaces_are_read():
   assert puzzle.characters(puzzle.parse(board, text)) == "1..4" * 4
 
 
-def test_the_page_has_its_data_and_loads_nothing(thinker, thought):
-  facts = thinker.facts | {"run": "</script><b>&"}
-  text = page.make(thinker._replace(facts=facts), [thought], served=False)
+def test_the_page_has_its_data_and_loads_nothing(inspector, inspection):
+  facts = inspector.facts | {"run": "</script><b>&"}
+  text = page.make(inspector._replace(facts=facts), [inspection], served=False)
   assert data_of(text) == {
-    "facts": facts, "thoughts": [thought], "served": False,
+    "facts": facts, "thoughts": [inspection], "served": False,
   }  # fmt: skip
   assert text.count("</script>") == 2  # The view's and the page's.
   assert not re.search(r"src=|https?://|@import|url\(", text)
 
 
-def test_the_server_answers(thinker, thought):
+def test_the_server_answers(inspector, inspection):
   pytest.importorskip("httpx")
   testclient = pytest.importorskip("starlette.testclient")
   from loopjax.play import server
 
-  client = testclient.TestClient(server.make(thinker, [thought]))
+  client = testclient.TestClient(server.make(inspector, [inspection]))
   assert data_of(client.get("/").text)["served"]
-  assert client.get("/think", params={"prompt": PUZZLE}).json() == thought
+  assert client.get("/think", params={"prompt": PUZZLE}).json() == inspection
   wrong = client.get("/think", params={"prompt": "12"})
   assert wrong.status_code == 400
   assert "2 cells" in wrong.json()["error"]
   assert client.get("/random").json()["solution"]
   export = client.get("/export", params={"prompt": PUZZLE})
-  assert data_of(export.text)["thoughts"] == [thought]
+  assert data_of(export.text)["thoughts"] == [inspection]
   assert not data_of(export.text)["served"]
   assert "four.html" in export.headers["content-disposition"]
 
@@ -134,8 +134,8 @@ def test_the_command_writes_a_page(workdir, tmp_path, capsys):
   flags = [str(workdir), f"--export={path}", f"--prompt={PUZZLE}"]
   assert command.main(flags) == 0
   assert capsys.readouterr().out.strip() == str(path)
-  [thought] = data_of(path.read_text())["thoughts"]
-  assert thought["prompt"] == PUZZLE
+  [inspection] = data_of(path.read_text())["thoughts"]
+  assert inspection["prompt"] == PUZZLE
 
 
 def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
@@ -159,11 +159,11 @@ def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
     assert message in error
 
 
-def test_a_reader_steps_through_the_loops(thinker, tmp_path, browser):
+def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   """With the keyboard and the mouse, on a telephone's width."""
-  found = [thinker.think(thinker.random(seed)) for seed in (1, 2)]
+  found = [inspector.inspect(inspector.random(seed)) for seed in (1, 2)]
   path = tmp_path / "page.html"
-  path.write_text(page.make(thinker, found, served=False))
+  path.write_text(page.make(inspector, found, served=False))
   tab = browser.new_page(viewport={"width": 360, "height": 740})
   mistakes = []
   tab.on("pageerror", lambda error: mistakes.append(str(error)))

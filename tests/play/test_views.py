@@ -41,13 +41,13 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def thinkers(runs):
+def inspectors(runs):
   return {name: load.load(workdir) for name, workdir in runs.items()}
 
 
 @pytest.fixture(scope="module")
-def gated(thinkers):
-  return thinkers["looped"].think(PROMPT)
+def gated(inspectors):
+  return inspectors["looped"].inspect(PROMPT)
 
 
 def ids_of(prompt):
@@ -94,8 +94,8 @@ def test_a_text_is_read_out_where_the_gate_leaves(runs, gated):
   assert gated["tokens"] == ["", *PROMPT]
 
 
-def test_spent_mass_is_a_choice_of_loops_and_threshold(runs, thinkers):
-  found = thinkers["adaptive"].think(PROMPT)
+def test_spent_mass_is_a_choice_of_loops_and_threshold(runs, inspectors):
+  found = inspectors["adaptive"].inspect(PROMPT)
   forward, _ = merged(runs["adaptive"])
   k, q = LOOPS - 1, text_view.THRESHOLDS.index(0.5)
   ids = ids_of(PROMPT)
@@ -132,18 +132,18 @@ def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
   assert (plain.readout[..., 0] == plain.lens).all()
 
 
-def test_a_text_of_its_own_is_of_its_seed(thinkers):
-  random = thinkers["looped"].random
+def test_a_text_of_its_own_is_of_its_seed(inspectors):
+  random = inspectors["looped"].random
   assert random(1) == random(1) != random(2)
-  with pytest.raises(UserError, match="65 tokens; this model reads 64"):
-    thinkers["looped"].think("x" * 64)
+  with pytest.raises(UserError, match="65 tokens; this model reads at most 64"):
+    inspectors["looped"].inspect("x" * 64)
 
 
-def test_a_question_is_decoded_everywhere_in_every_loop(runs, thinkers):
-  thinker = thinkers["questions"]
-  question = thinker.random(3)
-  assert question == thinker.random(3)
-  found = thinker.think(question)
+def test_a_question_is_decoded_everywhere_in_every_loop(runs, inspectors):
+  inspector = inspectors["questions"]
+  question = inspector.random(3)
+  assert question == inspector.random(3)
+  found = inspector.inspect(question)
   run = trained.read(runs["questions"])
   task = run.settings.task
   data = multihop.make_dataset(task, "test", batch_size=512, seed=0)
@@ -189,18 +189,18 @@ def test_english_questions_hold_their_line_end():
   ]
   fact = facts.relations[0] + config.vocabulary.num_entities
   words = f"Who is the {names[fact]} of the {names[fact]} of {names[0]} ? ↵"
-  asked = questions.parse(config, facts, names, f"{words} Answer:")
-  assert asked.entities[:2] == (0, facts.tails[0])
-  assert asked.places == (8, 8)
+  parsed = questions.parse(config, facts, names, f"{words} Answer:")
+  assert parsed.entities[:2] == (0, facts.tails[0])
+  assert parsed.places == (8, 8)
 
 
 @pytest.fixture
 def opened(browser, tmp_path):
   """Opens a page of a thinker's thoughts, at the width of a telephone."""
 
-  def open_page(thinker, found):
+  def open_page(inspector, found):
     path = tmp_path / "page.html"
-    path.write_text(page.make(thinker, found, served=False))
+    path.write_text(page.make(inspector, found, served=False))
     assert data_of(path.read_text())["thoughts"] == found
     tab = browser.new_page(viewport={"width": 360, "height": 740})
     mistakes = []
@@ -213,8 +213,8 @@ def opened(browser, tmp_path):
   return open_page
 
 
-def test_a_reader_moves_the_sliders(thinkers, gated, opened):
-  tab = opened(thinkers["looped"], [gated])
+def test_a_reader_moves_the_sliders(inspectors, gated, opened):
+  tab = opened(inspectors["looped"], [gated])
   tokens = tab.locator("#tokens button")
   assert tokens.count() == len(gated["tokens"])
   for loops, threshold in ((3, 0), (3, 3), (2, 6)):
@@ -242,10 +242,10 @@ def test_a_reader_moves_the_sliders(thinkers, gated, opened):
   assert not tab.locator("#lens").is_visible()
 
 
-def test_a_reader_looks_into_a_question(thinkers, opened):
-  thinker = thinkers["questions"]
-  found = [thinker.think(thinker.random(seed)) for seed in (1, 2)]
-  tab = opened(thinker, found)
+def test_a_reader_looks_into_a_question(inspectors, opened):
+  inspector = inspectors["questions"]
+  found = [inspector.inspect(inspector.random(seed)) for seed in (1, 2)]
+  tab = opened(inspector, found)
   cells = tab.locator("#grid button")
   count = len(found[0]["tokens"])
   first = [x[0][0] for places in found[0]["candidates"] for x in places]

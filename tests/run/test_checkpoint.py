@@ -168,7 +168,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
       path.write_bytes(bytes(changed))
       try:
         state, _ = restore.state(tmp_path, 1, abstract(tree()))
-      except restore.Damaged as error:
+      except restore.DamagedCheckpointError as error:
         found.append(str(error))
       else:  # Nothing depends on this bit.
         for got, value in zip(jax.tree.leaves(state), expected, strict=True):

@@ -79,7 +79,7 @@ def test_contradictions_are_named(
 
 
 def test_alone_a_process_agrees_with_itself():
-  assert processes.agreed(lambda: {"a": 1}) == {"a": 1}
-  assert processes.everywhere("x") == "x"
-  whole = processes.whole(jnp.arange(3))
+  assert processes.from_process_0(lambda: {"a": 1}) == {"a": 1}
+  assert processes.gather_messages("x") == "x"
+  whole = processes.gather_array(jnp.arange(3))
   np.testing.assert_array_equal(whole, [0, 1, 2])

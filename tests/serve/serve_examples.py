@@ -95,8 +95,10 @@ def serve(
   """A real server on a free port of this machine, in another thread."""
   failures = []
   made = worker.Worker(engine, capacity, lambda: failures.append(1))
-  reader = protocol.Reader("tiny", tokenizer, engine.max_tokens, limit, chat)
-  made_app = app.make_app(made, reader, token=token, hosts=list(hosts))
+  model = protocol.ServedModel(
+    "tiny", tokenizer, engine.max_tokens, limit, chat
+  )
+  made_app = app.make_app(made, model, token=token, hosts=list(hosts))
   server = uvicorn.Server(
     uvicorn.Config(
       made_app, host="127.0.0.1", port=0, log_level="error", http="h11",

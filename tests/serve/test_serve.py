@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 
 httpx = pytest.importorskip("httpx")
@@ -86,7 +86,7 @@ def test_what_is_asked_reaches_the_engine(served):
     "repetition_penalty": 1.5,
   }  # fmt: skip
   assert served.engine.added == [
-    Request(
+    GenerationRequest(
       (256, *prompt), 3, Sampling(**sampling, seed=seed), (256,), 4, 4, 0.7
     )
     for prompt in (b"a", b"bc")
@@ -297,7 +297,7 @@ def test_mistakes_in_a_conversation_are_named(served, fields, message):
     (b"{", "not valid JSON"),
     (b"\xff\xfe{}", "not valid JSON"),
     (b"[" * 100_000, "not valid JSON"),
-    (b'{"prompt": "x", "top_p": NaN}', "NaN is no number"),
+    (b'{"prompt": "x", "top_p": NaN}', "NaN is not a number"),
     (b'{"prompt": "x", "top_p": 1' + b"0" * 5000 + b"}", "not valid JSON"),
     (b"[]", "not a JSON object"),
   ],

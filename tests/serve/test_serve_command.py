@@ -16,7 +16,7 @@ from tests_support import ROOT
 
 import loopjax.serve
 from loopjax.generate import source
-from loopjax.generate.requests import Request
+from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import Text
 from loopjax.serve import __main__ as serve
@@ -28,22 +28,22 @@ examples = pytest.importorskip("serve_examples")
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory):
+def language_model(tmp_path_factory):
   folder = hub_examples.make_folder(tmp_path_factory.mktemp("hub") / "ouro")
   return source.of_folder(folder, dtype="float32")
 
 
-def test_the_endpoint_says_what_the_engine_writes(subject):
+def test_the_endpoint_says_what_the_engine_writes(language_model):
   """Six texts over two slots, half of them with exits."""
   asked = {"temperature": 1.0, "top_k": 5, "seed": 3, "max_tokens": 9, "n": 3}
-  engine = source.make_engine(subject, num_slots=2, max_tokens=32)
-  with examples.serve(engine, tokenizer=subject.tokenizer) as served:
+  engine = source.make_engine(language_model, num_slots=2, max_tokens=32)
+  with examples.serve(engine, tokenizer=language_model.tokenizer) as served:
     answers = [
       served.post(prompt="w3 w4 w5", logprobs=1, exit=exit, **asked).json()
       for exit in (1.0, 0.4)
     ]
   requests = [
-    Request(
+    GenerationRequest(
       (0, 4, 5, 6), 9, Sampling(top_k=5, seed=3 + n), (0,), 1, 0, threshold
     )
     for threshold in (1.0, 0.4)
@@ -52,7 +52,7 @@ def test_the_endpoint_says_what_the_engine_writes(subject):
   choices = [choice for answer in answers for choice in answer["choices"]]
   for request, choice in zip(requests, choices, strict=True):
     (tokens,) = engine.generate([request])  # One at a time.
-    text = Text(subject.tokenizer, prompt=request.prompt)
+    text = Text(language_model.tokenizer, prompt=request.prompt)
     text.read(tokens)
     assert choice["text"] == text.text
     assert choice["finish_reason"] == text.finish
@@ -168,7 +168,7 @@ def test_64_streams_of_the_client_of_openai(tmp_path):
     assert [model.id for model in client.models.list()] == ["ouro"]
     with pytest.raises(openai.BadRequestError, match="max_tokens=0"):
       client.completions.create(model="ouro", prompt="w1", max_tokens=0)
-    with pytest.raises(openai.NotFoundError, match="there is 'ouro'"):
+    with pytest.raises(openai.NotFoundError, match="this server has 'ouro'"):
       client.completions.create(model="gpt", prompt="w1")
     client.close()
     assert child.poll() is None

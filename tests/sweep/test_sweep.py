@@ -267,7 +267,7 @@ def test_limit_counts_what_is_started(monkeypatch, items, tmp_path):
 def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
   log = tmp_path / "x.log"
   script = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
-  command, stop = [sys.executable, "-c", script], child.Stop()
+  command, stop = [sys.executable, "-c", script], child.StopRequest()
   assert child.run_command([*command, "first", "2"], log, stop) == (2, "first")
   assert child.run_command([sys.executable, "-c", ""], log, stop) == (0, "")
   assert log.read_text() == "first\n"
@@ -293,16 +293,16 @@ sys.exit(4)
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_what_stops_the_sweep_lets_the_run_save(tmp_path, which):
   before = signal.getsignal(signal.Signals[which])
-  stop, log = child.Stop(), tmp_path / "x.log"
+  stop, log = child.StopRequest(), tmp_path / "x.log"
   command = [sys.executable, "-c", SAVES, str(int(signal.Signals[which]))]
   with stop.listening():
     assert child.run_command(command, log, stop) == (4, "saved")
-  assert stop.asked
+  assert stop.received
   assert signal.getsignal(signal.Signals[which]) == before
 
 
 def test_a_signal_between_two_runs_is_not_lost(tmp_path):
-  stop, log = child.Stop(), tmp_path / "x.log"
+  stop, log = child.StopRequest(), tmp_path / "x.log"
   with stop.listening():
     os.kill(os.getpid(), signal.SIGTERM)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -313,7 +313,7 @@ def test_a_signal_between_two_runs_is_not_lost(tmp_path):
 def test_a_signal_that_is_ignored_stays_so():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
-    with child.Stop().listening():
+    with child.StopRequest().listening():
       assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
   finally:
     signal.signal(signal.SIGHUP, before)
@@ -323,7 +323,7 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
   monkeypatch, items, tmp_path
 ):
   def run(command, log, stop):
-    stop.asked = True
+    stop.received = True
     return -signal.SIGTERM, ""
 
   monkeypatch.setattr(child, "run_command", run)
@@ -522,8 +522,8 @@ def test_main_accepts_every_item(monkeypatch, name):
 
 def chain(config):
   """A run, one that goes on from it, and one from both."""
-  begun = {"run.init_from": config_lib.RunOf(0), "run.seed": 1}
-  both = {"run.init_from": config_lib.RunOf(1), "run.seed": 1}
+  begun = {"run.init_from": config_lib.WorkdirOf(0), "run.seed": 1}
+  both = {"run.init_from": config_lib.WorkdirOf(1), "run.seed": 1}
   return {"chain": [{}, begun, both], "end": [{"run.seed": 2}, begun]}
 
 

@@ -6,7 +6,7 @@ DiscoLoop (arXiv 2607.00341, sections 3.2 and 5.1) applies to the vanilla loop
 patching.
 
 Loops count from 1 and denote the state after them; positions count from 0.
-`runs` checks which runs can be analysed, only `subject` runs the model,
+`runs` checks which runs can be analysed, only `instrumented` runs the model,
 `questions` prepares the questions; `lens` and parts of `interventions` and
 `patching` are pure functions on arrays. Every number is a row of
 analysis.jsonl; tables and figures are made from these rows.

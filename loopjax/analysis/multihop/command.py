@@ -9,13 +9,13 @@ from loopjax import trained
 from loopjax.analysis.multihop import (
   effects,
   figures,
+  instrumented,
   interventions,
   patching,
   questions,
   readings,
   rows,
   runs,
-  subject,
   tables,
 )
 from loopjax.data.multihop import task
@@ -69,29 +69,31 @@ def analyse(
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  asked = questions.gather(runs.task_config(settings), dataset, num_examples)
+  question_set = questions.gather(
+    runs.task_config(settings), dataset, num_examples
+  )
   _make(output)
   print(
     f"{workdir}: {family}, step {run.step}, {settings.eval_loops} loops,"
-    f" {len(asked.hops):,} questions"
+    f" {len(question_set.hops):,} questions"
   )
-  model = subject.from_run(run)
-  observed = model.observe(asked)
+  model = instrumented.from_run(run)
+  observed = model.observe(question_set)
   found = [
-    *readings.stages(asked, observed),
-    *readings.role_exposure(asked, observed),
-    *readings.logit_lens(asked, observed),
-    *readings.cosines(asked, observed),
+    *readings.stages(question_set, observed),
+    *readings.role_exposure(question_set, observed),
+    *readings.logit_lens(question_set, observed),
+    *readings.cosines(question_set, observed),
   ]
   notes = [
     f"{split}: no bridge, so no intervention and no patching"
-    for split, hops, _ in asked.by_split()
+    for split, hops, _ in question_set.by_split()
     if hops == 1
   ]
   if reason := _why_unedited(settings, family):
     notes = [f"intervention, patching: left out, {reason}"]
   else:
-    edited, left_out = _edit(run, model, asked, observed, loop, position)
+    edited, left_out = _edit(run, model, question_set, observed, loop, position)
     found += edited
     notes += left_out
   if not rows.select(found, "role_exposure"):
@@ -152,10 +154,10 @@ def _why_unedited(settings: config_lib.Settings, family: str) -> str:
 
 
 def _edit(
-  run: trained.Trained,
-  model: subject.Subject,
-  asked: questions.Questions,
-  observed: subject.Observed,
+  run: trained.TrainedModel,
+  model: instrumented.InstrumentedModel,
+  question_set: questions.Questions,
+  observed: instrumented.Observed,
   loop: int | None,
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
@@ -163,10 +165,12 @@ def _edit(
   config = runs.task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
-  for place in interventions.places(asked, model.num_loops, loop, position):
-    found += interventions.sweep(model, asked, observed, place)
+  for place in interventions.places(
+    question_set, model.num_loops, loop, position
+  ):
+    found += interventions.sweep(model, question_set, observed, place)
     patched, left_out = patching.patch(
-      model, asked, observed, place, table, 2 * config.num_entities
+      model, question_set, observed, place, table, 2 * config.num_entities
     )
     found += patched
     notes += left_out
@@ -179,8 +183,8 @@ def _edit(
     notes += [
       f"{split}: no intervention and no patching, it ends before position"
       f" {position}"
-      for split, hops, members in asked.by_split()
-      if hops > 1 and asked.last[members[0]] < position
+      for split, hops, members in question_set.by_split()
+      if hops > 1 and question_set.last[members[0]] < position
     ]
   return found, notes
 
@@ -188,7 +192,7 @@ def _edit(
 def _write(
   workdir: pathlib.Path,
   output: pathlib.Path,
-  run: trained.Trained,
+  run: trained.TrainedModel,
   found: list[rows.Row],
   notes: list[str],
 ) -> None:

@@ -43,14 +43,14 @@ def draw_stages(
   shown = [
     split
     for split in splits
-    if len(series.of(metrics, split, "stage1_accuracy")[0])
+    if len(series.scalar(metrics, split, "stage1_accuracy")[0])
   ]
   if not shown:
     return []
   figure, panels = panel_grid(len(shown), 3.6, 2.9, num_columns=4)
   for axes, split in zip(panels, shown, strict=True):
     for loop in range(num_loops):
-      steps, values = series.of(metrics, split, f"stage{loop + 1}_accuracy")
+      steps, values = series.scalar(metrics, split, f"stage{loop + 1}_accuracy")
       axes.plot(
         steps,
         values,

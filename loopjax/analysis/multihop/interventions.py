@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from loopjax.analysis.multihop import edits, rows
+from loopjax.analysis.multihop.instrumented import InstrumentedModel, Observed
 from loopjax.analysis.multihop.questions import Questions
-from loopjax.analysis.multihop.subject import Observed, Subject
 
 ALPHAS = tuple(step / 10 for step in range(11))
 # b: the most likely token as in the paper, the true entity after k hops for
@@ -62,19 +62,22 @@ def places(
 
 
 def sweep(
-  subject: Subject, questions: Questions, observed: Observed, place: Place
+  model: InstrumentedModel,
+  questions: Questions,
+  observed: Observed,
+  place: Place,
 ) -> list[rows.Row]:
   """Accuracy by split, target, norm and alpha.
 
   Args:
-    subject: the model.
+    model: the model.
     questions: all questions.
     observed: the model's outputs on them.
     place: the loop, questions and positions of the intervention.
   """
   members, loop, position = place.rows, place.loop, place.position
   inputs, last = questions.inputs[members], questions.last[members]
-  states = subject.handed_on(inputs, loop, position)
+  states = model.passed_on(inputs, loop, position)
   targets = {
     "argmax": observed.prediction[members, loop - 1, position],
     "bridge": questions.entities[members, loop],
@@ -84,9 +87,9 @@ def sweep(
   found = []
   for target, tokens in targets.items():
     for kind in edits.NORMS:
-      vectors = subject.embed(tokens, states, kind)
+      vectors = model.embed(tokens, states, kind)
       for alpha in ALPHAS:
-        answers = subject.answer(inputs, last, loop, position, alpha, vectors)
+        answers = model.answer(inputs, last, loop, position, alpha, vectors)
         right = answers == questions.answers[members]
         for split, _, inside in questions.by_split():
           chosen = np.isin(members, inside)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from loopjax.analysis.multihop import rows
+from loopjax.analysis.multihop.instrumented import InstrumentedModel, Observed
 from loopjax.analysis.multihop.interventions import Place
 from loopjax.analysis.multihop.questions import Questions
-from loopjax.analysis.multihop.subject import Observed, Subject
 from loopjax.data.multihop import graph as graph_lib
 
 _MAX_CANDIDATES = 64
@@ -91,7 +91,7 @@ def make_pairs(
 
 
 def patch(
-  subject: Subject,
+  model: InstrumentedModel,
   questions: Questions,
   observed: Observed,
   place: Place,
@@ -106,7 +106,7 @@ def patch(
   pairs examined and "qualified" the share of these that could be used.
 
   Args:
-    subject: the model.
+    model: the model.
     questions: all questions.
     observed: what the model read and predicted on all of them.
     place: the loop, questions and positions to patch.
@@ -138,7 +138,7 @@ def patch(
       continue
     for name, where in (("patched", position), ("control", 0 * position)):
       answers = patched_answers(
-        subject, questions, members, pairs.donor, place.loop, where
+        model, questions, members, pairs.donor, place.loop, where
       )
       before = observed.prediction[members, -1, questions.last[members]]
       samples = {
@@ -158,7 +158,7 @@ def patch(
 
 
 def patched_answers(
-  subject: Subject,
+  model: InstrumentedModel,
   questions: Questions,
   members: np.ndarray,
   donor: np.ndarray,
@@ -168,7 +168,7 @@ def patched_answers(
   """Answers with the donor's state at one position after one loop.
 
   Args:
-    subject: the model.
+    model: the model.
     questions: all questions.
     members: rows of the questions to patch, int [n].
     donor: index into `members` of each question's donor, int [n]; -1 for the
@@ -180,6 +180,6 @@ def patched_answers(
     Token ids, int [n].
   """
   inputs, last = questions.inputs[members], questions.last[members]
-  states = subject.handed_on(inputs, loop, position)
+  states = model.passed_on(inputs, loop, position)
   source = np.where(donor < 0, np.arange(len(donor)), donor)
-  return subject.answer(inputs, last, loop, position, 1.0, states[source])
+  return model.answer(inputs, last, loop, position, 1.0, states[source])

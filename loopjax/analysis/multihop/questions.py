@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loopjax.analysis import view as view_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.multihop import language, task
 from loopjax.types import Dataset
 
@@ -74,7 +74,7 @@ def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
     dataset: the test split; the validation chains in it are skipped.
     num: number of questions; 0 for all.
   """
-  batch = view_lib.sample(dataset, 0)
+  batch = evaluated_lib.sample(dataset, 0)
   reported = [
     not name.startswith("validation_") for name in dataset.groups["split"]
   ]

@@ -2,11 +2,13 @@
 
 import numpy as np
 
-from loopjax.analysis.multihop import lens, rows, subject
+from loopjax.analysis.multihop import instrumented, lens, rows
 from loopjax.analysis.multihop.questions import Questions, entity_name
 
 
-def stages(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
+def stages(
+  questions: Questions, observed: instrumented.Observed
+) -> list[rows.Row]:
   """Accuracy after every loop by split (DiscoLoop, table 1a)."""
   return [
     row
@@ -16,7 +18,7 @@ def stages(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
 
 
 def role_exposure(
-  questions: Questions, observed: subject.Observed
+  questions: Questions, observed: instrumented.Observed
 ) -> list[rows.Row]:
   """Accuracy after every loop by role exposure, see `chains.role_exposure`."""
   found = []
@@ -40,7 +42,7 @@ def _stages(
   split: str,
   members: np.ndarray,
   questions: Questions,
-  observed: subject.Observed,
+  observed: instrumented.Observed,
   **labels: str,
 ) -> list[rows.Row]:
   """One row per loop."""
@@ -56,7 +58,7 @@ def _stages(
 
 
 def logit_lens(
-  questions: Questions, observed: subject.Observed
+  questions: Questions, observed: instrumented.Observed
 ) -> list[rows.Row]:
   """Logit lens of every bridge and the answer, by loop and position (table 1b).
 
@@ -80,7 +82,9 @@ def logit_lens(
   return found
 
 
-def cosines(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
+def cosines(
+  questions: Questions, observed: instrumented.Observed
+) -> list[rows.Row]:
   """Cosines of every bridge, the answer and controls, by loop and position.
 
   The controls are "start" a, "relation1", ... and "random_entity", an entity
@@ -88,7 +92,7 @@ def cosines(questions: Questions, observed: subject.Observed) -> list[rows.Row]:
   have no "mixed" cosines.
   """
   found = []
-  compared = subject.tokens_compared(questions)
+  compared = instrumented.tokens_compared(questions)
   for split, _, members in questions.by_split():
     for index, (name, ids) in enumerate(compared.items()):
       if ids[members[0]] < 0:

@@ -130,10 +130,10 @@ def make_dataset(
       split,
     )  # fmt: skip
     last = np.full((len(tokens), 1), config.ask)
-    asked = np.concatenate([tokens, last], axis=1)
+    questions = np.concatenate([tokens, last], axis=1)
     length = spec(config).sequence_length
     inputs = pipeline.in_a_row(
-      asked, asked >= 0, length, config.ask + 1, front=True
+      questions, questions >= 0, length, config.ask + 1, front=True
     )
     targets = np.zeros(inputs.shape, np.int32)
     targets[:, -1] = expressions.values(config.modulus, tokens)

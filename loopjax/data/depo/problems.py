@@ -200,8 +200,8 @@ def _questions(
   answers = _of(letters, ends)
   present = [there, _of(letters, starts), there, answers]
   of_answer = [np.zeros_like(part) for part in present[:3]] + [answers]
-  asked = np.arange(config.num_queries) < num_nodes[:, None]
-  kept = np.concatenate(present, axis=2) & asked[..., None]
+  is_query = np.arange(config.num_queries) < num_nodes[:, None]
+  kept = np.concatenate(present, axis=2) & is_query[..., None]
   length = answer_length(config)
   return (
     pipeline.in_a_row(

@@ -36,7 +36,7 @@ class Graphs(NamedTuple):
     operands: nodes of the operands, int [B, 8, 3]; arbitrary after the last.
     counted_by: node of the total that counts each node, or -1, int [B, 8].
     values: int [B, 8].
-    asked: node whose value is the answer, int [B].
+    answer_node: node whose value is the answer, int [B].
   """
 
   kinds: np.ndarray
@@ -45,7 +45,7 @@ class Graphs(NamedTuple):
   operands: np.ndarray
   counted_by: np.ndarray
   values: np.ndarray
-  asked: np.ndarray
+  answer_node: np.ndarray
 
 
 def draw(
@@ -77,13 +77,13 @@ def draw(
     operands[here], values[here] = arrange(
       kinds[here], constants[here], num_operands[here], operands[here], values
     )
-  asked = np.zeros(len(kinds), np.int64)
+  answer_node = np.zeros(len(kinds), np.int64)
   graphs = Graphs(
-    kinds, constants, num_operands, operands, counted_by, values, asked
+    kinds, constants, num_operands, operands, counted_by, values, answer_node
   )
   solvable = (kinds == CONSTANT) & (_influences(graphs) != 0)
   keys = np.where(solvable, 1 + numbers[:, :, 1], 0)
-  asked[reverse] = np.argmax(keys, axis=1)[reverse]
+  answer_node[reverse] = np.argmax(keys, axis=1)[reverse]
   good = (
     (values >= (kinds != ABSENT)).all(axis=1)
     & (values <= config.max_value).all(axis=1)
@@ -126,7 +126,7 @@ def joined(graph: Graphs, others: Graphs) -> Graphs:
     others: B x K graphs of 8 nodes.
 
   Returns:
-    B graphs of 8 (1 + K) nodes; `asked` is one node per part, int [B,
+    B graphs of 8 (1 + K) nodes; `answer_node` is one node per part, int [B,
     1 + K].
   """
   num = len(graph.kinds)
@@ -136,11 +136,13 @@ def joined(graph: Graphs, others: Graphs) -> Graphs:
       for one, more in zip(graph, others, strict=True)
     )
   )
-  first = MAX_NODES * np.arange(parts.asked.shape[1])
+  first = MAX_NODES * np.arange(parts.answer_node.shape[1])
   counted_by = parts.counted_by + first[:, None] * (parts.counted_by >= 0)
   operands = parts.operands + first[:, None, None]
   parts = parts._replace(
-    operands=operands, counted_by=counted_by, asked=parts.asked + first
+    operands=operands,
+    counted_by=counted_by,
+    answer_node=parts.answer_node + first,
   )
   return Graphs(*(x.reshape(num, -1, *x.shape[3:]) for x in parts))
 

@@ -91,12 +91,12 @@ def quantities(
   return np.stack(parts, axis=2).astype(np.int32)
 
 
-def questions(themes: np.ndarray, asked: np.ndarray) -> np.ndarray:
+def questions(themes: np.ndarray, quantities: np.ndarray) -> np.ndarray:
   """A question, with the remark that totals cover what the text mentions.
 
   Args:
     themes: int [B].
-    asked: names of quantities, i32 [B, 4].
+    quantities: names of quantities, i32 [B, 4].
 
   Returns:
     Token ids i32 [B, 14].
@@ -108,7 +108,7 @@ def questions(themes: np.ndarray, asked: np.ndarray) -> np.ndarray:
 
   before = [column(text) for text in ("how", "many", "are")]
   rule = [column(text) for text in ("named", "here", "count", ".")]
-  parts = [*before, asked, column("?"), column("only"), everything, *rule]
+  parts = [*before, quantities, column("?"), column("only"), everything, *rule]
   return np.concatenate(parts, axis=1).astype(np.int32)
 
 

@@ -64,8 +64,8 @@ def examples(
     np.concatenate([graph.kinds, more.kinds], axis=1),
     np.pad(graph.counted_by, ((0, 0), (0, fits.shape[1])), constant_values=-1),
   )
-  rows, asked = np.arange(len(indices)), graph.asked[:, 0]
-  question = language.questions(called.themes, quantities[rows, asked])
+  rows, answer_node = np.arange(len(indices)), graph.answer_node[:, 0]
+  question = language.questions(called.themes, quantities[rows, answer_node])
   tokens = language.statements(stated, quantities)
   present = language.present(stated)
   order = _permutations(_ORDERS, seed, indices, present.shape[1])[..., None]
@@ -80,7 +80,7 @@ def examples(
     language.PADDING,
     front=True,
   )
-  return _with_answers(context, graph.values[rows, asked])
+  return _with_answers(context, graph.values[rows, answer_node])
 
 
 def text(config: Config, tokens: Sequence[int] | np.ndarray) -> str:
@@ -132,10 +132,10 @@ def _stated(graph: graphs.Graphs, reverse: np.ndarray) -> Statements:
   kinds, numbers = graph.kinds.copy(), graph.numbers.copy()
   num_operands = graph.num_operands.copy()
   rows = np.flatnonzero(reverse)[:, None]
-  given = MAX_NODES * np.arange(graph.asked.shape[1])
+  given = MAX_NODES * np.arange(graph.answer_node.shape[1])
   kinds[rows, given], num_operands[rows, given] = CONSTANT, 0
   numbers[rows, given] = graph.values[rows, given]
-  kinds[rows, graph.asked[reverse]] = UNKNOWN
+  kinds[rows, graph.answer_node[reverse]] = UNKNOWN
   return Statements(kinds, numbers, num_operands, graph.operands)
 
 

@@ -75,8 +75,8 @@ def draw(
   role = np.where(reverse, _TOTAL, _ANY)
   for node in range(MAX_NODES):
     others = np.maximum(created - node - 1, 0)
-    chances = _CHANCES[role, others, rest]
-    option = (numbers[:, node, :1] >= chances).sum(axis=1)
+    cumulative = _CUMULATIVE[role, others, rest]
+    option = (numbers[:, node, :1] >= cumulative).sum(axis=1)
     kind, num, shared = _OPTIONS[option].T
     may_share = (nodes > node) & (nodes < created[:, None])
     keys = np.where(may_share, numbers[:, node, 1:], 1.0)
@@ -95,7 +95,7 @@ def draw(
   return kinds, num_operands, operands, counted_by
 
 
-def _cumulative_chances() -> np.ndarray:
+def _cumulative_probabilities() -> np.ndarray:
   """Cumulative probabilities of options by role, waiting nodes and operations.
 
   Kinds are equally likely, as are the options of a kind, among those that can
@@ -106,9 +106,11 @@ def _cumulative_chances() -> np.ndarray:
   """
   kinds, nums, shared = _OPTIONS.T
   costs = nums + np.isin(kinds, WITH_NUMBER)
-  chances = np.zeros((3, MAX_NODES, MAX_NODES + 1, len(_OPTIONS)))
-  chances[:, :, 0, 0] = 1  # After the last node.
-  for role, others, rest in itertools.product(*map(range, chances.shape[:3])):
+  probabilities = np.zeros((3, MAX_NODES, MAX_NODES + 1, len(_OPTIONS)))
+  probabilities[:, :, 0, 0] = 1  # After the last node.
+  for role, others, rest in itertools.product(
+    *map(range, probabilities.shape[:3])
+  ):
     waiting, after = others + nums - shared, rest - costs
     fits = (kinds != ABSENT) & (shared <= others)
     fits &= (after >= waiting) & ((waiting > 0) | (after == 0))
@@ -116,9 +118,9 @@ def _cumulative_chances() -> np.ndarray:
       fits &= (kinds == TOTAL) == (role == _TOTAL)
     for kind in _NUM_OPERANDS:
       options = fits & (kinds == kind)
-      chances[role, others, rest] += options / max(options.sum(), 1)
-  sums = np.cumsum(chances, axis=-1)
+      probabilities[role, others, rest] += options / max(options.sum(), 1)
+  sums = np.cumsum(probabilities, axis=-1)
   return sums / np.where(sums[..., -1:] > 0, sums[..., -1:], 1)
 
 
-_CHANCES = _cumulative_chances()
+_CUMULATIVE = _cumulative_probabilities()

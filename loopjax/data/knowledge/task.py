@@ -208,8 +208,10 @@ def _training_rows(
   ).T
   order = np.argsort(np.stack(rest[:num_attributes], axis=1), axis=1)
   phrases = np.stack(rest[num_attributes:], axis=1) * language.NUM_PHRASES
-  asked = which < config.question_share
-  num_people = np.where(asked, len(config.parts["train"]), config.num_people)
+  is_question = which < config.question_share
+  num_people = np.where(
+    is_question, len(config.parts["train"]), config.num_people
+  )
   some = people.draw(config.people_seed, (who * num_people).astype(np.int64))
   tokens = language.biographies(
     some.names, some.pronouns, some.values, order, phrases.astype(np.int64)
@@ -218,8 +220,8 @@ def _training_rows(
   questions, _ = language.questions(
     some.names, attributes, some.values[np.arange(len(places)), attributes]
   )
-  tokens[asked] = language.ABSENT
-  tokens[asked, : questions.shape[1]] = questions[asked]
+  tokens[is_question] = language.ABSENT
+  tokens[is_question, : questions.shape[1]] = questions[is_question]
   tokens = tokens.reshape(len(positions), num, -1)
   return _rows(config, tokens, np.ones(tokens.shape, bool), True)
 
@@ -246,11 +248,11 @@ def _evaluation_rows(
   tokens = np.full(stated.shape, language.ABSENT)
   counted = np.broadcast_to(value, stated.shape).copy()
   questions, value = language.questions(some.names, attributes, values)
-  asked, width = split > 0, questions.shape[1]
-  tokens[~asked] = stated[~asked]
-  tokens[asked, :width] = questions[asked]
-  counted[asked] = False
-  counted[asked, :width] = value
+  is_question, width = split > 0, questions.shape[1]
+  tokens[~is_question] = stated[~is_question]
+  tokens[is_question, :width] = questions[is_question]
+  counted[is_question] = False
+  counted[is_question, :width] = value
   batch = _rows(config, tokens[:, None], counted[:, None], False)
   return {
     **batch,

@@ -93,12 +93,12 @@ class Config:
       zip(train, test, strict=True), start=2
     ):
       there = chains.num_chains(self.num_entities, self.out_degree, hops)
-      asked = n_train + 2 * n_test
-      if asked > there:
+      requested = n_train + 2 * n_test
+      if requested > there:
         raise UserError(
           f"task.num_train_chains={train}, and task.num_test_chains={test} for"
-          f" validation and test each, ask for {asked} chains of {hops} hops; a"
-          f" graph has {there}"
+          f" validation and test each, ask for {requested} chains of {hops}"
+          f" hops; a graph has {there}"
         )
       if there > np.iinfo(np.int64).max:
         raise UserError(

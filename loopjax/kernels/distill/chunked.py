@@ -89,7 +89,7 @@ def _normaliser(readout: Readout, options: Options) -> Normaliser:
   return top, jnp.log(total)
 
 
-def _log_chances(
+def _log_probabilities(
   readout: Readout, normaliser: Normaliser, chunk: Array, options: Options
 ) -> Array:
   """Log probabilities [..., C] of a chunk."""
@@ -110,7 +110,7 @@ def _forward(student, teacher, options):
 
   def step(chunk, carry):
     logs = (
-      _log_chances(*pair, chunk, options)
+      _log_probabilities(*pair, chunk, options)
       for pair in zip(readouts, normalisers, strict=True)
     )
     parts = shares(*logs, options.beta)
@@ -134,8 +134,8 @@ def _backward(options, residuals, cotangent):
 
   def step(chunk, carry):
     d_hidden, d_folded = carry
-    log_s = _log_chances(student, normalisers[0], chunk, options)
-    log_t = _log_chances(teacher, normalisers[1], chunk, options)
+    log_s = _log_probabilities(student, normalisers[0], chunk, options)
+    log_t = _log_probabilities(teacher, normalisers[1], chunk, options)
     chance = jnp.exp(log_s)
     if options.beta == 0:
       d_logits = chance - jnp.exp(log_t)

@@ -1,7 +1,7 @@
-"""Adaptive loops and memory (arXiv 2603.08391): config and model.
+"""Adaptive loops and memory (arXiv 2603.08391).
 
-`layer.py` and `model.py` are the paper's algorithm, `config.py` its sizes and
-switches.
+`layer.py` and `model.py` contain the paper's algorithm, `config.py` the
+settings.
 """
 
 from loopjax.models.adaptive.config import Config, costs
@@ -13,7 +13,7 @@ from loopjax.models.adaptive.model import (
 )
 from loopjax.models.reading import empty_cache, read
 
-CACHES = ("per_loop",)  # Of each layer, which loops by itself.
+CACHES = ("per_loop",)  # A slot for every layer and iteration.
 __all__ = [
   "CACHES",
   "HEADLINE",

@@ -1,4 +1,4 @@
-"""What an adaptive model is made of, and what it costs."""
+"""The settings of adaptive models, and their FLOPs."""
 
 import dataclasses
 
@@ -14,36 +14,39 @@ from loopjax.types import PRECISIONS, TaskSpec
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Hyper-parameters; defaults are the paper's with memory, where it says.
+  """Hyper-parameters; the defaults are the paper's model with memory.
 
   Attributes:
     width: D. num_layers: L. num_heads: H.
     mlp: "gelu", "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    norm: "layernorm", or "rmsnorm" as the other families have it.
-    num_loops: N, iterations of every layer.
-    loop_update: h + s_t Block(LN h), as equation 5 is printed ("literal"), or
-      h + s_t (Block(h) - h), which is the block itself where s_t = 1 ("delta").
-    loop_scale: alpha_t at first; s_t = softplus(alpha_t).
-    scale_from_step: first t with an alpha_t; s_t = 1 before.
-    halting_mass: what the router leaves after N iterations goes to the last
-      one ("remainder"), is lost, as equation 4 is printed ("printed"), or is
-      shared out in proportion ("renormalised").
-    num_local_slots: M_L, of each layer's bank; 0 for none.
-    num_global_slots: M_G, of the bank that all layers share; 0 for none.
-    memory_placement: the banks are read in every iteration ("in_loop"), once
-      before the first one ("pre_layer"), or once after the last ("post_layer").
-    memory_gate: one gate a feature ("vector") or one a token ("scalar").
-    gate_bias: b_g at first; the paper takes -3, 0 and 3.
+    norm: "layernorm" (the paper), or "rmsnorm" as in the other families.
+    num_loops: N, maximum number of iterations of every layer.
+    loop_update: "literal": h + s_t Block(LN h), as printed in equation 5;
+      "delta": h + s_t (Block(h) - h), which is Block(h) if s_t = 1.
+    loop_scale: initial value of alpha_t; s_t = softplus(alpha_t).
+    scale_from_step: first t with an alpha_t; before it s_t = 1.
+    halting_mass: the halting probability that remains after N iterations:
+      "remainder": goes to the last iteration; "printed": is lost, as in
+      equation 4; "renormalised": the weights are divided by their sum.
+    num_local_slots: M_L, slots of the memory bank of each layer; 0 for no bank.
+    num_global_slots: M_G, slots of the bank that all layers share; 0 for no
+      bank.
+    memory_placement: when a layer reads the banks: in every iteration
+      ("in_loop"), once before the first ("pre_layer"), or once after the last
+      ("post_layer").
+    memory_gate: one gate per feature ("vector") or per token ("scalar").
+    gate_bias: initial value of b_g; the paper uses -3, 0 and 3.
     ponder_weight: lambda of equation 11.
-    ponder_prior: what lambda weighs. 0: the expected number of iterations
-      (equation 12). In (0, 1): lambda_p of PonderNet (arXiv 2107.05407,
-      equation 8), the divergence of the halting distribution from a geometric
-      one, truncated after N iterations.
-    z_weight: of the mean squared log normaliser of the read-out.
-    tied: one table encodes and decodes.
+    ponder_prior: the penalty that lambda weights. 0: the expected number of
+      iterations (equation 12). In (0, 1): the KL divergence of the halting
+      distribution from a geometric distribution with this parameter, truncated
+      after N iterations (lambda_p of PonderNet, arXiv 2107.05407, equation 8).
+    z_weight: weight of the mean squared log-normaliser of the logits.
+    tied: whether the read-out uses the embedding table; else it has its own.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix and bank, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix and bank,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 768
@@ -100,7 +103,7 @@ class Config:
     self.block_shape()
 
   def _check_prior(self) -> None:
-    """Raises UserError unless halting can be compared with the prior."""
+    """Raises UserError for a prior that is invalid or has no effect."""
     if not 0 <= self.ponder_prior < 1:
       raise UserError(
         f"model.ponder_prior={self.ponder_prior} must be in [0, 1)"
@@ -111,11 +114,11 @@ class Config:
     if self.ponder_prior and self.halting_mass != "remainder":
       raise UserError(
         f"model.ponder_prior={self.ponder_prior} needs"
-        " model.halting_mass=remainder, whose weights are a distribution"
+        " model.halting_mass=remainder, for which the weights sum to 1"
       )
 
   def block_shape(self) -> shape_lib.Shape:
-    """What a layer repeats; raises UserError if there is no such block."""
+    """Structure of the blocks; raises UserError if it is invalid."""
     return shape_lib.Shape(
       self.width,
       self.num_heads,
@@ -130,12 +133,12 @@ class Config:
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by iteration.
+  """FLOPs of a forward pass on one example, by number of iterations.
 
-  A multiply-add counts as two; point-wise operations are left out.
+  A multiply-add counts as two; point-wise operations are not counted.
 
   Raises:
-    UserError: there is no alpha_t for so many iterations.
+    UserError: num_loops is not from 1 to N.
   """
   check_loops(config, num_loops)
   tokens, width, shape = (
@@ -161,9 +164,9 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
 
 def check_loops(config: Config, num_loops: int) -> None:
-  """Raises UserError unless there is an alpha_t for so many iterations."""
+  """Raises UserError unless num_loops is from 1 to N."""
   if not 1 <= num_loops <= config.num_loops:
     raise UserError(
-      f"num_loops={num_loops} must be 1 to {config.num_loops}: there is one"
-      " alpha_t for every iteration that was trained"
+      f"num_loops={num_loops} must be 1 to {config.num_loops}: every iteration"
+      " has its own alpha_t"
     )

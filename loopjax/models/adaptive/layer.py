@@ -1,7 +1,8 @@
 """One layer of adaptive loops and memory (arXiv 2603.08391, section 2).
 
-A router spreads the output over N iterations of one block (equations 3 to 5);
-what the block reads is enriched from two banks (equations 6 to 10).
+The output is a sum over N iterations of one block, weighted by a router
+(equations 3 to 5); the input of the block is enriched from two memory banks
+(equations 6 to 10).
 """
 
 from typing import Any, NamedTuple
@@ -17,20 +18,20 @@ from loopjax.nn import attention, block, linear
 from loopjax.nn.cache import Cache
 from loopjax.types import Array, LoopOptions, Precision
 
-SLOTS = ("local_slots", "global_slots")  # Traces of the banks that there are.
+SLOTS = ("local_slots", "global_slots")  # Traces of attention to the banks.
 
 
 class Carry(NamedTuple):
-  """What an iteration hands to the next one.
+  """The state after iteration t.
 
   Attributes:
     h: h^(t), f32 [B, T, D].
-    output: sum of p_halt^(i) h^(i) up to t, f32 [B, T, D].
-    steps: sum of i p_halt^(i) up to t, f32 [B, T].
-    divergence: sum of p_halt^(i) log(p_halt^(i) / g_i) up to t, f32 [B, T], if
-      there is a prior g; else 0.
-    halting: whose `spent` is the sum of p_halt^(i) up to t.
-    cache: of earlier tokens, if there is one.
+    output: sum over i <= t of p_halt^(i) h^(i), f32 [B, T, D].
+    steps: sum over i <= t of i p_halt^(i), f32 [B, T].
+    divergence: sum over i <= t of p_halt^(i) log(p_halt^(i) / g_i), f32 [B, T];
+      0 without a prior g.
+    halting: halting state; `spent` is the sum over i <= t of p_halt^(i).
+    cache: cache of keys and values, or None.
   """
 
   h: Array
@@ -42,7 +43,7 @@ class Carry(NamedTuple):
 
 
 class Layer(nnx.Module):
-  """One block, its loop, and its ways to the banks."""
+  """One block with its loop, router and reads of the memory banks."""
 
   def __init__(self, config: Config, *, precision: Precision, rngs: nnx.Rngs):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
@@ -55,7 +56,7 @@ class Layer(nnx.Module):
     if num_scales > 0:
       scales = jnp.full((num_scales,), config.loop_scale, precision.params)
       self.loop_scale = nnx.Param(scales)
-    if config.num_loops > 1:  # Else there is nothing to decide.
+    if config.num_loops > 1:  # Else the halting probability is 1.
       zeros = nnx.initializers.zeros_init()
       self.router = linear.readout(width + 1, 1, init=zeros, **shared)
     read: dict[str, Any] = {
@@ -65,40 +66,42 @@ class Layer(nnx.Module):
       **shared,
     }
     if config.num_local_slots:
-      self.local_bank = memory.Bank(
+      self.local_bank = memory.MemoryBank(
         config.num_local_slots, width, init=shape.init, **shared
       )
-      self.local_read = memory.Read(width, **read)
+      self.local_read = memory.GatedRead(width, **read)
     if config.num_global_slots:
-      self.global_read = memory.Read(width, **read)
+      self.global_read = memory.GatedRead(width, **read)
 
   def __call__(
     self,
     h: Array,
     cache: Cache | None,
-    view: attention.View,
+    metadata: attention.Metadata,
     first_slot: Array,
-    global_bank: memory.Bank | None,
-    counted: Array,
+    global_bank: memory.MemoryBank | None,
+    token_weights: Array,
     num_loops: int,
     exit_threshold: float | Array,
     options: LoopOptions,
     trace: tuple[str, ...],
   ) -> tuple[Array, Cache | None, dict[str, Any]]:
-    """The output [B, T, D], the cache, and statistics of this layer.
+    """Runs all iterations of the layer.
 
     Args:
-      h: [B, T, D].
-      cache: of earlier tokens, if there is one.
-      view: what the tokens see.
-      first_slot: of the cache, for the first iteration.
-      global_bank: which all layers share.
-      counted: weights of the tokens in statistics, f32 [B, T], of sum 1 in
-        each example.
-      num_loops: iterations, at most N.
+      h: the input [B, T, D].
+      cache: cache of earlier tokens, or None.
+      metadata: positions and masks of the tokens.
+      first_slot: the slot of the cache that the first iteration uses.
+      global_bank: the bank that all layers share, or None.
+      token_weights: weights in statistics, f32 [B, T], sum 1 per example.
+      num_loops: number of iterations, at most N.
       exit_threshold: see `Model.__call__`.
-      options: how the loop runs.
-      trace: names out of TRACES.
+      options: how the loop is executed.
+      trace: names from TRACES.
+
+    Returns:
+      (the output [B, T, D], the cache, statistics and traces by name).
     """
     config, scales = self.config, self.scales()
     where = config.memory_placement
@@ -109,24 +112,26 @@ class Layer(nnx.Module):
       h = carry.h
       read: dict[str, Array] = {}
       if where == "in_loop":
-        h, read = self.enrich(h, global_bank, counted, trace)  # (10)
-      added, cache = self._added(h, carry.cache, view, first_slot + i)
+        h, read = self.enrich(h, global_bank, token_weights, trace)  # (10)
+      added, cache = self._update(h, carry.cache, metadata, first_slot + i)
       h = h + scales[i] * added  # h^(t), (5)
       t = (i + 1).astype(jnp.float32)
       p_halt = self._probability(h, t) * (1 - carry.halting.spent)  # (3), (4)
-      # The remainder, where there is one; none for a token that has stopped.
       p_halt, state = rule.update(carry.halting, p_halt, i == num_loops - 1)
-      h, p_halt = sharding.by_example(h), sharding.by_example(p_halt)
+      h, p_halt = map(sharding.split_by_example, (h, p_halt))
       output = carry.output + p_halt[..., None] * h  # (4)
       steps = carry.steps + t * p_halt  # E[n], (12)
       divergence = carry.divergence + self._divergence(p_halt, i, num_loops)
-      seen = {"hidden": h, "halting": p_halt}
-      record = {"weight": jnp.sum(counted * p_halt, axis=1), "reads": read}
-      record |= {name: seen[name] for name in seen if name in trace}
+      traces = {"hidden": h, "halting": p_halt}
+      record = {
+        "weight": jnp.sum(token_weights * p_halt, axis=1),
+        "reads": read,
+      }
+      record |= {name: traces[name] for name in traces if name in trace}
       return Carry(h, output, steps, divergence, state, cache), record
 
     if where == "pre_layer":
-      h, reads = self.enrich(h, global_bank, counted, trace)
+      h, reads = self.enrich(h, global_bank, token_weights, trace)
     zeros, none = jnp.zeros_like(h), jnp.zeros(h.shape[:2])
     carry, records, steps_run = driver.run_loop(
       step,
@@ -141,7 +146,7 @@ class Layer(nnx.Module):
       mass = jnp.maximum(carry.halting.spent, jnp.finfo(jnp.float32).tiny)
       output, steps = output / mass[..., None], steps / mass
     if where == "post_layer":
-      output, reads = self.enrich(output, global_bank, counted, trace)
+      output, reads = self.enrich(output, global_bank, token_weights, trace)
     run = steps_run.astype(jnp.float32)
     in_loop = records.pop("reads")
     for name in SLOTS:
@@ -151,16 +156,16 @@ class Layer(nnx.Module):
         once = reads.pop(name)
         records[name] = jnp.broadcast_to(once, (num_loops, *once.shape))
     reads |= {name: jnp.sum(x, axis=0) / run for name, x in in_loop.items()}
-    mean = jnp.sum(counted * steps, axis=1)
-    variance = jnp.sum(counted * (steps - mean[:, None]) ** 2, axis=1)
+    mean = jnp.sum(token_weights * steps, axis=1)
+    variance = jnp.sum(token_weights * (steps - mean[:, None]) ** 2, axis=1)
     return output, carry.cache, {
       **records, "steps": mean, "steps_std": jnp.sqrt(variance), "run": run,
       "reads": reads,
-      "divergence": jnp.sum(counted * carry.divergence, axis=1),
+      "divergence": jnp.sum(token_weights * carry.divergence, axis=1),
     }  # fmt: skip
 
   def scales(self) -> Array:
-    """s_t of t = 1 .. N, f32 [N]: softplus(alpha_t), 1 where there is none."""
+    """s_t for t = 1 .. N, f32 [N]: softplus(alpha_t), or 1 if there is none."""
     config = self.config
     ones = jnp.ones(min(config.scale_from_step - 1, config.num_loops))
     if config.scale_from_step > config.num_loops:
@@ -168,38 +173,39 @@ class Layer(nnx.Module):
     return jnp.concatenate([ones, jax.nn.softplus(self.loop_scale[...])])
 
   def log_prior(self, num_loops: int) -> Array:
-    """log g_t of t = 1 .. N: g_t ~ (1 - lambda_p)^(t - 1), of sum 1, f32 [N].
+    """log g_t for t = 1 .. N, f32 [N], where g_t ~ (1 - lambda_p)^(t - 1).
 
     PonderNet's geometric prior, truncated and normalised.
     """
-    going_on = jnp.log1p(-jnp.float32(self.config.ponder_prior))
-    places = jnp.arange(num_loops, dtype=jnp.float32)
-    return jax.nn.log_softmax(places * going_on)
+    log_survival = jnp.log1p(-jnp.float32(self.config.ponder_prior))
+    index = jnp.arange(num_loops, dtype=jnp.float32)
+    return jax.nn.log_softmax(index * log_survival)
 
   def _divergence(self, p_halt: Array, i: Array, num_loops: int) -> Array:
-    """p_halt log(p_halt / g_i), f32 [B, T]; 0 if there is no prior g."""
+    """p_halt log(p_halt / g_i), f32 [B, T]; 0 without a prior g."""
     if not self.config.ponder_prior:
       return jnp.zeros_like(p_halt)
-    least = jnp.finfo(jnp.float32).tiny  # Finite at 0, as its gradient is.
-    log_ratio = jnp.log(jnp.maximum(p_halt, least))
+    tiny = jnp.finfo(jnp.float32).tiny  # The gradient at 0 must be finite.
+    log_ratio = jnp.log(jnp.maximum(p_halt, tiny))
     return p_halt * (log_ratio - self.log_prior(num_loops)[i])
 
   def enrich(
     self,
     h: Array,
-    global_bank: memory.Bank | None,
-    counted: Array,
+    global_bank: memory.MemoryBank | None,
+    token_weights: Array,
     trace: tuple[str, ...],
   ) -> tuple[Array, dict[str, Array]]:
-    """h + g_L W_L m_local + g_G W_G m_global (10), and what was read.
+    """h + g_L W_L m_local + g_G W_G m_global (equation 10).
 
     Args:
-      h, global_bank, counted, trace: as in `__call__`.
+      h, global_bank, token_weights, trace: as in `__call__`.
 
     Returns:
-      ([B, T, D], means over tokens by name: of the gates, [B]; of the entropy
-      of the attention over slots in nats, [B]; if traced, of that attention,
-      [B, M]).
+      (the enriched state [B, T, D], statistics by name). The statistics are
+      means over tokens, for each bank: "<bank>_gate" [B]; "<bank>_entropy", the
+      entropy of the attention over slots in nats, [B]; and, if traced,
+      "<bank>_slots", that attention, [B, M].
     """
     read: dict[str, Array] = {}
     enriched = h
@@ -212,20 +218,24 @@ class Layer(nnx.Module):
       added, gate, weights = reader(h, bank)
       enriched = enriched + added
       entropy = jnp.sum(jax.scipy.special.entr(weights), axis=-1)
-      read[f"{name}_gate"] = jnp.sum(counted * jnp.mean(gate, -1), axis=1)
-      read[f"{name}_entropy"] = jnp.sum(counted * entropy, axis=1)
+      read[f"{name}_gate"] = jnp.sum(token_weights * jnp.mean(gate, -1), axis=1)
+      read[f"{name}_entropy"] = jnp.sum(token_weights * entropy, axis=1)
       if f"{name}_slots" in trace:
-        slots = jnp.einsum("bt,btm->bm", counted, weights)
+        slots = jnp.einsum("bt,btm->bm", token_weights, weights)
         read[f"{name}_slots"] = slots
     return enriched, read
 
-  def _added(
-    self, h: Array, cache: Cache | None, view: attention.View, slot: Array
+  def _update(
+    self,
+    h: Array,
+    cache: Cache | None,
+    metadata: attention.Metadata,
+    slot: Array,
   ) -> tuple[Array, Cache | None]:
-    """f_theta: what equation 5 scales and adds."""
+    """(the update of h that equation 5 scales by s_t, the cache)."""
     if self.config.loop_update == "literal":
-      return self.block(self.loop_norm(h), view, cache, slot)
-    updated, cache = self.block(h, view, cache, slot)
+      return self.block(self.loop_norm(h), metadata, cache, slot)
+    updated, cache = self.block(h, metadata, cache, slot)
     return updated - h, cache
 
   def _probability(self, h: Array, t: Array) -> Array:

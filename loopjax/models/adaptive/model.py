@@ -1,9 +1,9 @@
-"""Adaptive loops and memory: every layer repeats itself, and reads two banks.
+"""Adaptive loops and memory: loops within layers, and two memory banks.
 
-Source: "Adaptive Loops and Memory in Transformers" (arXiv 2603.08391). Within
-each layer, a router spreads the output over N iterations of one block
-(equations 3 to 5), and what the block reads is enriched from a bank of the
-layer's own and from one that all layers share (equations 6 to 10).
+Source: "Adaptive Loops and Memory in Transformers" (arXiv 2603.08391). The
+output of each layer is a sum over N iterations of one block, weighted by a
+router (equations 3 to 5). The input of the block is enriched from a memory bank
+of the layer and from one that all layers share (equations 6 to 10).
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ HEADLINE = ("ponder_steps",)
 
 
 class Model(nnx.Module):
-  """A stack of layers that loop, each by itself."""
+  """A stack of layers, each with its own loop."""
 
   def __init__(
     self,
@@ -62,7 +62,7 @@ class Model(nnx.Module):
     keys = jax.random.split(rngs.params(), config.num_layers)
     self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].
     if config.num_global_slots:
-      self.global_bank = memory.Bank(
+      self.global_bank = memory.MemoryBank(
         config.num_global_slots, width, init=shape.init, **shared
       )
     self.final_norm = shape.norm(width, **shared)
@@ -86,27 +86,25 @@ class Model(nnx.Module):
     """Predicts every next token.
 
     Args:
-      inputs: token ids [B, T]; any T. What pads them belongs at the end.
-      num_loops: iterations of every layer, 1 .. N; N if None.
-      kind: how the loops run; the model's own options if None. With "while" a
-        layer's loop ends when all tokens have spent their mass.
-      trace: names out of TRACES, by iteration: "hidden" h^(t) of the last
-        layer, f32 [N, B, T, D], and "halting" p_halt^(t) of all layers, f32
-        [N, B, T, L]; "local_slots" and "global_slots", if there is such a bank,
-        the mean attention of tokens over its slots, f32 [N, B, L, M].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document.
-      cache: of earlier tokens, after which these are read; None for none.
-      valid: bool [B, T], which tokens are to be read after those of the cache;
-        all if None.
-      exit_threshold: a token has spent its mass once the sum of its p_halt is
-        at least this, in (0, 1]; the iteration at which it is gets the
-        remainder. Other tokens still attend to it. As an array it is not
-        checked.
+      inputs: token ids [B, T]; any T. Padding must be at the end.
+      num_loops: number of iterations of every layer, from 1 to N; N if None.
+      kind: how the loops are executed; as in the model's options if None. With
+        "while" a layer's loop ends when all tokens have halted.
+      trace: names from TRACES: "hidden" h^(t) of the last layer, f32
+        [N, B, T, D]; "halting" p_halt^(t) of all layers, f32 [N, B, T, L];
+        "local_slots" and "global_slots", for banks that exist: the mean over
+        tokens of the attention over slots, f32 [N, B, L, M].
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document.
+      cache: cache of the tokens that precede these, or None.
+      valid: bool [B, T], False for padding; only with a cache. None without
+        padding.
+      exit_threshold: in (0, 1]. A token halts in a layer when the sum of its
+        p_halt reaches the threshold; that iteration gets the remainder. Other
+        tokens still attend to it. Not checked if it is an array.
 
     Raises:
-      UserError: there is no alpha_t for so many iterations, or not one; or no
-        such threshold.
+      UserError: num_loops or exit_threshold is out of range.
     """
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
@@ -116,7 +114,7 @@ class Model(nnx.Module):
     cache_lib.check(cache, num_loops * config.num_layers)
     kind = kind or self.options.kind
     options = LoopOptions(kind, self.options.remat)
-    view = attention.view(
+    metadata = attention.make_metadata(
       inputs.shape,
       config.block_shape().head_width,
       config.rope_base,
@@ -125,12 +123,14 @@ class Model(nnx.Module):
       valid=valid,
     )
     bank = self.global_bank if config.num_global_slots else None
-    # Statistics are of tokens, not of padding.
+    # Padding is excluded from statistics.
     real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens
     if documents is not None:  # The end of a document may pad rows, too.
       real &= documents > 0
-    counted = real.astype(jnp.float32)
-    counted /= jnp.maximum(jnp.sum(counted, axis=1, keepdims=True), 1.0)
+    token_weights = real.astype(jnp.float32)
+    token_weights /= jnp.maximum(
+      jnp.sum(token_weights, axis=1, keepdims=True), 1.0
+    )
 
     def run_layer(
       carry: tuple[Array, Cache | None], item: tuple[Layer, Array]
@@ -138,10 +138,10 @@ class Model(nnx.Module):
       layer, index = item
       x, cache, record = layer(
         *carry,
-        view,
+        metadata,
         index * num_loops,
         bank,
-        counted,
+        token_weights,
         num_loops,
         exit_threshold,
         options,
@@ -151,12 +151,15 @@ class Model(nnx.Module):
 
     (x, cache), records = remat_lib.scan(
       run_layer,
-      (sharding.by_example(self.token_embedding(inputs)), cache),
+      (sharding.split_by_example(self.token_embedding(inputs)), cache),
       (self.layers, jnp.arange(config.num_layers)),
       unroll=kind == "unroll",
     )
     return self._output(
-      self.final_norm(x), records, trace, cache and cache.longer(view.places)
+      self.final_norm(x),
+      records,
+      trace,
+      cache and cache.extended(metadata.places),
     )
 
   def _output(
@@ -166,7 +169,7 @@ class Model(nnx.Module):
     trace: tuple[str, ...],
     cache: Cache | None,
   ) -> Output:
-    """The read-out of [B, T, D], with what the layers have recorded."""
+    """The output from the final state [B, T, D] and the layers' records."""
     steps, reads = records["steps"], records["reads"]  # [L, B]
     num_loops = records["weight"].shape[1]
     traces = {}
@@ -207,25 +210,25 @@ class Model(nnx.Module):
     )
 
   def readout_table(self) -> Array:
-    """One row a token, [V, D]."""
+    """W [V, D], one row per token; logits are h W^T."""
     if self.config.tied:
       return self.token_embedding.embedding[...]
     return self.head.kernel[...].T
 
 
 def _by_layer(name: str, values: Array) -> dict[str, Array]:
-  """Rows of [L, ...], each under a name of its own."""
+  """The values [L, ...] of each layer, by name: "<name>/layer=i"."""
   return {f"{name}/layer={i}": values[i] for i in range(len(values))}
 
 
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy + lambda n~ (equation 11) + a z-loss.
+  """Cross-entropy + lambda n~ (equation 11) + z-loss.
 
-  n~ is a mean over layers and examples, in each of them over its tokens. With
-  `ponder_prior`, so is KL(p_halt || g), which takes its place (PonderNet,
-  equation 8).
+  n~ is averaged over the tokens of each example, then over layers and examples.
+  With `ponder_prior`, KL(p_halt || g), averaged likewise, replaces n~
+  (PonderNet, equation 8).
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
@@ -240,8 +243,8 @@ def loss(
     num_padding_tokens=model.spec.num_padding_tokens,
     precision=PRECISIONS[config.precision],
   )
-  price = output.losses["prior" if config.ponder_prior else "ponder"]
-  total = cross_entropy + config.ponder_weight * price
+  penalty = output.losses["prior" if config.ponder_prior else "ponder"]
+  total = cross_entropy + config.ponder_weight * penalty
   total = total + config.z_weight * z_loss
   return total, {
     "loss": total,

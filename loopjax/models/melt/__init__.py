@@ -1,10 +1,10 @@
-"""MELT (arXiv 2605.07721): loops with one row of keys and values for all.
+"""MELT (arXiv 2605.07721): all loops share the keys and values of a token.
 
-`layer.py` and `passes.py` are the paper's algorithm, `training.py` its two
-phases, `reading.py` its cache, `config.py` its sizes and switches.
+`layer.py` and `passes.py` contain the paper's algorithm, `training.py` the two
+phases of training, `reading.py` the cache, and `config.py` the settings.
 """
 
-from loopjax.models.exiting import check_exits, own_rule
+from loopjax.models.exiting import check_exits, exit_rule
 from loopjax.models.melt.config import Config, costs
 from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
 from loopjax.models.melt.reading import empty_cache, read
@@ -21,6 +21,6 @@ __all__ = [
   "costs",
   "empty_cache",
   "loss",
-  "own_rule",
+  "exit_rule",
   "read",
 ]

@@ -1,4 +1,4 @@
-"""MELT's sizes and switches, and what they cost."""
+"""The settings of MELT, and its FLOPs."""
 
 import dataclasses
 
@@ -8,8 +8,9 @@ from loopjax.nn import block, stack
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, TaskSpec
 
-# How much of the latent a loop keeps: learned by feature or by token; fixed, so
-# that the latent is the mean over loops, a moving average, or one loop's input.
+# The gate z of the latent: learned, per feature ("element") or per token
+# ("scalar"); or fixed, so that the latent is the mean of all loops' inputs so
+# far, their exponential moving average, or the input of one loop.
 GATES = ("element", "scalar", "mean", "ema", "last", "first")
 LEARNED = ("element", "scalar")
 DISTILL = ("all", "last", "none")
@@ -21,41 +22,46 @@ class Config:
   """Hyper-parameters; the defaults are those of MELT-1.6B.
 
   Attributes:
-    width: D. num_layers: L of the stack. num_heads: H.
-    num_key_value_heads: G, each read by H / G query heads; 0 for H.
+    width: D. num_layers: L. num_heads: H.
+    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
     head_width: d_h; 0 for D / H.
     mlp: a key of `mlp.MLPS`. mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741).
-    num_loops: K, in training.
-    tied: one table encodes and decodes, or the read-out is a matrix of its own.
-    exit_gate: "none", or "unused", one that came with the parameters and is not
-      trained further. Tokens can leave the loop by it.
-    gate: the share of the latent that a loop keeps, one of GATES (section
-      4.4.1). Whatever it is, the first loop's latent is its input.
-    gate_bias: b_z at the start; log odds of what is kept.
-    chunk_size: tokens that are trained in parallel; 0 for all of a row. It
-      divides the row.
-    prefill_chunk: tokens that are read in parallel, whenever no gradient is
-      needed; 1 reads as token by token. 0 for chunk_size.
-    history_reach: chunks that a gradient goes back; 0 for none, -1 for all.
-    history_hops: gradients of all chunks at once, which go this many times from
-      chunk to chunk; -1 for chunk by chunk, exactly and with less memory.
-    sweeps: over all chunks at once, each with the history of the one before; 0
-      for chunk by chunk.
-    chunk_jitter: chunks of a step begin at random places of the rows.
-    alpha: share of the latent in keys and values at the first step, against
-      the input that a looped model takes (phase 1; section 3.3).
-    interpolation_steps: of which alpha is 1 from the last on, linearly; 0 for
-      an alpha that stays.
-    distill: read-outs that learn those of run.teacher, after "all" loops or the
-      "last" one; "none" learns the tokens of the text instead.
-    distill_beta: of the generalized Jensen-Shannon divergence; 0 for KL(teacher
-      || model), 1 for KL(model || teacher).
-    align_weight: of the squared distance between attention outputs and those of
-      the teacher, mean over features, layers and loops (phase 2).
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
+    num_loops: K, number of loops in training.
+    tied: whether the read-out uses the embedding table; else it has its own.
+    exit_gate: "none"; or "unused": the gate of the model that the parameters
+      come from, which is not trained further. It can be used for early exits.
+    gate: how the latent is updated in each loop, one of GATES (section 4.4.1).
+      The latent of the first loop is its input, whatever the gate.
+    gate_bias: initial value of b_z, the log-odds of keeping the old latent.
+    chunk_size: number of tokens processed in parallel in training; must divide
+      the sequence length. 0 for the whole sequence.
+    prefill_chunk: number of tokens processed in parallel where no gradient is
+      needed; 1 gives the results of reading token by token. 0 for chunk_size.
+    history_reach: number of earlier chunks that gradients are propagated
+      through; 0 for none, -1 for all.
+    history_hops: if not -1, gradients of all chunks are computed in parallel
+      and propagated from chunk to chunk this many times; -1 propagates them
+      sequentially, which is exact and needs less memory.
+    sweeps: if not 0, all chunks are processed in parallel this many times, each
+      with the history from the previous sweep; 0 processes them sequentially.
+    chunk_jitter: whether the chunk boundaries of each step are shifted by a
+      random offset.
+    alpha: initial weight of the latent in keys and values, as opposed to the
+      loop's own input, which a looped model uses (phase 1; section 3.3).
+    interpolation_steps: number of steps over which alpha rises linearly to 1;
+      0 for a constant alpha.
+    distill: loops whose read-outs learn those of run.teacher: "all" or "last";
+      "none" for next-token prediction without a teacher.
+    distill_beta: beta of the generalised Jensen-Shannon divergence; 0 gives
+      KL(teacher || model), 1 gives KL(model || teacher).
+    align_weight: weight of the mean squared distance between the attention
+      outputs and the teacher's, over features, layers and loops (phase 2).
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 2048
@@ -120,7 +126,7 @@ class Config:
     self.block_shape()
 
   def _check_effects(self) -> None:
-    """Raises UserError for a setting that another one disables."""
+    """Raises UserError if a setting has no effect because of another one."""
     for field, values, idle in (
       ("alpha", (1.0,), ("interpolation_steps",)),
       ("distill", ("none",), ("distill_beta", "align_weight")),
@@ -151,33 +157,34 @@ class Config:
     )
 
   def read_chunk(self, spec: TaskSpec) -> int:
-    """Tokens that are read in parallel."""
+    """Number of tokens processed in parallel where no gradient is needed."""
     return self.prefill_chunk or self.chunk_size or spec.sequence_length
 
   def check_length(self, spec: TaskSpec) -> None:
-    """Raises UserError unless rows are whole numbers of chunks."""
+    """Raises UserError unless chunk_size divides the sequence length."""
     if self.chunk_size and spec.sequence_length % self.chunk_size:
       raise UserError(
         f"model.chunk_size={self.chunk_size} does not divide the"
-        f" {spec.sequence_length} tokens of a row"
+        f" {spec.sequence_length} tokens of a sequence"
       )
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop, read as without a gradient.
+  """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations are left out. Attention
-  counts the whole history for every chunk, and gates every loop, the first one
-  included, as they are computed.
+  A multiply-add counts as two; point-wise operations are not counted. The
+  numbers are those of the computation without gradients: attention of every
+  chunk to the whole history, and gates in every loop, including the first.
 
   Raises:
-    UserError: more loops than the model was trained with. Each would change
-      what earlier loops see, so that no run of more loops has those of fewer.
+    UserError: num_loops is more than in training. Later loops change what
+      tokens attend to in earlier ones, so that the result after k loops depends
+      on the total number of loops.
   """
   if num_loops > config.num_loops:
     raise UserError(
       f"{num_loops} loops are more than model.num_loops={config.num_loops};"
-      " later ones change what tokens leave to those after them"
+      " additional loops would change the keys and values of all tokens"
     )
   tokens, width = spec.sequence_length, config.width
   chunk = config.read_chunk(spec)

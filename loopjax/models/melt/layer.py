@@ -1,8 +1,9 @@
-"""A layer of MELT: the latent of its tokens, and attention to the rows of all.
+"""A layer of MELT: it updates a latent per token and attends to their keys.
 
-Section 3.2 of arXiv 2605.07721. The input x is what keys and values are made of
-in a looped model, the normed residual stream, so that with z = 0 one is the
-other; queries are made of x. The latent of the first loop is x.
+Section 3.2 of arXiv 2605.07721. The layer's input x is the normalised residual
+stream. Queries are projections of x; keys and values are projections of the
+latent h, which is x in the first loop and z h + (1 - z) x in later ones, with a
+gate z. With z = 0 the layer is that of a looped model.
 """
 
 from typing import Any, NamedTuple
@@ -16,12 +17,12 @@ from loopjax.models.melt.config import LEARNED, Config
 from loopjax.nn import block, dot_product, linear, rope
 from loopjax.types import PRECISIONS, Array
 
-EMA_KEEP = 0.2  # The mean of what MELT's gates learned (section 4.4.1).
-Rows = tuple[Array, Array]  # Keys, rotated, and values.
+EMA_KEEP = 0.2  # The mean of the paper's learned gates (section 4.4.1).
+KeyValues = tuple[Array, Array]  # Rotated keys, and values.
 
 
 class Gate(nnx.Module):
-  """z = sigmoid(x W_z + h U_z + b_z), of every feature or of a token."""
+  """Parameters of z = sigmoid(x W_z + h U_z + b_z), per feature or token."""
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     features = config.width if config.gate == "element" else 1
@@ -37,7 +38,7 @@ class Gate(nnx.Module):
 
 
 def make_gates(config: Config, rngs: nnx.Rngs) -> Gate | None:
-  """The gates of all layers, stacked; None if no parameters make them."""
+  """The gates of all layers, stacked; None if the gate is fixed."""
   if config.gate not in LEARNED:
     return None
   return jax.vmap(lambda key: Gate(config, rngs=nnx.Rngs(params=key)))(
@@ -46,11 +47,11 @@ def make_gates(config: Config, rngs: nnx.Rngs) -> Gate | None:
 
 
 class Layer(NamedTuple):
-  """One layer's parameters, or those of all, stacked.
+  """The parameters of one layer, or of all layers, stacked.
 
   Attributes:
-    block: with the parameters of a looped model.
-    gate: None where nothing is learned.
+    block: the block of a looped model.
+    gate: None if the gate is fixed.
   """
 
   block: block.Block
@@ -58,9 +59,9 @@ class Layer(NamedTuple):
 
 
 def inputs(layer: Layer, hidden: Array) -> Array:
-  """x [B, S, D], in the compute dtype, of the residual stream."""
-  normed = layer.block.attention_norm(hidden)
-  return normed.astype(layer.block.attention.precision.compute)
+  """x = norm(residual stream [B, S, D]), in the compute dtype."""
+  x = layer.block.attention_norm(hidden)
+  return x.astype(layer.block.attention.precision.compute)
 
 
 def update(
@@ -70,39 +71,46 @@ def update(
   x: Array,
   latent: Array,
   tables: tuple[Array, Array],
-  rows: Rows,
+  buffers: KeyValues,
   start: Array,
-) -> tuple[Array, Rows]:
-  """The latent after a loop, and its keys and values where `rows` start.
+) -> tuple[Array, KeyValues]:
+  """Updates the latent and writes its keys and values to buffers.
 
   Args:
-    layer: its gate and projections.
+    layer: the layer's parameters.
     mode: one of GATES.
-    loop: from 0, i32 scalar; in the first the latent becomes x.
-    x: [B, S, D]. latent: after the loop before [B, S, D].
+    loop: index of the loop, from 0, i32 scalar.
+    x: the layer's input [B, S, D].
+    latent: the latent after the previous loop [B, S, D].
     tables: rotary tables [B, S, d_h / 2].
-    rows: keys and values [B, L, G, d_h]; start: i32 [B], -1 to write none.
+    buffers: buffers for keys and values, [B, N, G, d_h] each.
+    start: i32 [B], the index along N of the first token; -1 writes nothing.
+
+  Returns:
+    (the latent after the loop [B, S, D], the buffers).
   """
   latent = jnp.where(loop == 0, x, latent)
   weights = _weights(layer)
   if mode == "element":
-    return gated_kv(x, latent, weights, tables, rows, start)
+    return gated_kv(x, latent, weights, tables, buffers, start)
   if mode == "scalar":
     latent = reference.blend(x, latent, weights)
   else:
-    latent = _blend(x, latent, fixed_keep(mode, loop))
-  return gated_kv(latent, None, _projections(layer), tables, rows, start)
+    latent = _blend(x, latent, fixed_gate(mode, loop))
+  return gated_kv(latent, None, _projections(layer), tables, buffers, start)
 
 
-def project(layer: Layer, latent: Array, tables: tuple[Array, Array]) -> Rows:
-  """Keys and values [B, S, G, d_h] of a latent [B, S, D]."""
-  rows = no_rows(layer, latent)
+def project(
+  layer: Layer, latent: Array, tables: tuple[Array, Array]
+) -> KeyValues:
+  """Rotated keys and values [B, S, G, d_h] of a latent [B, S, D]."""
+  empty = empty_key_values(layer, latent)
   start = jnp.zeros(len(latent), jnp.int32)
-  return gated_kv(latent, None, _projections(layer), tables, rows, start)[1]
+  return gated_kv(latent, None, _projections(layer), tables, empty, start)[1]
 
 
-def no_rows(layer: Layer, x: Array) -> Rows:
-  """Room for the keys and values of x [B, S, D]."""
+def empty_key_values(layer: Layer, x: Array) -> KeyValues:
+  """Zeros in the shape of the keys and values of x [B, S, D]."""
   attention = layer.block.attention
   kernel = attention.key.kernel[...]
   heads = kernel.shape[-1] // attention.head_width
@@ -110,38 +118,42 @@ def no_rows(layer: Layer, x: Array) -> Rows:
   return none, none
 
 
-def mixture(alpha: Array, latent: Array, x: Array) -> Array:
-  """alpha h + (1 - alpha) x: what keys and values are made of in phase 1.
+def interpolate(alpha: Array, latent: Array, x: Array) -> Array:
+  """alpha h + (1 - alpha) x, the input of keys and values in phase 1.
 
-  They are linear in it, so that this is the interpolation of both (section
-  3.3), with one projection.
+  Keys and values are linear in their input, so that this interpolates both
+  (section 3.3) with a single projection.
   """
   return _blend(x, latent, alpha)
 
 
-def fixed_keep(mode: str, loop: Array) -> Array:
-  """z of a mode without parameters, f32 scalar (section 4.4.1)."""
+def fixed_gate(mode: str, loop: Array) -> Array:
+  """z of a fixed gate in loop `loop` >= 1, f32 scalar (section 4.4.1)."""
   loop = loop.astype(jnp.float32)
-  keep = {
+  values = {
     "mean": loop / (loop + 1.0),
     "ema": jnp.full_like(loop, EMA_KEEP),
     "last": jnp.zeros_like(loop),
     "first": jnp.ones_like(loop),
   }
-  return keep[mode]
+  return values[mode]
 
 
-def keep(layer: Layer, mode: str, loop: Array, x: Array, h: Array) -> Array:
-  """z of a loop after the first, f32 [B, S, D], or [..., 1] or a scalar.
+def gate_values(
+  layer: Layer, mode: str, loop: Array, x: Array, h: Array
+) -> Array:
+  """z of a loop after the first, f32 [B, S, D], [B, S, 1] or a scalar.
 
   Args:
-    layer: its gate.
-    mode: one of GATES. loop: from 0.
-    x: [B, S, D]. h: the latent before the loop.
+    layer: the layer's parameters.
+    mode: one of GATES.
+    loop: index of the loop, from 0.
+    x: the layer's input [B, S, D].
+    h: the latent before the loop [B, S, D].
   """
   if mode in LEARNED:
     return reference.gate(x, h, _weights(layer))
-  return fixed_keep(mode, loop)
+  return fixed_gate(mode, loop)
 
 
 def attend(
@@ -150,14 +162,14 @@ def attend(
   tables: tuple[Array, Array],
   *parts: tuple[Array, Array, Array],
 ) -> Array:
-  """The output of attention [B, S, D] to some parts, as `attend_to_parts`."""
+  """The output of attention [B, S, D]; parts as in `attend_to_parts`."""
   attention = layer.block.attention
   query = rope.rotate(attention.queries(x), tables).astype(x.dtype)
   return attention.merged(dot_product.attend_to_parts(query, *parts))
 
 
 def _blend(x: Array, latent: Array, keep: Array) -> Array:
-  """keep h + (1 - keep) x, for a scalar, in the dtype of x."""
+  """keep latent + (1 - keep) x for a scalar `keep`, in the dtype of x."""
   own, old = x.astype(keep.dtype), latent.astype(keep.dtype)
   return (own + keep * (old - own)).astype(x.dtype)
 

@@ -1,7 +1,8 @@
-"""MELT: a looped transformer with one row of keys and values for all loops.
+"""MELT: a looped transformer whose loops share keys and values.
 
-Source: arXiv 2605.07721. Its parameters are those of a `looped` model with a
-norm in every loop, and gates; `run.init_from` begins with such a model.
+Source: arXiv 2605.07721. The parameters are those of a `looped` model with
+loop_norm="per_loop", and gates. Training starts from such a model
+(`run.init_from`).
 """
 
 from typing import Any
@@ -63,17 +64,18 @@ class Model(nnx.Module):
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
   ) -> Output:
-    """Predicts every next token, reading `Config.prefill_chunk` at a time.
+    """Predicts every next token, in chunks of `Config.prefill_chunk` tokens.
 
     Args:
       inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; it may differ from the trained number.
-      kind: how the loop runs; the model's own options if None.
-      trace: names from TRACES: "hidden" f32 [K, B, T, D], "prediction" of every
-        loop, argmax of its read-out, i32 [K, B, T], and "confidence", its
+      num_loops: K >= 1; may differ from the number in training.
+      kind: how the loop is executed; as in the model's options if None.
+      trace: names from TRACES: "hidden" f32 [K, B, T, D]; "prediction", argmax
+        of the read-out after every loop, i32 [K, B, T]; "confidence", its
         probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row, which sees no
-        other; None if a row is one document. Chunks are those of the row.
+      documents: i32 [B, T], a number for each document of a row; tokens attend
+        within their document. None if a row is one document. Chunks do not
+        depend on documents.
     """
     num_tokens = inputs.shape[1]
     size = min(self.config.read_chunk(self.spec), num_tokens)
@@ -81,10 +83,12 @@ class Model(nnx.Module):
     whole = jnp.pad(inputs, missing)
     if documents is not None:
       documents = jnp.pad(documents, missing)
-    plan = self.plan(num_loops, kind, keep=("hidden",) if trace else ())
+    options = self.pass_options(
+      num_loops, kind, keep=("hidden",) if trace else ()
+    )
     hidden, records = passes.run(
       self.stack(),
-      plan._replace(chunk_size=size),
+      options._replace(chunk_size=size),
       self.token_embedding(whole),
       documents=documents,
     )
@@ -95,9 +99,9 @@ class Model(nnx.Module):
       traced["hidden"] = by_loop
     if "prediction" in trace or "confidence" in trace:
       traced |= jax.lax.map(
-        lambda x: linear.most_likely(self.logits(x)), by_loop
+        lambda x: linear.prediction_and_confidence(self.logits(x)), by_loop
       )
-    loops_run = jnp.full(len(inputs), plan.num_loops, jnp.float32)
+    loops_run = jnp.full(len(inputs), options.num_loops, jnp.float32)
     return Output(
       logits=self.logits(hidden),
       losses={},
@@ -108,22 +112,22 @@ class Model(nnx.Module):
     )
 
   def stack(self) -> passes.Stack:
-    """What every loop runs."""
+    """The parameters that every loop uses."""
     layers = layer_lib.Layer(self.layers, self.latent_gates)
     return passes.Stack(layers, self.final_norm)
 
-  def plan(
+  def pass_options(
     self,
     num_loops: int | None = None,
     kind: str | None = None,
     keep: tuple[str, ...] = (),
-  ) -> passes.Plan:
-    """How it runs them, over whole rows."""
+  ) -> passes.Options:
+    """Options of `passes.run` with one chunk; defaults from the config."""
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1")
-    return passes.Plan(
+    return passes.Options(
       gate=config.gate,
       num_loops=num_loops,
       rope_base=config.rope_base,
@@ -133,15 +137,15 @@ class Model(nnx.Module):
     )
 
   def logits(self, hidden: Array) -> Array:
-    """The read-out of a loop, f32 [..., V]."""
+    """The logits f32 [..., V] of the state after a loop [..., D]."""
     return linear.token_logits(
       hidden, self.readout_table(), self.spec.num_padding_tokens
     )
 
   def exit_logits(self, hidden: Array) -> Array:
-    """Log odds of the chance to exit after a loop, f32 [...], of H [..., D].
+    """Log-odds of the exit gate f32 [...], of the state after a loop [..., D].
 
-    The gate is that of the looped model whose parameters these were.
+    The gate was trained with the looped model that the parameters come from.
     """
     return self.exit_gate(hidden)[..., 0]
 

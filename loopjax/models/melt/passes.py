@@ -1,9 +1,9 @@
-"""Loops over a row by chunks, or over a whole row as a looped model has them.
+"""All loops over sequences of tokens, chunk by chunk.
 
-Section 3.3 of arXiv 2605.07721. Inside a chunk tokens see each other's rows of
-the current loop, in earlier chunks those of the last. The layers of a looped
-model, of which none keeps anything of the loop before, and all tokens in one
-chunk are that model: so the teacher is run, too.
+Section 3.3 of arXiv 2605.07721. Tokens attend to the keys and values of their
+own chunk in the current loop, and to those of earlier chunks after the last
+loop. With one chunk and the gate "last" this is a looped model, so that the
+teacher is run by the same code.
 """
 
 import functools
@@ -15,31 +15,31 @@ import jax.numpy as jnp
 from loopjax import sharding
 from loopjax.loop import chunks, driver
 from loopjax.models.melt import layer as layer_lib
-from loopjax.models.melt.layer import Layer, Rows
+from loopjax.models.melt.layer import KeyValues, Layer
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import rope
 from loopjax.types import Array
 
 
 class Stack(NamedTuple):
-  """The parameters of a loop: stacked layers, and the norm that ends it."""
+  """The parameters of a loop: stacked layers, and the norm after them."""
 
   layers: Layer
   final_norm: Any
 
 
-class Plan(NamedTuple):
+class Options(NamedTuple):
   """Static options of a pass.
 
   Attributes:
     gate: one of `config.GATES`.
     num_loops: K.
     rope_base: longest wavelength over 2 pi, in tokens.
-    kind, remat: how loops run, see `LoopOptions`.
-    keep: what to return of every loop: "hidden" and "attention".
-    chunk_size: C, which divides the row; 0 for one chunk.
-    reach, hops: how far gradients go back, as in `chunks.Options`.
-    sweeps: of `chunks.sweeps`; 0 for chunk by chunk.
+    kind, remat: how loops are executed, see `LoopOptions`.
+    keep: records to return for every loop: "hidden" and "attention".
+    chunk_size: C, which divides T; 0 for one chunk.
+    reach, hops: truncation of gradients, as in `chunks.Options`.
+    sweeps: number of sweeps of `chunks.sweeps`; 0 for sequential chunks.
   """
 
   gate: str
@@ -55,13 +55,14 @@ class Plan(NamedTuple):
 
 
 class _Constants(NamedTuple):
-  """Of a chunk of C tokens; None for what there is not.
+  """Inputs of a chunk of C tokens that have no gradient.
 
   Attributes:
     tables: rotary tables of its tokens, [C, d_h / 2].
-    documents: of its tokens, i32 [B, C], and of the row, i32 [B, T].
-    alpha: share of the latent in keys and values, f32 scalar.
-    attention: what attention should give, [K, L, B, C, D].
+    documents: document numbers of its tokens, i32 [B, C], and of the whole row,
+      i32 [B, T]; None if a row is one document.
+    alpha: weight of the latent in keys and values, f32 scalar; None for 1.
+    attention: targets of the attention outputs, [K, L, B, C, D], or None.
   """
 
   tables: tuple[Array, Array]
@@ -72,116 +73,126 @@ class _Constants(NamedTuple):
 
 def run(
   stack: Stack,
-  plan: Plan,
+  options: Options,
   hidden: Array,
   *,
   documents: Array | None = None,
   alpha: Array | None = None,
   attention: Array | None = None,
 ) -> tuple[Array, dict[str, Array]]:
-  """All loops over rows of T tokens.
+  """Runs all loops over rows of T tokens.
 
   Args:
     stack: the parameters.
-    plan: what to run.
+    options: static options.
     hidden: embedded tokens [B, T, D].
-    documents: i32 [B, T], a number for each document of a row; None for one.
-    alpha: f32 scalar, of `layer.mixture`; None for 1. A constant.
-    attention: a teacher's outputs of attention, [K, L, B, T, D]. A constant.
+    documents: i32 [B, T], a number for each document of a row; None if a row is
+      one document.
+    alpha: f32 scalar, see `layer.interpolate`; None for 1. Has no gradient.
+    attention: a teacher's attention outputs, [K, L, B, T, D], or None. Has no
+      gradient.
 
   Returns:
-    The last loop's output [B, T, D], and of every loop: "hidden_norm" [K]; with
-    `attention` "apart", the mean squared distance from it, f32 [K, L, B, T];
-    and what `plan.keep` names, "hidden" [K, B, T, D] and "attention", the
+    (the last loop's output [B, T, D], records by name). The records are
+    "hidden_norm" [K]; if `attention` is given, "squared_distance", the mean
+    over features of the squared distance from it, f32 [K, L, B, T]; and those
+    that `options.keep` names: "hidden" [K, B, T, D], and "attention", the
     output of attention before any norm, [K, L, B, T, D].
   """
   num_tokens = hidden.shape[1]
-  size = plan.chunk_size or num_tokens
+  size = options.chunk_size or num_tokens
   num_chunks, rest = divmod(num_tokens, size)
   assert rest == 0, (num_tokens, size)
   head_width = stack.layers.block.attention.head_width
   tables = rope.rope_tables(
-    jnp.arange(num_tokens)[:, None], head_width, plan.rope_base
+    jnp.arange(num_tokens)[:, None], head_width, options.rope_base
   )
 
   def by_chunk(x: Array | None, axis: int) -> Any:
-    """[n, ...], with C in the place of T."""
+    """Splits an axis of T tokens: [..., T, ...] to [n, ..., C, ...]."""
     if x is None:
       return None
     shape = (*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-  def everywhere(x: Array | None) -> Any:
+  def repeat(x: Array | None) -> Any:
     return None if x is None else jnp.broadcast_to(x, (num_chunks, *x.shape))
 
   constants = _Constants(
     (by_chunk(tables[0], 0), by_chunk(tables[1], 0)),
-    None
-    if documents is None
-    else (by_chunk(documents, 1), everywhere(documents)),
-    everywhere(alpha),
+    None if documents is None else (by_chunk(documents, 1), repeat(documents)),
+    repeat(alpha),
     by_chunk(attention, 3),
   )
-  step = functools.partial(_chunk, plan)
+  step = functools.partial(_chunk, options)
   if num_chunks == 1:
     first = jax.tree.map(lambda x: x[0], constants)
     (hidden, records), _ = step(stack, hidden, first, None, 0)
     return hidden, records
 
-  options = chunks.Options(step, plan.reach, plan.hops)
-  over = functools.partial(chunks.run, options)
-  if plan.sweeps:
-    over = functools.partial(chunks.sweeps, options, plan.sweeps)
-  history = _history(stack, plan, hidden, alpha)
+  chunk_options = chunks.Options(step, options.reach, options.hops)
+  over = functools.partial(chunks.run, chunk_options)
+  if options.sweeps:
+    over = functools.partial(chunks.sweeps, chunk_options, options.sweeps)
+  history = _history(stack, options, hidden, alpha)
   (ends, records), _ = over(stack, by_chunk(hidden, 1), constants, history)
 
   def joined(x: Array, axis: int) -> Array:
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
-  axes = {"hidden": 2, "attention": 3, "apart": 3}
+  axes = {"hidden": 2, "attention": 3, "squared_distance": 3}
   norms = jnp.mean(records.pop("hidden_norm"), axis=0)
   records = {name: joined(x, axes[name]) for name, x in records.items()}
   return joined(ends, 1), {"hidden_norm": norms, **records}
 
 
 def _history(
-  stack: Stack, plan: Plan, hidden: Array, alpha: Array | None
-) -> Rows:
-  """Buffers of keys and values, [1 or K, L, B, T, G, d_h].
+  stack: Stack, options: Options, hidden: Array, alpha: Array | None
+) -> KeyValues:
+  """Empty buffers for the keys and values of all chunks.
 
-  While rows depend on each loop's own input, every loop has rows of its own.
+  [1, L, B, T, G, d_h] each, or [K, ...] if there is an `alpha`: then keys and
+  values also depend on the loop's own input and are not shared by loops.
   """
   num_layers = len(stack.layers.block.attention.key.kernel[...])
   compute = stack.layers.block.attention.precision.compute
-  rows = layer_lib.no_rows(stack.layers, hidden.astype(compute))
-  loops = 1 if alpha is None else plan.num_loops
+  empty = layer_lib.empty_key_values(stack.layers, hidden.astype(compute))
+  loops = 1 if alpha is None else options.num_loops
   return jax.tree.map(
-    lambda x: jnp.zeros((loops, num_layers, *x.shape), x.dtype), rows
+    lambda x: jnp.zeros((loops, num_layers, *x.shape), x.dtype), empty
   )
 
 
 def _chunk(
-  plan: Plan,
+  options: Options,
   stack: Stack,
   hidden: Array,
   constants: _Constants,
-  history: Rows | None,
+  history: KeyValues | None,
   first: Array | int,
-) -> tuple[tuple[Array, dict[str, Array]], Rows]:
-  """All loops over a chunk; see `chunks.Options`.
+) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
+  """Runs all loops over a chunk; the step function of `chunks.Options`.
 
   Args:
-    hidden: [B, C, D].
-    history: of which rows before `first` are seen; None if there are none.
+    options: static options.
+    stack: the parameters.
+    hidden: embedded tokens [B, C, D].
+    constants: the chunk's other inputs.
+    history: keys and values of the row; None if there is one chunk.
+    first: index of the chunk's first token; the history is masked from there.
+
+  Returns:
+    ((output [B, C, D], records), keys and values of the chunk for the history).
   """
   alpha, (batch, size, _) = constants.alpha, hidden.shape
   tables = constants.tables
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in tables)
-  by_row = cos, sin
-  own_seen, past_seen = _visible(constants.documents, size, history, first)
+  own_visible, past_visible = _visible(
+    constants.documents, size, history, first
+  )
   x = hidden.astype(stack.layers.block.attention.precision.compute)
-  no_rows = layer_lib.no_rows(stack.layers, x)
+  empty = layer_lib.empty_key_values(stack.layers, x)
   start = jnp.zeros(batch, jnp.int32)
 
   def loop(carry: Any, index: Array) -> tuple[Any, dict[str, Array]]:
@@ -194,74 +205,75 @@ def _chunk(
       layer, latent, past, target = of_layer
       x = layer_lib.inputs(layer, hidden)
       latent, own = layer_lib.update(
-        layer, plan.gate, index, x, latent, by_row, no_rows, start
+        layer, options.gate, index, x, latent, (cos, sin), empty, start
       )
       if alpha is not None:
-        mixture = layer_lib.mixture(alpha, latent, x)
-        own = layer_lib.project(layer, mixture, by_row)
-      parts = [(*own, own_seen)]
-      parts += [] if past is None else [(*past, past_seen)]
+        mixture = layer_lib.interpolate(alpha, latent, x)
+        own = layer_lib.project(layer, mixture, (cos, sin))
+      parts = [(*own, own_visible)]
+      parts += [] if past is None else [(*past, past_visible)]
       mixed = layer_lib.attend(layer, x, tables, *parts)
-      record = {"attention": mixed} if "attention" in plan.keep else {}
+      record = {"attention": mixed} if "attention" in options.keep else {}
       if target is not None:
-        wide = mixed.astype(jnp.float32)
-        record["apart"] = jnp.mean((wide - target) ** 2, axis=-1)
-      hidden = layer.block.add(sharding.by_example(hidden), mixed)
+        error = mixed.astype(jnp.float32) - target
+        record["squared_distance"] = jnp.mean(error**2, axis=-1)
+      hidden = layer.block.add(sharding.split_by_example(hidden), mixed)
       return hidden, (latent, own if alpha is None else x, record)
 
-    hidden, (latents, kept, record) = remat_lib.scan(
+    hidden, (latents, own, record) = remat_lib.scan(
       run_layer,
       hidden,
       (stack.layers, latents, past, target),
-      unroll=plan.kind == "unroll",
-      remat=plan.remat,
+      unroll=options.kind == "unroll",
+      remat=options.remat,
     )
     hidden = stack.final_norm(hidden)
-    norms = jnp.linalg.norm(hidden, axis=-1)
-    record["hidden_norm"] = jnp.mean(norms)
-    if "hidden" in plan.keep:
+    record["hidden_norm"] = jnp.mean(jnp.linalg.norm(hidden, axis=-1))
+    if "hidden" in options.keep:
       record["hidden"] = hidden
     if alpha is not None:
-      record["inputs"], kept = kept, None
-    return (hidden, latents, kept), record
+      record["inputs"], own = own, None
+    return (hidden, latents, own), record
 
   num_layers = len(stack.layers.block.attention.key.kernel[...])
   latents = jnp.zeros((num_layers, *x.shape), x.dtype)
-  rows = jax.tree.map(lambda x: jnp.zeros((num_layers, *x.shape)), no_rows)
-  rows = jax.tree.map(lambda x, like: x.astype(like.dtype), rows, no_rows)
-  carry = (hidden, latents, rows if alpha is None else None)
-  (hidden, latents, rows), records, _ = driver.run_loop(
-    loop, carry, plan.num_loops, kind=plan.kind
+  stacked = jax.tree.map(
+    lambda x: jnp.zeros((num_layers, *x.shape), x.dtype), empty
+  )
+  carry = (hidden, latents, stacked if alpha is None else None)
+  (hidden, latents, key_values), records, _ = driver.run_loop(
+    loop, carry, options.num_loops, kind=options.kind
   )
   if alpha is None:
-    rows = jax.tree.map(lambda x: x[None], rows)
+    key_values = jax.tree.map(lambda x: x[None], key_values)
   else:
-    mixtures = layer_lib.mixture(
-      alpha, latents[None], records.pop("inputs")
-    )  # Of the last loop's latent, which later chunks see.
+    # Later chunks attend to projections of the last loop's latent.
+    inputs = records.pop("inputs")
+    mixtures = layer_lib.interpolate(alpha, latents[None], inputs)
     of_layers = jax.vmap(layer_lib.project, (0, 0, None))
-    rows = jax.vmap(of_layers, (None, 0, None))(stack.layers, mixtures, by_row)
-  return (hidden, records), rows
+    of_loops = jax.vmap(of_layers, (None, 0, None))
+    key_values = of_loops(stack.layers, mixtures, (cos, sin))
+  return (hidden, records), key_values
 
 
 def _visible(
   documents: tuple[Array, Array] | None,
   size: int,
-  history: Rows | None,
+  history: KeyValues | None,
   first: Array | int,
 ) -> tuple[Array, Array | None]:
-  """What a chunk's tokens see of each other, and of a row's history.
+  """Masks of a chunk's tokens: within the chunk, and on the row's history.
 
-  bool [B or 1, C, C] and [B or 1, C, T].
+  bool [B or 1, C, C], and bool [B or 1, C, T] or None.
   """
   own = jnp.tril(jnp.ones((1, size, size), bool))
   past = None
   if history is not None:
-    num_rows = history[0].shape[-3]
-    past = jnp.broadcast_to(jnp.arange(num_rows) < first, (1, size, num_rows))
+    length = history[0].shape[-3]
+    past = jnp.broadcast_to(jnp.arange(length) < first, (1, size, length))
   if documents is not None:
-    here, everywhere = documents
+    here, row = documents
     own &= here[:, :, None] == here[:, None, :]
     if past is not None:
-      past &= here[:, :, None] == everywhere[:, None, :]
+      past &= here[:, :, None] == row[:, None, :]
   return own, past

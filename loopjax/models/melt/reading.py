@@ -1,14 +1,13 @@
-"""Reading in parts: one row of a cache for a token and layer, in all loops.
+"""Incremental reading: one cache entry per token and layer, for all loops.
 
-A part is read in chunks of `Config.prefill_chunk` tokens, inside which tokens
-see each other's rows of the current loop, while those before are final. So what
-is read depends on where chunks end, unless they have one token: with one, any
-parts give what the full forward pass gives; with more, parts that are whole
-numbers of chunks do.
+Tokens are read in chunks of `Config.prefill_chunk`. Within a chunk tokens
+attend to the keys and values of the current loop; those of earlier chunks are
+final. Results therefore depend on the chunk boundaries: they equal those of the
+full forward pass if every call of `read` but the last has a multiple of the
+chunk size, and always if the chunk size is 1.
 
-A token that leaves the loop early skips the rest for good: its row stays what
-its last loop has made of it, and that is what later tokens see, whatever loop
-they are in.
+A token that exits early skips the remaining loops for good: its entry keeps the
+keys and values of its last loop, and later tokens attend to these in all loops.
 """
 
 import dataclasses
@@ -35,16 +34,16 @@ from loopjax.types import PRECISIONS, Array, Output
   meta_fields=("span",),
 )
 @dataclasses.dataclass(frozen=True)
-class Cache:
-  """Keys and values of the layers, one after another along a row.
+class LatentCache:
+  """Keys and values of all layers, concatenated along one axis.
 
   Attributes:
-    key, value: [B, L R, G, d_h]; layer l has rows l R to l R + R - 1, of which
-      those before the length hold tokens; what lies in the others is
-      arbitrary. R is the most tokens and a chunk, which ends in tokens that are
-      not there. Keys are rotated.
-    length: i32 [B], tokens of each row.
-    span: rows of a layer that attention looks at; R if None.
+    key, value: [B, L R, G, d_h]. Entries l R to l R + R - 1 belong to layer l;
+      the first `length` of these hold tokens, the others arbitrary values. R is
+      the maximum number of tokens plus one chunk, because padding at the end of
+      a chunk is written too. Keys are rotated.
+    length: i32 [B], number of tokens in each row of the batch.
+    span: number of entries of each layer that attention reads; R if None.
   """
 
   key: Array
@@ -52,7 +51,7 @@ class Cache:
   length: Array
   span: int | None = None
 
-  def within(self, span: int | None) -> "Cache":
+  def within(self, span: int | None) -> "LatentCache":
     """As in `nn.cache.Cache`."""
     return dataclasses.replace(self, span=span)
 
@@ -65,40 +64,43 @@ def empty_cache(
   num_loops: int | None = None,
   kind: str | None = None,
   prompt_tokens: int = 0,
-) -> Cache:
-  """Room for keys and values of every layer, whatever the number of loops."""
+) -> LatentCache:
+  """See `CausalFamily.empty_cache`; independent of the number of loops."""
   del num_loops, kind, prompt_tokens
   config, shape = model.config, model.config.block_shape()
-  rows = config.num_layers * (max_tokens + config.read_chunk(model.spec))
+  entries = config.num_layers * (max_tokens + config.read_chunk(model.spec))
   heads = (shape.num_key_value_heads, shape.head_width)
   compute = PRECISIONS[config.precision].compute
-  none = jnp.zeros((batch, rows, *heads), compute)
-  return Cache(none, none, jnp.zeros(batch, jnp.int32))
+  empty = jnp.zeros((batch, entries, *heads), compute)
+  return LatentCache(empty, empty, jnp.zeros(batch, jnp.int32))
 
 
 def read(
   model: Model,
   tokens: Array,
-  cache: Cache,
+  cache: LatentCache,
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
-  leave: exits.Exits | None = None,
-) -> tuple[Output, Cache]:
-  """Reads on after what is in a cache; chunks begin with the first token.
+  exit_policy: exits.ExitPolicy | None = None,
+) -> tuple[Output, LatentCache]:
+  """`CausalFamily.read` with early exits; without them if there is no policy.
 
-  Rows leave the loop as `leave` says, or none does. Those of several tokens are
-  parts of prompts, which run all the loops that they may.
+  The first chunk begins with the first token that is not padding. If rows have
+  several tokens, which are parts of prompts, they run up to
+  `exit_policy.num_loops` loops without an early exit.
   """
   config = model.config
   chunk = config.read_chunk(model.spec)
-  most = cache.key.shape[1] // config.num_layers - chunk
+  max_tokens = cache.key.shape[1] // config.num_layers - chunk
   num_tokens = tokens.shape[1]
-  if num_tokens > most:
-    raise UserError(f"{num_tokens} tokens do not fit into a cache of {most}")
+  if num_tokens > max_tokens:
+    raise UserError(
+      f"{num_tokens} tokens do not fit into a cache of {max_tokens}"
+    )
   if valid is None:
     valid = jnp.ones(tokens.shape, bool)
-  # Tokens that are there first: chunks are of the text, not of its padding.
+  # Valid tokens first, so that chunks do not depend on padding.
   order = jnp.argsort(~valid, axis=1, stable=True)
   tokens, valid = (
     jnp.take_along_axis(x, order, axis=1) for x in (tokens, valid)
@@ -110,11 +112,17 @@ def read(
     x = jnp.pad(x, missing)
     return jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
 
-  rule = leave.rule if leave is not None and num_tokens == 1 else "fixed"
+  rule = (
+    exit_policy.rule if exit_policy is not None and num_tokens == 1 else "fixed"
+  )
 
-  def step(cache: Cache, part: Any) -> tuple[Cache, tuple[Array, Array]]:
+  def step(
+    cache: LatentCache, part: Any
+  ) -> tuple[LatentCache, tuple[Array, Array]]:
     tokens, valid = part
-    return _read_chunk(model, tokens, valid, cache, num_loops, leave, rule)
+    return _read_chunk(
+      model, tokens, valid, cache, num_loops, exit_policy, rule
+    )
 
   parts = by_chunk(tokens), by_chunk(valid)
   if len(parts[0]) == 1:
@@ -136,101 +144,105 @@ def _read_chunk(
   model: Model,
   tokens: Array,
   valid: Array,
-  cache: Cache,
+  cache: LatentCache,
   num_loops: int | None,
-  leave: exits.Exits | None,
+  exit_policy: exits.ExitPolicy | None,
   rule: str,
-) -> tuple[Cache, tuple[Array, Array]]:
-  """The cache after a chunk [B, C], the output of its rows' last loops, and how
-  many these are, i32 [B].
+) -> tuple[LatentCache, tuple[Array, Array]]:
+  """Reads a chunk of tokens [B, C] with padding at the end.
 
-  Tokens that are not there come after those that are.
+  Returns:
+    The cache; (the output of each row's last loop [B, C, D], the number of
+    loops of each row i32 [B]).
   """
-  num_loops = model.plan(num_loops).num_loops
+  num_loops = model.pass_options(num_loops).num_loops
   count = jnp.sum(valid, axis=1, dtype=jnp.int32)
-  there, one_loop = count > 0, loop_over(model, tokens.shape[1], cache)
+  reads, one_loop = count > 0, make_loop(model, tokens.shape[1], cache)
 
   def loop(
-    hidden: Array, kept: Any, index: Array, live: Array
+    hidden: Array, state: Any, index: Array, live: Array
   ) -> tuple[Array, Any]:
-    return one_loop(hidden, kept, index, there & live)[:2]
+    return one_loop(hidden, state, index, reads & live)[:2]
 
   def all_live(carry: Any, index: Array) -> tuple[Any, None]:
-    hidden, kept = carry
-    return loop(hidden, kept, index, there), None
+    hidden, state = carry
+    return loop(hidden, state, index, reads), None
 
   hidden = model.token_embedding(tokens)
-  latents = no_latents(model, tokens.shape)
+  latents = empty_latents(model, tokens.shape)
   carry = hidden, (latents, (cache.key, cache.value))
-  if leave is None:
-    (hidden, kept), _, _ = driver.run_loop(all_live, carry, num_loops)
+  if exit_policy is None:
+    (hidden, state), _, _ = driver.run_loop(all_live, carry, num_loops)
     loops = jnp.full(len(tokens), num_loops, jnp.int32)
   else:
-    hidden, kept, loops = exiting.run(
-      model, leave, rule, loop, carry, there, num_loops
+    hidden, state, loops = exiting.run(
+      model, exit_policy, rule, loop, carry, reads, num_loops
     )
-  cache = Cache(*kept[1], cache.length + count, cache.span)
+  cache = LatentCache(*state[1], cache.length + count, cache.span)
   return cache, (hidden, loops)
 
 
-def no_latents(model: Model, shape: tuple[int, ...]) -> Array:
-  """Room for the latents of all layers before the first loop, [L, B, S, D]."""
+def empty_latents(model: Model, shape: tuple[int, ...]) -> Array:
+  """Latents of all layers before the first loop: zeros [L, B, S, D]."""
   config = model.config
   compute = PRECISIONS[config.precision].compute
   return jnp.zeros((config.num_layers, *shape, config.width), compute)
 
 
-def loop_over(
-  model: Model, size: int, cache: Cache
+def make_loop(
+  model: Model, size: int, cache: LatentCache
 ) -> Callable[[Array, Any, Array, Array], tuple[Array, Any, Array]]:
-  """A loop over the next C tokens after those in a cache.
+  """The function that runs one loop over C tokens that follow a cache.
 
   Args:
-    model: that reads.
+    model: the model.
     size: C.
-    cache: whose places count; its rows come with every call.
+    cache: gives the lengths and the span; its keys and values are arguments of
+      the returned function.
 
   Returns:
-    (hidden [B, C, D]; latents [L, B, C, D] and rows; loop, from 0; live, bool
-    [B]) -> hidden, latents and rows after it, and what the layers read, x in
-    [L, B, C, D]. Rows that are not live are not written.
+    A function (hidden, state, index, live) -> (hidden, state, inputs), where
+    hidden is [B, C, D]; state is (latents [L, B, C, D], (keys, values) as in
+    `LatentCache`); index is the number of the loop, from 0; live, bool [B],
+    marks the rows whose keys and values are written; inputs are x of all
+    layers, [L, B, C, D].
   """
   config, gate = model.config, model.config.gate
   num_layers = config.num_layers
-  room = cache.key.shape[1] // num_layers
-  fits = cache.length + size <= room
+  capacity = cache.key.shape[1] // num_layers
+  fits = cache.length + size <= capacity
   places = cache.length[:, None] + jnp.arange(size)[None]
-  span = min(cache.span or room, room)
-  seen = jnp.arange(span)[None, None] <= places[..., None]
+  span = min(cache.span or capacity, capacity)
+  visible = jnp.arange(span)[None, None] <= places[..., None]
   head_width = config.block_shape().head_width
   tables = rope.rope_tables(places[..., None], head_width, config.rope_base)
   stack = model.stack()
 
   def loop(
-    hidden: Array, kept: Any, index: Array, live: Array
+    hidden: Array, state: Any, index: Array, live: Array
   ) -> tuple[Array, Any, Array]:
-    latents, rows = kept
+    latents, buffers = state
     writes = fits & live
 
     def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Any]:
-      hidden, rows = carry
+      hidden, buffers = carry
       layer, number, latent = of_layer
       x = layer_lib.inputs(layer, hidden)
-      start = jnp.where(writes, number * room + cache.length, -1)
-      latent, rows = layer_lib.update(
-        layer, gate, index, x, latent, tables, rows, start
+      start = jnp.where(writes, number * capacity + cache.length, -1)
+      latent, buffers = layer_lib.update(
+        layer, gate, index, x, latent, tables, buffers, start
       )
       key, value = (
-        jax.lax.dynamic_slice_in_dim(x, number * room, span, axis=1)
-        for x in rows
+        jax.lax.dynamic_slice_in_dim(x, number * capacity, span, axis=1)
+        for x in buffers
       )
-      mixed = layer_lib.attend(layer, x, tables, (key, value, seen))
-      return (layer.block.add(hidden, mixed), rows), (latent, x)
+      mixed = layer_lib.attend(layer, x, tables, (key, value, visible))
+      return (layer.block.add(hidden, mixed), buffers), (latent, x)
 
     of_layers = stack.layers, jnp.arange(num_layers), latents
-    (hidden, rows), (latents, inputs) = remat_lib.scan(
-      run_layer, (hidden, rows), of_layers
+    (hidden, buffers), (latents, inputs) = remat_lib.scan(
+      run_layer, (hidden, buffers), of_layers
     )
-    return stack.final_norm(hidden), (latents, rows), inputs
+    return stack.final_norm(hidden), (latents, buffers), inputs
 
   return loop

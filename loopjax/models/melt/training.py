@@ -1,9 +1,11 @@
-"""Both phases of MELT's training: a looped model as start and as teacher.
+"""The two phases of MELT's training, with a looped model as teacher.
 
-Section 3.3 of arXiv 2605.07721. Phase 1 (interpolated transition): keys and
-values go from the teacher's kind to the latent's, and every loop's read-out
-learns the teacher's of the same loop. Phase 2 (attention-aligned distillation):
-the same with the latent alone, and attention outputs learn the teacher's.
+Section 3.3 of arXiv 2605.07721. The model starts from the teacher's parameters.
+Phase 1 (interpolated transition): the input of keys and values changes linearly
+from that of the looped model to the latent, and the read-out after every loop
+learns the teacher's after the same loop. Phase 2 (attention-aligned
+distillation): keys and values depend on the latent only, and the attention
+outputs also learn the teacher's.
 """
 
 from typing import Any
@@ -30,19 +32,19 @@ def check_teacher(
   del spec
   if config.distill == "none":
     if teacher is not None:
-      raise UserError("it has no effect while model.distill='none'")
+      raise UserError("it has no effect with model.distill='none'")
     return
   if teacher is None:
     raise UserError(
       f"model.distill={config.distill!r} needs run.teacher, the work directory"
-      " of a looped model; model.distill=none learns without one"
+      " of a looped model; model.distill=none trains without a teacher"
     )
   theirs = teacher.model
   if not isinstance(theirs, looped.Config):
-    raise UserError("its model is not of the family looped")
+    raise UserError("its model is not of the family 'looped'")
   if theirs.loop_norm != "per_loop" or theirs.qk_norm:
     raise UserError(
-      "its loops must end in a norm and its keys must have none:"
+      "its loop_norm must be 'per_loop' and its qk_norm False:"
       f" loop_norm={theirs.loop_norm!r}, qk_norm={theirs.qk_norm}"
     )
   same = ["num_loops"] if config.distill == "all" else []
@@ -56,9 +58,10 @@ def check_teacher(
 
 
 def alpha_at(config: Config, step: Array) -> Array | None:
-  """The latent's share in keys and values; None where it is always 1.
+  """The weight alpha of the latent in keys and values; None if it is always 1.
 
-  Linear in the step, and 1 from the last of `interpolation_steps` on.
+  It rises linearly with the step and reaches 1 at the last of
+  `interpolation_steps`.
   """
   if config.alpha == 1:
     return None
@@ -71,118 +74,130 @@ def alpha_at(config: Config, step: Array) -> Array | None:
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
 ) -> tuple[Array, Metrics]:
-  """Distillation, and the alignment of attention, weighted by token.
+  """The distillation loss, plus the attention alignment loss of phase 2.
+
+  Both are weighted by token. Without distillation, cross-entropy.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   config, tokens = model.config, batch["inputs"]
   teacher: Any = frozen
-  reads: dict[str, Any] = {
+  readout: dict[str, Any] = {
     "num_padding_tokens": model.spec.num_padding_tokens,
     "precision": PRECISIONS[config.precision],
   }
   learns = config.distill != "none"
-  taught = taught_by(frozen, config, batch) if learns else {}
+  targets = teacher_outputs(frozen, config, batch) if learns else {}
   offset = None
   if config.chunk_jitter:
     offset = jax.random.randint(key, (), 0, config.chunk_size)
-  rows = _Shift(offset, config.chunk_size)
-  plan = model.plan(keep=("hidden",) if config.distill == "all" else ())
-  alpha, attention = alpha_at(config, step), taught.get("attention")
+  rows = _ChunkOffset(offset, config.chunk_size)
+  options = model.pass_options(
+    keep=("hidden",) if config.distill == "all" else ()
+  )
+  alpha, attention = alpha_at(config, step), targets.get("attention")
   hidden, records = passes.run(
     model.stack(),
-    plan._replace(
+    options._replace(
       chunk_size=config.chunk_size,
       reach=config.history_reach,
       hops=config.history_hops,
       sweeps=config.sweeps,
     ),
-    model.token_embedding(rows.put(tokens, 1)),
+    model.token_embedding(rows.pad(tokens, 1)),
     documents=rows.documents(batch.get("documents"), tokens),
     alpha=alpha,
-    attention=None if attention is None else rows.put(attention, 3),
+    attention=None if attention is None else rows.pad(attention, 3),
   )
   table = model.readout_table()
   metrics = {"hidden_norm": records["hidden_norm"]}
   metrics |= {} if alpha is None else {"alpha": alpha}
-  hidden = rows.take(hidden, 1)
+  hidden = rows.unpad(hidden, 1)
   if not learns:
-    total, _ = token_losses.next_token(hidden, table, batch, **reads)
+    total, _ = token_losses.next_token(hidden, table, batch, **readout)
     return total, {"loss": total, **metrics}
   by_loop = hidden[None]
   if config.distill == "all":
-    by_loop = rows.take(records["hidden"], 2)
+    by_loop = rows.unpad(records["hidden"], 2)
   divergence = distill.by_loop(
     by_loop,
     table,
-    taught["hidden"][-len(by_loop) :],
+    targets["hidden"][-len(by_loop) :],
     teacher.readout_table(),
     batch,
     beta=config.distill_beta,
-    **reads,
+    **readout,
   )
   total = jnp.mean(divergence)
   metrics |= {"distill": divergence}
   if config.align_weight:
-    apart = rows.take(records["apart"], 3)
+    distance = rows.unpad(records["squared_distance"], 3)
     align = token_losses.weighted_mean(
-      jnp.mean(apart, axis=(0, 1)), batch["weights"], batch.get("mean_weight")
+      jnp.mean(distance, axis=(0, 1)),
+      batch["weights"],
+      batch.get("mean_weight"),
     )
     total += config.align_weight * align
     metrics |= {"align": align}
   return total, {"loss": total, **metrics}
 
 
-def taught_by(frozen: Any, config: Config, batch: Batch) -> dict[str, Array]:
-  """A looped model's "hidden" [K, B, T, D] and, to align, its "attention".
+def teacher_outputs(
+  frozen: Any, config: Config, batch: Batch
+) -> dict[str, Array]:
+  """The teacher's outputs of every loop, without gradient.
 
-  "attention" is [K, L, B, T, D], before any norm.
+  "hidden" [K, B, T, D] and, if there is an alignment loss, "attention", the
+  outputs of attention before any norm, [K, L, B, T, D].
   """
   keep = ("hidden", "attention") if config.align_weight else ("hidden",)
   theirs = frozen.config
-  plan = passes.Plan("last", theirs.num_loops, theirs.rope_base, keep=keep)
+  options = passes.Options(
+    "last", theirs.num_loops, theirs.rope_base, keep=keep
+  )
   stack = passes.Stack(Layer(frozen.layers, None), frozen.final_norm)
   _, records = passes.run(
     stack,
-    plan,
+    options,
     frozen.token_embedding(batch["inputs"]),
     documents=batch.get("documents"),
   )
   return jax.lax.stop_gradient(records)
 
 
-class _Shift:
-  """Rows with up to a chunk of empty tokens before them, or as they are.
+class _ChunkOffset:
+  """Pads rows by a chunk, `offset` tokens of it before the row, or not at all.
 
-  The empty tokens are a document of their own, so that nothing sees them.
+  The padding is a document of its own, so that no other token attends to it.
   """
 
   def __init__(self, offset: Array | None, chunk_size: int):
-    self.offset, self.room = offset, chunk_size
+    self.offset, self.padding = offset, chunk_size
 
-  def put(self, x: Array, axis: int) -> Array:
-    """x with `room` more tokens along an axis."""
-    return self._put(x, axis, 0)
+  def pad(self, x: Array, axis: int) -> Array:
+    """Adds `padding` zeros along an axis; x itself if there is no offset."""
+    return self._pad(x, axis, 0)
 
-  def _put(self, x: Array, axis: int, filler: int) -> Array:
+  def _pad(self, x: Array, axis: int, filler: int) -> Array:
     if self.offset is None:
       return x
-    shape = (*x.shape[:axis], x.shape[axis] + self.room, *x.shape[axis + 1 :])
+    length = x.shape[axis] + self.padding
+    shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
     whole = jnp.full(shape, filler, x.dtype)
     return jax.lax.dynamic_update_slice_in_dim(whole, x, self.offset, axis)
 
-  def take(self, x: Array, axis: int) -> Array:
-    """The inverse of `put`."""
+  def unpad(self, x: Array, axis: int) -> Array:
+    """The inverse of `pad`."""
     if self.offset is None:
       return x
-    size = x.shape[axis] - self.room
+    size = x.shape[axis] - self.padding
     return jax.lax.dynamic_slice_in_dim(x, self.offset, size, axis)
 
   def documents(self, documents: Array | None, tokens: Array) -> Array | None:
-    """Of the longer rows; -1 for what is empty."""
+    """Document numbers of the padded rows; -1 for padding."""
     if self.offset is None:
       return documents
     if documents is None:
       documents = jnp.ones_like(tokens)
-    return self._put(documents, 1, -1)
+    return self._pad(documents, 1, -1)

@@ -1,4 +1,4 @@
-"""Sleep: offline passes that turn evicted context into fast weights.
+"""Sleep: offline passes that write context into fast weights before eviction.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
@@ -6,14 +6,14 @@ Source: "Language Models Need Sleep" (arXiv 2605.26099).
 from loopjax.models.sleep.config import Config, costs
 from loopjax.models.sleep.model import HEADLINE, TRACES, Model, loss
 from loopjax.models.sleep.reading import CACHES, empty_cache, read
-from loopjax.models.sleep.state import Kept
+from loopjax.models.sleep.state import WindowState
 
 __all__ = [
   "CACHES",
   "HEADLINE",
   "TRACES",
   "Config",
-  "Kept",
+  "WindowState",
   "Model",
   "costs",
   "empty_cache",

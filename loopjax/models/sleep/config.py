@@ -1,4 +1,4 @@
-"""The settings and costs of models that sleep."""
+"""The settings of models that sleep, and their FLOPs."""
 
 import dataclasses
 
@@ -16,52 +16,61 @@ class Config:
   The paper states width and layers; the rest is from flash-linear-attention.
 
   Attributes:
-    width: D. num_layers: attention layers. num_heads: attention heads.
-    num_memory_layers: memory layers. The number of either kind divides the
-      other's: layers form groups, with one layer of the less frequent kind and
-      an even share of the other kind. Attention comes first in each.
+    width: D.
+    num_layers: number of attention layers.
+    num_heads: number of attention heads.
+    num_memory_layers: number of memory layers. The smaller of the two numbers
+      of layers must divide the other: it is the number of groups. A group has
+      its attention layers first, then its memory layers.
     mlp: "swiglu", "geglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: RMS norms after attention and MLP, too (Ouro, arXiv 2510.25741);
-      memory layers have none.
-    tied: one table encodes and decodes, or the read-out is a matrix of its own.
-    exit_gate: "none", or "unused", one that came with the parameters of a
-      `looped` model.
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741); memory layers never have one.
+    tied: whether the read-out uses the embedding table; else it has its own.
+    exit_gate: "none"; or "unused": the gate of the `looped` model that the
+      parameters come from.
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
-    memory_mlp: whether memory layers have their own MLP; without one their
-      output starts at zero, to be inserted into a trained `looped` model.
+    memory_mlp: whether memory layers have an MLP. Without it their output is
+      initially zero, so that they can be inserted into a trained `looped`
+      model.
     num_memory_heads: H. key_width, value_width: d_k and d_v of one head.
-    A_range, dt_range: initial rate of forgetting, see `fast_weights.Gates`.
+    A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
-    window: L, tokens that attention sees; an answer must not be longer.
-    answer_chunk: what is read once, with an answer at its end. "merged": all
-      tokens left after whole windows (algorithm 1, line 2). "separate": only
-      the answer; the tokens before it are left-padded to whole windows. Both
-      are the same where the window divides the tokens before the answer.
-    num_passes: N, over every window that is dropped; 1 is the plain hybrid.
-    eviction: "hard" drops a window whole; "sliding" keeps the keys and values
-      of the last pass over the last L - 1 tokens.
-    num_prelude_layers, num_coda_layers: attention layers of the groups at
-      either end that run once per window, whatever N.
-    pass_norm: also apply the final norm between two passes, as in `looped`.
-    inject: add the input of the first pass to the input of every later one.
-    carry_state: a pass starts from the fast weights of the previous pass
-      (algorithm 1); else from those at the start of the window, and those of
-      the last pass are kept.
-    carry_convolutions: from window to window; else they start with zeros.
-    gradient_passes: back-propagation is truncated to this many last passes of
-      the N; 0 for all.
-    gradient_cut: where the gradient between earlier passes is stopped.
-      "hidden": in the residual stream; what a pass wrote has the gradient of
-      that pass only, and slept windows are reached through their fast weights.
-      "fast_weights": only in these. "both": earlier passes then have no
-      backward pass, and a slept window gets a gradient only where it is read
-      again: by `inject`, its last tokens, convolutions, or, without
-      carry_state, its fast weights.
-    implicit_terms: treat the passes as converged to a fixed point, whose
-      gradient is a series of this many terms; 0 for the gradient of the passes.
+    window: L, number of tokens that attention sees, at least as many as an
+      answer has.
+    answer_chunk: the tokens that are read in one pass, ending with the answer.
+      "merged": all tokens after the last whole window (algorithm 1, line 2).
+      "separate": the answer only; the tokens before it are left-padded to whole
+      windows. Both are the same if the window divides the number of tokens
+      before the answer.
+    num_passes: N, passes over every window before it is evicted; 1 is the plain
+      hybrid.
+    eviction: "hard": all keys and values of a window are dropped; "sliding":
+      those of its last L - 1 tokens, from the last pass, are kept.
+    num_prelude_layers, num_coda_layers: attention layers of the first and last
+      groups that run once per window, whatever N.
+    pass_norm: whether the final norm is applied between passes, as in `looped`.
+    inject: whether the input of the first pass is added to that of every later
+      pass.
+    carry_state: whether a pass starts from the fast weights of the previous
+      pass (algorithm 1); else from those at the start of the window. The fast
+      weights of the last pass are passed to the next window in both cases.
+    carry_convolutions: whether the short convolutions continue across windows;
+      else every window starts with zeros.
+    gradient_passes: number of last passes, of the N, that back-propagation
+      through time is truncated to; 0 for all.
+    gradient_cut: where gradients between the earlier passes are stopped.
+      "hidden": in the residual stream; every pass still gets the gradient of
+      the fast weights that it wrote. "fast_weights": in the fast weights only.
+      "both": earlier passes get no gradient, and a window gets one only through
+      `inject`, its last tokens, the convolutions or, without carry_state, the
+      fast weights.
+    implicit_terms: if not 0, the passes are treated as converged to a fixed
+      point, whose gradient is a Neumann series of this many terms; 0 for
+      back-propagation through the passes.
     rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: of every matrix, the embedding table included.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 256
@@ -125,19 +134,19 @@ class Config:
       checks.without_effect("model", self, because, "gradient_cut")
     if not self.carry_state:
       because = (
-        "model.carry_state=False: a pass reads none of the previous one's"
+        "model.carry_state=False: passes do not read each other's fast weights"
       )
       checks.without_effect("model", self, because, "gradient_cut")
     if self.implicit_terms and (self.carry_state or not self.inject):
       raise UserError(
         "model.implicit_terms needs model.inject=True and"
-        " model.carry_state=False: otherwise the fixed point would depend on"
-        " neither the window nor those before it"
+        " model.carry_state=False: otherwise the fixed point would not depend"
+        " on the window or on those before it"
       )
     if self.implicit_terms and self.num_passes == 1:
       raise UserError(
         f"model.implicit_terms={self.implicit_terms} has no effect while"
-        " model.num_passes=1: one pass has a gradient of its own"
+        " model.num_passes=1: a single pass is not iterated"
       )
     if self.implicit_terms:
       because = f"model.implicit_terms={self.implicit_terms}"
@@ -145,16 +154,16 @@ class Config:
 
   @property
   def num_loops(self) -> int:
-    """N, under the name that all families share."""
+    """N; the name that all families use."""
     return self.num_passes
 
   @property
   def num_groups(self) -> int:
-    """Of attention layers, and memory layers after them."""
+    """Number of groups of attention layers followed by memory layers."""
     return min(self.num_layers, self.num_memory_layers)
 
   def _check_layers(self) -> None:
-    """Raises UserError unless the layers form groups."""
+    """Raises UserError if the layers cannot be grouped."""
     checks.one_of("model", self, memory=hybrid.MEMORIES)
     checks.at_least(
       "model",
@@ -201,7 +210,7 @@ class Config:
     )
 
   def memory_shape(self) -> hybrid.MemoryShape:
-    """What memory blocks have besides; raises UserError for invalid gates."""
+    """Structure of the memory blocks; raises UserError for invalid gates."""
     return hybrid.MemoryShape(
       self.memory,
       self.num_memory_heads,
@@ -215,7 +224,11 @@ class Config:
 
 
 def last_chunk(config: Config, spec: TaskSpec) -> int:
-  """Tokens of an example that are read once; UserError if an answer is cut."""
+  """Number of tokens that are read in one pass, after the last whole window.
+
+  Raises:
+    UserError: the answer would not fit into them.
+  """
   length, answer = config.window, spec.num_answer_tokens
   rest = (spec.sequence_length - 1) % length + 1
   if not answer:
@@ -238,9 +251,9 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by number of passes.
+  """FLOPs on one example, by number of passes, and of training.
 
-  A multiply-add counts as two; point-wise operations are left out.
+  A multiply-add counts as two; point-wise operations are not counted.
   """
   shape, length = config.block_shape(), config.window
   past = length - 1 if config.eviction == "sliding" else 0
@@ -261,7 +274,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   predicted = spec.num_answer_tokens or spec.sequence_length
 
   def once(passes: int) -> float:
-    """FLOPs outside the passes, where a predicting coda may run twice."""
+    """FLOPs outside the passes; a coda that predicts tokens may run twice."""
     second_coda = config.num_coda_layers if predicts and passes > 1 else 0
     return head + last + slept * (outside + second_coda)
 
@@ -282,10 +295,10 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
 def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
   """Number of backward passes through the core, including series terms."""
-  first = int(predicts)  # It predicts, so it has a gradient despite the cut.
+  first = int(predicts)  # It predicts tokens, so its gradient is never cut.
   if config.implicit_terms:
     return 1 + config.implicit_terms + first
-  # A pass that hands its fast weights to the next is part of their gradient.
-  ends = config.gradient_cut == "both" or not config.carry_state
-  kept = (ends and config.gradient_passes) or num_passes
-  return min(kept + first, num_passes)
+  # With "hidden" or "fast_weights", gradients still pass through all passes.
+  truncated = config.gradient_cut == "both" or not config.carry_state
+  backward = (truncated and config.gradient_passes) or num_passes
+  return min(backward + first, num_passes)

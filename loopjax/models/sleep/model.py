@@ -1,9 +1,9 @@
-"""Sleep: passes that turn a window into fast weights before it is dropped.
+"""Sleep: passes that write a window into fast weights before it is evicted.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099, algorithm 1). Attention
-sees one window only. What later windows need from it must be in the fast
-weights of the memory layers, which N passes over the window write; reading
-takes one pass.
+is limited to one window. Information for later windows must be in the fast
+weights of the memory layers. N passes over the window write them ("sleep"); the
+answer is read in one pass ("awake").
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models.sleep.config import Config, last_chunk
-from loopjax.models.sleep.state import Kept, Tokens, padded
+from loopjax.models.sleep.state import Tokens, WindowState, padded
 from loopjax.nn import attention, hybrid, linear, norm, remat, rope, stack
 from loopjax.protocols import Frozen
 from loopjax.types import (
@@ -59,10 +59,10 @@ class Model(nnx.Module):
     self.token_embedding = linear.embedding(*sizes, init=init, **shared)
     shape = config.block_shape()
     self.layers = stack.make_layers(shape, config.num_layers, **shared)
-    # A norm would make an output that starts at zero as large as any other.
-    alone = dataclasses.replace(shape, post_norm=norm.none)
+    # A post-norm would scale up an output that is initially zero.
+    shape = dataclasses.replace(shape, post_norm=norm.identity)
     self.memories = hybrid.make_memories(
-      alone, config.memory_shape(), config.num_memory_layers, **shared
+      shape, config.memory_shape(), config.num_memory_layers, **shared
     )
     self.final_norm = norm.rms_norm(config.width, **shared)
     if not config.tied:
@@ -80,32 +80,33 @@ class Model(nnx.Module):
   ) -> Output:
     """Reads windows, sleeps over each, and predicts (algorithm 1).
 
-    If the task has answer tokens, they end the chunk that `answer_chunk`
-    describes, which is read in one pass; nothing else is predicted. Otherwise
-    every token is predicted, from the first pass: in the second pass the fast
-    weights would already contain later tokens.
+    If the task has answer tokens, only these are predicted, in one pass over
+    the chunk that `answer_chunk` describes. Otherwise every token is predicted
+    from the first pass over its window: from the second pass on, the fast
+    weights contain later tokens.
 
     Args:
       inputs: token ids [B, T]; any T if every token is predicted. Padding may
-        be anywhere: it occupies a place in its window but is never read.
-      num_loops: N >= 1; it may differ from the trained number.
-      kind: how the passes run; the model's own options if None.
+        be anywhere: it takes up a place in its window but is masked.
+      num_loops: N >= 1; may differ from the number in training.
+      kind: how the passes are executed; as in the model's options if None.
       trace: "hidden": the residual stream after every pass over the windows,
-        f32 [N, B, W L, D], including the padding of a separate answer.
+        f32 [N, B, W L, D], including the padding before a separate answer.
 
     Returns:
-      logits of the answer or of all tokens [B, A or T, V]; loops, each [N]:
-      "hidden_norm" and "fast_weight_norm" after every pass, and "retention" of
-      every memory layer that runs N times, the fraction of its fast weights
-      that a pass retains. All are means over the windows' non-padding tokens.
+      An output with logits of the answer or of all tokens [B, A or T, V]; and
+      loops, each [N]: "hidden_norm" and "fast_weight_norm" after every pass,
+      and "retention/memory=i" of every memory layer that runs N times, the
+      fraction of its fast weights that a pass retains. All are means over the
+      windows' non-padding tokens.
     """
     num_passes = self.config.num_passes if num_loops is None else num_loops
     if num_passes < 1:
       raise UserError(f"num_loops={num_passes} must be at least 1")
     kind = kind or self.options.kind
     slept, last = self._split(inputs)
-    kept, records = remat.scan(
-      lambda kept, window: self.sleep(kept, window, num_passes, kind, trace),
+    state, records = remat.scan(
+      lambda state, window: self.sleep(state, window, num_passes, kind, trace),
       self.empty_state(
         len(inputs),
         num_past=self.num_past,
@@ -114,16 +115,15 @@ class Model(nnx.Module):
       slept,
       unroll=kind == "unroll",
     )
-    hidden, _ = self.awake(kept, last)
+    hidden, _ = self.awake(state, last)
     if self.spec.num_answer_tokens:
       hidden = windows.last(hidden, self.spec.num_answer_tokens)
     else:
       hidden = jnp.concatenate([windows.join(records.pop("awake")), hidden], 1)
     traces = {name: records.pop(name) for name in trace}
     num_tokens = jnp.maximum(jnp.sum(records.pop("num_tokens"), axis=0), 1)
-    records = (
-      records if len(slept.hidden) else {}
-    )  # Else there is nothing to average.
+    if not len(slept.hidden):
+      records = {}  # Without windows there is nothing to average.
     return Output(
       logits=self.logits(hidden),
       losses={},
@@ -139,51 +139,61 @@ class Model(nnx.Module):
 
   def sleep(
     self,
-    kept: Kept,
+    state: WindowState,
     tokens: Tokens,
     num_passes: int,
     kind: str,
     trace: tuple[str, ...] = (),
-  ) -> tuple[Kept, dict[str, Array]]:
-    """Algorithm 1, lines 4 to 8: turns a window into fast weights."""
+  ) -> tuple[WindowState, dict[str, Array]]:
+    """N passes over a window, and its eviction (algorithm 1, lines 4 to 8).
+
+    Returns:
+      (the state after the window, records of every pass [N, ...] by name). If
+      every token is predicted, the records include "awake", the residual stream
+      [B, L, D] of the first pass.
+    """
     prelude, core, coda = self.parts()
-    old = kept.parts
+    old = state.parts
     read = functools.partial(self._read, unroll=kind == "unroll")
-    window = self._open(tokens, kept.seen)
-    entering, first, _ = read(prelude, tokens.hidden, window, old[0])
+    window = self._window(tokens, state.past_mask)
+    inputs, first, _ = read(prelude, tokens.hidden, window, old[0])
 
     def one_pass(carry: Carry, n: Array) -> tuple[Carry, dict[str, Array]]:
       """h, S <- Blocks(h, S)."""
       hidden, memory = carry
       before = memory if self.config.carry_state else old[1]
       memory = hybrid.next_pass(before, old[1])
-      hidden = self.between(hidden, entering, n)
+      hidden = self.next_input(hidden, inputs, n)
       hidden, memory, stats = read(core, hidden, window, memory)
       record = self._record(hidden, memory, stats, tokens.mask)
       return (hidden, memory), record | {name: hidden for name in trace}
 
     first_pass, (asleep, memory), records = self._run_passes(
-      one_pass, (entering, old[1]), num_passes, kind
+      one_pass, (inputs, old[1]), num_passes, kind
     )
     hidden, last, _ = read(coda, asleep, window, old[2])
-    if first_pass is not None:  # Predictions precede the sleep.
+    if first_pass is not None:  # Predictions are made from the first pass.
       if num_passes > 1:
         hidden, _, _ = read(coda, first_pass[0], window, old[2])
       records["awake"] = hidden
-    seen = windows.last(window.known, self.num_past)
-    return Kept((first, memory, last), seen), records
+    past_mask = windows.last(window.mask, self.num_past)
+    return WindowState((first, memory, last), past_mask), records
 
-  def between(self, hidden: Array, entering: Array, n: Array) -> Array:
-    """The input of pass n, [B, L, D]; of the first pass, the window itself."""
+  def next_input(self, hidden: Array, inputs: Array, n: Array) -> Array:
+    """The input of pass n, from the previous output and the first input."""
     next_input = self.final_norm(hidden) if self.config.pass_norm else hidden
-    next_input = next_input + entering if self.config.inject else next_input
+    next_input = next_input + inputs if self.config.inject else next_input
     return jnp.where(n > 0, next_input, hidden)
 
   def _run_passes(
     self, one_pass: Any, carry: "Carry", num_passes: int, kind: str
   ) -> tuple["Carry | None", "Carry", dict[str, Array]]:
-    """(carry after the first pass if it predicts, after the last, records
-    [N, ...])."""
+    """Runs the passes, with the gradient that the config describes.
+
+    Returns:
+      (the carry after the first pass, None if it does not predict tokens; the
+      carry after the last pass; records [N, ...]).
+    """
     predicts = not self.spec.num_answer_tokens
     if terms := self.config.implicit_terms:
       first, last, records = driver.run_implicit(
@@ -201,7 +211,7 @@ class Model(nnx.Module):
     )
 
   def _cut(self, carry: "Carry") -> "Carry":
-    """The carry with the gradient stopped in what `gradient_cut` names."""
+    """The carry, with gradients stopped as `gradient_cut` says."""
     (hidden, memory), cut = carry, self.config.gradient_cut
     if cut in ("hidden", "both"):
       hidden = jax.lax.stop_gradient(hidden)
@@ -217,15 +227,16 @@ class Model(nnx.Module):
     mask: Array | None,
   ) -> dict[str, Array]:
     """Statistics of a pass, summed over the window's tokens."""
-    fast = memory.state.fast  # May be zero, where the norm has no gradient.
+    fast = memory.state.fast
+    # Fast weights may be zero, where the norm has no gradient.
     hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
-    there = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
-    tokens = jnp.sum(there, axis=1)
+    weights = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
+    tokens = jnp.sum(weights, axis=1)
     norms = jnp.linalg.norm(fast, axis=(-2, -1))  # [groups, layers, B, H]
     norms = jnp.mean(norms, axis=(0, 1, 3))
     record = {
       "num_tokens": jnp.sum(tokens),
-      "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * there),
+      "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * weights),
       "fast_weight_norm": jnp.sum(norms * tokens),
     }
     retentions = jnp.concatenate(stats["retention"])  # [layers, B, H]
@@ -237,26 +248,28 @@ class Model(nnx.Module):
       record[f"retention/memory={layer}"] = jnp.sum(means * tokens)
     return record
 
-  def awake(self, kept: Kept, tokens: Tokens) -> tuple[Array, Kept]:
-    """Reads tokens in one pass: the answer (line 10), or those after the sleep.
+  def awake(
+    self, state: WindowState, tokens: Tokens
+  ) -> tuple[Array, WindowState]:
+    """Reads tokens in one pass: the answer (line 10), or the last tokens.
 
     Args:
-      kept: state left by earlier tokens.
-      tokens: hidden [B, S, D].
+      state: the state after the previous window.
+      tokens: the tokens, hidden [B, S, D].
 
     Returns:
-      The residual stream [B, S, D], and the state after these tokens.
+      (the residual stream [B, S, D], the state after these tokens).
     """
-    window = self._open(tokens, kept.seen)
+    window = self._window(tokens, state.past_mask)
     hidden, memories = tokens.hidden, []
-    for part, memory in zip(self.parts(), kept.parts, strict=True):
+    for part, memory in zip(self.parts(), state.parts, strict=True):
       hidden, memory, _ = self._read(part, hidden, window, memory)
       memories.append(memory)
-    seen = windows.last(window.known, self.num_past)
-    return hidden, Kept(tuple(memories), seen)
+    past_mask = windows.last(window.mask, self.num_past)
+    return hidden, WindowState(tuple(memories), past_mask)
 
   def logits(self, hidden: Array) -> Array:
-    """The read-out, f32 [B, S, V]."""
+    """The logits f32 [B, S, V] of the residual stream [B, S, D]."""
     return linear.token_logits(
       self.final_norm(hidden),
       self.readout_table(),
@@ -264,13 +277,16 @@ class Model(nnx.Module):
     )
 
   def readout_table(self) -> Array:
-    """One row a token, [V, D]."""
+    """W [V, D], one row per token; logits are h W^T."""
     if self.config.tied:
       return self.token_embedding.embedding[...]
     return self.head.kernel[...].T
 
   def parts(self) -> list[hybrid.Groups]:
-    """The groups that run once, N times, and once; each may be empty."""
+    """Prelude, core and coda: the groups that run once, N times, and once.
+
+    Each may have no groups.
+    """
     config, groups = self.config, hybrid.grouped(self.layers, self.memories)
     each = config.num_layers // config.num_groups
     first = config.num_prelude_layers // each
@@ -282,23 +298,29 @@ class Model(nnx.Module):
 
   def empty_state(
     self, batch: int, *, num_past: int, carry_convolutions: bool
-  ) -> Kept:
-    """The state before the first window, with room for P past tokens."""
+  ) -> WindowState:
+    """The state before the first window.
+
+    Args:
+      batch: B.
+      num_past: P, number of past tokens, which are masked.
+      carry_convolutions: whether the convolutions' inputs are part of it.
+    """
     parts = tuple(
       hybrid.empty_memory(
         part, batch, num_past, carry_convolutions=carry_convolutions
       )
       for part in self.parts()
     )
-    return Kept(parts, jnp.zeros((batch, num_past), bool))
+    return WindowState(parts, jnp.zeros((batch, num_past), bool))
 
   @property
   def num_past(self) -> int:
-    """P, number of tokens whose keys and values survive a sleep."""
+    """P, number of tokens whose keys and values are kept after a window."""
     return self.config.window - 1 if self.config.eviction == "sliding" else 0
 
   def _split(self, inputs: Array) -> tuple[Tokens, Tokens]:
-    """The windows [W, B, L] to sleep over, and what follows them [B, S]."""
+    """The windows [W, B, L] to sleep over, and the tokens after them [B, S]."""
     tokens, length = self.embed(inputs), self.config.window
     num_last = 0  # The remainder.
     if self.config.answer_chunk == "separate":
@@ -313,15 +335,15 @@ class Model(nnx.Module):
     return Tokens(*slept), Tokens(*last)
 
   def embed(self, inputs: Array) -> Tokens:
-    """Embeds token ids [B, S] as input of the stack."""
+    """Embeds token ids [B, S] and masks padding ids."""
     first_padding = self.spec.vocab_size - self.spec.num_padding_tokens
     mask = inputs < first_padding if self.spec.num_padding_tokens else None
     return Tokens(self.token_embedding(inputs), mask)
 
-  def _open(self, tokens: Tokens, seen: Array) -> windows.Window:
-    """What the tokens of a window see, with P past tokens before them."""
+  def _window(self, tokens: Tokens, past_mask: Array) -> windows.Window:
+    """Positions and masks of a window's tokens after P past tokens."""
     size = tokens.hidden.shape[1]
-    return windows.view(seen, tokens.mask, size, self.config.window)
+    return windows.make_window(past_mask, tokens.mask, size, self.config.window)
 
   def _read(
     self,
@@ -332,7 +354,7 @@ class Model(nnx.Module):
     *,
     unroll: bool = False,
   ) -> tuple[Array, hybrid.Memory, dict[str, Array]]:
-    """Applies groups to a window; P tokens stay visible to the next one."""
+    """Applies groups to a window; the memory keeps the last P tokens."""
     if not len(jax.tree.leaves(part)[0]):  # An empty scan cannot be compiled.
       return hidden, memory, {}
     head_width = self.layers.attention.head_width
@@ -341,13 +363,13 @@ class Model(nnx.Module):
     run_groups = remat.rematerialised(
       functools.partial(hybrid.run_groups, unroll=unroll),
       self.options.remat,
-      prevent_cse=True,  # Answers are read outside of any scan.
+      prevent_cse=True,  # Needed for answers, which are not read in a scan.
     )
     hidden, memory, stats = run_groups(
       part, hidden, memory, tables, window.visible, window.packing
     )
     past = [windows.last(x, self.num_past, axis=3) for x in memory.past]
-    return hidden, memory._replace(past=attention.Past(*past)), stats
+    return hidden, memory._replace(past=attention.PastKeyValues(*past)), stats
 
 
 Carry = tuple[Array, hybrid.Memory]

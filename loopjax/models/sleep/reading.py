@@ -1,9 +1,9 @@
-"""Reading in parts, with sleep whenever a window is full.
+"""Incremental reading, with sleep whenever a window is full.
 
-Computes what `sleep.Model` computes of a whole sequence, while the sequence
-arrives (arXiv 2605.26099, algorithm 1). Between two sleeps a token costs one
-pass, and memory does not grow with the number of tokens. That pass is the first
-of the sleep: falling asleep takes the other N - 1.
+Computes the same as `sleep.Model` on the whole sequence (arXiv 2605.26099,
+algorithm 1). Each token is read in one pass when it arrives, which is the first
+pass over its window; when the window is full, the other N - 1 passes follow.
+The size of the cache does not depend on the number of tokens.
 """
 
 import dataclasses
@@ -21,27 +21,27 @@ States = tuple[fast_weights.State, ...]
 CACHES = ("fast_weights",)
 
 
-class Cache(NamedTuple):
-  """What is kept of rows that fill their windows each by itself.
+class SleepCache(NamedTuple):
+  """The state of rows, each of which has its own current window.
 
   Attributes:
-    recent: keys and values of the window so far, after those of P tokens before
-      it that stay visible; a slot is an attention layer.
-    known: bool [B, P + L], which of these are not padding.
-    fill: i32 [B], tokens of the window so far, less than L.
-    asleep: of the memory layers of prelude, core and coda, when the window
-      began; convolutions that are not carried on are zeros.
-    awake: of the same now.
-    entering: f32 [B, L, D], what the window's tokens are to the core.
-    hidden: f32 [B, L, D], what one pass of the core made of them.
+    recent: keys and values of P past tokens and of the current window so far;
+      a slot is an attention layer.
+    mask: bool [B, P + L], False for padding among these.
+    fill: i32 [B], number of tokens in the current window, less than L.
+    start_states: states of the memory layers of prelude, core and coda at the
+      start of the window; convolutions that are not carried are zeros.
+    states: the same after the tokens read so far.
+    core_inputs: f32 [B, L, D], the input of the core for the window's tokens.
+    hidden: f32 [B, L, D], the output of the core's first pass for them.
   """
 
   recent: cache_lib.Cache
-  known: Array
+  mask: Array
   fill: Array
-  asleep: States
-  awake: States
-  entering: Array
+  start_states: States
+  states: States
+  core_inputs: Array
   hidden: Array
 
 
@@ -53,23 +53,23 @@ def empty_cache(
   num_loops: int | None = None,
   kind: str | None = None,
   prompt_tokens: int = 0,
-) -> Cache:
-  """Room for a window, however many tokens there will be."""
+) -> SleepCache:
+  """See `CausalFamily.empty_cache`; the size is that of a window."""
   del max_tokens, num_loops, kind, prompt_tokens
   config, precision = model.config, PRECISIONS[model.config.precision]
   room = model.num_past + config.window
   states = model.empty_state(batch, num_past=0, carry_convolutions=True)
-  asleep = tuple(part.state for part in states.parts)
+  start_states = tuple(part.state for part in states.parts)
   tokens = (batch, config.window, config.width)
-  return Cache(
+  return SleepCache(
     recent=cache_lib.empty(
       config.block_shape(), config.num_layers, batch, room, precision
     ),
-    known=jnp.zeros((batch, room), bool),
+    mask=jnp.zeros((batch, room), bool),
     fill=jnp.zeros(batch, jnp.int32),
-    asleep=asleep,
-    awake=asleep,
-    entering=jnp.zeros(tokens, precision.accumulate),
+    start_states=start_states,
+    states=start_states,
+    core_inputs=jnp.zeros(tokens, precision.accumulate),
     hidden=jnp.zeros(tokens, precision.accumulate),
   )
 
@@ -77,35 +77,36 @@ def empty_cache(
 def read(
   model: Model,
   tokens: Array,
-  cache: Cache,
+  cache: SleepCache,
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
-) -> tuple[Output, Cache]:
-  """Reads tokens window by window; a row sleeps once its window is full.
+) -> tuple[Output, SleepCache]:
+  """See `CausalFamily.read`; a row sleeps when its window is full.
 
-  A padding id occupies a place in its window, as in `Model`, and is never read;
-  a token that is not valid has no place.
+  A padding id takes up a place in its window, as in `Model`, but is masked; a
+  token that is not valid takes up no place.
   """
   num_passes = model.config.num_passes if num_loops is None else num_loops
   length, (batch, size) = model.config.window, tokens.shape
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   counts = jnp.sum(valid, axis=1, dtype=jnp.int32)
-  packing = fast_weights.packing(valid)  # Valid ones first.
+  packing = fast_weights.packing(valid)  # Moves valid tokens to the front.
   tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
   rows, part = jnp.arange(batch)[:, None], jnp.arange(min(size, length))[None]
 
   def read_on(_: Array, carry: tuple) -> tuple:
-    """Each row to the end of its window, or of its tokens."""
+    """Reads each row up to the end of its window, or of its tokens."""
     cache, done, hidden = carry
     num = jnp.minimum(counts - done, length - cache.fill)
-    there, at = part < num[:, None], done[:, None] + part
+    present, at = part < num[:, None], done[:, None] + part
     now = jnp.take_along_axis(tokens, jnp.minimum(at, size - 1), axis=1)
-    read, cache = _awake(model, now, there, cache)
-    hidden = hidden.at[rows, jnp.where(there, at, size)].set(read, mode="drop")
+    read, cache = _awake(model, now, present, cache)
+    at = jnp.where(present, at, size)
+    hidden = hidden.at[rows, at].set(read, mode="drop")
     cache = jax.lax.cond(
       jnp.any(cache.fill == length),
-      lambda cache: _fall_asleep(model, cache, num_passes),
+      lambda cache: _sleep(model, cache, num_passes),
       lambda cache: cache,
       cache,
     )
@@ -116,7 +117,7 @@ def read(
     jnp.zeros(batch, jnp.int32),
     jnp.zeros((batch, size, model.config.width), cache.hidden.dtype),
   )
-  # The first window may be nearly full.
+  # The current window may be nearly full, so read to its end first.
   carry = read_on(jnp.asarray(0), carry)
   if size > 1:
     num_more = -(-(size - 1) // length)
@@ -135,61 +136,69 @@ def read(
 
 
 def _awake(
-  model: Model, tokens: Array, there: Array, cache: Cache
-) -> tuple[Array, Cache]:
-  """One pass over the next tokens: the residual stream [B, S, D].
+  model: Model, tokens: Array, present: Array, cache: SleepCache
+) -> tuple[Array, SleepCache]:
+  """One pass over tokens that fit into the current windows.
 
-  there: bool [B, S], the first tokens of each row, as many as have room.
+  Args:
+    model: the model.
+    tokens: token ids [B, S].
+    present: bool [B, S], True for the first tokens of each row only.
+    cache: before the tokens.
+
+  Returns:
+    (the residual stream [B, S, D], the cache after the tokens).
   """
-  hidden, mask = model.embed(tokens)
-  mask = there if mask is None else mask & there
-  places = cache.recent.places(there)
-  known = _put(cache.known, places, mask)
-  view, packing = _view(model, places, known), fast_weights.packing(mask)
-  recent, states, made = cache.recent, [], []
-  parts = zip(model.parts(), cache.awake, _slots(model), strict=True)
+  hidden, token_mask = model.embed(tokens)
+  token_mask = present if token_mask is None else token_mask & present
+  places = cache.recent.places(present)
+  mask = _put(cache.mask, places, token_mask)
+  metadata = _metadata(model, places, mask)
+  packing = fast_weights.packing(token_mask)
+  recent, states, outputs = cache.recent, [], []
+  parts = zip(model.parts(), cache.states, _slots(model), strict=True)
   for part, state, slot in parts:
     hidden, recent, state = hybrid.read_groups(
-      part, hidden, recent, state, view, packing, first_slot=slot
+      part, hidden, recent, state, metadata, packing, first_slot=slot
     )
-    made.append(hidden)
+    outputs.append(hidden)
     states.append(state)
   start = (cache.recent.length - cache.fill)[:, None]
-  in_window = jnp.where(there, places - start, model.config.window)
+  in_window = jnp.where(present, places - start, model.config.window)
   return hidden, cache._replace(
-    recent=recent.longer(places),
-    known=known,
-    fill=cache.fill + jnp.sum(there, axis=1, dtype=jnp.int32),
-    awake=tuple(states),
-    entering=_put(cache.entering, in_window, made[0]),
-    hidden=_put(cache.hidden, in_window, made[1]),
+    recent=recent.extended(places),
+    mask=mask,
+    fill=cache.fill + jnp.sum(present, axis=1, dtype=jnp.int32),
+    states=tuple(states),
+    core_inputs=_put(cache.core_inputs, in_window, outputs[0]),
+    hidden=_put(cache.hidden, in_window, outputs[1]),
   )
 
 
-def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
-  """Passes 2 to N of the rows whose window is full, and its eviction."""
+def _sleep(model: Model, cache: SleepCache, num_passes: int) -> SleepCache:
+  """Passes 2 to N over the windows that are full, and their eviction."""
   config, full = model.config, cache.fill == model.config.window
   (_, core, coda), (_, slot, last_slot) = model.parts(), _slots(model)
   start = cache.recent.length - cache.fill
   places = start[:, None] + jnp.arange(config.window)[None]
   packing = fast_weights.packing(
-    jnp.take_along_axis(cache.known, places, axis=1)
+    jnp.take_along_axis(cache.mask, places, axis=1)
   )
-  nowhere = cache.known.shape[1]  # Other rows write nothing.
-  places = jnp.where(full[:, None], places, nowhere)
-  view = _view(model, places, cache.known)
-  old = cache.asleep[1]
+  out_of_range = cache.mask.shape[1]  # Rows that do not sleep write nothing.
+  places = jnp.where(full[:, None], places, out_of_range)
+  metadata = _metadata(model, places, cache.mask)
+  old = cache.start_states[1]
 
   def one_pass(n: Array, carry: tuple) -> tuple:
     hidden, recent, state = carry
     fast = state.fast if config.carry_state else old.fast
-    hidden = model.between(hidden, cache.entering, n)
+    hidden = model.next_input(hidden, cache.core_inputs, n)
     before = old._replace(fast=fast)
     return hybrid.read_groups(
-      core, hidden, recent, before, view, packing, first_slot=slot
+      core, hidden, recent, before, metadata, packing, first_slot=slot
     )
 
-  recent, (first, state, last) = cache.recent, cache.awake
+  recent, (first, state, last) = cache.recent, cache.states
   if num_passes > 1:
     carry = cache.hidden, recent, state
     carry = jax.lax.fori_loop(1, num_passes, one_pass, carry)
@@ -198,8 +207,8 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
       coda,
       hidden,
       recent,
-      cache.asleep[2],
-      view,
+      cache.start_states[2],
+      metadata,
       packing,
       first_slot=last_slot,
     )
@@ -210,39 +219,43 @@ def _fall_asleep(model: Model, cache: Cache, num_passes: int) -> Cache:
     )
 
   def of_full(new: Array, old: Array) -> Array:
-    """new, [groups, layers, B, ...], in the rows that sleep."""
+    """`new` [groups, layers, B, ...] in rows that sleep, `old` in others."""
     return jnp.where(full.reshape(-1, *[1] * (new.ndim - 3)), new, old)
 
-  recent, known = _evict(model, recent, cache.known, start, full)
+  recent, mask = _evict(model, recent, cache.mask, start, full)
   return cache._replace(
     recent=recent,
-    known=known,
+    mask=mask,
     fill=jnp.where(full, 0, cache.fill),
-    asleep=jax.tree.map(of_full, states, cache.asleep),
-    awake=jax.tree.map(of_full, states, cache.awake),
+    start_states=jax.tree.map(of_full, states, cache.start_states),
+    states=jax.tree.map(of_full, states, cache.states),
   )
 
 
 def _evict(
   model: Model,
   recent: cache_lib.Cache,
-  known: Array,
+  mask: Array,
   start: Array,
   full: Array,
 ) -> tuple[cache_lib.Cache, Array]:
-  """Drops full windows [start, start + L) but for their last P tokens."""
+  """Evicts full windows, except for their last P tokens.
+
+  A full window is at places start to start + L - 1 of `recent`. The P tokens
+  that are kept move to places 0 to P - 1.
+  """
   num_past, config = model.num_past, model.config
   length = jnp.where(full, num_past, recent.length)
   if not num_past:
-    return dataclasses.replace(recent, length=length), known
+    return dataclasses.replace(recent, length=length), mask
   shift = (start + config.window - num_past)[:, None]
   moved = shift + jnp.arange(num_past)[None]
-  # Keys are rotated from their old places to their new ones.
+  # Keys are rotated from their old positions to their new ones.
   back = jnp.broadcast_to(-shift[..., None], (*moved.shape, 1))
   head_width = config.block_shape().head_width
   tables = rope.rope_tables(back, head_width, config.rope_base)
 
-  def kept(x: Array) -> Array:
+  def take(x: Array) -> Array:
     return jnp.take_along_axis(x, moved[None, :, None, :, None], axis=3)
 
   def put(old: Array, new: Array) -> Array:
@@ -253,33 +266,36 @@ def _evict(
     )
     return old.at[:, :, :, :num_past].set(here)
 
-  # Heads in the place of slots: tables are of rows and places.
+  # vmap over slots and heads: the tables are indexed by row and place.
   rotate = jax.vmap(jax.vmap(rope.rotate, (0, None)), (2, None), 2)
-  rotated = rotate(kept(recent.key)[..., None, :], tables)[..., 0, :]
-  seen = jnp.take_along_axis(known, moved, axis=1)
-  seen = jnp.where(full[:, None], seen, known[:, :num_past])
+  rotated = rotate(take(recent.key)[..., None, :], tables)[..., 0, :]
+  past_mask = jnp.take_along_axis(mask, moved, axis=1)
+  past_mask = jnp.where(full[:, None], past_mask, mask[:, :num_past])
   recent = dataclasses.replace(
     recent,
     key=put(recent.key, rotated),
-    value=put(recent.value, kept(recent.value)),
+    value=put(recent.value, take(recent.value)),
     length=length,
   )
-  return recent, known.at[:, :num_past].set(seen)
+  return recent, mask.at[:, :num_past].set(past_mask)
 
 
-def _view(model: Model, places: Array, known: Array) -> attention.View:
-  """What tokens at places [B, S] see: L tokens, themselves included."""
+def _metadata(model: Model, places: Array, mask: Array) -> attention.Metadata:
+  """Metadata of tokens at places [B, S], which attend to the last L tokens.
+
+  A token itself is one of the L; `mask`: bool [B, P + L], False for padding.
+  """
   config = model.config
   tables = rope.rope_tables(
     places[..., None], config.block_shape().head_width, config.rope_base
   )
-  distance = places[..., None] - jnp.arange(known.shape[1])[None, None]
+  distance = places[..., None] - jnp.arange(mask.shape[1])[None, None]
   near = (distance >= 0) & (distance < config.window)
-  return attention.View(tables, near & known[:, None], places)
+  return attention.Metadata(tables, near & mask[:, None], places)
 
 
 def _slots(model: Model) -> tuple[int, int, int]:
-  """The first layers of prelude, core and coda."""
+  """The cache slots of the first layers of prelude, core and coda."""
   config = model.config
   return (
     0,
@@ -289,6 +305,6 @@ def _slots(model: Model) -> tuple[int, int, int]:
 
 
 def _put(x: Array, places: Array, new: Array) -> Array:
-  """x [B, N, ...] with new entries [B, S, ...] at places below N."""
+  """x [B, N, ...] with new entries [B, S, ...] at places that are below N."""
   rows = jnp.arange(len(x))[:, None]
   return x.at[rows, places].set(new, mode="drop")

@@ -1,4 +1,4 @@
-"""Records that pass between the windows of a model that sleeps."""
+"""The inputs and the state of a window."""
 
 from typing import NamedTuple
 
@@ -9,27 +9,32 @@ from loopjax.types import Array
 
 
 class Tokens(NamedTuple):
-  """Tokens. hidden: [..., D]; mask: bool [...], False for padding."""
+  """Embedded tokens.
+
+  Attributes:
+    hidden: [..., D].
+    mask: bool [...], False for padding; None without padding.
+  """
 
   hidden: Array
   mask: Array | None = None
 
 
 def padded(tokens: Tokens, size: int) -> Tokens:
-  """Left-pads the tokens by `size` masked ones."""
+  """Adds `size` padding tokens before tokens [B, S, D]."""
   hidden, mask = tokens
   mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask
   front = ((0, 0), (size, 0))
   return Tokens(jnp.pad(hidden, (*front, (0, 0))), jnp.pad(mask, front))
 
 
-class Kept(NamedTuple):
-  """State passed from one window to the next.
+class WindowState(NamedTuple):
+  """The state that a window passes to the next one.
 
   Attributes:
-    parts: of prelude, core and coda.
-    seen: bool [B, P], which of the P past tokens are not padding.
+    parts: the memories of prelude, core and coda.
+    past_mask: bool [B, P], False for padding among the P past tokens.
   """
 
   parts: tuple[hybrid.Memory, ...]
-  seen: Array
+  past_mask: Array

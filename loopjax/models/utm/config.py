@@ -1,4 +1,4 @@
-"""What can be set about UTM, and what it costs."""
+"""The settings of UTM, and its FLOPs."""
 
 import dataclasses
 
@@ -16,28 +16,30 @@ class Config:
   Attributes:
     width: D. num_heads: H. mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, number of steps in training.
-    num_memory_tokens: M, T in the paper, learned tokens before the cells.
+    num_memory_tokens: M (T in the paper), learned tokens before the cells.
     memory_init_std: standard deviation of their initial values.
-    norm: derf_utm | derf | rmsnorm | layernorm.
-    positions: rotary positions. "overlap": memory 0..M-1 and cells 0..T-1 (the
-      paper); "offset": cells follow memory; "grid": the task's coordinates,
-      for a board (row, column, box); "none": no rotation.
+    norm: "derf_utm" (the paper), "derf", "rmsnorm" or "layernorm".
+    positions: rotary positions. "overlap": memory 0 .. M - 1 and cells
+      0 .. T - 1 (the paper); "offset": cells M .. M + T - 1; "grid": the task's
+      coordinates, on a board (row, column, box); "none": no rotation.
     rope_base: longest wavelength over 2 pi, in tokens.
-    step_embedding: vector added before step k; past the trained depth it wraps
-      around (the paper) or clamps to the last one; or "none".
-    halting: "act" (the paper), "ponder" (PonderNet weights) or "fixed" (the
-      last step is the output; the ACT fields then have no effect and must keep
-      their defaults).
+    step_embedding: the vector added before step k >= K: "wrap": that of step
+      k mod K (the paper); "clamp": that of step K - 1. "none": no vectors.
+    halting: "act" (the paper); "ponder" (PonderNet); or "fixed": the output is
+      that of the last step. Settings that the rule does not use must keep their
+      defaults.
     router_bias: initial bias of the router; -3 is the paper's deep start.
-    router_input: the router reads the state after the "block" (the paper) or
+    router_input: input of the router: the output of the "block" (the paper), or
       the "state" before it (as in T2T and Scenic).
-    epsilon: a token stops at 1 - epsilon.
-    forced_remainder: the last step gets all the remaining weight.
-    freeze: a token that stops keeps the state from before its last step ("pre",
-      the paper), from after it ("post"), or keeps changing ("none").
-    ponder_weight: lambda. ponder_warmup_steps: it grows linearly over these.
-    ponder_over: the cost averages over "all" tokens (the paper) or "cells".
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    epsilon: a token halts when its cumulative probability reaches 1 - epsilon.
+    forced_remainder: whether the last step gets all the remaining weight.
+    freeze: the state of a halted token: from before its last step ("pre", the
+      paper), from after it ("post"), or updated further ("none").
+    ponder_weight: lambda, weight of the ponder cost.
+    ponder_warmup_steps: number of steps over which lambda rises linearly.
+    ponder_over: the ponder cost is a mean over "all" tokens (the paper) or over
+      "cells".
+    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 512
@@ -118,9 +120,9 @@ class Config:
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by loop.
+  """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations are left out.
+  A multiply-add counts as two; point-wise operations are not counted.
   """
   tokens = config.num_memory_tokens + spec.sequence_length
   router = 0 if config.halting == "fixed" else 2 * tokens * config.width

@@ -1,8 +1,8 @@
-"""One universal-transformer block that is applied again and again.
+"""UTM: one universal-transformer block, applied repeatedly.
 
-Source: G. Sapunov, arXiv 2604.21999, section 2. Memory tokens and cells pass
-through the same block repeatedly; a router decides for each token how much
-every step counts and when the token stops.
+Source: G. Sapunov, arXiv 2604.21999, section 2. The input is memory tokens
+followed by cells. A router determines for each token the weight of every step
+and when the token halts.
 """
 
 from typing import Any, NamedTuple
@@ -41,12 +41,12 @@ HEADLINE = ("ponder_steps",)
 
 
 class Carry(NamedTuple):
-  """What is passed from step to step.
+  """The state after step k.
 
   Attributes:
     hidden: h_k, f32 [B, S, D].
-    output: sum of w_k g_k so far, f32 [B, S, D].
-    halting: per-token halting state [B, S].
+    output: sum over i <= k of w_i g_i, f32 [B, S, D].
+    halting: halting state of every token, [B, S].
   """
 
   hidden: Array
@@ -97,15 +97,16 @@ class Model(nnx.Module):
 
     Args:
       inputs: token ids [B, T].
-      num_loops: K; it may exceed the trained number.
-      kind: how the loop runs; the model's own options if None.
-      trace: names from TRACES: "hidden" g_k f32 [K, B, S, D], "prediction"
-        argmax of head(g_k) i32 [K, B, T], "confidence" its softmax probability
-        f32 [K, B, T], "probability" p_k and "weight" w_k f32 [K, B, S],
-        "attention" f32 [K, B, H, S, S], "attention_mass" f32 [K, B, 2], the
-        share of attention on memory, from cells and from memory tokens, mean
-        over heads; its mean over steps is also added to the statistics.
-        Memory comes first in S = M + T.
+      num_loops: K; may exceed the number in training.
+      kind: how the loop is executed; as in the model's options if None.
+      trace: names from TRACES: "hidden" g_k f32 [K, B, S, D]; "prediction"
+        argmax of head(g_k) i32 [K, B, T]; "confidence" its probability f32
+        [K, B, T]; "probability" p_k and "weight" w_k f32 [K, B, S]; "attention"
+        weights f32 [K, B, H, S, S]; "attention_mass" f32 [K, B, 2], the
+        fraction of attention that cells and memory tokens, respectively, give
+        to memory, mean over heads and tokens. The mean of the latter over steps
+        is also added to the statistics. The S = M + T tokens are memory, then
+        cells.
     """
     chex.assert_shape(inputs, (None, self.spec.sequence_length))
     config = self.config
@@ -118,12 +119,11 @@ class Model(nnx.Module):
     tables = rope.rope_tables(
       positions, self.block.attention.head_width, config.rope_base
     )
-    view = attention.View(tables)
+    metadata = attention.Metadata(tables)
 
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
       u_BxSxD = carry.hidden + self._step_vector(k)
-      # One block, shared by all steps.
-      g_BxSxD, _ = self.block(u_BxSxD, view)
+      g_BxSxD, _ = self.block(u_BxSxD, metadata)
       router_input = g_BxSxD if config.router_input == "block" else u_BxSxD
       p_BxS = self._probability(router_input)  # p_k = sigmoid(w g_k + b)
       before = carry.halting
@@ -139,7 +139,7 @@ class Model(nnx.Module):
         "probability": p_BxS,
         "weight": w_BxS,
         "running": ~before.halted,
-        **self._trace(trace, u_BxSxD, g_BxSxD, view),
+        **self._trace(trace, u_BxSxD, g_BxSxD, metadata),
       }
       return Carry(hidden, output, after), record
 
@@ -167,7 +167,7 @@ class Model(nnx.Module):
     )
 
   def _embed(self, inputs: Array) -> Array:
-    """Token and type embeddings, memory first: f32 [B, S, D]."""
+    """Memory tokens, then embedded cells, with type embeddings: [B, S, D]."""
     cell_type = self.cell_type.embedding[...][None]
     cells = self.token_embedding(inputs) + cell_type
     if not self.config.num_memory_tokens:
@@ -194,13 +194,13 @@ class Model(nnx.Module):
     return halting.FixedSteps()
 
   def _probability(self, x_BxSxD: Array) -> Array:
-    """sigmoid(w x + b), f32 [B, S]; zero where there is no router."""
+    """The router: sigmoid(w x + b), f32 [B, S]; 0 with halting="fixed"."""
     if self.config.halting == "fixed":
       return jnp.zeros(x_BxSxD.shape[:2])
     return jax.nn.sigmoid(self.router(x_BxSxD)[..., 0])
 
-  def _trace(self, names, u_BxSxD, g_BxSxD, view) -> dict[str, Array]:
-    """The expensive records, computed only on request."""
+  def _trace(self, names, u_BxSxD, g_BxSxD, metadata) -> dict[str, Array]:
+    """The requested traces that are expensive to compute."""
     record = {}
     if "hidden" in names:
       record["hidden"] = g_BxSxD
@@ -208,10 +208,10 @@ class Model(nnx.Module):
     if "prediction" in names:
       record["prediction"] = jnp.argmax(self.head(cells), axis=-1)
     if "confidence" in names:
-      chances = jax.nn.softmax(self.head(cells).astype(jnp.float32))
-      record["confidence"] = jnp.max(chances, axis=-1)
+      probabilities = jax.nn.softmax(self.head(cells).astype(jnp.float32))
+      record["confidence"] = jnp.max(probabilities, axis=-1)
     if "attention" in names or "attention_mass" in names:
-      record["attention"] = self.block.attention_weights(u_BxSxD, view)
+      record["attention"] = self.block.attention_weights(u_BxSxD, metadata)
     if "attention_mass" in names:
       num_memory = self.config.num_memory_tokens
       on_memory = jnp.sum(record["attention"][..., :num_memory], axis=-1)
@@ -225,7 +225,7 @@ class Model(nnx.Module):
 def _ponder_statistics(
   steps_BxS: Array, num_memory: int, steps_run: Array
 ) -> dict[str, Array]:
-  """Mean steps until halting, over all tokens and by kind: f32 [B] by name."""
+  """Mean number of steps until halting, by kind of token: f32 [B] by name."""
   stats = {
     "ponder_steps": jnp.mean(steps_BxS, axis=1),
     "ponder_steps_cells": jnp.mean(steps_BxS[:, num_memory:], axis=1),
@@ -240,7 +240,7 @@ def _ponder_statistics(
 def _attention_statistics(
   mass_KxBx2: Array, steps_run: Array
 ) -> dict[str, Array]:
-  """Share of attention on memory, mean over the steps run: f32 [B] by name."""
+  """Fraction of attention on memory, mean over steps run: f32 [B] by name."""
   of_cells, of_memory = (jnp.sum(mass_KxBx2, axis=0) / steps_run).T
   return {
     "attention_sequence_to_memory": of_cells,
@@ -249,7 +249,7 @@ def _attention_statistics(
 
 
 def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
-  """Means over batch and tokens for every step: f32 [K] by name."""
+  """Statistics of every step over batch and tokens: f32 [K] by name."""
   probability, weight = records["probability"], records["weight"]
   return {
     "router_probability": jnp.mean(probability, axis=(1, 2)),

@@ -1,4 +1,4 @@
-"""What is asked of a model is what the model does by itself."""
+"""An instrumented model computes what the model itself computes."""
 
 import dataclasses
 import functools
@@ -11,8 +11,7 @@ import pytest
 from flax import nnx
 from multihop_models import PADDING, STATE, TOKENS, model_of
 
-from loopjax.analysis.multihop import edits, readings
-from loopjax.analysis.multihop import subject as subject_lib
+from loopjax.analysis.multihop import edits, instrumented, readings
 from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 
@@ -20,9 +19,9 @@ TARGETS = jnp.array([4, 7, 11])
 POSITIONS = jnp.array([1, 2, 1])
 
 
-def subject_of(name):
+def instrumented_model(name):
   build, params, _ = model_of(name)
-  return subject_lib.make_subject(
+  return instrumented.instrument(
     build,
     params,
     num_padding_tokens=PADDING,
@@ -33,32 +32,32 @@ def subject_of(name):
 
 
 @pytest.mark.parametrize("name", sorted(STATE))
-def test_a_subject_answers_as_the_model_with_that_edit(name):
+def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
   """In batches of two, which three questions do not fill."""
   build, params, table = model_of(name)
   model = build(params)
-  looked_at = subject_of(name)
+  probed = instrumented_model(name)
   inputs, positions = np.asarray(TOKENS), np.asarray(POSITIONS)
   last = np.array([3, 3, 2])
   trace = model(TOKENS, trace=(STATE[name],)).trace[STATE[name]]
-  states = looked_at.handed_on(inputs, 2, positions)
+  states = probed.passed_on(inputs, 2, positions)
   np.testing.assert_allclose(
     states, trace[1][np.arange(3), positions], atol=1e-4
   )
   for kind in edits.NORMS:
-    vectors = looked_at.embed(np.asarray(TARGETS), states, kind)
+    vectors = probed.embed(np.asarray(TARGETS), states, kind)
     expected = edits.at_scale(
       table[TARGETS], jnp.asarray(states), kind, model.final_norm
     )
     np.testing.assert_allclose(vectors, expected, rtol=1e-5)
-  vectors = looked_at.embed(np.asarray(TARGETS), states, "rms")
+  vectors = probed.embed(np.asarray(TARGETS), states, "rms")
 
   def edit(state, k):
     new = state.at[jnp.arange(3), positions].set(vectors)
     return jnp.where(k == 1, new, state)
 
   for alpha, output in ((0.0, model(TOKENS)), (1.0, model(TOKENS, edit=edit))):
-    got = looked_at.answer(inputs, last, 2, positions, alpha, vectors)
+    got = probed.answer(inputs, last, 2, positions, alpha, vectors)
     expected = jnp.argmax(output.logits, -1)[np.arange(3), last]
     assert got.tolist() == expected.tolist()
 
@@ -71,14 +70,14 @@ def test_stages_and_lens_are_those_of_the_model(name):
     examples.CONFIG, num_train_chains=(30,), num_test_chains=(25,)
   )
   spec = config.vocabulary
-  asked = examples.make_questions(config, 40)
+  question_set = examples.make_questions(config, 40)
   model = family.Model(
     family.Config(width=16, num_heads=2, num_layers=1, num_loops=2),
     TaskSpec(spec.size, 3, ((0,), (1,), (2,)), spec.size - spec.padding),
     rngs=nnx.Rngs(params=0),
   )
   graphdef, state = nnx.split(model)
-  looked_at = subject_lib.make_subject(
+  probed = instrumented.instrument(
     functools.partial(nnx.merge, graphdef),
     nnx.to_pure_dict(state),
     num_padding_tokens=spec.size - spec.padding,
@@ -86,18 +85,18 @@ def test_stages_and_lens_are_those_of_the_model(name):
     batch_size=64,
     traces=family.TRACES,
   )
-  observed = looked_at.observe(asked)
+  observed = probed.observe(question_set)
   output = jax.jit(
     functools.partial(model, trace=("prediction", "confidence"))
-  )(asked.inputs)
+  )(question_set.inputs)
   predicted = np.swapaxes(output.trace["prediction"], 0, 1)
   assert np.array_equal(observed.prediction, predicted)
   chances = jax.nn.softmax(output.logits)[:, 2]
-  compositions = asked.hops == 2
-  expected = chances[np.arange(40), asked.answers][compositions]
+  compositions = question_set.hops == 2
+  expected = chances[np.arange(40), question_set.answers][compositions]
   np.testing.assert_allclose(
     observed.lens["probability"][compositions, 1, 2, 1], expected, rtol=1e-4
   )
-  for row in readings.cosines(asked, observed):
-    handed_on = row["loop"] == 1 and name in ("disco", "ponderlm")
-    assert ("mixed_cosine" in row) == handed_on
+  for row in readings.cosines(question_set, observed):
+    passed_on = row["loop"] == 1 and name in ("disco", "ponderlm")
+    assert ("mixed_cosine" in row) == passed_on

@@ -1,4 +1,4 @@
-"""The inputs of a run's figures, gathered once."""
+"""A trained model evaluated once on a sample: the input of all figures."""
 
 import functools
 import pathlib
@@ -15,13 +15,13 @@ from loopjax import step
 from loopjax.protocols import MemoryTokens
 from loopjax.types import Dataset, Output, TaskSpec
 
-NUM_LOOKED_AT = 256
+MAX_EXAMPLES = 256
 _MAX_LOGITS = 1 << 28  # Logits that the host holds at most; 1 GiB.
 _TRACES = ("prediction", "confidence", "probability", "weight", "attention")
 _CHUNK = 32  # Examples per device call when whole attention maps are traced.
 
 
-class View(NamedTuple):
+class EvaluatedModel(NamedTuple):
   """A trained model and its outputs on a sample of evaluation examples.
 
   Attributes:
@@ -33,7 +33,7 @@ class View(NamedTuple):
     batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
       sample.
     output: the model's output at the trained depth on the first
-      `NUM_LOOKED_AT` examples (fewer if rows are long and the vocabulary is
+      `MAX_EXAMPLES` examples (fewer if rows are long and the vocabulary is
       large), with every trace that the family has; "attention" is averaged over
       examples, [K, H, S, S].
     forward: runs the model on the first examples, see `make_forward`.
@@ -56,14 +56,14 @@ class View(NamedTuple):
   splits: tuple[str, ...] = ()
 
 
-def make_view(
+def evaluate_model(
   settings: config_lib.Settings,
   graphdef: nnx.GraphDef,
   params: Any,
   dataset: Dataset,
   rows: list[dict[str, Any]],
   directory: pathlib.Path,
-) -> View:
+) -> EvaluatedModel:
   """Runs the model once.
 
   Args:
@@ -76,10 +76,10 @@ def make_view(
   """
   directory.mkdir(parents=True, exist_ok=True)
   model = settings.model
-  batch = sample(dataset, max(settings.eval.depth_examples, NUM_LOOKED_AT))
+  batch = sample(dataset, max(settings.eval.depth_examples, MAX_EXAMPLES))
   params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
   forward = make_forward(settings, graphdef, params, batch)
-  return View(
+  return EvaluatedModel(
     settings=settings,
     graphdef=graphdef,
     params=params,
@@ -91,7 +91,7 @@ def make_view(
     output=forward(
       tuple(name for name in _TRACES if name in settings.family.TRACES),
       averaged=("attention",),
-      num_examples=num_looked_at(settings.spec),
+      num_examples=max_examples(settings.spec),
     ),
     forward=forward,
     rows=rows,
@@ -100,10 +100,10 @@ def make_view(
   )
 
 
-def num_looked_at(spec: TaskSpec) -> int:
-  """Number of examples whose logits are kept."""
+def max_examples(spec: TaskSpec) -> int:
+  """The number of examples whose logits fit into host memory."""
   of_one = spec.sequence_length * spec.vocab_size
-  return min(NUM_LOOKED_AT, max(_MAX_LOGITS // of_one, 1))
+  return min(MAX_EXAMPLES, max(_MAX_LOGITS // of_one, 1))
 
 
 def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:

@@ -33,13 +33,13 @@ class Observed(NamedTuple):
   cosines: dict[str, Any]
 
 
-class Subject(NamedTuple):
+class InstrumentedModel(NamedTuple):
   """A trained model whose internals can be observed and edited.
 
   Attributes:
     num_loops: K.
     observe: (questions) -> Observed.
-    handed_on: (inputs [n, T], loop, position int [n]) -> the state that the
+    passed_on: (inputs [n, T], loop, position int [n]) -> the state that the
       loop passes to the next loop at this position, f32 [n, D].
     embed: (token ids int [n], states f32 [n, D], kind) -> Norm(W[token]) of
       equation 3, f32 [n, D]; see `edits.at_scale`.
@@ -51,7 +51,7 @@ class Subject(NamedTuple):
 
   num_loops: int
   observe: Callable[[Questions], Observed]
-  handed_on: Callable[..., np.ndarray]
+  passed_on: Callable[..., np.ndarray]
   embed: Callable[..., np.ndarray]
   answer: Callable[..., np.ndarray]
 
@@ -71,10 +71,10 @@ def tokens_compared(questions: Questions) -> dict[str, np.ndarray]:
   }
 
 
-def from_run(run: trained.Trained) -> Subject:
+def from_run(run: trained.TrainedModel) -> InstrumentedModel:
   """The model of a run, with the number of loops of its evaluation."""
   settings = run.settings
-  return make_subject(
+  return instrument(
     functools.partial(nnx.merge, run.graphdef),
     run.params,
     num_padding_tokens=settings.spec.num_padding_tokens,
@@ -84,7 +84,7 @@ def from_run(run: trained.Trained) -> Subject:
   )
 
 
-def make_subject(
+def instrument(
   build: Callable[[Any], Any],
   params: Any,
   *,
@@ -92,8 +92,8 @@ def make_subject(
   num_loops: int,
   batch_size: int,
   traces: Sequence[str],
-) -> Subject:
-  """Compiles the functions of a subject.
+) -> InstrumentedModel:
+  """Compiles the functions of an instrumented model.
 
   Args:
     build: function from parameters to a model that has the call, the
@@ -120,7 +120,7 @@ def make_subject(
     states=states,
     num_padding_tokens=num_padding_tokens,
   )
-  handed_on = compiled(_handed_on, num_loops=num_loops, state=states[-1])
+  passed_on = compiled(_passed_on, num_loops=num_loops, state=states[-1])
   embed = {kind: compiled(_embed, kind=kind) for kind in edits.NORMS}
   answer = compiled(_answer, num_loops=num_loops)
 
@@ -130,10 +130,10 @@ def make_subject(
     # Missing entities are looked up as token 0, and never reported.
     return observe((questions.inputs, *(np.maximum(ids, 0) for ids in tokens)))
 
-  return Subject(
+  return InstrumentedModel(
     num_loops=num_loops,
     observe=observe_questions,
-    handed_on=lambda inputs, loop, position: handed_on(
+    passed_on=lambda inputs, loop, position: passed_on(
       (inputs, position), loop
     ),
     embed=lambda tokens, states, kind: embed[kind]((tokens, states)),
@@ -154,7 +154,7 @@ def _observe(
   states: Sequence[str],
   num_padding_tokens: int,
 ) -> Observed:
-  """One batch of `Subject.observe`: inputs [b, T], tokens [b, H] and [b, n]."""
+  """One batch of `observe`: inputs [b, T], tokens [b, H] and [b, n]."""
   model = build(params)
   # Stage k is the answer of a run of k loops (section 3.2).
   outputs = [
@@ -180,7 +180,7 @@ def _observe(
   return Observed(jnp.argmax(logits, axis=-1), seen, cosines)
 
 
-def _handed_on(
+def _passed_on(
   params: Any,
   inputs: Array,
   position: Array,
@@ -190,7 +190,7 @@ def _handed_on(
   num_loops: int,
   state: str,
 ) -> Array:
-  """One batch of `Subject.handed_on`."""
+  """One batch of `passed_on`."""
   output = build(params)(inputs, num_loops=num_loops, trace=(state,))
   return output.trace[state][loop - 1, jnp.arange(len(inputs)), position]
 
@@ -203,7 +203,7 @@ def _embed(
   build: Callable[[Any], Any],
   kind: str,
 ) -> Array:
-  """One batch of `Subject.embed`."""
+  """One batch of `embed`."""
   model = build(params)
   vectors = model.token_embedding.embedding[...][tokens]
   return edits.at_scale(vectors, states, kind, model.final_norm)
@@ -221,7 +221,7 @@ def _answer(
   build: Callable[[Any], Any],
   num_loops: int,
 ) -> Array:
-  """One batch of `Subject.answer`."""
+  """One batch of `answer`."""
   edit = functools.partial(
     edits.blend,
     loop=loop,

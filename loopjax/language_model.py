@@ -1,4 +1,4 @@
-"""The subject of an evaluation: a trained language model and its call."""
+"""A trained language model: tokenizer, parameters and arguments of its call."""
 
 import inspect
 import pathlib
@@ -13,16 +13,16 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 
 
-class Subject(NamedTuple):
-  """A model at a checkpoint, and the arguments of its call.
+class LanguageModel(NamedTuple):
+  """A language model at a checkpoint.
 
   Attributes:
     tokenizer: the task's tokenizer.
-    context_length: maximum number of tokens it reads at once, as in training.
+    context_length: the sequence length in training, in tokens.
     graphdef: the model without its parameters.
-    params: the parameters, averaged if the run averages.
-    call: keyword arguments of the model's call.
-    facts: metadata to store with every score, as JSON.
+    params: the parameters; their moving average if the run keeps one.
+    call: keyword arguments of `Model.__call__`, such as `num_loops`.
+    facts: metadata to store with every score; can be written as JSON.
   """
 
   tokenizer: Tokenizer
@@ -39,18 +39,18 @@ def load(
   num_loops: int | None = None,
   exit_threshold: float | None = None,
   checkpoint: int | None = None,
-) -> Subject:
-  """Reads a run, which may be in progress, onto one device.
+) -> LanguageModel:
+  """Loads the model of a run, finished or in progress, onto one device.
 
   Args:
     workdir: the run's work directory.
-    num_loops: number of loops; None for that of the config's evaluation.
-    exit_threshold: threshold of the exit gate; None for the model's own.
+    num_loops: number of loops; None for the number that the run evaluates with.
+    exit_threshold: the model's `exit_threshold` argument; None for its default.
     checkpoint: step of the checkpoint; None for the newest intact one.
 
   Raises:
-    UserError: there is no such run or checkpoint, the model is not a language
-      model, or it has no such number of loops or exit threshold.
+    UserError: the run or checkpoint does not exist, the model is not a language
+      model, it cannot run this number of loops, or it takes no exit threshold.
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
@@ -69,7 +69,7 @@ def load(
     call["exit_threshold"] = exit_threshold
   run = trained.read(workdir, checkpoint)
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
-  return Subject(
+  return LanguageModel(
     tokenizer=Tokenizer(settings.task.tokenizer, settings.task.end_token),
     context_length=settings.spec.sequence_length,
     graphdef=run.graphdef,
@@ -90,9 +90,11 @@ def load(
 
 
 def _check(settings: config_lib.Settings, label: str) -> None:
-  """Raises UserError unless the run is of a language model."""
+  """Raises UserError unless the run trained a language model."""
   task, family = (settings.plain[part]["name"] for part in ("task", "model"))
   if task != "text":
     raise UserError(f"{label}: task.name={task!r} is not 'text'")
   if not hasattr(settings.family.Model, "readout_table"):
-    raise UserError(f"{label}: model.name={family!r} predicts no next tokens")
+    raise UserError(
+      f"{label}: model.name={family!r} does not predict next tokens"
+    )
