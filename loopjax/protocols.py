@@ -63,6 +63,18 @@ class MemoryTokens(Protocol):
     """M, number of memory tokens; may be 0."""
 
 
+@runtime_checkable
+class ReadsByChunk(Protocol):
+  """A section model whose texts are read in whole chunks, the last one aside.
+
+  Tokens of a chunk see less of each other than of earlier tokens, so that the
+  result depends on where chunks end.
+  """
+
+  def read_chunk(self, spec: TaskSpec) -> int:
+    """Tokens of a chunk."""
+
+
 class Model(Protocol):
   """A model with its parameters."""
 

@@ -1,6 +1,7 @@
 """Results that are computed once and cached for all runs of the user."""
 
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -82,6 +83,14 @@ def _is_whole(path: pathlib.Path) -> bool:
 
 
 def _checksum(file: pathlib.Path) -> int:
+  state = file.stat()
+  return _read_checksum(file, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_checksum(file: pathlib.Path, size: int, changed: int) -> int:
+  """Of a file in a state: entries may be large, and every split asks again."""
+  del size, changed
   total = 0
   with open(file, "rb") as stream:
     while block := stream.read(_BLOCK):

@@ -50,6 +50,21 @@ def test_an_entry_is_written_once():
     user_cache.entry("kind", "b", fail)
 
 
+def test_what_is_large_is_read_once_a_process(monkeypatch):
+  """Every split of a corpus asks for its entry."""
+  path, read = user_cache.entry("kind", "c", write), []
+  file_of = open
+
+  def spied(file, *arguments, **options):
+    read.append(file)
+    return file_of(file, *arguments, **options)
+
+  monkeypatch.setattr(user_cache, "open", spied, raising=False)
+  for _ in range(3):
+    assert user_cache.entry("kind", "c", fail) == path
+  assert sorted(read) == [path / "numbers", path / "words"]
+
+
 @pytest.mark.parametrize(
   "damage",
   [

@@ -200,6 +200,8 @@ def exits(
     batch["inputs"]
     < evaluated.spec.vocab_size - evaluated.spec.num_padding_tokens
   )
+  if "documents" in batch:  # The end of a document may pad rows, too.
+    real &= batch["documents"] > 0
   rows: list[dict[str, Any]] = []
   without = None
   family = evaluated.settings.family

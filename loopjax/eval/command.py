@@ -1,8 +1,9 @@
 """The command: scores runs on tasks, then writes and prints the results."""
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import language_model
@@ -97,12 +98,13 @@ def _of_run(
     exit_threshold=options.exit_threshold,
     checkpoint=options.checkpoint,
   )
+  directory = workdir / DIRECTORY
+  with _writing(directory):  # Before hours of work.
+    directory.mkdir(exist_ok=True)
   scorer = Scorer(model, options.batch_tokens)
   all_scores = bits_per_byte.score(tasks, scorer)
   padding = scorer.num_padding / (scorer.num_tokens + scorer.num_padding)
   print(f"{workdir}: {scorer.num_tokens:,} tokens, {padding:.0%} padding")
-  directory = workdir / DIRECTORY
-  directory.mkdir(exist_ok=True)
   found = []
   for task, scores in zip(tasks, all_scores, strict=True):
     of_items = bits_per_byte.measure(task.items, scores)
@@ -127,11 +129,22 @@ def _of_run(
       "counts": counts,
       **provenance.environment(),
     }
-    (directory / f"{name}.items.jsonl").write_text(
-      "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    )
-    workdir_lib.write_json(directory / f"{name}.json", result)
+    lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    with _writing(directory):
+      (directory / f"{name}.items.jsonl").write_text(lines)
+      workdir_lib.write_json(directory / f"{name}.json", result)
   return found
+
+
+@contextlib.contextmanager
+def _writing(directory: pathlib.Path) -> Iterator[None]:
+  """Raises UserError where the system does not let results be written."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+      f"{directory}: cannot be written ({error.strerror})"
+    ) from error
 
 
 def _file_name(task: str, options: Options) -> str:

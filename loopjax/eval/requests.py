@@ -10,6 +10,7 @@ the unconditional likelihood of the same continuations and are skipped.
 import hashlib
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from loopjax.data.text import files
@@ -97,7 +98,7 @@ def read(
   name = path.name.removesuffix(".gz").removesuffix(".jsonl")
   by_doc: dict[int, list[tuple[int, str, str, Any]]] = {}
   shortened = False
-  for where, row in _rows(path):
+  for where, row in rows(path):
     try:
       doc_id, request = row["doc_id"], row["request"]
       if doc_id >= _UNCONDITIONAL:
@@ -136,8 +137,12 @@ def read(
   )
 
 
-def _rows(path: pathlib.Path):
-  """Yields ("file:line", JSON value) for every non-empty line."""
+def rows(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+  """Yields ("file:line", JSON value) for every non-empty line.
+
+  Raises:
+    UserError: the file cannot be read, or a line is not JSON.
+  """
   for chunk in files.read(str(path), ()):
     lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
     if chunk.kind != "jsonl":

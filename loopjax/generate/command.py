@@ -99,7 +99,7 @@ class _Writer:
       for n in range(options.samples)
     ]
     texts = {
-      number: TextStream(self._language_model.tokenizer, options.stop)
+      number: TextStream(self._language_model.tokenizer, options.stop, prompt)
       for number in numbers
     }
     alone = len(texts) == 1
@@ -158,7 +158,11 @@ def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
   while True:
     if said is None:
       print("> ", end="", flush=True)
-      said = sys.stdin.readline()
+      try:
+        said = sys.stdin.readline()
+      except UnicodeDecodeError as error:
+        raise UserError(f"what was typed is not UTF-8: {error}") from None
+      _check_unicode(said, "what was typed")
       if not said:
         print()
         return
@@ -174,7 +178,21 @@ def _check(options: Options) -> None:
   source.check(options.model)
   if options.prompt is None and not options.chat:
     raise UserError("give --prompt=TEXT, or --chat")
+  for name, texts in (
+    ("prompt", [options.prompt or ""]),
+    ("stop", options.stop),
+  ):
+    for text in texts:
+      _check_unicode(text, f"--{name}")
   if options.samples < 1:
     raise UserError(f"--samples={options.samples} must be at least 1")
   if options.chat and options.samples > 1:
     raise UserError(f"--samples={options.samples} has no effect with --chat")
+
+
+def _check_unicode(text: str, name: str) -> None:
+  """Raises UserError for bytes of a terminal that are not UTF-8."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    raise UserError(f"{name} is not UTF-8") from None

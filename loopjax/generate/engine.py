@@ -26,7 +26,6 @@ from loopjax.generate.scheduler import RunningSequence, Scheduler
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
-_SMALLEST_CHUNK = 16  # Tokens; chunks have this size, 4 times that, and so on.
 
 
 class Engine:
@@ -76,7 +75,8 @@ class Engine:
       exit_kept: one of `exits.KEPT`, what the cache keeps of skipped loops.
       tokens_per_dispatch: number of tokens that are generated between two
         looks at them by the host.
-      prompt_chunk: maximum number of tokens of a prompt that are read at once.
+      prompt_chunk: maximum number of tokens of a prompt that are read at once,
+        see `sizes.prompt_chunks`.
 
     Raises:
       UserError: a number is out of range, or the model has no such cache or no
@@ -124,8 +124,8 @@ class Engine:
     self._programs = program.programs(
       cached_model, cached_model.batch_axes(params), tokens_per_dispatch
     )
-    self._chunk_sizes = sizes.powers(
-      _SMALLEST_CHUNK, min(prompt_chunk, max_tokens)
+    self._chunk_sizes = sizes.prompt_chunks(
+      config, spec, prompt_chunk, max_tokens
     )
     self._group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS))
     self._tokens_per_dispatch = tokens_per_dispatch

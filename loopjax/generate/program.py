@@ -23,7 +23,7 @@ from loopjax.generate.slots import (
 )
 from loopjax.nn import linear
 from loopjax.protocols import StacksLayers
-from loopjax.types import Array
+from loopjax.types import PRECISIONS, Array
 
 
 class Programs(NamedTuple):
@@ -223,8 +223,11 @@ def _generate(
     loops: f32 [B], loops that the model ran.
     num_top: number of most likely tokens to report.
   """
+  # As in training and scoring.
+  compute = PRECISIONS[model.config.precision].compute
+  table = model.readout_table().astype(compute)
   logits = linear.token_logits(
-    hidden, model.readout_table(), model.spec.num_padding_tokens
+    hidden.astype(compute), table, model.spec.num_padding_tokens
   )
   token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
   each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)

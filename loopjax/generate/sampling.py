@@ -141,7 +141,8 @@ def kept(scaled: Array, settings: SamplingArrays) -> Array:
     top_p = settings.top_p[:, None]
     # Rounded sums may reach 1 before the last token.
     stays &= (before < top_p) | (top_p >= 1)
-    last = jnp.sum(stays, axis=-1, keepdims=True) - 1
+    # One stays even if top_p is 0 in float32.
+    last = jnp.maximum(jnp.sum(stays, axis=-1, keepdims=True) - 1, 0)
     least = jnp.take_along_axis(ordered, last, axis=-1)
     return jnp.where(truncates[:, None], least, -jnp.inf)
 

@@ -6,6 +6,8 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
+_PROMPT_TOKENS = 4  # Of a prompt that its text is decoded after.
+
 
 class TextStream:
   """The text of a request, decoded as its tokens arrive.
@@ -17,14 +19,27 @@ class TextStream:
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
 
-  def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
-    """The text ends before the first of `stops`; empty strings are ignored."""
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    stops: Sequence[str] = (),
+    prompt: Sequence[int] = (),
+  ):
+    """The text after a prompt, before the first of `stops`.
+
+    Decoders may drop the space before the first token, so the first token of
+    the text is decoded together with the end of its prompt. Empty strings in
+    `stops` are ignored.
+    """
     self.text = ""
     self.finish: str | None = None
     self.num_tokens = self.num_loops = 0
     self._tokenizer, self._stops = tokenizer, [x for x in stops if x]
-    self._ids: list[int] = []
-    self._start = self._end = 0  # The range of ids that were decoded last.
+    self._ids = list(prompt[-_PROMPT_TOKENS:])
+    if tokenizer.decode(self._ids).endswith("\N{REPLACEMENT CHARACTER}"):
+      self._ids = []  # The prompt ends within a character.
+    # The range of ids that were decoded last.
+    self._start, self._end = 0, len(self._ids)
     self._held = ""  # Text that may be the beginning of a stop string.
 
   def read(self, tokens: Iterable[GeneratedToken]) -> str:
@@ -87,7 +102,8 @@ def generate_texts(
 ) -> list[TextStream]:
   """The texts of requests, in their order; each ends before any of `stops`."""
   texts = {
-    engine.add(request): TextStream(tokenizer, stops) for request in requests
+    engine.add(request): TextStream(tokenizer, stops, request.prompt)
+    for request in requests
   }
   while not engine.idle:
     for token in engine.step():

@@ -28,6 +28,7 @@ from loopjax.run import workdir as workdir_lib
 DIRECTORY = "hub"  # Subdirectory of an imported work directory.
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
 TOKENIZER = "tokenizer.json"
+_END = "<|end_of_document|>"  # Of models whose tokenizer has no such token.
 FILES = (
   TOKENIZER,
   "tokenizer_config.json",
@@ -201,16 +202,40 @@ def export_run(
   }
   if (kept / "config.json").is_file():
     base = workdir_lib.read_json(kept / "config.json")
-  for name in FILES:
-    if (kept / name).is_file():
-      shutil.copyfile(kept / name, partial / name)
-  if not kept.is_dir() and task.tokenizer != "bytes":
-    shutil.copyfile(task.tokenizer, partial / TOKENIZER)
+  if task.tokenizer != "bytes":
+    _copy_tokenizer(pathlib.Path(task.tokenizer), partial)
+    if not task.end_token:
+      _add_end(partial / TOKENIZER, tokenizer.end)
   config = {k: v for k, v in base.items() if k not in _DROPPED} | config
   config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
   config[STEP] = step
   workdir_lib.write_json(partial / "config.json", config)
   os.replace(partial, folder)
+
+
+def _copy_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> None:
+  """Copies a tokenizer and, of an imported one, the files that go with it."""
+  for name in FILES if path.name == TOKENIZER else ():
+    if (path.parent / name).is_file():
+      shutil.copyfile(path.parent / name, folder / name)
+  shutil.copyfile(path, folder / TOKENIZER)
+
+
+def _add_end(path: pathlib.Path, end: int) -> None:
+  """Adds the id that ends documents, which the tokenizer did not have.
+
+  Raises:
+    UserError: the next id of the tokenizer is another one.
+  """
+  import tokenizers
+
+  file = tokenizers.Tokenizer.from_file(str(path))
+  file.add_special_tokens([_END])
+  if file.token_to_id(_END) != end:
+    raise UserError(
+      f"{path.name} cannot have an id {end} for {_END}, the end of a document"
+    )
+  file.save(str(path))
 
 
 def _abstract(settings: config_lib.Settings) -> Any:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.kernels.vocabulary import MASKED_LOGIT
+from loopjax.kernels.vocabulary import MASKED_LOGIT, product
 from loopjax.types import Array, Precision
 
 Initializer = nnx.initializers.Initializer
@@ -105,7 +105,7 @@ def embedding(
 def token_logits(
   hidden: Array, table: Array, num_padding_tokens: int = 0
 ) -> Array:
-  """Logits h W^T in float32.
+  """Logits h W^T in float32, or with sums in float32 if both are in bfloat16.
 
   Args:
     hidden: h [..., D].
@@ -116,12 +116,9 @@ def token_logits(
   Returns:
     f32 [..., V].
   """
-  logits = jnp.einsum(
-    "...d,vd->...v",
-    hidden.astype(jnp.float32),
-    table.astype(jnp.float32),
-    precision="highest",  # Accelerators would round float32 inputs.
-  )
+  if not hidden.dtype == table.dtype == jnp.bfloat16:
+    hidden, table = (x.astype(jnp.float32) for x in (hidden, table))
+  logits = product("...d,vd->...v", hidden, table)
   if not num_padding_tokens:
     return logits
   token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)

@@ -22,7 +22,8 @@ class Answer:
     self, completion: CompletionRequest, model: ServedModel, *, chat: bool
   ):
     self.choices = [
-      TextStream(model.tokenizer, completion.stops) for _ in completion.requests
+      TextStream(model.tokenizer, completion.stops, request.prompt)
+      for request in completion.requests
     ]
     self._completion, self._tokenizer = completion, model.tokenizer
     self._chat = chat

@@ -1,6 +1,7 @@
 """The command from work directories to tables and files."""
 
 import json
+import shutil
 
 import pytest
 from eval_examples import choices, make_run, texts, write
@@ -139,3 +140,14 @@ def test_a_run_that_is_no_language_model(tmp_path, folder, capsys):
   (tmp_path / "config.json").write_text(json.dumps(sections))
   assert evaluate(tmp_path, "--tasks=sums", f"--folder={folder}") == 2
   assert "task.name='sudoku' is not 'text'" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_one_line(runs, folder, tmp_path, capsys):
+  """Before anything is scored."""
+  run = shutil.copytree(runs[0], tmp_path / "run")
+  shutil.rmtree(run / "eval", ignore_errors=True)
+  (run / "eval").write_text("no directory")
+  assert evaluate(run, "--tasks=sums", f"--folder={folder}") == 2
+  said = capsys.readouterr()
+  assert said.err == f"error: {run / 'eval'}: cannot be written (File exists)\n"
+  assert "padding" not in said.out

@@ -7,7 +7,7 @@ import pytest
 from eval_examples import choices, request, texts, write
 
 from loopjax.errors import UserError
-from loopjax.eval import requests
+from loopjax.eval import requests, tasks
 
 
 def test_questions_with_their_choices(tmp_path):
@@ -105,3 +105,16 @@ def test_a_question_that_its_prompt_does_not_end_with(tmp_path):
   path = write(tmp_path / "a.jsonl.gz", [line])
   with pytest.raises(UserError, match="1: .* does not end with the question"):
     requests.read(path, zero_shot=True)
+
+
+def test_lines_end_where_those_of_json_do(tmp_path, monkeypatch):
+  """A string may contain what ends a line elsewhere; empty lines are none."""
+  monkeypatch.setattr(tasks, "_documents", lambda documents: documents)
+  there = [{"text": "a\u2028b\x85c"}, {"text": "d"}]
+  lines = [json.dumps(one, ensure_ascii=False) for one in there]
+  path = tmp_path / "text.jsonl"
+  path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+  assert tasks.json_lines("text.jsonl", str(tmp_path)) == there
+  path.write_text("{}\n{")
+  with pytest.raises(UserError, match="text.jsonl:2: is not valid JSON"):
+    tasks.json_lines("text.jsonl", str(tmp_path))

@@ -1,11 +1,14 @@
 """The engine against full forward passes, one for every token."""
 
 import dataclasses
+import functools
 
 import generate_examples as examples
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from generate_examples import (
   LENGTH,
   NUM_TOKENS,
@@ -23,6 +26,7 @@ from loopjax.generate import sizes
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
+from loopjax.kernels.token_loss import token_scores
 from loopjax.models import CAUSAL
 
 GREEDY = Sampling(temperature=0)
@@ -87,6 +91,41 @@ def test_attention_looks_at_no_more_places_than_are_needed(
     )
   # Eight tokens of the prompt and four new ones; of these one is not read.
   assert spans == [12, 16, 24, 24]
+
+
+def test_in_bfloat16_tokens_are_read_out_as_they_are_scored():
+  changes = {"precision": "bfloat16", "init_std": 1.0, "num_loops": 1}
+  changes["exit_gate"] = "none"
+  _, graphdef, params = examples.model_of("looped", **changes)
+  ((found,),) = engine_of("looped", changes=changes).generate(
+    [GenerationRequest(PROMPTS[1], 1, GREEDY)]
+  )
+
+  @functools.partial(jax.jit, compiler_options=examples.FAST)
+  def score(params, dtype_like):
+    model = nnx.merge(graphdef, params)
+    hidden, table = (
+      x.astype(dtype_like.dtype)
+      for x in (model(np.array([PROMPTS[1]])).hidden, model.readout_table())
+    )
+    target = np.array([[found.token]])
+    return -token_scores(hidden, table, target, num_padding_tokens=2)[0]
+
+  (expected,) = score(params, jnp.zeros((), jnp.bfloat16))[0]
+  (wide,) = score(params, jnp.zeros(()))[0]
+  assert abs(wide - expected) > 1e-3
+  np.testing.assert_allclose(found.log_probability, expected, atol=1e-4)
+
+
+def test_parts_of_a_prompt_are_whole_chunks():
+  """Chunks end where those of a whole row do, not at a part of 16 tokens."""
+  changes = {"chunk_size": 6}
+  expected = jax.nn.log_softmax(logits_after("melt", PROMPTS[2], changes))
+  ((found,),) = engine_of("melt", changes=changes).generate(
+    [GenerationRequest(PROMPTS[2], 1, GREEDY)]
+  )
+  assert found.token == np.argmax(expected)
+  np.testing.assert_allclose(found.log_probability, max(expected), atol=1e-5)
 
 
 def test_a_program_is_compiled_once_whatever_holds_the_parameters():

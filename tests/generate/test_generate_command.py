@@ -57,6 +57,8 @@ def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
   (("--workdir={run}", "--prompt=a", "--samples=0"), "--samples=0"),
   (("--workdir={run}", f"--prompt={'a' * 48}"), "49 tokens, and the cache"),
   (("--workdir={run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
+  (("--workdir={run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
+  (("--workdir={run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
   (("--workdir={run}", "--chat"), "has no chat template"),
   (("--workdir={run}/no", "--prompt=a"), "config.json"),
   (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),

@@ -45,6 +45,17 @@ def test_what_is_no_character_at_the_end_is_shown():
   assert text.read(tokens([0xC3], "length")) == "\N{REPLACEMENT CHARACTER}" * 2
 
 
+def test_a_text_has_the_space_after_its_prompt(tmp_path):
+  """Decoders drop it before a first token, which is not the text's first."""
+  hub = pytest.importorskip("hub_examples")
+  hub.write_tokenizer(tmp_path / "words.json")
+  words = Tokenizer(str(tmp_path / "words.json"), "<end>")
+  text = TextStream(words, prompt=(0, 4, 5))
+  assert text.read(tokens([6])) + text.read(tokens([7])) == " w5 w6"
+  prompt = (BYTES.end, ord("a"))  # One of them stands for no text.
+  assert TextStream(BYTES, prompt=prompt).read(tokens("b")) == "b"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 30])
 @pytest.mark.parametrize(("stops", "expected"), [
   (("two",), "one, "),

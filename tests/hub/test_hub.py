@@ -2,7 +2,9 @@
 
 import functools
 import json
+import pathlib
 import shutil
+import sys
 
 import hub_examples as examples
 import jax
@@ -15,6 +17,7 @@ from tests_support import load_config
 
 from loopjax import config as config_lib
 from loopjax import language_model, program, sharding, teacher, train
+from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
 from loopjax.hub import convert, layouts, weights
@@ -313,6 +316,33 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
   assert (out / "tokenizer_config.json").read_text() == (
     '{"chat_template": "{{ x }}"}'
   )
+
+
+@pytest.mark.parametrize("end_token", ["", "<end>"])
+def test_a_model_trained_here_is_read_again(end_token, tmp_path):
+  """With its end of documents, and the chat template of its tokenizer."""
+  sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
+  from eval_examples import make_run
+
+  tokenizer, out = tmp_path / "there" / "tokenizer.json", tmp_path / "out"
+  tokenizer.parent.mkdir()
+  examples.write_tokenizer(tokenizer)
+  (tokenizer.parent / "chat_template.jinja").write_text("{{ messages }}")
+  sizes = {"mlp": "swiglu", "post_norm": True, "tied": False, "num_loops": 2}
+  sizes["exit_gate"] = "joint"
+  run = make_run(
+    tmp_path / "run", task__tokenizer=str(tokenizer), task__end_token=end_token,
+    **{f"model__{name}": value for name, value in sizes.items()},
+  )  # fmt: skip
+  convert.export_run(run, out, convert.Export("ouro", "float32"))
+  shutil.rmtree(tokenizer.parent)
+  assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+  _, settings, params = convert.read_folder(out)
+  task = settings.task
+  found = Tokenizer(task.tokenizer, task.end_token)
+  assert found.end == (0 if end_token else 31)
+  assert found.decode([1, found.end]).startswith("w0 <")
+  assert params["head"]["kernel"].shape[1] == found.num_real
 
 
 def test_no_code_is_asked_for(tmp_path):

@@ -1,6 +1,7 @@
 """Adaptive loops and memory: the paper's identities, and a NumPy oracle."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -365,12 +366,22 @@ def test_slots_that_are_read_alike_have_full_entropy(placement):
     assert (output.stats[f"local_entropy/layer={i}"] < of_mean).all()
 
 
-def test_padding_is_left_out_of_statistics():
-  """It stands at the end, where no token sees it."""
+@pytest.mark.parametrize("padding", [22, 3])
+def test_padding_is_left_out_of_statistics(padding):
+  """It stands at the end, where no token sees it, as an id of its own or as one
+  that documents have too, such as a tokenizer's end of a text."""
   params = drawn()
-  padded = TOKENS.at[:, 5:].set(22)
+  padded = TOKENS.at[:, 5:].set(padding)
   short = examples.run(adaptive, SMALL, SPEC, TOKENS[:, :5], params)
   found = examples.run(adaptive, SMALL, SPEC, padded, params)
+  if padding == 3:
+    documents = jnp.ones_like(TOKENS).at[:, 5:].set(0)
+    model = functools.partial(examples.merged, adaptive, SMALL, SPEC)
+    forward = jax.jit(
+      lambda params: model(params)(padded, documents=documents),
+      compiler_options=examples.FAST,
+    )
+    found = forward(params)
   for name, value in short.stats.items():
     np.testing.assert_allclose(found.stats[name], value, rtol=1e-4)
   np.testing.assert_allclose(

@@ -52,7 +52,7 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
   choices = [choice for answer in answers for choice in answer["choices"]]
   for request, choice in zip(requests, choices, strict=True):
     (tokens,) = engine.generate([request])  # One at a time.
-    text = TextStream(language_model.tokenizer)
+    text = TextStream(language_model.tokenizer, prompt=request.prompt)
     text.read(tokens)
     assert choice["text"] == text.text
     assert choice["finish_reason"] == text.finish

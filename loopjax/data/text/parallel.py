@@ -36,7 +36,7 @@ def in_order(
   Raises:
     UserError: a process was killed.
   """
-  num_processes = len(os.sched_getaffinity(0))
+  num_processes = _num_cpus()
   if num_bytes < _MIN_BYTES or num_processes == 1:
     yield from map(function, chunks)
     return
@@ -62,3 +62,10 @@ def in_order(
     finally:
       for future in waiting:
         future.cancel()
+
+
+def _num_cpus() -> int:
+  """CPUs that this process may use, where the system says (macOS does not)."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1

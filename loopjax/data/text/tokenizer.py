@@ -86,7 +86,7 @@ class Tokenizer:
   def decode(self, ids: Sequence[int]) -> str:
     """Decodes ids, dropping added ones; invalid UTF-8 becomes U+FFFD."""
     if self._library is None:
-      return bytes(ids).decode(errors="replace")
+      return bytes(one for one in ids if one < 256).decode(errors="replace")
     return self._library.decode(list(ids), skip_special_tokens=False)
 
 

@@ -5,7 +5,6 @@ Documents are read from the OLMES request files in the folder given by
 `loopjax.eval`; `text` and `gsm8k_local` read JSON lines from that folder.
 """
 
-import json
 import math
 import pathlib
 from typing import Any
@@ -53,8 +52,7 @@ def request_file(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
 
 def json_lines(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
   """Objects of a file of JSON lines."""
-  lines = _path(file, folder).read_text().splitlines()
-  return _documents([json.loads(line) for line in lines])
+  return _documents([row for _, row in requests.rows(_path(file, folder))])
 
 
 def choice_scores(

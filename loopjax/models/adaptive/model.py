@@ -125,6 +125,8 @@ class Model(nnx.Module):
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
     real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens
+    if documents is not None:  # The end of a document may pad rows, too.
+      real &= documents > 0
     token_weights = real.astype(jnp.float32)
     token_weights /= jnp.maximum(
       jnp.sum(token_weights, axis=1, keepdims=True), 1.0

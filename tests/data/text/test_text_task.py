@@ -250,6 +250,14 @@ def test_rows_are_packed_once(config, capsys, monkeypatch):
     task.make_dataset(config, "train", batch_size=4, seed=0)
 
 
+def test_there_are_processes_for_the_cpus_that_may_be_used(monkeypatch):
+  """Of all, where the system does not say which these are."""
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+  assert parallel._num_cpus() == 3
+  monkeypatch.delattr(os, "sched_getaffinity")
+  assert parallel._num_cpus() == os.cpu_count()
+
+
 @pytest.mark.long  # A process takes seconds to start.
 def test_several_processes_pack_the_same_rows(config, monkeypatch):
   config = change(config, train_files=config.sources[0])
