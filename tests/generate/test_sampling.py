@@ -51,7 +51,7 @@ def test_what_is_left_out_is_as_defined():
 
 def test_one_token_stays_whatever_the_mass():
   """Also of a mass that is 0 in float32."""
-  rows = sampling.rows([Sampling(top_p=1e-50), Sampling(top_p=1e-9)])
+  rows = sampling.to_arrays([Sampling(top_p=1e-50), Sampling(top_p=1e-9)])
   kept = np.asarray(sampling.kept(jnp.asarray(LOGITS[:2]), rows))
   np.testing.assert_array_equal(kept.sum(axis=1), 1)
   np.testing.assert_array_equal(kept.argmax(1), LOGITS[:2].argmax(1))
