@@ -22,6 +22,8 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import presets
+from loopjax.config import WorkdirOf
+from loopjax.sections import flatten
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {
@@ -79,7 +81,13 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   once = {"model.num_loops": 1, "model.exit_gate": "none"}
   no_exits = {"model.exit_gate": "none"}
   deep = {"model.num_layers": config.model.num_layers * config.model.num_loops}
+  gate_alone = {
+    **flatten(CHANGES["second_stage"]), "run.init_from": WorkdirOf(1),
+    "run.num_steps": presets.steps(config, 1, 4),
+  }  # fmt: skip
   return {
+    # Losses by fixed loops, gate and change are in each run's exit_curve.
+    "exit_policies": [no_exits, {}, gate_alone],
     # The last one has the FLOPs of the others' default, without sharing.
     "loops": [once, *axis("model.num_loops", 2, 4, 8), {**once, **deep}],
     "exits": product(

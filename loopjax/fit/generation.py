@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
 from loopjax.fit.report import size
 from loopjax.fit.topology import Machine
-from loopjax.generate import batches, engine, program, slots
+from loopjax.generate import batches, engine, program, sizes, slots
 from loopjax.generate import cached_model as cached_model_lib
 from loopjax.models import CAUSAL
 
@@ -50,12 +51,15 @@ class Model(NamedTuple):
   Attributes:
     cached_model: with a `max_tokens` of 0.
     params: their shapes on the chip.
-    vocab_size: V. placed: on the chip.
+    vocab_size: V.
+    prompt_chunk: tokens of a prompt that the engine reads at once.
+    placed: on the chip.
   """
 
   cached_model: cached_model_lib.CachedModel
   params: Any
   vocab_size: int
+  prompt_chunk: int
   placed: jax.sharding.Sharding
 
 
@@ -98,9 +102,12 @@ def model_of(
     exit_kept="copy",
     platform=chip.platform,
   )
-  return Model(
-    cached_model, jax.tree.map(stored, params), settings.spec.vocab_size, placed
+  spec = settings.spec
+  *_, prompt_chunk = sizes.prompt_chunks(
+    settings.model, spec, _CHUNK, sys.maxsize
   )
+  params = jax.tree.map(stored, params)
+  return Model(cached_model, params, spec.vocab_size, prompt_chunk, placed)
 
 
 def measured(
@@ -127,7 +134,7 @@ def measured(
   chunks = batches.prompt_chunks(  # Only their shapes count.
     {},
     min(num_texts, engine.MAX_PREFILLS),
-    min(_CHUNK, max_tokens),
+    min(model.prompt_chunk, max_tokens),
     num_slots=num_texts,
     num_loops=cached_model.num_loops,
   )

@@ -77,7 +77,7 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
 
 
 def test_one_iteration_has_no_figure(tmp_path):
-  one = {"model__num_loops": 1, "model__update": "delta"}
+  one = {"model__num_loops": 1, "model__loop_update": "delta"}
   evaluated = evaluate_model(tmp_path, rows(num_loops=1), **one)
   assert adaptive.draw_loops(evaluated) == adaptive.draw_exits(evaluated) == []
   assert adaptive.draw_memory(evaluated._replace(rows=[])) == []

@@ -35,6 +35,7 @@ def test_killed_twenty_times(tmp_path, never_killed):
   assert "bit-identical" in said
 
 
+@pytest.mark.long  # tests/run/test_preemption.py stops runs at every place.
 def test_asked_to_stop(tmp_path, never_killed):
   assert "status 4" in drills.sigterm(tmp_path, never_killed)
 

@@ -51,6 +51,14 @@ def test_half_the_bytes_in_bfloat16(settings):
   assert sizes[0] == 2 * sizes[1]
 
 
+def test_prompts_are_read_in_whole_chunks_of_melt():
+  melt = config_lib.resolve(
+    load_config("lm_melt", "smoke,model.prefill_chunk=48")
+  )
+  model = generation.model_of(melt, machine(1), "float32")
+  assert model.prompt_chunk == 6 * 48  # Of 256 tokens at least.
+
+
 def test_families_without_next_tokens_are_refused():
   with pytest.raises(UserError, match="does not predict next tokens"):
     generation.model_of(config_lib.resolve(smoke()), machine(1), "float32")

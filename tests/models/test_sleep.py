@@ -246,15 +246,14 @@ def slopes(**changes):
   return np.abs(both_gradients(**changes)[1]).max(axis=(0, 2))
 
 
-def test_cut_gradients_are_others_and_all_of_them_are_all():
-  full, all_three = gradients(), gradients(gradient_passes=3)
-  jax.tree.map(np.testing.assert_array_equal, full, all_three)
-  last = gradients(gradient_passes=1)["token_embedding"]["embedding"]
-  assert np.abs(full["token_embedding"]["embedding"] - last).max() > 1e-4
-
-
 def test_a_cut_is_where_it_says():
-  """Through what is not cut, windows that slept still have a gradient."""
+  """Through what is not cut, windows that slept still have a gradient.
+
+  One test, for its programs take seconds to compile.
+  """
+  jax.tree.map(
+    np.testing.assert_array_equal, gradients(), gradients(gradient_passes=3)
+  )
   full = slopes()
   for cut in ({}, {"gradient_cut": "fast_weights"}):  # The default is "hidden".
     some = slopes(gradient_passes=1, **cut)

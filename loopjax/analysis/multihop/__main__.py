@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     "--out", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
   )
   parser.add_argument(
-    "--limit", type=int, default=0, help="number of questions [all]"
+    "--limit", type=int, default=0, help="questions to ask [all]"
   )
   parser.add_argument(
     "--loop", type=int, help="intervene and patch after this loop only [all]"

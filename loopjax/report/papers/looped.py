@@ -58,6 +58,16 @@ _SWEEPS = {
       " benchmark of it is run here.",
     ),
   ),
+  "exit_policies": Sweep(
+    title="Exits without a gate, with one, and with one trained alone",
+    source="Ouro, sections 3.3 and 3.4; it has no table of this",
+    columns=(_BPB, _LOSS),
+    panels=_PANELS,
+    caveats=(
+      "Bits per byte are of all loops. The loss after fixed loops, by the gate"
+      " and by the change of the state is in each run's figures/exit_curve.",
+    ),
+  ),
   "exits": Sweep(
     title="How exits are trained: the entropy of the gate",
     source="ours; Ouro takes 0.1 at first and 0.05 later",

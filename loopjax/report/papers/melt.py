@@ -62,7 +62,7 @@ def _gate(name: str) -> dict:
 
 
 _ALL = {"model.distill": "all"}
-_CHUNKS = frozenset((2, 3, 16, 128, 500))  # Chunk sizes of the presets.
+_CHUNKS = frozenset((2, 3, 4, 16, 128, 500))  # Chunk sizes of the presets.
 _TABLE_4 = (
   _row("MELT-1.6B", {**_ALL, "model.align_weight": 0.1},
        46.7, 33.3, 80.2, 93.4),
