@@ -51,12 +51,24 @@ def test_half_the_bytes_in_bfloat16(settings):
   assert sizes[0] == 2 * sizes[1]
 
 
-def test_prompts_are_read_in_whole_chunks_of_melt():
+class Called(Exception):
+  """Carries the arguments of a call."""
+
+
+def test_prompts_are_read_in_whole_chunks_of_melt(monkeypatch):
+  def prompt_chunks(sequences, num_rows, length, **options):
+    raise Called(length)
+
+  monkeypatch.setattr(generation.batches, "prompt_chunks", prompt_chunks)
   melt = config_lib.resolve(
     load_config("lm_melt", "smoke,model.prefill_chunk=48")
   )
   model = generation.model_of(melt, machine(1), "float32")
-  assert model.prompt_chunk == 6 * 48  # Of 256 tokens at least.
+  # Of 256 tokens at least, if a text has as many.
+  for max_tokens, length in ((512, 6 * 48), (100, 100)):
+    with pytest.raises(Called) as called:
+      generation.measured(model, machine(1), 1, max_tokens)
+    assert called.value.args == (length,)
 
 
 def test_families_without_next_tokens_are_refused():
