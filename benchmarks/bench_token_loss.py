@@ -1,9 +1,12 @@
 """What read-out and cross-entropy cost by chunks, against the plain form.
 
   python benchmarks/bench_token_loss.py --width=128
+  python benchmarks/bench_token_loss.py --loops=4 --vocab=49152 --tokens=1024
 
 Times value and gradient of the mean loss, at the vocabulary of the language
-model of arXiv 2607.00341 (appendix B) and 4,096 tokens. Forms take turns in one
+model of arXiv 2607.00341 (appendix B) and 4,096 tokens; with several loops, of
+Ouro's expected loss over exits (arXiv 2510.25741, section 3.3), in which every
+token is read out after each loop. Forms take turns in one
 process, so that they see the same machine; ratios of one run are what counts,
 on a busy machine those of the CPU time on one core (`taskset -c 0`).
 "Peak" is arguments, outputs and temporaries of the compiled program.
@@ -18,24 +21,29 @@ import numpy as np
 from absl import app, flags
 
 from loopjax.kernels.token_loss import api
+from loopjax.loop import exits
+from loopjax.losses import exits as exit_losses
 from loopjax.run import provenance
 
 _VOCAB = flags.DEFINE_integer("vocab", 129_280, "V.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of a batch.")
 _WIDTH = flags.DEFINE_integer("width", 128, "D.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Both.")
+_LOOPS = flags.DEFINE_integer("loops", 1, "K; above 1, the loss of exits.")
 _CALLS = flags.DEFINE_integer("calls", 3, "Timed calls of each; 0 for none.")
+_OPTIONS = ("vocab", "tokens", "width", "dtype", "loops")
 
 
 def main(argv):
   del argv
   dtype = jnp.dtype(_DTYPE.value)
-  keys = jax.random.split(jax.random.key(0), 3)
-  shape = (4, _TOKENS.value // 4)
+  keys = jax.random.split(jax.random.key(0), 4)
+  shape = (_LOOPS.value, 4, _TOKENS.value // 4)
   operands = (
     jax.random.normal(keys[0], (*shape, _WIDTH.value), dtype),
     0.1 * jax.random.normal(keys[1], (_VOCAB.value, _WIDTH.value), dtype),
-    jax.random.randint(keys[2], shape, 0, _VOCAB.value),
+    jax.random.normal(keys[3], shape),
+    jax.random.randint(keys[2], shape[1:], 0, _VOCAB.value),
   )
   forms = {form: compiled(form, operands) for form in api.IMPLEMENTATIONS}
   seconds = {form: [] for form in forms}
@@ -58,20 +66,28 @@ def main(argv):
       row["ms"] = 1e3 * float(np.median(seconds[form]))
       row["cpu_ms"] = 1e3 * float(np.median(busy[form]))
     rows.append(row)
-  options = {name: flags.FLAGS[name].value for name in ("vocab", "tokens")}
-  options |= {"width": _WIDTH.value, "dtype": _DTYPE.value}
+  options = {name: flags.FLAGS[name].value for name in _OPTIONS}
   report = {"rows": rows, **options, **provenance.environment()}
   print(json.dumps(report, indent=2))
 
 
 def compiled(form: str, operands):
-  """Value and gradient of the mean loss."""
+  """Value and gradient of the mean loss, or of that of exits."""
 
-  def loss(hidden, table, targets):
-    losses, _ = api.token_loss(hidden, table, targets, implementation=form)
-    return jnp.mean(losses)
+  def loss(hidden, table, gate, targets):
+    losses, _ = api.token_loss(
+      hidden,
+      table,
+      jnp.broadcast_to(targets, hidden.shape[:-1]),
+      implementation=form,
+    )
+    if _LOOPS.value == 1:
+      return jnp.mean(losses)
+    log_chance = exits.log_distribution(gate)
+    batch = {"weights": jnp.ones(targets.shape)}
+    return exit_losses.expected(losses, log_chance, batch, 0.05)[0]
 
-  run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+  run = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
   return run.lower(*operands).compile()
 
 

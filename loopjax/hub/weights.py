@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from loopjax.hub.layouts import Layout, Row
 from loopjax.run import integrity
 
 _ROWS = 8192  # Rows of a table that are compared at a time.
+_ALIGNMENT = 64  # Bytes.
 
 
 def read(folder: pathlib.Path, layout: Layout, abstract: Any) -> Any:
@@ -180,7 +181,7 @@ def _part(
     for one, size in zip(index, leaf.shape, strict=True)
   ]
   names = _names(row, leaf.shape)
-  part = np.empty([one.stop - one.start for one in spans], leaf.dtype)
+  part = _empty([one.stop - one.start for one in spans], leaf.dtype)
   if len(spans) > len(_shape(row, leaf.shape)):
     names, spans, places = names[spans[0]], spans[1:], part
   else:
@@ -190,3 +191,11 @@ def _part(
     values = files.read(name, there[name], theirs)
     place[...] = values.T if row.transposed else values
   return part
+
+
+def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+  """An array where XLA wants it: on a CPU it becomes JAX's without a copy."""
+  size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % _ALIGNMENT
+  return memory[start : start + size].view(dtype).reshape(shape)

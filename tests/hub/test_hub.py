@@ -101,6 +101,16 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   assert jax.tree.all(jax.tree.map(jnp.array_equal, params, again))
 
 
+@pytest.mark.parametrize("shape", [(), (3, 5), (7, 64, 33)])
+def test_what_was_read_becomes_an_array_of_jax_without_a_copy(shape):
+  """The import of a large model fits into little more than its size."""
+  values = weights._empty(shape, jnp.bfloat16)
+  values[...] = 1.5
+  array = jax.device_put(values)
+  assert array.unsafe_buffer_pointer() == values.ctypes.data
+  assert array.shape == shape and jnp.all(array == 1.5)
+
+
 def test_bfloat16_is_kept_and_widened_exactly(tmp_path):
   narrow = {
     name: x.astype(jnp.bfloat16)
