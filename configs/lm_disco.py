@@ -22,18 +22,10 @@ from loopjax import budget, presets
 from loopjax import config as config_lib
 
 _COMMON = presets.beside(__file__, "common.py")
-_TINY = {
-  "task": {
-    "train_files": "made:arithmetic", "vocab_size": 0, "sequence_length": 256,
-  },
-  "model": {
-    "width": 128, "num_layers": 2, "num_heads": 4, "top_k": 0,
-    "rope_base": 1e4, "precision": "float32",
-  },
-  "optim": {"warmup_steps": 100}, "loop": {"remat": "auto"},
-  "run": {"num_steps": 1000, "batch_size": 16, "steps_per_call": 10},
-  "eval": {"every": 250, "batch_size": 64, "num_examples": 256},
-}  # fmt: skip
+_TINY = presets.merged(_COMMON["LM_TINY"], {
+  "model": {"top_k": 0}, "optim": {"eps": 1e-8},
+  "run": {"num_steps": 500, "checkpoint_every": 250},
+})  # fmt: skip
 
 PRESETS = {
   "paper": {
@@ -56,7 +48,7 @@ PRESETS = {
   "gpu": presets.merged(_TINY, {
     "task": {"sequence_length": 1024},
     "model": {"width": 512, "num_layers": 12, "num_heads": 8,
-              "precision": "bfloat16"},
+              "init_std": 0.02, "precision": "bfloat16"},
     "loop": {"remat": "outputs"},
     "run": {"num_steps": 4000, "batch_size": 64},
   }),

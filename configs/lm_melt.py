@@ -91,8 +91,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     **slower, "run.init_from": WorkdirOf(len(first)), "run.teacher": teacher,
     "model.distill": "all",
     "run.num_steps": presets.steps(config, 3, 10 if scratch else 5),
-    "model.align_weight": 0.1,
   }  # fmt: skip
+  aligned = {**phase_2, "model.align_weight": 0.1}
   # A run has at least one step; this one changes nothing.
   untrained = {
     **taught, "model.prefill_chunk": 1, "optim.gate_rate": 1.0,
@@ -117,10 +117,12 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     })
   ]  # fmt: skip
   return {
-    "pipeline": [*first, phase_1, phase_2],
+    # Small models do better without alignment, on the validation split.
+    "pipeline": [*first, phase_1, *([phase_2] if scratch else []), aligned],
     "gates": [*first, *product([phase_1], gates)],  # Table 3.
     "components": [  # Table 4: one after another is left out.
-      *first, phase_1, phase_2, taught, begun, {**begun, "model.chunk_size": 0},
+      *first, phase_1, aligned, phase_2,
+      taught, begun, {**begun, "model.chunk_size": 0},
     ],
     "chunk_size": [*first, *product(
       [phase_1], axis("model.chunk_size", chunk // 2, chunk, 2 * chunk, 0))],
