@@ -1,5 +1,9 @@
 """Files of datasets on the Hugging Face Hub."""
 
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
 from loopjax.errors import UserError, one_line
 
 PREFIX = "hf://"
@@ -15,10 +19,57 @@ def download(url: str, instead: str) -> str:
   Raises:
     UserError: the file cannot be downloaded.
   """
+  repository, name = _split(url)
+  return _ask(
+    url,
+    instead,
+    lambda library: library.hf_hub_download(
+      repo_id=repository, filename=name, repo_type="dataset"
+    ),
+  )
+
+
+def download_all(url: str, instead: str) -> list[str]:
+  """As `download`, of a pattern: the paths of all files, sorted by name.
+
+  Args:
+    url: hf://OWNER/NAME/PATTERN; `*` does not match a slash.
+    instead: the alternative that error messages suggest.
+
+  Raises:
+    UserError: no file matches, or one cannot be downloaded.
+  """
+  repository, pattern = _split(url)
+  if not {*"*?["} & {*pattern}:
+    return [download(url, instead)]
+  names = _ask(
+    url,
+    instead,
+    lambda library: library.list_repo_files(repository, repo_type="dataset"),
+  )
+  depth = len(pathlib.PurePosixPath(pattern).parts)
+  matching = sorted(
+    name
+    for name in names
+    # A relative pattern is compared with the end of a path.
+    if (path := pathlib.PurePosixPath(name)).match(pattern)
+    and len(path.parts) == depth
+  )
+  if not matching:
+    raise UserError(f"{url}: none of the dataset's {len(names)} files matches")
+  return [download(f"{PREFIX}{repository}/{x}", instead) for x in matching]
+
+
+def _split(url: str) -> tuple[str, str]:
+  """(OWNER/NAME, the rest)."""
   parts = url.removeprefix(PREFIX).split("/", 2)
   if len(parts) < 3 or not all(parts):
     raise UserError(f"{url}: write it as {PREFIX}OWNER/NAME/FILE")
-  owner, name, filename = parts
+  return "/".join(parts[:2]), parts[2]
+
+
+def _ask(url: str, instead: str, function: Callable[[Any], Any]) -> Any:
+  """What a function of the library huggingface_hub returns."""
   try:
     import huggingface_hub
   except ImportError:
@@ -27,9 +78,7 @@ def download(url: str, instead: str) -> str:
       f"huggingface_hub, or {instead}"
     ) from None
   try:
-    return huggingface_hub.hf_hub_download(
-      repo_id=f"{owner}/{name}", filename=filename, repo_type="dataset"
-    )
+    return function(huggingface_hub)
   except Exception as error:  # Whatever the network or the library raises.
     raise UserError(
       f"{url}: the download failed ({type(error).__name__}:"

@@ -15,10 +15,10 @@ class Config:
   """Sources of text, the tokenizer, and the length of rows.
 
   A source is a file, a pattern (`books/*.txt`) or hf://OWNER/NAME/FILE, a file
-  of a dataset on the Hugging Face Hub. `.jsonl`, `.ndjson` and `.json` files
-  contain one JSON object per line, `.parquet` files tables, all others plain
-  text, which is cut at blank lines into documents of about 8 KiB. All but
-  parquet may be compressed with gzip or Zstandard.
+  or a pattern of a dataset on the Hugging Face Hub. `.jsonl`, `.ndjson` and
+  `.json` files contain one JSON object per line, `.parquet` files tables, all
+  others plain text, which is cut at blank lines into documents of about 8 KiB.
+  All but parquet may be compressed with gzip or Zstandard.
 
   Attributes:
     train_files: sources, separated by commas.

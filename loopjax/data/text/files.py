@@ -50,7 +50,7 @@ def find(source: str) -> list[str]:
     UserError: there are none, or a download fails.
   """
   if source.startswith(hub.PREFIX):
-    return [hub.download(source, "give local files in task.train_files")]
+    return hub.download_all(source, "give local files in task.train_files")
   if source.startswith(made.PREFIX):
     return [made.path(source)]
   if os.path.isdir(source):

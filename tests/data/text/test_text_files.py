@@ -1,6 +1,8 @@
 """What is read of files, and what is said of bad ones."""
 
 import gzip
+import sys
+import types
 
 import pytest
 import zstandard
@@ -161,3 +163,29 @@ def test_sources(tmp_path):
     files.find(f"{tmp_path}/*.jsonl")
   with pytest.raises(UserError, match="hf://OWNER/NAME/FILE"):
     files.find("hf://owner")
+
+
+def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
+  """A pattern is compared with the whole path, as one of local files is."""
+  names = ("a.txt", "data/b.txt", "data/a.txt", "data/c.md", "data/old/d.txt")
+
+  def lists(repository, repo_type):
+    assert (repository, repo_type) == ("owner/name", "dataset")
+    return list(names)
+
+  def download(repo_id, filename, repo_type):
+    assert (repo_id, repo_type) == ("owner/name", "dataset")
+    return str(tmp_path / filename)
+
+  fake = types.SimpleNamespace(list_repo_files=lists, hf_hub_download=download)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+  for pattern, expected in (
+    ("data/*.txt", ["data/a.txt", "data/b.txt"]),
+    ("*.txt", ["a.txt"]),
+    ("data/[bc].*", ["data/b.txt", "data/c.md"]),
+    ("data/c.md", ["data/c.md"]),
+  ):
+    found = files.find(f"hf://owner/name/{pattern}")
+    assert found == [str(tmp_path / name) for name in expected]
+  with pytest.raises(UserError, match="none of the dataset's 5 files matches"):
+    files.find("hf://owner/name/*.parquet")
