@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from loopjax.errors import UserError
@@ -72,6 +73,13 @@ class _Writer:
     """Token ids of a text, in which special tokens may be spelled out."""
     (ids,) = self._language_model.tokenizer.encode([text])
     return tuple(ids.tolist())
+
+  def has_room(self, prompt: tuple[int, ...]) -> bool:
+    """Whether a prompt fits, and leaves half of the room for new tokens."""
+    room = self._engine.max_prompt_tokens
+    if room is None or self._options.prompt_tokens:
+      return room is None or len(prompt) <= room
+    return len(prompt) + min(self._options.max_new_tokens, room // 2) <= room
 
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
     """Generates and prints the samples of a prompt; returns their texts.
@@ -168,9 +176,25 @@ def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
         return
     if said.strip():
       messages.append({"role": "user", "content": said.strip()})
-      (answer,) = writer.write(writer.encode(prompt_of(messages)))
+      (answer,) = writer.write(_shortened(writer, messages, prompt_of))
       messages.append({"role": "assistant", "content": answer})
     said = None
+
+
+def _shortened(
+  writer: _Writer,
+  messages: list[dict[str, str]],
+  prompt_of: Callable[[chat.Messages], str],
+) -> tuple[int, ...]:
+  """The prompt of a conversation; without its first messages, if too long."""
+  before = len(messages)
+  prompt = writer.encode(prompt_of(messages))
+  while len(messages) > 1 and not writer.has_room(prompt):
+    del messages[:2]  # A message of the user, and its answer.
+    prompt = writer.encode(prompt_of(messages))
+  if dropped := before - len(messages):
+    print(f"(left out: the first {dropped} messages; --max_tokens is full)")
+  return prompt
 
 
 def _check(options: Options) -> None:

@@ -136,6 +136,11 @@ class Engine:
     """Whether there are no requests."""
     return self._scheduler.idle
 
+  @property
+  def max_prompt_tokens(self) -> int | None:
+    """Maximum length of a prompt; None for any length."""
+    return self._prompt_tokens or self.max_tokens
+
   def add(self, request: GenerationRequest) -> int:
     """Queues a request; returns its id.
 
@@ -190,7 +195,7 @@ class Engine:
       raise UserError(
         f"the prompt has a token {wrong[0]}; there are {self._num_tokens}"
       )
-    capacity = self._prompt_tokens or self.max_tokens
+    capacity = self.max_prompt_tokens
     if capacity and len(request.prompt) > capacity:
       raise UserError(
         f"the prompt has {len(request.prompt)} tokens, and the cache has room"

@@ -15,7 +15,7 @@ import hub_examples as examples
 
 from loopjax.generate import __main__ as entry
 from loopjax.generate import source
-from loopjax.generate.engine import GenerationRequest, Sampling
+from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 
 
 def test_a_published_layout_writes_what_transformers_would(tmp_path):
@@ -63,3 +63,28 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
     written = [one.token for one in tokens if one.finish != "stop"]
     assert answer.strip() == language_model.tokenizer.decode(written)
     said += f" {answer.strip()} w1 w7 w2"
+
+
+def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
+  pytest.importorskip("jinja2")
+  folder = examples.make_folder(tmp_path / "ouro")
+  template = "{% for m in messages %}w1 {{ m.content }} {% endfor %}w2"
+  (folder / "tokenizer_config.json").write_text(
+    json.dumps({"chat_template": template})
+  )
+  flags = [f"--hub={folder}", "--temperature=0", "--max_new_tokens=3"]
+  flags += ["--dtype=float32", "--max_tokens=12", "--chat"]
+  prompts, add = [], Engine.add
+
+  def recorded(engine, request):
+    prompts.append(request.prompt)
+    return add(engine, request)
+
+  monkeypatch.setattr(Engine, "add", recorded)
+  monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6 w7 w8\nw4 w3 w9\n"))
+  assert entry.main(flags) == 0
+  said = capsys.readouterr().out
+  assert "(left out: the first 2 messages; --max_tokens is full)" in said
+  tokenizer = source.load_folder(folder, dtype="float32").tokenizer
+  expected = tokenizer.encode(["w1 w5 w6 w7 w8 w2", "w1 w4 w3 w9 w2"])
+  assert prompts == [tuple(ids.tolist()) for ids in expected]
