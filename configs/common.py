@@ -56,7 +56,7 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; the steps are the task's.
       "init_std": 0.035,
     },
     "optim": {
-      "learning_rate": 7e-4, "schedule": "cosine", "warmup_steps": 500,
+      "learning_rate": 1.4e-3, "schedule": "cosine", "warmup_steps": 500,
       "b2": 0.99,
     },
     "run": {
