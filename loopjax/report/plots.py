@@ -128,7 +128,7 @@ def _by_run(
   groups: Sequence[tables.Group], panel: paper_lib.Panel
 ) -> list[_Curve]:
   """Every curve that a completed run has; groups differ in colour."""
-  keys = tables.varying(groups)
+  keys = tables.distinguishing(groups)
   curves = []
   for number, group in enumerate(groups):
     if not tables.fits(panel.settings, group.settings):

@@ -199,7 +199,7 @@ def _comparison(
       header.append(Cell(column.label, kind="paper"))
   labels = ("runs", "evaluated", "steps", "parameters", "wall time")
   header += [Cell(label, kind="ours") for label in labels]
-  keys = tables.varying(groups)
+  keys = tables.distinguishing(groups)
   rows = []
   for group in groups:
     row = tables.row_of(group.settings, sweep.rows)

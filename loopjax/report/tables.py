@@ -256,6 +256,27 @@ def varying(groups: Sequence[Group]) -> list[str]:
   ]
 
 
+def distinguishing(groups: Sequence[Group]) -> list[str]:
+  """The varying keys without those that follow from others.
+
+  A key that only one task or model has follows from its name, unless groups
+  differ in nothing else.
+  """
+  names = varying(groups)
+  for key in tuple(names):
+    fewer = [name for name in names if name != key]
+    if any(key not in group.settings for group in groups) and (
+      _num_different(groups, fewer) == _num_different(groups, names)
+    ):
+      names = fewer
+  return names
+
+
+def _num_different(groups: Sequence[Group], keys: Sequence[str]) -> int:
+  rows = {repr([group.overrides.get(key) for key in keys]) for group in groups}
+  return len(rows)
+
+
 def as_text(overrides: Mapping[str, Any]) -> str:
   """Overrides as readable text."""
   return ", ".join(

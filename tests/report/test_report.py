@@ -569,6 +569,28 @@ def test_depth_is_read_at_multiples_of_the_trained_one():
   ] == pytest.approx([17, 35, 63])
 
 
+def test_settings_of_one_task_alone_follow_from_its_name():
+  """What several tasks have, and what nothing else tells apart, stays."""
+  of_facts = {"task.name": "facts", "task.people": 8, "run.steps": 30}
+  of_sums = {"task.name": "sums", "task.modulus": 11, "run.steps": 60}
+  many = {**of_facts, "task.people": 16}
+
+  def keys(*items):
+    groups = [
+      tables.Group(
+        item, [tables.Run(None, item, {**item, "x.y": 1}, "", {}, {})]
+      )
+      for item in items
+    ]
+    return tables.distinguishing(groups)
+
+  assert keys(of_facts, of_sums) == ["task.name", "run.steps"]
+  assert keys(of_facts, of_sums, many) == [
+    "task.name", "task.people", "run.steps",
+  ]  # fmt: skip
+  assert keys(of_facts, many) == ["task.people"]
+
+
 def test_only_one_varying_number_makes_a_curve():
   def key(name, file="sudoku_utm"):
     runs = [
