@@ -272,7 +272,7 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
   """
   path = workdir / "config.json"
   if not path.exists():
-    raise UserError(f"{label} contains no run: config.json is missing")
+    raise UserError(workdir_lib.no_run(workdir, label))
   try:
     there = workdir_lib.read_json(path)
     if "model_type" in there:

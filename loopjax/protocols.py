@@ -51,7 +51,7 @@ class Halting(Protocol):
 
   @property
   def halting(self) -> str:
-    """The halting rule: "fixed", "act" or "ponder"."""
+    """The halting rule; "fixed" never stops, "ponder" is an expectation."""
 
 
 @runtime_checkable

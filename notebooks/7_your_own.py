@@ -183,10 +183,10 @@ MODELS["confident"] = family
 #
 # `tests/models/test_families.py` runs over `MODELS`: every parameter gets a
 # gradient, all kinds of loops and rematerialisation agree, the loop that stops
-# early gives the same result, costs are what XLA counts, no setting is without
-# effect, bfloat16 stays where it belongs. With pytest that is automatic; here
-# we call the functions. A family's small size is all that they ask for, and for
-# each setting of its own a value to change it to.
+# early gives the same result, costs are what XLA counts, every setting changes
+# the program, bfloat16 stays where it belongs. pytest needs no more than two
+# entries in that file; here we call the functions. A family's small size is all
+# that they ask for, and for each setting of its own a value to change it to.
 
 # %%
 sys.path[:0] = ["tests", "tests/loop", "tests/models"]
@@ -297,8 +297,9 @@ display(Image(filename=workdir / "thresholds.png"))
 # %% [markdown]
 # ## Make it stay
 #
-# `CONTRIBUTING.md` has the steps: the family in `loopjax/models/confident.py`,
-# its line in `MODELS`, `configs/sudoku_confident.py`, a row in
-# `docs/papers.md`. Then every command knows it: `python -m loopjax.main
+# `docs/howto/model.md` has the steps: the family in
+# `loopjax/models/confident.py`, its line in `MODELS`,
+# `configs/sudoku_confident.py`, a row in `docs/papers.md`. Then every command
+# knows it: `python -m loopjax.main
 # --config=configs/sudoku_confident.py`, `--mode=eval
 # --config.eval.loop_kind=while`, sweeps, reports, meshes and checkpoints.

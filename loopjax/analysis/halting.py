@@ -7,12 +7,16 @@ from loopjax.protocols import Halting
 
 
 def ponder_steps(evaluated: evaluated_lib.EvaluatedModel) -> np.ndarray | None:
-  """Steps of every token [B, S]; None if the model never stops early."""
+  """Steps of every token [B, S]; None if the model never stops early.
+
+  A model whose config names no halting rule stops if it traces "weight".
+  """
   model = evaluated.settings.model
-  if not isinstance(model, Halting) or model.halting == "fixed":
+  rule = model.halting if isinstance(model, Halting) else ""
+  weight = evaluated.output.trace.get("weight")
+  if weight is None or rule == "fixed":
     return None
-  weight = evaluated.output.trace["weight"]
-  if model.halting == "ponder":
+  if rule == "ponder":
     return expected_steps(weight)
   return steps_taken(weight)
 

@@ -102,6 +102,7 @@ def _inspect(
 
   Returns:
     "prompt" and "solution" in characters, "" unless there is exactly one;
+    "solutions", how many there are, in words;
     "digits" [K + 1][cells] and "certain" (probability in percent), of every
     loop and of the output; "halted", the loop at which each token stops, memory
     first, [S]; "attention", of queries to keys, mean over heads, in 255ths of
@@ -116,10 +117,14 @@ def _inspect(
   attention = trace["attention"].mean(axis=1)
   attention = attention / attention.max(axis=-1, keepdims=True)
   solved = solver.solve(board, given[None].astype(np.uint8))
-  unique = solved.num_solutions[0] == 1
+  number = int(solved.num_solutions[0])
+  unique = number == 1
   return {
     "prompt": characters(given),
     "solution": characters(solved.solutions[0]) if unique else "",
+    "solutions": {0: "no solution", 1: "one solution"}.get(
+      number, "several solutions"
+    ),
     "digits": [(row - 1).tolist() for row in digits],
     "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],
     "halted": halting.steps_taken(trace["weight"]).tolist(),

@@ -18,7 +18,12 @@ _PROBE_SECONDS = 0.2
 _SHARE_OF_WIDTH, _MOST = 1 / 400, 0.6
 _MEASURED_SECONDS = 1.0
 _FEW_SECONDS = 10
-_UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
+_UNITS = (
+  (365 * 86_400, "years"),
+  (86_400, "days"),
+  (3600, "hours"),
+  (60, "minutes"),
+)
 
 
 @functools.cache
@@ -66,11 +71,11 @@ def prediction(flops: float, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-  """A duration as text: "seconds", "40 s", "3 minutes", "71 days"."""
+  """A duration as text: "a few seconds", "40 s", "3 minutes", "71 days"."""
   for unit, name in _UNITS:
     if seconds >= 2 * unit:
       return f"{seconds / unit:,.0f} {name}"
-  return f"{seconds:.0f} s" if seconds >= _FEW_SECONDS else "seconds"
+  return f"{seconds:.0f} s" if seconds >= _FEW_SECONDS else "a few seconds"
 
 
 class FirstCalls:

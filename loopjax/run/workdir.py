@@ -120,6 +120,12 @@ def write_json(path: pathlib.Path, value: Any) -> None:
   os.replace(temporary, path)
 
 
+def no_run(workdir: pathlib.Path, label: str) -> str:
+  """The message for a directory that is not a run's, or is not there."""
+  what = "config.json is missing" if workdir.is_dir() else "no such directory"
+  return f"{label} contains no run: {what}"
+
+
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Rows of metrics.jsonl, oldest first; none if there is no file."""
   path = workdir / "metrics.jsonl"

@@ -61,7 +61,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   """
   config_path = workdir / "config.json"
   if not config_path.exists():
-    raise UserError(f"{workdir} contains no run: config.json is missing")
+    raise UserError(workdir_lib.no_run(workdir, str(workdir)))
   config = workdir_lib.read_json(config_path)
   rows = workdir_lib.read_metrics(workdir)
   training = [row for row in rows if row["split"] == "train"]
