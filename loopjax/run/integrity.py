@@ -1,5 +1,6 @@
 """Names, shapes and checksums of arrays, independent of the mesh."""
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -8,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from loopjax.errors import UserError
 from loopjax.run import processes
@@ -44,14 +44,11 @@ def checksums(tree: Any) -> dict[str, str]:
   """
   # One small program per shape: most arrays share theirs with an average and
   # two moments.
-  parts = [_sums(leaf) for leaf in jax.tree.leaves(tree)]
-  sums = np.zeros((len(parts), 2), np.uint32)
-  for total, pairs in zip(sums, parts, strict=True):
-    for pair in pairs:
-      total += np.asarray(pair)
+  leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+  sums = [_sum(x, len(x.sharding.device_set) == 1) for x in leaves]
   return {
-    name: pair.astype(">u4").tobytes().hex()
-    for name, pair in zip(names(tree), processes.summed(sums), strict=True)
+    name: processes.gather_array(pair).astype(">u4").tobytes().hex()
+    for name, pair in zip(names(tree), sums, strict=True)
   }
 
 
@@ -67,33 +64,20 @@ def digest(content: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sums(x: Array) -> list[Array]:
-  """u32 [2] of each part of an array that this process counts."""
-  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-    x = jax.random.key_data(x)
-  return [
-    _sum(shard.data, [np.uint32(span.start or 0) for span in shard.index])
-    for shard in jnp.asarray(x).addressable_shards
-    if shard.replica_id == 0
-  ]
-
-
-@jax.jit
-def _sum(x: Array, starts: Sequence[Array]) -> Array:
-  """u32 [2] of the part of an array that begins at these indices."""
+@functools.partial(jax.jit, static_argnums=1)
+def _sum(x: Array, on_one_device: bool) -> Array:
+  """u32 [2] of one array."""
   mixed = _bits(x)
   for axis in range(mixed.ndim):
     place = jax.lax.broadcasted_iota(jnp.uint32, mixed.shape, axis)
-    if axis < len(starts):  # Not that of the halves of 64 bits.
-      place += starts[axis]
     mixed = _mix(mixed ^ _mix(place + jnp.uint32(axis)))
   halves = tuple(_mix(mixed ^ jnp.uint32(salt)) for salt in (1, 2))
-  # One reduction of both, which XLA fuses: two would store all mixed bits.
-  # Partitioned, it would gather the whole array, hence the parts.
-  zero = jnp.uint32(0)
-  return jnp.stack(
-    jax.lax.reduce(halves, (zero, zero), _add, tuple(range(mixed.ndim)))
-  )
+  if on_one_device:
+    # XLA fuses one reduction of both; two store all mixed bits. Of a sharded
+    # array it would gather everything first.
+    zero, axes = jnp.uint32(0), tuple(range(mixed.ndim))
+    return jnp.stack(jax.lax.reduce(halves, (zero, zero), _add, axes))
+  return jnp.stack([jnp.sum(half, dtype=jnp.uint32) for half in halves])
 
 
 def _add(left: tuple[Array, ...], right: tuple[Array, ...]) -> list[Array]:
@@ -102,6 +86,8 @@ def _add(left: tuple[Array, ...], right: tuple[Array, ...]) -> list[Array]:
 
 def _bits(x: Array) -> Array:
   """The bits of an array as u32; 64-bit elements become a last axis of two."""
+  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    x = jax.random.key_data(x)
   if x.dtype == bool:
     x = x.astype(jnp.uint8)
   size = x.dtype.itemsize

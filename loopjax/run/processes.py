@@ -170,9 +170,10 @@ def gather_messages(message: str) -> str:
   )
 
 
-def summed(counts: np.ndarray) -> np.ndarray:
-  """The sum of an array over all processes, in its dtype."""
-  if jax.process_count() == 1:
-    return counts
-  rows = multihost_utils.process_allgather(counts)
-  return np.asarray(rows).sum(axis=0, dtype=counts.dtype)
+def gather_array(x: Any) -> np.ndarray:
+  """The full array, on every process, of one sharded over all of them."""
+  if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    if x.is_fully_replicated:
+      return np.asarray(x.addressable_data(0))
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  return np.asarray(x)

@@ -60,7 +60,7 @@ def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
   (("--workdir={run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
   (("--workdir={run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
   (("--workdir={run}", "--chat"), "has no chat template"),
-  (("--workdir={run}/no", "--prompt=a"), "config.json"),
+  (("--workdir={run}/no", "--prompt=a"), "no such directory"),
   (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(run, capsys, flags, says):

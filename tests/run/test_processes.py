@@ -1,5 +1,6 @@
 """How a process finds out what it takes part in."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
@@ -80,5 +81,5 @@ def test_contradictions_are_named(
 def test_alone_a_process_agrees_with_itself():
   assert processes.from_process_0(lambda: {"a": 1}) == {"a": 1}
   assert processes.gather_messages("x") == "x"
-  whole = processes.summed(np.arange(3, dtype=np.uint32))
+  whole = processes.gather_array(jnp.arange(3))
   np.testing.assert_array_equal(whole, [0, 1, 2])
