@@ -43,9 +43,9 @@ def test_asked_to_stop(tmp_path, never_killed):
 @pytest.mark.parametrize(
   ("how", "seed"),
   [
-    (drills.truncate, 0),
+    pytest.param(drills.truncate, 0, marks=pytest.mark.long),
     (drills.flip, 4),
-    (drills.empty, 0),
+    pytest.param(drills.empty, 0, marks=pytest.mark.long),
     (drills.edit_record, 0),
   ],
 )

@@ -53,7 +53,14 @@ def stop_at(monkeypatch, polls):
 
 # A run asks before every call of 5 steps and every batch of an evaluation.
 @pytest.mark.parametrize(
-  ("polls", "step"), [(1, 0), (2, 5), (3, 10), (5, 10), (26, 20)]
+  ("polls", "step"),
+  [
+    (1, 0),
+    (2, 5),
+    pytest.param(3, 10, marks=pytest.mark.long),
+    (5, 10),
+    pytest.param(26, 20, marks=pytest.mark.long),
+  ],
 )
 def test_stopped_anywhere_it_ends_as_if_not(
   never_stopped, monkeypatch, tmp_path, polls, step
