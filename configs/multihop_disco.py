@@ -7,9 +7,10 @@ the same config: `:model.name=looped` (the vanilla loop), `transformer` (K
 untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
 
   tiny    100 + 100 entities, one layer of width 384; 19 minutes on a CPU core.
-          ID 1.000, OOD 0.966, 0.924 and 0.964 in three seeds; the vanilla loop
-          0.222, 0.198 and 0.162. The runs, and what other sizes do:
-          benchmarks/results/2026-11-21_cpu_2cores_multihop.md
+          OOD 0.908, 0.972 and 0.940 in three fresh seeds; the vanilla loop
+          0.276, 0.104 and 0.184:
+          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. What other
+          sizes do: benchmarks/results/2026-11-21_cpu_2cores_multihop.md
   gpu     the paper's task, width 256. Not measured.
   paper   two hops, 500 + 500 entities, 3,000 epochs of 20,000 sequences; the
           block of GPT-2, 4 layers, which the paper does not state. Not run.
