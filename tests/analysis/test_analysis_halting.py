@@ -1,5 +1,7 @@
 """Halting statistics on weights made by hand and on the rules' own."""
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,3 +56,23 @@ def test_histogram_without_memory_has_cells_alone():
 def test_mean_by_position_leaves_memory_out():
   steps = np.array([[9, 1, 3], [9, 2, 5]])
   np.testing.assert_allclose(halting.mean_by_position(steps, 1), [1.5, 4.0])
+
+
+@pytest.mark.parametrize(
+  ("model", "trace", "steps"),
+  [
+    ({}, "weight", 2),  # A rule without a name.
+    ({"halting": "act"}, "weight", 2),
+    ({"halting": "ponder"}, "weight", 1.5),
+    ({"halting": "fixed"}, "weight", None),
+    ({}, "prediction", None),  # It never stops early.
+  ],
+)
+def test_a_model_that_weights_its_steps_stops(model, trace, steps):
+  weight = np.full((2, 1, 1), 0.5)
+  evaluated = types.SimpleNamespace(
+    settings=types.SimpleNamespace(model=types.SimpleNamespace(**model)),
+    output=types.SimpleNamespace(trace={trace: weight}),
+  )
+  found = halting.ponder_steps(evaluated)
+  assert found is None if steps is None else found == steps
