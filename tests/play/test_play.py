@@ -173,20 +173,29 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   def board():
     return "".join(text or "." for text in cells.all_inner_texts())
 
-  def shown(digits):
-    return "".join(str(d) if d > 0 else "." for d in digits)
+  def shown(of, k):  # Given digits stay, whatever the model says.
+    pairs = zip(found[of]["prompt"], found[of]["digits"][k], strict=True)
+    return "".join(
+      given if given != "." else str(d) if d > 0 else "." for given, d in pairs
+    )
+
+  def underlined(of, k):
+    rows = found[of]["digits"][k], found[of]["solution"]
+    return [d != int(right) for d, right in zip(*rows, strict=True)]
 
   assert board() == found[0]["prompt"]
   for k in range(LOOPS + 1):
     tab.keyboard.press("ArrowRight")
-    assert board() == shown(found[0]["digits"][k])
+    assert board() == shown(0, k)
+    classes = [cell.get_attribute("class").split() for cell in cells.all()]
+    assert ["wrong" in names for names in classes] == underlined(0, k)
     stopped = sum(loop <= k + 1 for loop in found[0]["halted"][2:])
     assert f"{stopped} of 16 cells have" in tab.locator("#status").inner_text()
   assert tab.locator("#now").inner_text() == "output"
   tab.locator("#loop").fill("1")
   assert tab.locator("#now").inner_text() == f"loop 1 of {LOOPS}"
   tab.keyboard.press("ArrowDown")
-  assert board() == shown(found[1]["digits"][0])
+  assert board() == shown(1, 0)
   cells.nth(5).click()
   looks = base64.b64decode(found[1]["attention"])[7 * 18 :][
     :18
@@ -207,4 +216,62 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   assert not tab.locator("#ask").is_visible()
   wide = tab.evaluate("document.documentElement.scrollWidth")
   assert wide <= 360
+  assert not mistakes
+
+
+def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
+  """With the keyboard alone, and with the mouse alone."""
+  pytest.importorskip("httpx")
+  testclient = pytest.importorskip("starlette.testclient")
+  from loopjax.play import server
+
+  client = testclient.TestClient(server.make(inspector, [inspection]))
+  tab = browser.new_page(viewport={"width": 360, "height": 740})
+  mistakes = []
+  tab.on("pageerror", lambda error: mistakes.append(str(error)))
+
+  def answer(route):
+    path = route.request.url.removeprefix("http://page.test")
+    found = client.get(path)
+    kind = found.headers["content-type"]
+    route.fulfill(status=found.status_code, body=found.text, content_type=kind)
+
+  tab.route("**/*", answer)
+  tab.goto("http://page.test/")
+  cells, text = tab.locator("#board button"), tab.locator("#text")
+  pad = tab.locator("#pad button")
+
+  def holds(puzzle, thoughts):
+    tab.wait_for_function(
+      f"thoughts.length === {thoughts} && thoughts[current].prompt"
+      f" === '{puzzle}'"
+    )
+    assert text.input_value() == puzzle
+    assert "".join(x or "." for x in cells.all_inner_texts()) == puzzle
+
+  assert not pad.first.is_visible()
+  tab.keyboard.press("3")  # No cell is chosen yet.
+  tab.keyboard.press("Tab")  # The page's theme, then the board.
+  tab.keyboard.press("Tab")
+  tab.keyboard.press("Enter")
+  tab.keyboard.press("Shift+ArrowRight")
+  tab.keyboard.press("Shift+ArrowUp")  # The edge of the board holds.
+  tab.keyboard.press("3")
+  holds("13.4..1..1..4..1", 2)
+  tab.keyboard.press("Shift+ArrowDown")
+  tab.keyboard.press("Shift+ArrowRight")
+  tab.keyboard.press("Backspace")
+  holds("13.4.....1..4..1", 3)
+  tab.keyboard.press("5")  # No digit of this board.
+  tab.keyboard.press("Tab")  # All cells are one stop.
+  assert tab.evaluate("document.activeElement.textContent") == "1"
+  assert tab.evaluate("document.activeElement.parentElement.id") == "pad"
+  cells.nth(15).click()
+  pad.nth(1).click()
+  holds("13.4.....1..4..2", 4)
+  pad.nth(4).click()
+  holds("13.4.....1..4...", 5)
+  tab.keyboard.press("ArrowUp")  # Back to what was there before.
+  holds("13.4.....1..4..2", 5)
+  assert tab.evaluate("document.documentElement.scrollWidth") <= 360
   assert not mistakes
