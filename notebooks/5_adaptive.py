@@ -205,8 +205,10 @@ print(f"correlation of iterations and loss: {correlation:.2f}")
 # ## Stop early
 #
 # At inference a token can stop once its $p_{\mathrm{halt}}$ sum to a threshold;
-# the iteration at which it does gets the remainder. What does it save, and
-# cost?
+# the iteration at which it does gets the remainder. How many
+# iterations then count, and what does it cost? (Later tokens attend to the keys
+# and values of every iteration, so compute is saved only where a whole row has
+# stopped.)
 
 # %%
 show(adaptive.draw_exits(evaluated))

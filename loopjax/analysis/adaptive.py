@@ -136,7 +136,7 @@ def slots_in_use(attention: np.ndarray) -> np.ndarray:
 
 
 def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  """exits.png and .json: compute saved and score lost by inference halting."""
+  """exits.png and .json: iterations and score when tokens halt at inference."""
   if not isinstance(evaluated.settings.family, HaltsByMass):
     return []
   num_loops, score = evaluated.settings.model.num_loops, _score_name(evaluated)
@@ -149,8 +149,8 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     [row[f"{score}/change{of}"] for row in found] for of in ("", "_error")
   )
   for name, color, label in (
-    ("loops_per_token", draw.BLUE, "each token stops by itself"),
-    ("loops_per_row", draw.ORANGE, "a layer stops when its whole row does"),
+    ("loops_per_token", draw.BLUE, "in the output of a token (all are run)"),
+    ("loops_per_row", draw.ORANGE, "run, if a layer stops with its whole row"),
   ):
     loops = [row[name] for row in found]
     axes.errorbar(
@@ -168,7 +168,7 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     axes,
     f"Halting at inference by threshold; {words} without it"
     f" {found[0][score]:.3f}, {found[0]['rows']} rows",
-    f"iterations run, of {num_loops}, mean over layers",
+    f"iterations, of {num_loops}, mean over layers",
     f"change in {words}, ±1 standard error",
   )
   axes.legend(frameon=False, fontsize=9)
@@ -180,7 +180,11 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 def exits(
   evaluated: evaluated_lib.EvaluatedModel, score: str
 ) -> list[dict[str, Any]]:
-  """A score, and the iterations run, at each of `EXIT_THRESHOLDS`.
+  """A score, and the iterations that it takes, at each of `EXIT_THRESHOLDS`.
+
+  A token that has halted still passes through the remaining iterations, because
+  later tokens attend to their keys and values: halting saves compute where all
+  tokens of a batch have halted.
 
   Args:
     evaluated: the run's evaluated.
@@ -188,7 +192,7 @@ def exits(
 
   Returns:
     For each threshold: "exit_threshold"; "rows"; "loops_per_token", mean over
-    layers and real tokens of the iteration at which a token stops;
+    layers and real tokens of the iterations that count in a token's output;
     "loops_per_row", mean over layers and rows of the iteration at which the
     last token of a row stops; the score; "<score>/change", its difference from
     the score without exits on the same rows; and the standard error of the
