@@ -173,14 +173,14 @@ SUDOKU_PEER_NINE = {
   "task": {
     "box_rows": 3, "max_revealed": 1.0, "num_revealed_examples": 24_000,
   },
-  "run": {"num_steps": 10_000},
+  "eval": {"every": 1000},
 }  # fmt: skip
 SUDOKU_PEER_SMOKE = presets.merged(SUDOKU_SMOKE, {
   "task": {"num_train_puzzles": 0},
   "model": {"precision": "float32", "mlp_ratio": 2.0},
 })  # fmt: skip
 MAZE_SMOKE = presets.merged(_SMOKE, {
-  "task": {"size": 8, "min_path": 6, "num_train_mazes": 0,
+  "task": {"size": 8, "min_path": 6, "num_train_mazes": 0, "augment": False,
            "num_eval_examples": 64},
   "model": {
     "num_layers": 1, "num_loops": 3, "num_cycles": 2, "num_latent_steps": 2,

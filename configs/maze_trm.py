@@ -20,20 +20,22 @@ from loopjax import presets
 
 _COMMON = presets.beside(__file__, "common.py")
 _PEER, _TINY = _COMMON["SUDOKU_PEER"], _COMMON["SUDOKU_PEER_TINY"]
+_STREAM = {"num_train_mazes": 0, "augment": False}
 
 PRESETS = {
   "paper": {
-    "task": {"num_train_mazes": 1000}, "model": {"num_latent_steps": 4},
+    "task": {"num_train_mazes": 1000, "augment": True},
+    "model": {"num_latent_steps": 4},
     "optim": _PEER["optim"],
     "run": {**_PEER["run"], "num_steps": 65_104, "batch_size": 768},
     "eval": {"every": 4000, "depth_factor": 0},
   },
   "gpu": {
-    "task": {"num_train_mazes": 0},
+    "task": _STREAM,
     "run": {"num_steps": 20_000, "batch_size": 128},
   },
   "tiny": {
-    "task": {"size": 12, "min_path": 14, "num_train_mazes": 0},
+    "task": {**_STREAM, "size": 12, "min_path": 14},
     "model": {
       **_TINY["model"], "rope_base": 20.0, "num_cycles": 2,
       "num_latent_steps": 3,
@@ -55,6 +57,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   del config  # The sweeps are the same for every preset.
   axis = config_lib.axis
   return {
+    # Settings that families share stay: one width and number of layers for all.
     "maze_families": axis("model.name", "trm", "hrm", "urm", "utm"),
     "maze_memory": axis("model.num_memory_tokens", 0, 4, 16),
     "openness": axis("task.openness", 0.0, 0.05, 0.2),

@@ -35,7 +35,9 @@ PRESETS = {
     "optim": {"ema_decay": 0.999}, "eval": {"num_examples": 2048},
   },
   "tiny": _TINY,
-  "nine": presets.merged(_TINY, _COMMON["SUDOKU_PEER_NINE"]),
+  "nine": presets.merged(_TINY, _COMMON["SUDOKU_PEER_NINE"], {
+    "run": {"num_steps": 14_400},
+  }),
   "smoke": presets.merged(_COMMON["SUDOKU_PEER_SMOKE"], {
     "model": {"num_layers": 1},
   }),

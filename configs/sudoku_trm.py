@@ -34,7 +34,9 @@ PRESETS = {
     "eval": {"num_examples": 2048},
   },
   "tiny": _TINY,
-  "nine": presets.merged(_TINY, _COMMON["SUDOKU_PEER_NINE"]),
+  "nine": presets.merged(_TINY, _COMMON["SUDOKU_PEER_NINE"], {
+    "run": {"num_steps": 8_000},
+  }),
   "smoke": presets.merged(_COMMON["SUDOKU_PEER_SMOKE"], {
     "model": {"mixer": "attention", "num_cycles": 2, "num_latent_steps": 2},
   }),

@@ -34,7 +34,9 @@ PRESETS = {
     "eval": {"num_examples": 2048},
   },
   "tiny": _TINY,
-  "nine": presets.merged(_TINY, _COMMON["SUDOKU_PEER_NINE"]),
+  "nine": presets.merged(_TINY, _COMMON["SUDOKU_PEER_NINE"], {
+    "run": {"num_steps": 6_200},
+  }),
   "smoke": presets.merged(_COMMON["SUDOKU_PEER_SMOKE"], {
     "model": {"num_layers": 1, "num_inner_steps": 2},
   }),

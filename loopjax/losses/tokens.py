@@ -22,29 +22,23 @@ def token_cross_entropy(logits: Array, targets: Array) -> Array:
   return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
-def stablemax_cross_entropy(logits: Array, targets: Array) -> Array:
-  """Cross-entropy of stablemax: s(x) / sum s, s(x) = x + 1, or 1 / (1 - x)
-  below 0, in place of exp(x) (arXiv 2501.04697, equation 2).
+def stablemax_logits(logits: Array) -> Array:
+  """log s(logits), f32: their softmax is the stablemax of the logits.
 
-  It has no largest logit to run after, so confident models keep a gradient.
-
-  Args:
-    logits: [..., V].
-    targets: int [...].
-
-  Returns:
-    f32 [...], nats.
+  Stablemax is s(x) / sum s with s(x) = x + 1, or 1 / (1 - x) below 0, in place
+  of exp(x) (arXiv 2501.04697, equation 2). It has no largest logit to run
+  after, so confident models keep a gradient.
   """
   logits = logits.astype(jnp.float32)
-  negative = jnp.minimum(logits, 0.0)  # The branch not taken is finite too.
-  s = jnp.where(logits < 0, 1.0 / (1.0 - negative), logits + 1.0)
-  picked = jnp.take_along_axis(s, targets[..., None], axis=-1)[..., 0]
-  return jnp.log(jnp.sum(s, axis=-1)) - jnp.log(picked)
+  # The branch that is not taken is finite, too.
+  below, above = jnp.minimum(logits, 0.0), jnp.maximum(logits, 0.0)
+  return jnp.where(logits < 0, -jnp.log1p(-below), jnp.log1p(above))
 
 
-CROSS_ENTROPIES = {
-  "softmax": token_cross_entropy,
-  "stablemax": stablemax_cross_entropy,
+# How logits become a distribution: the softmax of these.
+DISTRIBUTIONS = {
+  "softmax": lambda logits: logits.astype(jnp.float32),
+  "stablemax": stablemax_logits,
 }
 
 

@@ -57,7 +57,7 @@ def check(config: Any, **bounds: int) -> None:
     "model",
     config,
     positions=rope.POSITIONS,
-    token_loss=token_losses.CROSS_ENTROPIES,
+    token_loss=token_losses.DISTRIBUTIONS,
     precision=PRECISIONS,
   )
   shared = {"num_loops": 1, "num_memory_tokens": 0, "rope_base": 1}
@@ -89,7 +89,8 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
     num_states: how many.
     sizes: (B, S, D).
   """
-  key = jax.random.key(0)
+  # They are in no checkpoint, so a user's choice of generator must not count.
+  key = jax.random.key(0, impl="threefry2x32")
   # The standard deviation of a normal cut off at two is 0.8796.
   vectors = jax.random.truncated_normal(key, -2, 2, (num_states, sizes[2]))
   vectors /= 0.87962566
@@ -125,12 +126,14 @@ def run(
   of them run: "halt_steps" says after which one the head would have halted.
   TRACES: "hidden", the state that is read out, f32 [K, B, S, D]; "prediction",
   i32, and "confidence", f32 [K, B, T], of its read-out; "margin", by how much
-  the head is for halting, f32 [K, B].
+  the head is for halting, f32 [K, B]. The softmax of the output's logits is the
+  distribution of the training loss, whatever `token_loss`.
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
   num_loops = num_loops or model.config.num_loops
   kind = kind or model.options.kind
   x = model.ends.embed(inputs)
+  of_distribution = token_losses.DISTRIBUTIONS[model.config.token_loss]
 
   def segment(state: State, k: Array) -> tuple[State, dict[str, Array]]:
     del k
@@ -140,7 +143,7 @@ def run(
     if "hidden" in trace:
       record["hidden"] = state[0]
     if {"prediction", "confidence"} & {*trace}:
-      record |= linear.prediction_and_confidence(logits)
+      record |= linear.prediction_and_confidence(of_distribution(logits))
     return state, record
 
   state = start(model.config.num_states, x.shape)
@@ -151,7 +154,7 @@ def run(
   first = jnp.argmax(halts, axis=0) + 1
   halt_steps = jnp.where(jnp.any(halts, axis=0), first, num_loops)
   return Output(
-    logits=model.ends.read_out(state[0])[0],
+    logits=of_distribution(model.ends.read_out(state[0])[0]),
     losses={},
     stats={
       "halt_steps": halt_steps.astype(jnp.float32),
@@ -200,11 +203,9 @@ def loss(
   logits, q = model.ends.read_out(state[0])
 
   targets, weights = rows.example["targets"], rows.example["weights"]
-  cross_entropy = jnp.mean(
-    _mean(
-      token_losses.CROSS_ENTROPIES[config.token_loss](logits, targets), weights
-    )
-  )
+  logits = token_losses.DISTRIBUTIONS[config.token_loss](logits)
+  losses = token_losses.token_cross_entropy(logits, targets)
+  cross_entropy = jnp.mean(_mean(losses, weights))
   right = jnp.all((jnp.argmax(logits, -1) == targets) | (weights == 0), axis=1)
   halt_loss = _binary_cross_entropy(q[:, 0], right)
   total = cross_entropy + _HALT_WEIGHT * halt_loss

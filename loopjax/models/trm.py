@@ -39,7 +39,7 @@ class Config:
     positions, rope_base: of the rotary embedding, see
       `rope.positions_after_memory`; "offset" is the paper's.
     exploration: see `loop.supervision.halts`.
-    token_loss: "stablemax" or "softmax" cross-entropy.
+    token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
     precision: "float32" or "bfloat16" (of the matrix products' inputs).
   """
 

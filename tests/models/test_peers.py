@@ -125,17 +125,35 @@ def test_two_segments_are_those_of_the_pseudo_code(name):
   np.testing.assert_array_equal(rows.steps, 2 - halted)
 
 
+def stablemax_of(logits):
+  """The distribution that is trained, by its definition."""
+  s = np.where(logits < 0, 1 / (1 - np.minimum(logits, 0)), logits + 1)
+  return s / s.sum(axis=-1, keepdims=True)
+
+
+def stablemax(output):
+  """The distribution that evaluations and figures see."""
+  return np.asarray(jax.nn.softmax(output.logits))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_forward_pass_is_segments_in_a_row(name):
   expected, (family, config) = stored(name), model_of(name)
   call = family, config, SPEC, expected["inputs"][0], params_of(name)
-  output = examples.run(*call, num_loops=2, trace=("margin",))
+  names = ("margin", "confidence")
+  output = examples.run(*call, num_loops=2, trace=names)
   one = examples.run(*call, num_loops=1)
-  # Float32 after up to 34 blocks, in float64 there.
-  np.testing.assert_allclose(one.logits, expected["0/logits"], atol=2e-4)
   on = ~expected["0/halted"]  # Those that PyTorch kept for a second segment.
+  first, second = expected["0/logits"], expected["1/logits"][on]
+  # Float32 after up to 34 blocks, in float64 there.
+  np.testing.assert_allclose(stablemax(one), stablemax_of(first), atol=2e-4)
   np.testing.assert_allclose(
-    output.logits[on], expected["1/logits"][on], atol=2e-4
+    stablemax(output)[on], stablemax_of(second), atol=2e-4
+  )
+  np.testing.assert_allclose(
+    output.trace["confidence"][1][on],
+    stablemax_of(second).max(axis=-1),
+    atol=2e-4,
   )
   margin, q = output.trace["margin"], expected["0/halting"]
   wants = q[:, 0] - q[:, 1] if name == "hrm" else q[:, 0]

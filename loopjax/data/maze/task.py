@@ -36,6 +36,7 @@ class Config:
     openness: chance that a wall between two rooms is opened, after a spanning
       tree is carved; 0 leaves one path from room to room.
     num_train_mazes: train on this many mazes; 0 for an endless stream.
+    augment: turn and reflect a maze at random each time training sees it.
     num_eval_examples: number in validation, and in the test split.
     eval_seed: seed of both; training uses the run's seed.
   """
@@ -44,6 +45,7 @@ class Config:
   min_path: int = 110
   openness: float = 0.05
   num_train_mazes: int = 0
+  augment: bool = False
   num_eval_examples: int = 1000
   eval_seed: int = 0
 
@@ -58,6 +60,9 @@ class Config:
       num_eval_examples=1,
       eval_seed=0,
     )
+    if not self.num_train_mazes:
+      because = "task.num_train_mazes=0"
+      checks.without_effect("task", self, because, "augment")
     if self.size % 2:
       raise UserError(f"task.size={self.size} must be even")
     if not 0 <= self.openness <= 1:
@@ -127,8 +132,17 @@ def make_dataset(
     return Dataset(pipeline.stream(make, batch_size, rows), groups={}, facts={})
   if split == "train":
     num_examples = config.num_train_mazes
+    turns = pipeline.stream_seed(_STREAMS[split], 1, seed)
+
+    def make_again(indices, positions):
+      batch = make(indices)
+      if not config.augment:
+        return batch
+      chosen = pipeline.uniforms(turns, positions, 1)[:, 0]
+      return turned(batch, (8 * chosen).astype(int))
+
     batches = pipeline.training_batches(
-      lambda indices, _: make(indices), num_examples, batch_size, seed, rows
+      make_again, num_examples, batch_size, seed, rows
     )
     return Dataset(batches, groups={}, facts={"train_examples": num_examples})
   batches = pipeline.evaluation_batches(
@@ -166,6 +180,23 @@ def examples(
     "weights": np.ones((len(indices), config.size**2), np.float32),
   }
   return batch, 2 * mazes.length
+
+
+def turned(
+  batch: dict[str, np.ndarray], symmetries: np.ndarray
+) -> dict[str, np.ndarray]:
+  """The batch with a symmetry of the square, 0 to 7, applied to each maze."""
+
+  def apply(tokens: np.ndarray) -> np.ndarray:
+    size = round(tokens.shape[1] ** 0.5)
+    grids = tokens.reshape(-1, size, size).copy()
+    for grid, symmetry in zip(grids, symmetries, strict=True):
+      rooms = grid[:-1, :-1]  # Below and on the right of these are walls.
+      reflected = rooms.T if symmetry >= 4 else rooms
+      grid[:-1, :-1] = np.rot90(reflected, symmetry % 4).copy()
+    return grids.reshape(tokens.shape)
+
+  return {**batch, **{k: apply(batch[k]) for k in ("inputs", "targets")}}
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:

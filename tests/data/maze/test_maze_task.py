@@ -111,6 +111,22 @@ def test_a_number_of_training_mazes_is_kept_to():
   assert len(rows) == dataset.facts["train_examples"] == 20
 
 
+def test_a_maze_is_seen_turned_and_reflected_with_its_path():
+  config = dataclasses.replace(CONFIG, num_train_mazes=1, augment=True)
+  _, found = batches(config, "train", num=20)
+  seen = {row.tobytes() for batch in found for row in batch["inputs"]}
+  assert len(seen) == 8
+  output = Output(None, {}, {}, {}, {})
+  for batch in found[:2]:
+    answer = jax.nn.one_hot(batch["targets"], 6)
+    scores = task.score(output._replace(logits=answer), batch)
+    assert np.all(scores["shortest_path"] == 1)
+    paths = np.sum(batch["targets"] == task.PATH, axis=1)
+    assert len({*paths.tolist()}) == 1
+  again = batches(config, "train", num=20)[1][7]["inputs"]
+  np.testing.assert_array_equal(again, found[7]["inputs"])
+
+
 def test_evaluation_is_by_the_length_of_the_path():
   dataset, found = batches(CONFIG, "test", num=3)
   assert dataset.groups["path"] == ("0-19", "20-49", "50-109", "110+")
@@ -160,6 +176,7 @@ def test_any_shortest_path_counts_and_nothing_else():
     ({"size": 2}, "size=2"),
     ({"openness": 1.5}, "openness=1.5"),
     ({"min_path": 0}, "min_path=0"),
+    ({"augment": True}, "augment has no effect while task.num_train_mazes=0"),
   ],
 )
 def test_impossible_mazes_are_named(changes, message):
