@@ -62,11 +62,7 @@ PRESETS = {
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"]),
 }  # fmt: skip
-CHANGES = {
-  "second_stage": {
-    "model": {"exit_gate": "alone"}, "optim": {"frozen": "^(?!exit_gate)"},
-  },
-}  # fmt: skip
+CHANGES = {"second_stage": {"model": {"exit_gate": "alone"}}}
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -27,7 +27,7 @@ from loopjax.config import WorkdirOf
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {
   "model": {"exit_gate": "none", "chunk_size": 4, "prefill_chunk": 1},
-  "optim": {"gate_rate": 4.0, "frozen": ""},
+  "optim": {"gate_rate": 4.0},
   "run": {"num_steps": 800, "num_microbatches": 1, "checkpoint_every": 100},
 })  # fmt: skip
 _LOOPED = {"model.name": "looped", "optim.gate_rate": 1.0}  # The teacher.
@@ -38,7 +38,7 @@ PRESETS = {
     "optim": {
       "learning_rate": 8e-6, "final_learning_rate": 0.0, "gate_rate": 62.5,
       "warmup_steps": 15, "b2": 0.95, "weight_decay": 1e-4,
-      "decay": "matrices", "ema_decay": 0.0, "frozen": "exit_gate",
+      "decay": "matrices", "ema_decay": 0.0,
     },
     "loop": {"remat": "full"},
     "run": {"num_steps": 500, "batch_size": 32, "num_microbatches": 32,
@@ -100,7 +100,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "optim.warmup_steps": 0, "run.num_steps": run.steps_per_call,
   }  # fmt: skip
   # Exits use the gate that the looped model was trained with.
-  exits = {"model.exit_gate": "unused", "optim.frozen": "exit_gate"}
+  exits = {"model.exit_gate": "unused"}
   gates = [
     *axis("model.gate", "element", "scalar"),
     *product(

@@ -24,14 +24,11 @@ WORKDIR = flags.DEFINE_string(
 )
 
 
-def run(
-  entry: Callable[[list[str]], int], guide: Callable[[], str] | None = None
-) -> None:
+def run(entry: Callable[[list[str]], int]) -> None:
   """Runs a command; a UserError becomes one line and exit status 2.
 
   Args:
     entry: function from argv to the exit status.
-    guide: text that --help prints between the description and the flags.
   """
 
   def guarded(parse_or_entry, *args):
@@ -47,7 +44,7 @@ def run(
 
   if {"--help", "-help", "-h"} & set(sys.argv[1:]):
     print((sys.modules["__main__"].__doc__ or "").strip())
-    print(f"\n{guide()}" if guide else "")
+    print()
     print(flags.FLAGS.main_module_help().strip())
     sys.exit()
   threading.excepthook = _in_a_thread

@@ -26,6 +26,7 @@ from loopjax.protocols import (
   Dataclass,
   Family,
   LearnsFromTeacher,
+  LeavesUntrained,
   ModelConfig,
   Task,
 )
@@ -175,14 +176,19 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     "loop", options, kind=("scan", "unroll"), remat=("auto", *remat.POLICIES)
   )
   task_config = task.Config(**sections["task"])
+  model = family.Config(**sections["model"])
+  optim = chain.Config(**sections["optim"])
+  if isinstance(family, LeavesUntrained):
+    patterns = filter(None, (optim.frozen, family.untrained(model)))
+    optim = dataclasses.replace(optim, frozen="|".join(patterns))
   settings = Settings(
     plain=to_dict(config),
     family=family,
     task_module=task,
     spec=task.spec(task_config),
-    model=family.Config(**sections["model"]),
+    model=model,
     task=task_config,
-    optim=chain.Config(**sections["optim"]),
+    optim=optim,
     loop=options,
     mesh=sharding.Config(**sections["mesh"]),
     run=run_config.Run(**sections["run"]),

@@ -10,7 +10,8 @@ from loopjax import trained
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.protocols import HaltsByMass
+from loopjax.hub import convert
+from loopjax.protocols import ExitsEarly, HaltsByMass
 
 
 class LanguageModel(NamedTuple):
@@ -18,6 +19,8 @@ class LanguageModel(NamedTuple):
 
   Attributes:
     tokenizer: the task's tokenizer.
+    stop_tokens: ids that end a text, the tokenizer's and those that the files
+      of an imported model name.
     context_length: the sequence length in training, in tokens.
     graphdef: the model without its parameters.
     params: the parameters; their moving average if the run keeps one.
@@ -26,6 +29,7 @@ class LanguageModel(NamedTuple):
   """
 
   tokenizer: Tokenizer
+  stop_tokens: tuple[int, ...]
   context_length: int
   graphdef: nnx.GraphDef
   params: Any
@@ -63,13 +67,20 @@ def load(
     raise UserError(f"--num_loops={loops}: {error}") from error
   call = {"num_loops": loops, "kind": settings.eval.loop_kind}
   if exit_threshold is not None:
+    if isinstance(settings.family, ExitsEarly):
+      raise UserError(
+        f"--exit_threshold: {family} exits early only while it generates; a"
+        " score is of --num_loops loops"
+      )
     if not isinstance(settings.family, HaltsByMass):
       raise UserError(f"--exit_threshold has no effect on {family}")
     call["exit_threshold"] = exit_threshold
   run = trained.read(workdir, checkpoint)
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
+  tokenizer = Tokenizer(settings.task.tokenizer, settings.task.end_token)
   return LanguageModel(
-    tokenizer=Tokenizer(settings.task.tokenizer, settings.task.end_token),
+    tokenizer=tokenizer,
+    stop_tokens=stop_tokens(tokenizer, workdir / convert.DIRECTORY),
     context_length=settings.spec.sequence_length,
     graphdef=run.graphdef,
     params=run.params,
@@ -86,6 +97,12 @@ def load(
       "chat_template": None,
     },
   )
+
+
+def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
+  """`LanguageModel.stop_tokens` of a model with files in a folder, if any."""
+  ids = (tokenizer.end, *convert.end_tokens(folder))
+  return tuple(dict.fromkeys(ids))
 
 
 def _check(settings: config_lib.Settings, label: str) -> None:

@@ -15,10 +15,6 @@ _DESCRIBED = re.compile(r"^  (\w+)  +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
 _USAGE = """\
 python -m loopjax.main --config=FILE[:preset][,section.key=value...]
 
-trains and evaluates; the same command resumes a run that was stopped.
---config.section.key=value changes a setting, --workdir=DIR sets where the run
-writes, --mode=describe prints all settings and their cost.
-
 The default preset is :tiny. Times are rough: counted FLOPs divided by this
 machine's current rate of matrix products."""
 _ELSEWHERE = """\

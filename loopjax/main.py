@@ -1,4 +1,11 @@
-"""Command line: `python -m loopjax.main --config=FILE[:preset]`.
+"""Trains and evaluates a model.
+
+  python -m loopjax.main --config=FILE[:preset][,section.key=value...]
+
+The default preset is :tiny; --list shows the configs and their presets. The
+same command resumes a run that was stopped. --config.section.key=value changes
+a setting, --workdir=DIR sets where the run writes, and --mode=describe prints
+all settings and their cost.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
@@ -36,12 +43,6 @@ _MODE = flags.DEFINE_enum(
 _LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
 
-def _guide() -> str:
-  from loopjax import listing
-
-  return listing.listing()
-
-
 def main(argv: list[str]) -> int:
   """Runs the command that --mode names; returns the exit status."""
   del argv
@@ -52,9 +53,8 @@ def main(argv: list[str]) -> int:
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
   config = command_line.CONFIG.value
-  if _LIST.value or config is None:
-    print(listing.listing(), flush=True)
   if _LIST.value:
+    print(listing.listing())
     return 0
   if config is None:
     raise UserError("--config=FILE is missing; --list shows the choices")
@@ -113,4 +113,4 @@ def _compilation_cache() -> str:
 
 
 if __name__ == "__main__":
-  command_line.run(main, _guide)
+  command_line.run(main)

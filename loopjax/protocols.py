@@ -262,6 +262,17 @@ class ExitsEarly(Protocol):
 
 
 @runtime_checkable
+class LeavesUntrained(Protocol):
+  """A family with settings under which its loss leaves out some parameters.
+
+  They are frozen: weight decay would still change them.
+  """
+
+  def untrained(self, config: Any) -> str:
+    """A regular expression like `optim.frozen`; "" if all are trained."""
+
+
+@runtime_checkable
 class HaltsByMass(Protocol):
   """A family whose layers stop iterating on a token that has halted.
 

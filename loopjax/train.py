@@ -153,6 +153,11 @@ def _admit(
   for name in ("checkpoint", "split"):
     if getattr(settings.eval, name) != getattr(run_config.Eval(), name):
       raise UserError(f"eval.{name} has no effect without --mode=eval")
+  if settings.plain["model"].get("precision") == "bfloat16_params":
+    raise UserError(
+      "model.precision='bfloat16_params' is for models that are only read:"
+      " updates of bfloat16 parameters are lost to rounding"
+    )
   boards.check(settings.run.wandb_project)
   if settings.run.keep_best and mode == "train":
     raise UserError("run.keep_best has no effect with --mode=train")

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tests_support import smoke
+from tests_support import load_config, smoke
 
 from loopjax import train
 from loopjax.analysis import sudoku
@@ -217,6 +217,14 @@ def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
   missing = {"task__train_csv": "none.csv", "task__test_csv": "neither.csv"}
   config = smoke(**missing)
   with pytest.raises(UserError, match="none.csv"):
+    train.run(config, tmp_path / "run", "train")
+  assert not (tmp_path / "run").exists()
+
+
+def test_parameters_that_are_only_read_are_not_trained(tmp_path):
+  """In bfloat16 most updates would be lost to rounding."""
+  config = load_config("lm_looped", "smoke,model.precision=bfloat16_params")
+  with pytest.raises(UserError, match="'bfloat16_params' is for models that"):
     train.run(config, tmp_path / "run", "train")
   assert not (tmp_path / "run").exists()
 

@@ -199,7 +199,7 @@ class Model(TemplateLM):
             ],
             max_new_tokens=max_tokens,
             sampling=Sampling(temperature=0),
-            stop_tokens=(tokenizer.end,),
+            stop_tokens=self._language_model.stop_tokens,
           )
           for context in contexts
         ],

@@ -21,8 +21,6 @@ from loopjax.generate import batches, engine, program, sizes, slots
 from loopjax.generate import cached_model as cached_model_lib
 from loopjax.models import CAUSAL
 
-_STEPS, _CHUNK = 8, 256  # The engine's tokens_per_dispatch and prompt_chunk.
-
 
 class Texts(NamedTuple):
   """Texts that one chip writes at once; sizes in bytes.
@@ -104,7 +102,7 @@ def model_of(
   )
   spec = settings.spec
   *_, prompt_chunk = sizes.prompt_chunks(
-    settings.model, spec, _CHUNK, sys.maxsize
+    settings.model, spec, engine.PROMPT_CHUNK, sys.maxsize
   )
   params = jax.tree.map(stored, params)
   return Model(cached_model, params, spec.vocab_size, prompt_chunk, placed)
@@ -128,7 +126,9 @@ def measured(
     ),
   )
   programs = program.programs(
-    cached_model, cached_model.batch_axes(model.params), _STEPS
+    cached_model,
+    cached_model.batch_axes(model.params),
+    engine.TOKENS_PER_DISPATCH,
   )
   active = np.ones(num_texts, bool)
   chunks = batches.prompt_chunks(  # Only their shapes count.

@@ -99,7 +99,7 @@ class _Writer:
           sampling=dataclasses.replace(
             options.sampling, seed=(seed + n) % 2**32
           ),
-          stop_tokens=(self._language_model.tokenizer.end,),
+          stop_tokens=self._language_model.stop_tokens,
           num_loops=0,
           exit_threshold=options.exit_threshold,
         )

@@ -26,6 +26,7 @@ from loopjax.generate.scheduler import RunningSequence, Scheduler
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
+TOKENS_PER_DISPATCH, PROMPT_CHUNK = 8, 256  # Unless the caller chooses.
 
 
 class Engine:
@@ -54,8 +55,8 @@ class Engine:
     prompt_tokens: int = 0,
     exit_rule: str | None = None,
     exit_kept: str = "copy",
-    tokens_per_dispatch: int = 8,
-    prompt_chunk: int = 256,
+    tokens_per_dispatch: int = TOKENS_PER_DISPATCH,
+    prompt_chunk: int = PROMPT_CHUNK,
   ):
     """Allocates the cache; programs are compiled when they are first needed.
 

@@ -57,7 +57,8 @@ class GeneratedToken(NamedTuple):
       penalty and truncation.
     top: the most likely tokens of that distribution with their
       log-probabilities, as many as requested.
-    loops: number of loops that the model ran for the token.
+    loops: number of loops after which the token was read out; with
+      `exit_kept="computed"` the model ran all of them.
     finish: why the generation ended with this token: "stop" (a stop token) or
       "length" (the maximum number of tokens); None if it did not.
   """

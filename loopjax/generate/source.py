@@ -124,8 +124,10 @@ def load_folder(
   graphdef, _ = program_lib.abstract_model(settings)
   task = settings.task
   assert isinstance(task, TextConfig)
+  tokenizer = Tokenizer(task.tokenizer, task.end_token)
   return LanguageModel(
-    tokenizer=Tokenizer(task.tokenizer, task.end_token),
+    tokenizer=tokenizer,
+    stop_tokens=language_model_lib.stop_tokens(tokenizer, folder),
     context_length=settings.spec.sequence_length,
     graphdef=graphdef,
     params=params,

@@ -15,7 +15,7 @@ class TextStream:
   Attributes:
     text: the text returned so far.
     num_tokens: number of tokens read, a stop token included.
-    num_loops: total number of loops that the model ran for them.
+    num_loops: total number of loops after which they were read out.
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
 

@@ -252,6 +252,19 @@ def _abstract(settings: config_lib.Settings) -> Any:
   )
 
 
+def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
+  """The ids that end a text, of config.json and generation_config.json.
+
+  Models that chat have several, the first for documents. None without files.
+  """
+  found: list[Any] = []
+  for name in ("config.json", "generation_config.json"):
+    if (folder / name).is_file():
+      ids = workdir_lib.read_json(folder / name).get("eos_token_id")
+      found += ids if isinstance(ids, list) else [ids]
+  return tuple(dict.fromkeys(one for one in found if type(one) is int))
+
+
 def _end_token(folder: pathlib.Path, config: dict[str, Any]) -> str:
   """The token that ends a text, from its id in config.json."""
   ids = config.get("eos_token_id")

@@ -29,8 +29,9 @@ class Options(NamedTuple):
       chunk. `history` holds the buffers, whose rows from `first` on must have
       no effect; `rows` are the rows that the chunk's tokens write into each
       buffer, [..., C, G, d].
-    reach: number of chunks that gradients propagate back through the history: 0
-      for none, negative for all.
+    reach: how many chunks back a read of the history has a gradient: 0 for
+      none, negative for all. The rows of those chunks pass it on to the chunks
+      that they read, so it is `hops` that bounds how far a gradient gets.
     hops: negative for gradients chunk by chunk; otherwise all chunks are
       recomputed in parallel, and gradients propagate from rows to earlier ones
       this many times. Exact from n - 1 hops on; stores the activations of all

@@ -144,8 +144,11 @@ def relative_change(before: Array, after: Array) -> Array:
   return change / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)
 
 
-def relative_entropy(logits: Array) -> Array:
-  """Entropy of softmax(logits [..., V]) divided by its maximum log V; [...]."""
+def relative_entropy(logits: Array, num_padding_tokens: int = 0) -> Array:
+  """Entropy of softmax(logits [..., V]) divided by its maximum; [...].
+
+  The maximum is the logarithm of V without the ids that only pad it.
+  """
   log_prob = jax.nn.log_softmax(logits, axis=-1)
   entropy = -jnp.sum(jnp.exp(log_prob) * log_prob, axis=-1)
-  return entropy / math.log(logits.shape[-1])
+  return entropy / math.log(logits.shape[-1] - num_padding_tokens)

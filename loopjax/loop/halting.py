@@ -6,7 +6,8 @@ probabilities, one entry per token (or cell, or sequence: any shape):
   init(shape) -> state
   update(state, probability, is_last) -> (weight, state)
 
-`weight` is the weight of the step's output; over all steps it sums to one.
+`weight` is the weight of the step's output; over all steps it sums to one, or
+to less where a rule does not force an entry to stop at the last step.
 `state.halted` marks the entries that have stopped: their later weights are 0.
 `state.cost` is the differentiable ponder cost (steps). All in float32.
 """

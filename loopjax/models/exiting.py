@@ -18,6 +18,13 @@ def exit_rule(config: Any) -> str:
   return "fixed" if config.exit_gate == "none" else "gate"
 
 
+def untrained(config: Any) -> str:
+  """See `LeavesUntrained`: the gate, or everything else."""
+  return {"unused": "^exit_gate/", "alone": "^(?!exit_gate/)"}.get(
+    config.exit_gate, ""
+  )
+
+
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
   """Raises UserError for exits that the model or its cache cannot make."""
   if rule == "gate" and config.exit_gate == "none":
@@ -140,5 +147,6 @@ def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:
   if rule == "change":
     return exits.relative_change(before, after)
   if rule == "entropy":
-    return exits.relative_entropy(model.logits(after))
+    padding = model.spec.num_padding_tokens
+    return exits.relative_entropy(model.logits(after), padding)
   return jnp.zeros(len(after))

@@ -23,6 +23,7 @@ from loopjax.models import causal
 from loopjax.models.exiting import check_exits as check_exits
 from loopjax.models.exiting import exit_rule as exit_rule
 from loopjax.models.exiting import read as read
+from loopjax.models.exiting import untrained as untrained
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
@@ -68,9 +69,7 @@ class Config:
     exit_gate: "none": no gate; "unused": a gate that is not trained; the loss
       of both is the cross-entropy after the last loop. "joint": the gate is
       trained with the model, on the expected loss over exits. "alone": only the
-      gate is trained, on the improvement of the loss by each loop. Set
-      optim.frozen='^(?!exit_gate)' with it, so that weight decay does not
-      change the model.
+      gate is trained, on the improvement of the loss by each loop.
     entropy_weight: beta, weight of the entropy of the exit distribution in
       "joint"; Ouro uses 0.1, later 0.05.
     rope_base: longest wavelength over 2 pi, in tokens.

@@ -40,6 +40,7 @@ class Config:
     gate_rate: factor of the learning rate, for the gates of MELT.
     ema_decay: of the parameter average that evaluation uses; 0 for none.
     frozen: regular expression of parameters that are not trained; "" for none.
+      Parameters that the model leaves out of its loss need not be named.
   """
 
   name: str = "adamw"

@@ -99,7 +99,10 @@ def load(
     sampling = Sampling(temperature=0.8, seed=seed)
     end = language_model.tokenizer.end
     request = GenerationRequest(
-      (end,), _RANDOM_TOKENS, sampling, stop_tokens=(end,)
+      (end,),
+      _RANDOM_TOKENS,
+      sampling,
+      stop_tokens=language_model.stop_tokens,
     )
     return text_lib.generate_texts(
       engine(), language_model.tokenizer, [request]

@@ -63,12 +63,13 @@ def _body(
     figures = _figures(others[0], out)
     return [*sections.run_blocks(others[0]), *figures]
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
-  caveats: dict[str, None] = {}  # Tasks of one paper share some.
+  caveats: dict[str, dict[str, None]] = {}  # Tasks of one paper share some.
   for task, model in sorted({(plan.task, plan.model) for plan in plans}):
-    if paper := papers.of(task, model):
-      caveats |= dict.fromkeys(paper.caveats)
+    if (paper := papers.of(task, model)) and paper.caveats:
+      caveats.setdefault(paper.name, {}).update(dict.fromkeys(paper.caveats))
   if caveats:
-    blocks.append(document.Bullets(tuple(caveats)))
+    lines = (f"{name}. {' '.join(of)}" for name, of in caveats.items())
+    blocks.append(document.Bullets(tuple(lines)))
   for plan in plans:
     blocks += sections.sweep_blocks(plan, out / "report_figures")
   if others:
@@ -134,7 +135,7 @@ def _figures(run: tables.Run, out: pathlib.Path) -> list[document.Block]:
     document.Image(
       path.read_bytes(),
       pathlib.Path(os.path.relpath(path, out)).as_posix(),
-      path.stem,
+      path.stem.replace("_", " ").capitalize(),
     )
     for path in sorted((run.directory / "figures").glob("*.png"))
   ]

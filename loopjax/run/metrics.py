@@ -76,7 +76,7 @@ class Writer:
 
     Args:
       step: optimizer steps taken.
-      split: "train", "eval", ...
+      split: "train", "validation" or "test".
       values: numbers, or vectors over loops, which become name/loop=k.
     """
     if not self.active:

@@ -74,7 +74,12 @@ def _serve(
   )
   template = _template(flags.hub or flags.folder / convert.DIRECTORY)
   model = ServedModel(
-    name, language_model.tokenizer, engine.max_tokens, limit, template
+    name,
+    language_model.tokenizer,
+    language_model.stop_tokens,
+    engine.max_tokens,
+    limit,
+    template,
   )
   local = options.host in _LOCAL
   server = uvicorn.Server(

@@ -43,6 +43,7 @@ class ServedModel(NamedTuple):
   Attributes:
     name: the model's name in the API.
     tokenizer: the model's tokenizer.
+    stop_tokens: ids that end a text.
     max_tokens: maximum number of tokens of a prompt and its completion; None if
       there is no limit.
     max_new_tokens: maximum number of sampled tokens of a choice.
@@ -52,6 +53,7 @@ class ServedModel(NamedTuple):
 
   name: str
   tokenizer: Tokenizer
+  stop_tokens: tuple[int, ...]
   max_tokens: int | None
   max_new_tokens: int
   chat: Callable[[Sequence[Mapping[str, str]]], str] | None
@@ -102,7 +104,7 @@ def parse(body: bytes, model: ServedModel, *, chat: bool) -> CompletionRequest:
         max_new_tokens=_max_tokens(fields, model, len(prompt), chat),
         # Each choice has its own seed; the first has the request's.
         sampling=Sampling(**sampling, seed=seed + choice),
-        stop_tokens=(model.tokenizer.end,),
+        stop_tokens=model.stop_tokens,
         top_log_probabilities=num_top,
         num_loops=fields_lib.integer(fields, "loops", 0, 1, _MAX_INT),
         exit_threshold=fields_lib.number(fields, "exit", 1.0, 0, 1),

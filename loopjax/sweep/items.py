@@ -52,6 +52,8 @@ def make_items(
   try:
     there_are = sweeps(config)
   except AttributeError as error:  # Only the file's own family has the setting.
+    if not isinstance(error.obj, ml_collections.ConfigDict):
+      raise
     lacks = " ".join(str(error).split()).strip("\"'")
     raise UserError(
       f"--sweep={name}: the sweeps of this config are for another family than"

@@ -54,8 +54,10 @@ def language_model_of(family="looped", length=LENGTH, scale=20.0, **call):
   graphdef, params = drawn(family, length)
   embedding = params["token_embedding"]["embedding"] * scale
   params = {**params, "token_embedding": {"embedding": embedding}}
+  tokenizer = Tokenizer("bytes")
   return LanguageModel(
-    tokenizer=Tokenizer("bytes"),
+    tokenizer=tokenizer,
+    stop_tokens=(tokenizer.end,),
     context_length=length,
     graphdef=graphdef,
     params=params,
@@ -100,7 +102,13 @@ class Uniform(nnx.Module):
 def uniform_language_model():
   graphdef, params = nnx.split(Uniform())
   return LanguageModel(
-    Tokenizer("bytes"), 64, graphdef, params, {}, {"workdir": "runs/uniform"}
+    Tokenizer("bytes"),
+    (256,),
+    64,
+    graphdef,
+    params,
+    {},
+    {"workdir": "runs/uniform"},
   )
 
 

@@ -296,6 +296,8 @@ def test_settings_that_are_not_ours_are_one_line(
 def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
   folder = examples.make_folder(tmp_path / "hub", parts=2)
   run, out = tmp_path / "run", tmp_path / "out"
+  chat = {"eos_token_id": [5, 0], "temperature": 0.6}
+  (folder / "generation_config.json").write_text(json.dumps(chat))
   arguments = ["import", str(folder), str(run), "--sequence_length=9"]
   assert hub.main(arguments) == 0
   assert hub.main(arguments) == 2  # There is a run now.
@@ -304,6 +306,7 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
   found = language_model.load(run)
   assert found.facts["model"] == "looped" and found.facts["num_loops"] == 4
   assert found.tokenizer.end == found.tokenizer.padding == 0
+  assert found.stop_tokens == (0, 5)
   oracle = examples.oracle("ouro")
 
   @functools.partial(

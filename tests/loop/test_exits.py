@@ -99,5 +99,7 @@ def test_changes_and_entropies_are_relative():
   before, after = jnp.asarray([[3.0, 4.0]]), jnp.asarray([[0.0, 8.0]])
   np.testing.assert_allclose(exits.relative_change(before, after), 5 / 8)
   np.testing.assert_allclose(exits.relative_entropy(jnp.zeros((1, 7))), 1.0)
+  padded = jnp.asarray([[0.0, 0.0, 0.0, -1e9]])  # As `token_logits` pads.
+  np.testing.assert_allclose(exits.relative_entropy(padded, 1), 1.0)
   sure = jnp.asarray([[100.0, 0.0, 0.0]])
   np.testing.assert_allclose(exits.relative_entropy(sure), 0.0, atol=1e-6)

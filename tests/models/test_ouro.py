@@ -9,11 +9,14 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import array_sizes, strict_dtypes
+from tests_support import array_sizes, load_config, strict_dtypes
 
+from loopjax import config as config_lib
+from loopjax import program
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.models import looped
+from loopjax.optim import chain
 from loopjax.types import TaskSpec
 
 SPEC = TaskSpec(23, 8, tuple((i,) for i in range(8)), num_padding_tokens=2)
@@ -167,6 +170,28 @@ def test_a_gate_that_is_not_trained_leaves_the_loss_of_the_last_loop():
   expected = jnp.sum(losses[-1] * weights) / jnp.sum(weights)
   np.testing.assert_allclose(value, expected, rtol=1e-5)
   assert not any(jnp.any(x != 0) for x in jax.tree.leaves(grads["exit_gate"]))
+
+
+@pytest.mark.parametrize(
+  ("gate", "others", "pattern"),
+  [
+    ("unused", "", "^exit_gate/"),
+    ("alone", "", "^(?!exit_gate/)"),
+    ("unused", "norm/", "norm/|^exit_gate/"),
+    ("joint", "norm/", "norm/"),
+    ("joint", "", ""),
+  ],
+)
+def test_what_the_loss_leaves_out_is_frozen(gate, others, pattern):
+  """Weight decay would change it."""
+  arg = f"smoke,model.exit_gate={gate},optim.frozen={others}"
+  settings = config_lib.resolve(load_config("lm_looped", arg))
+  assert settings.optim.frozen == pattern
+  if pattern:
+    shapes = program.abstract_model(settings)[1]
+    mask = chain.frozen_mask(shapes, settings.optim.frozen)
+    found = mask["exit_gate"]["kernel"], mask["token_embedding"]["embedding"]
+    assert found == (gate == "unused", gate == "alone")
 
 
 @pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])

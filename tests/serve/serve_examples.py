@@ -96,7 +96,7 @@ def serve(
   failures = []
   made = worker.Worker(engine, capacity, lambda: failures.append(1))
   model = protocol.ServedModel(
-    "tiny", tokenizer, engine.max_tokens, limit, chat
+    "tiny", tokenizer, (tokenizer.end,), engine.max_tokens, limit, chat
   )
   made_app = app.make_app(made, model, token=token, hosts=list(hosts))
   server = uvicorn.Server(

@@ -408,6 +408,15 @@ def test_sweeps_of_another_family_are_one_line(capsys, sweep):
   assert error.endswith("which lacks window\n")
 
 
+def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
+  """Only settings that the config lacks are."""
+  config = load_config("sudoku_utm", "smoke")
+  with pytest.raises(AttributeError, match="has no attribute 'stepz'"):
+    items_lib.make_items(config, lambda _: items_lib.stepz, "a", {})
+  with pytest.raises(UserError, match="another family .* lacks no_such"):
+    items_lib.make_items(config, lambda c: c.model.no_such, "a", {})
+
+
 def test_an_item_without_its_setting_is_one_line():
   config = load_config("multihop_disco", "smoke,model.name=looped")
   sweeps = namespace("multihop_disco")["sweeps"]

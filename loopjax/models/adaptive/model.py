@@ -19,8 +19,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.adaptive.config import Config, check_loops
 from loopjax.models.adaptive.layer import SLOTS, Layer
-from loopjax.nn import attention, linear
-from loopjax.nn import cache as cache_lib
+from loopjax.nn import linear
 from loopjax.nn import remat as remat_lib
 from loopjax.nn.cache import Cache
 from loopjax.protocols import Frozen
@@ -107,21 +106,12 @@ class Model(nnx.Module):
       UserError: num_loops or exit_threshold is out of range.
     """
     config = self.config
-    num_loops = config.num_loops if num_loops is None else num_loops
+    call = causal.begin(self, inputs, num_loops, kind, documents, cache, valid)
+    num_loops, kind, metadata, _ = call
     check_loops(config, num_loops)
     if isinstance(exit_threshold, float) and not 0 < exit_threshold <= 1:
       raise UserError(f"exit_threshold={exit_threshold} must be in (0, 1]")
-    cache_lib.check(cache, num_loops * config.num_layers)
-    kind = kind or self.options.kind
     options = LoopOptions(kind, self.options.remat)
-    metadata = attention.make_metadata(
-      inputs.shape,
-      config.block_shape().head_width,
-      config.rope_base,
-      documents=documents,
-      cache=cache,
-      valid=valid,
-    )
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
     real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens

@@ -4,7 +4,7 @@
 phases of training, `reading.py` the cache, and `config.py` the settings.
 """
 
-from loopjax.models.exiting import check_exits, exit_rule
+from loopjax.models.exiting import check_exits, exit_rule, untrained
 from loopjax.models.melt.config import Config, costs
 from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
 from loopjax.models.melt.reading import empty_cache, read
@@ -23,4 +23,5 @@ __all__ = [
   "loss",
   "exit_rule",
   "read",
+  "untrained",
 ]

@@ -39,8 +39,9 @@ class Config:
       the sequence length. 0 for the whole sequence.
     prefill_chunk: number of tokens processed in parallel where no gradient is
       needed; 1 gives the results of reading token by token. 0 for chunk_size.
-    history_reach: number of earlier chunks that gradients are propagated
-      through; 0 for none, -1 for all.
+    history_reach: how many chunks back a read of the history has a gradient; 0
+      for none, -1 for all. Gradients of earlier chunks than that come through
+      the chunks in between.
     history_hops: if not -1, gradients of all chunks are computed in parallel
       and propagated from chunk to chunk this many times; -1 propagates them
       sequentially, which is exact and needs less memory.
@@ -49,9 +50,10 @@ class Config:
     chunk_jitter: whether the chunk boundaries of each step are shifted by a
       random offset.
     alpha: initial weight of the latent in keys and values, as opposed to the
-      loop's own input, which a looped model uses (phase 1; section 3.3).
+      loop's own input, which a looped model uses (phase 1; section 3.3). It
+      must rise: the model is evaluated and read with a weight of 1.
     interpolation_steps: number of steps over which alpha rises linearly to 1;
-      0 for a constant alpha.
+      at most run.num_steps.
     distill: loops whose read-outs learn those of run.teacher: "all" or "last";
       "none" for next-token prediction without a teacher.
     distill_beta: beta of the generalised Jensen-Shannon divergence; 0 gives
@@ -120,8 +122,11 @@ class Config:
     for name in ("alpha", "distill_beta"):
       if not 0 <= getattr(self, name) <= 1:
         raise UserError(f"model.{name}={getattr(self, name)} must be in [0, 1]")
-    if self.interpolation_steps == 1:
-      raise UserError("model.interpolation_steps=1 must be 0 or at least 2")
+    if self.alpha < 1 and self.interpolation_steps < 2:
+      raise UserError(
+        f"model.alpha={self.alpha} needs model.interpolation_steps of at least"
+        " 2: the model is read with a weight of 1"
+      )
     self._check_effects()
     self.block_shape()
 

@@ -3,6 +3,7 @@
 Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
 
+from loopjax.models.exiting import untrained
 from loopjax.models.sleep.config import Config, costs
 from loopjax.models.sleep.model import HEADLINE, TRACES, Model, loss
 from loopjax.models.sleep.reading import CACHES, empty_cache, read
@@ -19,4 +20,5 @@ __all__ = [
   "empty_cache",
   "loss",
   "read",
+  "untrained",
 ]

@@ -205,11 +205,10 @@ class Model(nnx.Module):
     if "hidden" in names:
       record["hidden"] = g_BxSxD
     cells = g_BxSxD[:, self.config.num_memory_tokens :]
-    if "prediction" in names:
-      record["prediction"] = jnp.argmax(self.head(cells), axis=-1)
-    if "confidence" in names:
-      probabilities = jax.nn.softmax(self.head(cells).astype(jnp.float32))
-      record["confidence"] = jnp.max(probabilities, axis=-1)
+    if wanted := {"prediction", "confidence"} & {*names}:
+      logits = self.head(cells).astype(jnp.float32)
+      found = linear.prediction_and_confidence(logits)
+      record |= {name: found[name] for name in wanted}
     if "attention" in names or "attention_mass" in names:
       record["attention"] = self.block.attention_weights(u_BxSxD, metadata)
     if "attention_mass" in names:
