@@ -19,7 +19,7 @@ ALLOWED_NNX = {
 # own, and from itself if it is a folder.
 LAYERS = (
   ("__init__", "errors", "types", "sections"),
-  ("checks", "document", "user_cache"),
+  ("checks", "document", "text_table", "user_cache"),
   ("sharding",),
   ("kernels",),
   ("losses",),
@@ -30,7 +30,8 @@ LAYERS = (
   ("config",),
   ("divergence", "presets", "program", "teacher"),
   ("command_line", "trained"),
-  ("hub", "language_model"),
+  ("hub",),
+  ("language_model",),
   ("generate",),
   ("budget", "describe", "evaluate", "analysis"),
   ("agreement", "train_loop"),

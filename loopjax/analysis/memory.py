@@ -10,13 +10,13 @@ GB are powers of ten, as in the paper.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 from absl import flags
 
-from loopjax import command_line
+from loopjax import command_line, text_table
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
@@ -118,7 +118,7 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
   name, loops = settings.plain["model"]["name"], settings.eval_loops
   return (
     f"{name}, {loops} loops, {found[0].parameters / 1e6:,.3f} MB of"
-    f" parameters\n{_aligned(lines)}"
+    f" parameters\n{text_table.aligned(lines, 1)}"
   )
 
 
@@ -177,19 +177,7 @@ def table_2() -> str:
         f"{(cached + size.parameters) / 1e9:.2f}",
       )
     )
-  return f"{_aligned(lines)}\n\n{SLIPS}"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-  """Aligns columns of text, numbers to the right."""
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return "\n".join(
-    "  ".join(
-      cell.rjust(width) if at else cell.ljust(width)
-      for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-    )
-    for line in lines
-  )
+  return f"{text_table.aligned(lines, 1)}\n\n{SLIPS}"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import language_model
+from loopjax import language_model, text_table
 from loopjax.errors import UserError
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
@@ -64,7 +64,8 @@ def run(options: Options) -> None:
     for workdir, found in measured.items()
     for task, of in zip(tasks, found, strict=True)
   ]
-  print(f"\n{_aligned([_header(), *table])}")
+  print()
+  print(text_table.aligned(_without_empty_columns(_header(), table)))
   for workdir in workdirs[:-1] if options.compare else ():
     print(f"\n{workdir} - {options.compare}: difference, 95 % interval, p")
     lines = []
@@ -75,7 +76,7 @@ def run(options: Options) -> None:
         interval = f"[{by['low']:+.4f}, {by['high']:+.4f}]"
         difference = f"{by['difference']:+.4f}"
         lines.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
-    print(_aligned(lines))
+    print(text_table.aligned(lines))
 
 
 def _check(options: Options) -> None:
@@ -173,17 +174,9 @@ def _row(
   return str(workdir), task, f"{summary['n']:,}", *cells
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-  """Aligns columns, and drops those whose cells are all empty."""
-  kept = [
-    column
-    for column in zip(*lines, strict=True)
-    if any(column[1:]) or len(lines) == 1
-  ]
-  widths = [max(map(len, column)) for column in kept]
-  return "\n".join(
-    "  ".join(
-      cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-    ).rstrip()
-    for line in zip(*kept, strict=True)
-  )
+def _without_empty_columns(
+  header: Sequence[str], lines: Sequence[Sequence[str]]
+) -> list[tuple[str, ...]]:
+  columns = zip(header, *lines, strict=True)
+  kept = [column for column in columns if any(column[1:])]
+  return list(zip(*kept, strict=True))

@@ -12,6 +12,7 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import text_table
 from loopjax.errors import UserError
 from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
@@ -211,13 +212,7 @@ def table(found: Sequence[Texts]) -> str:
         size(texts.prefill.needed),
       )
     )
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return "\n".join(
-    "  ".join(
-      cell.rjust(width) for cell, width in zip(row, widths, strict=True)
-    )
-    for row in rows
-  )
+  return text_table.aligned(rows, num_left=0)
 
 
 def _placed(model: Model, tree: Any) -> Any:

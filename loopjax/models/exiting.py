@@ -20,9 +20,8 @@ def exit_rule(config: Any) -> str:
 
 def untrained(config: Any) -> str:
   """See `LeavesUntrained`: the gate, or everything else."""
-  return {"unused": "^exit_gate/", "alone": "^(?!exit_gate/)"}.get(
-    config.exit_gate, ""
-  )
+  patterns = {"unused": "^exit_gate/", "alone": "^(?!exit_gate/)"}
+  return patterns.get(config.exit_gate, "")
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:

@@ -1,7 +1,9 @@
 """The rows of an analysis as text tables for the terminal."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
+from loopjax import text_table
 from loopjax.analysis.multihop import edits, interventions, rows
 
 _COSINES = (
@@ -201,12 +203,5 @@ def _table(title: str, header: Sequence[str], lines) -> str:
   """Aligned columns under a title; "" if there are no lines."""
   if not lines:
     return ""
-  cells = [list(header), *lines]
-  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  text = [
-    "  ".join(
-      cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-    ).rstrip()
-    for line in cells
-  ]
-  return "\n".join([title, *(f"  {line}" for line in text)])
+  table = text_table.aligned([list(header), *lines])
+  return f"{title}\n{textwrap.indent(table, '  ')}"
