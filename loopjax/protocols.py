@@ -243,10 +243,7 @@ class CausalFamily(Family, Protocol):
 
 @runtime_checkable
 class ExitsEarly(Protocol):
-  """A causal family whose `read` also takes an `exit_policy`.
-
-  Its type is `loopjax.loop.exits.ExitPolicy | None`.
-  """
+  """A causal family whose `read` takes `exit_policy`: `ExitPolicy | None`."""
 
   def exit_rule(self, config: Any) -> str:
     """The exit rule of models with this config, unless another is chosen."""
@@ -263,10 +260,7 @@ class ExitsEarly(Protocol):
 
 @runtime_checkable
 class LeavesUntrained(Protocol):
-  """A family with settings under which its loss leaves out some parameters.
-
-  They are frozen: weight decay would still change them.
-  """
+  """A family whose loss may leave out parameters, which are then frozen."""
 
   def untrained(self, config: Any) -> str:
     """A regular expression like `optim.frozen`; "" if all are trained."""
@@ -292,9 +286,7 @@ class HasSpan(Protocol):
   def within(self, span: int | None) -> Any:
     """The same cache; attention reads only the first `span` places of a row.
 
-    Args:
-      span: a number of places that includes all tokens of the rows to be
-        continued, also the new ones; None for all places.
+    These must include all tokens of the rows, also the new ones. None for all.
     """
 
 
