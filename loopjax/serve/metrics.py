@@ -26,7 +26,9 @@ class ServerMetrics:
       **shared,
     )
     self.loops = prometheus_client.Counter(
-      "loopjax_loops", "Loops run for sampled tokens.", **shared
+      "loopjax_loops",
+      "Loops after which sampled tokens were read out.",
+      **shared,
     )
     self.first = prometheus_client.Histogram(
       "loopjax_first_token_seconds", "Time until the first token of a request.",
