@@ -653,7 +653,7 @@ def test_a_single_run(workdir):
   for text in (html, markdown):
     assert "State: completed" in text
     assert "0.1 ± 0.01" in text
-    assert "curves" in text
+    assert "Curves" in text
     assert "python -m loopjax.main" in text
   assert "](figures/curves.png)" in markdown
 
