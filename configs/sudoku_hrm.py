@@ -7,7 +7,7 @@ supervision: an example takes up to model.num_loops steps. Presets:
 
   tiny    6x6 boards, 3 minutes of one CPU core. Exact match 0.586:
           docs/families/peers.md.
-  nine    9x9 boards, as `nine` of sudoku_utm.py. 14 minutes of one CPU core by
+  nine    9x9 boards, as `nine` of sudoku_utm.py. 20 minutes of one CPU core by
           its step. Not run.
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub,
