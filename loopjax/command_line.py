@@ -43,9 +43,9 @@ def run(entry: Callable[[list[str]], int]) -> None:
       _end_for_want_of_storage(error)
 
   if {"--help", "-help", "-h"} & set(sys.argv[1:]):
-    print((sys.modules["__main__"].__doc__ or "").strip())
-    print()
-    print(flags.FLAGS.main_module_help().strip())
+    what = (sys.modules["__main__"].__doc__ or "").strip()
+    # In one write, so that a reader of its first lines may close the pipe.
+    print(f"{what}\n\n{flags.FLAGS.main_module_help().strip()}")
     sys.exit()
   threading.excepthook = _in_a_thread
   sys.unraisablehook = _without_closed_loops
