@@ -19,6 +19,7 @@ import ml_collections
 from loopjax import checks, run_config, sharding
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
+from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
@@ -173,7 +174,11 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   options = LoopOptions(**sections["loop"])
   # The third kind, "while", has no reverse-mode gradient.
   checks.one_of(
-    "loop", options, kind=("scan", "unroll"), remat=("auto", *remat.POLICIES)
+    "loop",
+    options,
+    kind=("scan", "unroll"),
+    remat=("auto", *remat.POLICIES),
+    kernels=KERNELS,
   )
   task_config = task.Config(**sections["task"])
   model = family.Config(**sections["model"])

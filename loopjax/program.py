@@ -1,5 +1,6 @@
 """The compiled parts of a run: train state and train step, on a mesh."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,12 @@ from jax.sharding import Mesh
 
 from loopjax import config as config_lib
 from loopjax import sharding, step
+from loopjax.errors import UserError
 from loopjax.models import CAUSAL
 from loopjax.nn import remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import CarriesState, Model
-from loopjax.types import Carried
+from loopjax.types import Carried, LoopOptions
 
 
 class Program(NamedTuple):
@@ -70,6 +72,7 @@ def make_program(
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   platform = mesh.devices.flat[0].platform
   settings = _resolve_remat(settings, platform)
+  check_kernels(settings.loop, platform, mesh.shape["tensor"])
   sharding.check_batch_size(
     mesh,
     settings.run.batch_size,
@@ -87,7 +90,9 @@ def make_program(
     _param_shardings, mesh, settings.mesh.min_split_size
   )
   shardings = _state_shardings(mesh, shapes, tx, params_sharding(shapes.params))
-  teacher = teacher and _resolve_remat(teacher, platform)
+  if teacher:
+    options = dataclasses.replace(teacher.loop, kernels=settings.loop.kernels)
+    teacher = _resolve_remat(teacher._replace(loop=options), platform)
   teacher_graphdef, frozen = abstract_model(teacher) if teacher else (None, {})
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
@@ -175,6 +180,28 @@ def _resolve_remat(
 ) -> config_lib.Settings:
   """The settings with loop.remat="auto" resolved for the platform."""
   return settings._replace(loop=remat.resolve(settings.loop, platform))
+
+
+def check_kernels(options: LoopOptions, platform: str, tensor: int = 1) -> None:
+  """Raises UserError if the kernels are another platform's, or cannot be split.
+
+  Args:
+    options: the run's options.
+    platform: of the devices.
+    tensor: number of devices over which the mesh splits examples themselves.
+  """
+  if options.kernels == "xla":
+    return
+  if options.kernels != platform:
+    raise UserError(
+      f"loop.kernels={options.kernels!r} does not run on a {platform};"
+      " loop.kernels='xla' runs anywhere"
+    )
+  if tensor > 1:
+    raise UserError(
+      f"loop.kernels={options.kernels!r} needs mesh.tensor=1: kernels are not"
+      " split within an example"
+    )
 
 
 def _new_model(settings: config_lib.Settings, key: Any) -> Model:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -144,6 +144,29 @@ def gather_parameter(x: jax.Array) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, P())
+
+
+def by_example(
+  function: Callable[[Any, Any], Any], num_examples: int
+) -> Callable[[Any, Any], Any]:
+  """The function, run by every device on its own examples, under a mesh.
+
+  Kernels need this, because the compiler cannot split them.
+
+  Args:
+    function: of pytrees of arrays with a leading axis of examples and of other
+      arrays, which every device then has whole; it returns arrays by example.
+    num_examples: over all devices. If they cannot be shared equally, the
+      function is returned as it is.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  ways = math.prod(mesh.shape.get(axis, 1) for axis in _BATCH_AXES)
+  if ways == 1 or num_examples % ways:
+    return function
+  split = P(_BATCH_AXES)
+  return jax.shard_map(
+    function, in_specs=(split, P()), out_specs=split, check_vma=False
+  )
 
 
 def _sizes(mesh: Mesh) -> str:

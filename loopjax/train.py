@@ -27,7 +27,6 @@ from loopjax import program as program_lib
 from loopjax import teacher as teacher_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
-from loopjax.nn import attend
 from loopjax.run import (
   boards,
   integrity,
@@ -349,6 +348,5 @@ def _summary(
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
     "steps": at,
     "wall_seconds": round(time.monotonic() - started, 2),
-    "attention": attend.DEFAULT,
     "data": {name: value for fact in facts for name, value in fact.items()},
   }

@@ -1,5 +1,6 @@
 """The model of a run, loaded from its work directory."""
 
+import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
@@ -45,8 +46,12 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> TrainedModel:
       damaged or from an incompatible version.
   """
   label = str(workdir)
+  devices = jax.local_devices()[:1]
   settings = config_lib.of_run(workdir, label)._replace(mesh=sharding.Config())
-  program = program_lib.make_program(settings, jax.local_devices()[:1])
+  if settings.loop.kernels != devices[0].platform:  # Of the training machine.
+    options = dataclasses.replace(settings.loop, kernels="xla")
+    settings = settings._replace(loop=options)
+  program = program_lib.make_program(settings, devices)
   step, params = restore.chosen_params(
     workdir, checkpoint, program.abstract_state.params, label
   )

@@ -72,10 +72,15 @@ class LoopOptions:
   Attributes:
     kind: "scan", "while" or "unroll", see `loopjax.loop.driver.run_loop`.
     remat: a key of `loopjax.nn.remat.POLICIES`, or "auto".
+    kernels: how attention within a sequence, the gated delta rule and MELT's
+      update of its cache are computed: "xla", in plain JAX; "tpu", by splash
+      attention and Pallas kernels; "gpu", by cuDNN's attention and Pallas
+      kernels, on Hopper GPUs. No other operation has kernels.
   """
 
   kind: str = "scan"
   remat: str = "none"
+  kernels: str = "xla"
 
 
 class Carried(NamedTuple):

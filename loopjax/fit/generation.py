@@ -73,7 +73,8 @@ def model_of(
     dtype: of the parameters.
 
   Raises:
-    UserError: the family does not predict next tokens.
+    UserError: the family does not predict next tokens, or loop.kernels are
+      another platform's.
   """
   name = settings.plain["model"]["name"]
   if name not in CAUSAL:
@@ -82,6 +83,7 @@ def model_of(
     )
   family, chip = CAUSAL[name], machine.devices[0]
   placed = jax.sharding.SingleDeviceSharding(chip)
+  program_lib.check_kernels(settings.loop, chip.platform)
   graphdef, params = program_lib.abstract_model(settings)
 
   def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

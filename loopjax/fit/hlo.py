@@ -129,7 +129,8 @@ def parse(text: str) -> Module:
   computations: dict[str, Computation] = {}
   instructions: dict[str, Instruction] = {}
   entry, current, root = "", "", None
-  for line in text.splitlines():
+  # The attributes of a kernel may span lines.
+  for line in re.sub(r'\n(?="|\}\})', " ", text).splitlines():
     if header := _HEADER.match(line):
       current, instructions, root = header[2], {}, None
       entry = current if header[1] else entry

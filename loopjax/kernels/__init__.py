@@ -1,1 +1,25 @@
-"""Operators, each with a reference in plain JAX and a faster implementation."""
+"""Operators, each with a reference in plain JAX and faster implementations."""
+
+from typing import NamedTuple
+
+
+class Kernels(NamedTuple):
+  """The implementations that a model takes of operators that have kernels.
+
+  Attributes:
+    attention: of `nn.attend.attend`.
+    gated_delta: of `gated_delta.gated_delta`.
+    gated_kv: of `gated_kv.gated_kv`.
+  """
+
+  attention: str = "xla"
+  gated_delta: str | None = None
+  gated_kv: str = "reference"
+
+
+# By value of loop.kernels: "xla" or a platform.
+KERNELS = {
+  "xla": Kernels(),
+  "tpu": Kernels("splash", "pallas_tpu", "pallas_tpu"),
+  "gpu": Kernels("cudnn", "pallas_gpu", "pallas_gpu"),
+}

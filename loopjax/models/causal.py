@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.errors import UserError
+from loopjax.kernels import KERNELS
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
@@ -24,6 +25,7 @@ from loopjax.types import (
   PRECISIONS,
   Array,
   Batch,
+  LoopOptions,
   Metrics,
   Output,
   TaskSpec,
@@ -42,10 +44,16 @@ def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
   )
 
 
-def layers(config: Any, num_layers: int, rngs: nnx.Rngs) -> block.Block:
+def layers(
+  config: Any, num_layers: int, options: LoopOptions, rngs: nnx.Rngs
+) -> block.Block:
   """Stacked blocks, see `stack.make_layers`."""
-  shape = config.block_shape()
-  return stack.make_layers(shape, num_layers, **_shared(config, rngs))
+  return stack.make_layers(
+    config.block_shape(),
+    num_layers,
+    kernels=KERNELS[options.kernels],
+    **_shared(config, rngs),
+  )
 
 
 def final_norm(config: Any, rngs: nnx.Rngs) -> nnx.RMSNorm:

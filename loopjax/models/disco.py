@@ -145,7 +145,7 @@ class Model(nnx.Module):
   ):
     self.config, self.spec, self.options = config, spec, options
     self.token_embedding = causal.token_embedding(config, spec, rngs)
-    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.layers = causal.layers(config, config.num_layers, options, rngs)
     self.final_norm = causal.final_norm(config, rngs)
     self.channel = self._make_channel()
 

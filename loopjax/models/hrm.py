@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
+from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, post_norm, remat
@@ -74,7 +75,7 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    precision = PRECISIONS[config.precision]
+    kernels, precision = KERNELS[options.kernels], PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes = config.block_shape()
 
@@ -82,7 +83,7 @@ class Model(nnx.Module):
       return nnx.List(
         [
           post_norm.PostNormBlock(
-            attention.Attention(sizes, **shared),
+            attention.Attention(sizes, kernels=kernels, **shared),
             block.make_mlp(sizes, **shared),
             precision=precision,
           )

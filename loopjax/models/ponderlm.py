@@ -128,7 +128,7 @@ class Model(nnx.Module):
   ):
     self.config, self.spec, self.options = config, spec, options
     self.token_embedding = causal.token_embedding(config, spec, rngs)
-    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.layers = causal.layers(config, config.num_layers, options, rngs)
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)

@@ -112,7 +112,7 @@ class Model(nnx.Module):
     self.config, self.spec, self.options = config, spec, options
     num_layers = config.num_loops * config.num_layers
     self.token_embedding = causal.token_embedding(config, spec, rngs)
-    self.layers = causal.layers(config, num_layers, rngs)
+    self.layers = causal.layers(config, num_layers, options, rngs)
     if config.loop_norm == "per_loop":
       self.final_norm = _norms(config, rngs)
     else:

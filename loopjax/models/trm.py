@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from loopjax import checks
+from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, mlp, post_norm
@@ -91,13 +92,13 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    precision = PRECISIONS[config.precision]
+    kernels, precision = KERNELS[options.kernels], PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes, num_memory = config.block_shape(), config.num_memory_tokens
     self.ends = ends.Ends(config, spec, rngs=rngs)
 
     def layer() -> post_norm.PostNormBlock:
-      mixer: Any = attention.Attention(sizes, **shared)
+      mixer: Any = attention.Attention(sizes, kernels=kernels, **shared)
       if config.mixer == "mlp":
         tokens = num_memory + spec.sequence_length
         mixer = post_norm.TokenMLP(tokens, config.token_mlp_width, **shared)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
+from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, convolution, linear, post_norm
@@ -103,14 +104,14 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
-    precision = PRECISIONS[config.precision]
+    kernels, precision = KERNELS[options.kernels], PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes = config.block_shape()
     self.ends = ends.Ends(config, spec, rngs=rngs)
     self.layers = nnx.List(
       [
         post_norm.PostNormBlock(
-          attention.Attention(sizes, **shared),
+          attention.Attention(sizes, kernels=kernels, **shared),
           ConvSwiGLU(config.width, sizes.mlp_width, **shared),
           precision=precision,
         )

@@ -5,16 +5,20 @@ implementation can apply them efficiently. Attention to a cache is
 `nn.dot_product.attend_by_head`.
 """
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 
+from loopjax import sharding
+from loopjax.errors import UserError
 from loopjax.nn import dot_product
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-# The kernels are opt-in until they have been timed against XLA.
-DEFAULT = "xla"
 _LANES = 128  # TPU lanes; splash attention needs a multiple of them.
+_MOST_TOKENS = 512  # Maximum tokens of its blocks; a multiple of the lanes.
 
 
 def attend(
@@ -24,7 +28,7 @@ def attend(
   *,
   causal: bool = False,
   documents: Array | None = None,
-  implementation: str | None = None,
+  implementation: str = "xla",
 ) -> Array:
   """softmax(q k^T / sqrt(d_h)) v per head.
 
@@ -36,27 +40,26 @@ def attend(
       every row is one document.
     implementation: "xla": any dtype; if T is large, queries are processed in
       parts. "cudnn" (Hopper GPUs, 16-bit dtypes, no documents) and "splash"
-      (TPUs): kernels that do not write attention weights to memory. DEFAULT if
-      None.
+      (TPUs): kernels that do not write attention weights to memory. They are
+      chosen by loop.kernels.
 
   Returns:
     [B, T, H, d_h] in the value's dtype.
 
   Raises:
-    ValueError: the implementation does not support these arguments.
+    UserError: the implementation does not support these arguments.
   """
-  implementation = implementation or DEFAULT
   if reason := unsupported(implementation, query, documents):
-    raise ValueError(f"implementation {implementation!r} {reason}")
+    raise UserError(f"{implementation} attention {reason}")
   if implementation == "xla":
     return dot_product.attend(
       query, key, value, causal=causal, documents=documents
     )
-  if implementation == "cudnn":
-    return jax.nn.dot_product_attention(
-      query, key, value, is_causal=causal, implementation="cudnn"
-    )
-  return _splash(query, key, value, causal, documents)
+  kernel = functools.partial(
+    _cudnn if implementation == "cudnn" else _splash, causal
+  )
+  by_example = sharding.by_example(lambda x, _: kernel(*x), len(query))
+  return by_example((query, key, value, documents), ())
 
 
 def unsupported(
@@ -78,8 +81,18 @@ def unsupported(
   return None
 
 
+def _cudnn(
+  causal: bool, query: Array, key: Array, value: Array, documents: None
+) -> Array:
+  """cuDNN's fused attention."""
+  del documents  # See `unsupported`.
+  return jax.nn.dot_product_attention(
+    query, key, value, is_causal=causal, implementation="cudnn"
+  )
+
+
 def _splash(
-  query: Array, key: Array, value: Array, causal: bool, documents: Array | None
+  causal: bool, query: Array, key: Array, value: Array, documents: Array | None
 ) -> Array:
   """JAX's splash attention, which skips blocks that are entirely masked."""
   from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -91,8 +104,14 @@ def _splash(
 
   length, num_heads, head_width = query.shape[1:]
   make = masks.CausalMask if causal else masks.FullMask
+  size = math.gcd(length, _MOST_TOKENS)
+  blocks = splash.BlockSizes(
+    block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size,
+    block_q_dq=size, block_kv_dq=size,
+  )  # fmt: skip
   kernel = splash.make_splash_mha_single_device(
-    mask=masks.MultiHeadMask([make((length, length))] * num_heads)
+    mask=masks.MultiHeadMask([make((length, length))] * num_heads),
+    block_sizes=blocks,
   )
   scaled = query * jnp.asarray(head_width**-0.5, query.dtype)
   ids = None

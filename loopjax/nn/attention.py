@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax.kernels import Kernels
 from loopjax.nn import dot_product, linear, rope
 from loopjax.nn.attend import attend
 from loopjax.nn.cache import Cache
@@ -101,7 +102,14 @@ class Attention(nnx.Module):
   and earlier tokens, else to all tokens.
   """
 
-  def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    shape: Shape,
+    *,
+    kernels: Kernels = Kernels(),
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
 
     def matrix(inputs: int, outputs: int) -> nnx.Linear:
@@ -116,7 +124,7 @@ class Attention(nnx.Module):
     self.query_norm = shape.qk_norm(shape.head_width, **shared)
     self.key_norm = shape.qk_norm(shape.head_width, **shared)
     self.head_width, self.causal = shape.head_width, shape.causal
-    self.precision = precision
+    self.kernels, self.precision = kernels, precision
 
   def __call__(
     self,
@@ -148,7 +156,12 @@ class Attention(nnx.Module):
       )
       return self.merged(mixed), cache
     mixed = attend(
-      query, key, value, causal=self.causal, documents=metadata.documents
+      query,
+      key,
+      value,
+      causal=self.causal,
+      documents=metadata.documents,
+      implementation=self.kernels.attention,
     )
     return self.merged(mixed), cache
 

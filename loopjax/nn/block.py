@@ -6,6 +6,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import sharding
+from loopjax.kernels import Kernels
 from loopjax.nn import attention, mlp
 from loopjax.nn import dropout as dropout_lib
 from loopjax.nn.cache import Cache
@@ -21,10 +22,17 @@ class Block(nnx.Module):
   applied to them if there is a key.
   """
 
-  def __init__(self, shape: Shape, *, precision: Precision, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    shape: Shape,
+    *,
+    kernels: Kernels = Kernels(),
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     self.attention_norm = shape.norm(shape.width, **shared)
-    self.attention = attention.Attention(shape, **shared)
+    self.attention = attention.Attention(shape, kernels=kernels, **shared)
     self.attention_post_norm = shape.post_norm(shape.width, **shared)
     self.mlp_norm = shape.norm(shape.width, **shared)
     self.mlp = make_mlp(shape, **shared)

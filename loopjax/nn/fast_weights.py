@@ -14,7 +14,8 @@ import numpy as np
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.kernels.gated_delta import gated_delta
+from loopjax.kernels import Kernels
+from loopjax.kernels.gated_delta import LONGEST_BY_TOKEN, gated_delta
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
@@ -84,6 +85,7 @@ class FastWeights(nnx.Module):
     *,
     gates: Gates = Gates(),
     init: linear.Initializer = NORMAL,
+    kernels: Kernels = Kernels(),
     precision: Precision,
     rngs: nnx.Rngs,
   ):
@@ -123,7 +125,7 @@ class FastWeights(nnx.Module):
     self.dt_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))
     self.shape = (num_heads, key_width, value_width)
     self.largest_write = 2 if gates.negative_eigenvalues else 1
-    self.precision = precision
+    self.kernels, self.precision = kernels, precision
 
   def initial(self, batch: int) -> Array:
     """Fast weights before the first token: zeros, f32 [batch, H, d_k, d_v]."""
@@ -159,8 +161,17 @@ class FastWeights(nnx.Module):
     steps = jax.nn.softplus(self.decay(x) + self.dt_bias[...][None, None])
     log_decay = -jnp.exp(self.A_log[...])[None, None] * steps
     write = self.largest_write * jax.nn.sigmoid(self.write(x))
+    # Kernels are for chunks of tokens.
+    by_chunk = x.shape[1] > LONGEST_BY_TOKEN
     read, fast = gated_delta(
-      query, key, value, log_decay, write, fast, mask=mask
+      query,
+      key,
+      value,
+      log_decay,
+      write,
+      fast,
+      mask=mask,
+      implementation=self.kernels.gated_delta if by_chunk else None,
     )
     gate = jax.nn.silu(self.gate(x).astype(self.precision.accumulate))
     y = self.output(self.norm(read).reshape(gate.shape) * gate)

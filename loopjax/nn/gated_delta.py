@@ -9,6 +9,7 @@ from typing import Any
 
 from flax import nnx
 
+from loopjax.kernels import Kernels
 from loopjax.nn import convolution, linear
 from loopjax.nn.fast_weights import (
   NORMAL,
@@ -36,6 +37,7 @@ class GatedDeltaNet(nnx.Module):
     convolution_width: int = 4,
     gates: Gates = Gates(),
     init: linear.Initializer = NORMAL,
+    kernels: Kernels = Kernels(),
     precision: Precision,
     rngs: nnx.Rngs,
   ):
@@ -51,6 +53,7 @@ class GatedDeltaNet(nnx.Module):
       convolution_width: W, number of taps of the convolutions.
       gates: initial values of the decay and write gates.
       init: initializer of every matrix.
+      kernels: the implementation of the gated delta rule.
       precision: dtypes of parameters, products and sums.
       rngs: random keys of the initial values.
     """
@@ -74,6 +77,7 @@ class GatedDeltaNet(nnx.Module):
       value_width,
       gates=gates,
       init=init,
+      kernels=kernels,
       **shared,
     )
     self.convolution_width = convolution_width

@@ -14,6 +14,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import sharding
+from loopjax.kernels import Kernels
 from loopjax.kernels.gated_delta import chunked
 from loopjax.nn import attention, block, fast_weights, gated_delta, jet, mlp
 from loopjax.nn.cache import Cache
@@ -78,6 +79,7 @@ class MemoryBlock(nnx.Module):
     shape: Shape,
     memory: MemoryShape,
     *,
+    kernels: Kernels = Kernels(),
     precision: Precision,
     rngs: nnx.Rngs,
   ):
@@ -90,6 +92,7 @@ class MemoryBlock(nnx.Module):
       memory.value_width,
       gates=memory.gates,
       init=shape.init,
+      kernels=kernels,
       **shared,
     )
     self.memory_post_norm = shape.post_norm(shape.width, **shared)
@@ -127,6 +130,7 @@ def make_memories(
   memory: MemoryShape,
   num_layers: int,
   *,
+  kernels: Kernels = Kernels(),
   precision: Precision,
   rngs: nnx.Rngs,
 ) -> MemoryBlock:
@@ -134,7 +138,9 @@ def make_memories(
 
   def make(key: Array) -> MemoryBlock:
     rngs = nnx.Rngs(params=key)
-    return MemoryBlock(shape, memory, precision=precision, rngs=rngs)
+    return MemoryBlock(
+      shape, memory, kernels=kernels, precision=precision, rngs=rngs
+    )
 
   return jax.vmap(make)(jax.random.split(rngs.params(), num_layers))
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from loopjax.kernels import Kernels
 from loopjax.nn import convolution, linear
 from loopjax.nn.fast_weights import (
   NORMAL,
@@ -35,6 +36,7 @@ class JetBlock(nnx.Module):
     convolution_width: int = 4,
     gates: Gates = Gates(),
     init: linear.Initializer = NORMAL,
+    kernels: Kernels = Kernels(),
     precision: Precision,
     rngs: nnx.Rngs,
   ):
@@ -48,6 +50,7 @@ class JetBlock(nnx.Module):
       convolution_width: W, number of taps of the convolution.
       gates: initial values of the decay and write gates.
       init: initializer of every matrix, except W_2 of the convolution.
+      kernels: the implementation of the gated delta rule.
       precision: dtypes of parameters, products and sums.
       rngs: random keys of the initial values.
     """
@@ -64,7 +67,13 @@ class JetBlock(nnx.Module):
       width, values, convolution_width, **shared
     )
     self.fast_weights = FastWeights(
-      width, num_heads, key_width, value_width, gates=gates, **shared
+      width,
+      num_heads,
+      key_width,
+      value_width,
+      gates=gates,
+      kernels=kernels,
+      **shared,
     )
     self.channels = (values,)
     self.convolution_width = convolution_width

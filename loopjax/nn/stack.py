@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax.kernels import Kernels
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import shape as shape_lib
@@ -67,7 +68,12 @@ def block_shape(
 
 
 def make_layers(
-  shape: Shape, num_layers: int, *, precision: Precision, rngs: nnx.Rngs
+  shape: Shape,
+  num_layers: int,
+  *,
+  kernels: Kernels = Kernels(),
+  precision: Precision,
+  rngs: nnx.Rngs,
 ) -> block.Block:
   """Creates blocks, initialised independently, with stacked parameters.
 
@@ -78,7 +84,7 @@ def make_layers(
 
   def make_layer(key: Array) -> block.Block:
     rngs = nnx.Rngs(params=key)
-    return block.Block(shape, precision=precision, rngs=rngs)
+    return block.Block(shape, kernels=kernels, precision=precision, rngs=rngs)
 
   return jax.vmap(make_layer)(jax.random.split(rngs.params(), num_layers))
 

@@ -78,6 +78,22 @@ def test_instructions_of_hand_written_text():
   )
 
 
+def test_attributes_of_a_kernel_span_lines():
+  attributes = (
+    'backend_config={"size": 1}, frontend_attributes={xprof_metadata="{\n'
+    '"block_q": 128}\n'
+    '}}, metadata={op_name="kernel"}'
+  )
+  name = "ROOT %dot = f32[8]{0} custom-call(%x)"
+  text = (
+    "ENTRY %main (x: f32[8]) -> f32[8] {\n"
+    f"  %x = f32[8]{{0}} parameter(0)\n  {name}, {attributes}\n}}\n"
+  )
+  root = hlo.parse(text).computations["main"].root
+  assert root.name == "dot"
+  assert root.op_name == "kernel"
+
+
 @pytest.mark.parametrize(
   ("start", "step", "end", "trips"),
   [

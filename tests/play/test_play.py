@@ -67,6 +67,17 @@ def test_thoughts_are_what_the_model_did(workdir, inspection):
   assert np.abs(looks - expected).max() <= 0.51
 
 
+def test_a_run_that_was_trained_with_kernels_is_read_anywhere(tmp_path):
+  config = smoke()
+  workdir = untrained(tmp_path / "run", config)
+  config.loop.kernels = "tpu"
+  plain = config_lib.to_dict(config)
+  workdir_lib.write_json(workdir / "config.json", plain)
+  settings = trained.read(workdir).settings
+  assert settings.plain["loop"]["kernels"] == "tpu"
+  assert settings.loop.kernels == "xla"
+
+
 def test_more_loops_than_trained(workdir):
   inspector = load.load(workdir, num_loops=2 * LOOPS)
   assert len(inspector.inspect(PUZZLE)["digits"]) == 2 * LOOPS + 1

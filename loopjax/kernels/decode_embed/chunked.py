@@ -14,12 +14,10 @@ over these; ties are broken arbitrarily.
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from loopjax import sharding
 from loopjax.kernels import vocabulary
@@ -69,24 +67,9 @@ def decode_embed(
     ids, best = _select(*constants, options)  # Its gradient is in _embed_few.
     return _embed_few(hidden, tables, ids, best, options)
 
-  return _by_example(decode_few, len(hidden))(hidden, tables)
-
-
-def _by_example(function, num_examples: int):
-  """function(hidden, tables), run by every device on its own examples.
-
-  Under a mesh, tables are gathered once and their gradients summed once, while
-  the compiler would do both in every step of the loops over tokens.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = sharding.AXES[:2]  # The axes that split examples.
-  ways = math.prod(mesh.shape.get(axis, 1) for axis in axes)
-  if ways == 1 or num_examples % ways:
-    return function
-  split = P(axes)
-  return jax.shard_map(
-    function, in_specs=(split, P()), out_specs=split, check_vma=False
-  )
+  # Otherwise the compiler would gather tables and sum their gradients in every
+  # step of the loops over tokens.
+  return sharding.by_example(decode_few, len(hidden))(hidden, tables)
 
 
 def _logits(

@@ -1,5 +1,5 @@
 """Gated delta rule: fast weights that decay, are corrected, and are read."""
 
-from loopjax.kernels.gated_delta.api import gated_delta
+from loopjax.kernels.gated_delta.api import LONGEST_BY_TOKEN, gated_delta
 
-__all__ = ["gated_delta"]
+__all__ = ["LONGEST_BY_TOKEN", "gated_delta"]

@@ -1,7 +1,11 @@
 """Checks the inputs of `gated_delta` and chooses the implementation."""
 
+import functools
+from typing import Any
+
 import jax.numpy as jnp
 
+from loopjax import sharding
 from loopjax.kernels.gated_delta import (
   chunked,
   chunks,
@@ -93,13 +97,15 @@ def gated_delta(
     return reference.gated_delta(*inputs, state)
   if implementation == "chunked":
     return chunked.gated_delta(*inputs, state, chunk_size=chunk_size)
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+      f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
+    )
+  kernel: Any = pallas_gpu.gated_delta
   if implementation == "pallas_tpu":
-    return pallas_tpu.gated_delta(*inputs, state, chunk_size=chunk_size)
-  if implementation == "pallas_gpu":
-    return pallas_gpu.gated_delta(*inputs, state)
-  raise ValueError(
-    f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
-  )
+    kernel = functools.partial(pallas_tpu.gated_delta, chunk_size=chunk_size)
+  by_example = sharding.by_example(lambda split, _: kernel(*split), batch)
+  return by_example((*inputs, state), ())
 
 
 def _check(

@@ -1,13 +1,14 @@
 """Checks the inputs of `gated_kv` and chooses the implementation."""
 
+from typing import Any
+
 import jax
 
+from loopjax import sharding
 from loopjax.kernels.gated_kv import pallas_gpu, pallas_tpu, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
-# XLA's compilation of the reference, until a kernel has been timed against it.
-DEFAULT = "reference"
 
 
 def gated_kv(
@@ -18,7 +19,7 @@ def gated_kv(
   cache: tuple[Array, Array],
   start: Array,
   *,
-  implementation: str | None = None,
+  implementation: str = "reference",
 ) -> tuple[Array, tuple[Array, Array]]:
   """One loop's update of the latents of S tokens and of their cache rows.
 
@@ -44,7 +45,8 @@ def gated_kv(
       is written: -1 writes nothing.
     implementation: "reference" supports all derivatives; "pallas_tpu" and
       "pallas_gpu" (Hopper; bfloat16, D and d_h multiples of 64) support reverse
-      mode only, store x and h for it, and recompute the gate. DEFAULT if None.
+      mode only, store x and h for it, and recompute the gate. They are chosen
+      by loop.kernels.
 
   Returns:
     The latent [B, S, D] in the dtype of x, and the cache.
@@ -55,16 +57,20 @@ def gated_kv(
   _check(inputs, latent, weights, tables, cache, start)
   tables = jax.lax.stop_gradient(tables)
   arguments = (inputs, latent, weights, tables, cache, start)
-  implementation = implementation or DEFAULT
   if implementation == "reference":
     return reference.gated_kv(*arguments)
-  if implementation == "pallas_tpu":
-    return pallas_tpu.gated_kv(*arguments)
-  if implementation == "pallas_gpu":
-    return pallas_gpu.gated_kv(*arguments)
-  raise ValueError(
-    f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
-  )
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+      f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
+    )
+  backend = pallas_tpu if implementation == "pallas_tpu" else pallas_gpu
+
+  def kernel(split: Any, weights: reference.Weights) -> Any:
+    inputs, latent, *others = split
+    return backend.gated_kv(inputs, latent, weights, *others)
+
+  by_example = sharding.by_example(kernel, len(inputs))
+  return by_example((inputs, latent, tables, cache, start), weights)
 
 
 def _check(

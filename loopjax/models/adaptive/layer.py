@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import sharding
+from loopjax.kernels import Kernels
 from loopjax.loop import driver, halting, memory
 from loopjax.models.adaptive.config import Config
 from loopjax.nn import attention, block, linear
@@ -45,11 +46,18 @@ class Carry(NamedTuple):
 class Layer(nnx.Module):
   """One block with its loop, router and reads of the memory banks."""
 
-  def __init__(self, config: Config, *, precision: Precision, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    config: Config,
+    *,
+    kernels: Kernels = Kernels(),
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     shape, width = config.block_shape(), config.width
     self.config = config
-    self.block = block.Block(shape, **shared)
+    self.block = block.Block(shape, kernels=kernels, **shared)
     if config.loop_update == "literal":
       self.loop_norm = shape.norm(width, **shared)
     num_scales = config.num_loops + 1 - config.scale_from_step

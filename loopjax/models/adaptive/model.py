@@ -6,6 +6,7 @@ router (equations 3 to 5). The input of the block is enriched from a memory bank
 of the layer and from one that all layers share (equations 6 to 10).
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from flax import nnx
 
 from loopjax import sharding
 from loopjax.errors import UserError
+from loopjax.kernels import KERNELS
 from loopjax.loop import memory
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
@@ -57,8 +59,11 @@ class Model(nnx.Module):
     shape, width = config.block_shape(), config.width
     self.token_embedding = causal.token_embedding(config, spec, rngs)
 
+    kernels = KERNELS[options.kernels]
+
     def make_layer(key: Array) -> Layer:
-      return Layer(config, precision=precision, rngs=nnx.Rngs(params=key))
+      rngs = nnx.Rngs(params=key)
+      return Layer(config, kernels=kernels, precision=precision, rngs=rngs)
 
     keys = jax.random.split(rngs.params(), config.num_layers)
     self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].
@@ -111,7 +116,7 @@ class Model(nnx.Module):
     check_loops(config, num_loops)
     if isinstance(exit_threshold, float) and not 0 < exit_threshold <= 1:
       raise UserError(f"exit_threshold={exit_threshold} must be in (0, 1]")
-    options = LoopOptions(kind, self.options.remat)
+    options = dataclasses.replace(self.options, kind=kind)
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
     real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens

@@ -6,6 +6,7 @@ latent h, which is x in the first loop and z h + (1 - z) x in later ones, with a
 gate z. With z = 0 the layer is that of a looped model.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -91,13 +92,15 @@ def update(
   """
   latent = jnp.where(loop == 0, x, latent)
   weights = _weights(layer)
+  kernel = layer.block.attention.kernels.gated_kv
+  run = functools.partial(gated_kv, implementation=kernel)
   if mode == "element":
-    return gated_kv(x, latent, weights, tables, buffers, start)
+    return run(x, latent, weights, tables, buffers, start)
   if mode == "scalar":
     latent = reference.blend(x, latent, weights)
   else:
     latent = _blend(x, latent, fixed_gate(mode, loop))
-  return gated_kv(latent, None, _projections(layer), tables, buffers, start)
+  return run(latent, None, _projections(layer), tables, buffers, start)
 
 
 def project(

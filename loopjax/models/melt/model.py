@@ -39,7 +39,7 @@ class Model(nnx.Module):
     config.check_length(spec)
     self.config, self.spec, self.options = config, spec, options
     self.token_embedding = causal.token_embedding(config, spec, rngs)
-    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.layers = causal.layers(config, config.num_layers, options, rngs)
     self.latent_gates = layer_lib.make_gates(config, rngs)
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:

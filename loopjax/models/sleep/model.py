@@ -16,6 +16,7 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.kernels import KERNELS
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
@@ -55,11 +56,12 @@ class Model(nnx.Module):
     checks.one_document(spec, "carries fast weights along a row")
     last_chunk(config, spec)  # Raises if the task does not fit the windows.
     shared: dict[str, Any] = {
+      "kernels": KERNELS[options.kernels],
       "precision": PRECISIONS[config.precision],
       "rngs": rngs,
     }
     self.token_embedding = causal.token_embedding(config, spec, rngs)
-    self.layers = causal.layers(config, config.num_layers, rngs)
+    self.layers = causal.layers(config, config.num_layers, options, rngs)
     # A post-norm would scale up an output that is initially zero.
     shape = dataclasses.replace(config.block_shape(), post_norm=norm.identity)
     self.memories = hybrid.make_memories(

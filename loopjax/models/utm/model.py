@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
+from loopjax.kernels import KERNELS
 from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
 from loopjax.models.utm.config import Config
@@ -80,7 +81,8 @@ class Model(nnx.Module):
       self.memory_tokens = nnx.Param(config.memory_init_std * noise)
     if config.step_embedding != "none":
       self.step_embedding = linear.embedding(config.num_loops, width, **shared)
-    self.block = block.Block(config.block_shape(), **shared)
+    kernels = KERNELS[options.kernels]
+    self.block = block.Block(config.block_shape(), kernels=kernels, **shared)
     if config.halting != "fixed":
       self.router = linear.readout(width, 1, bias=config.router_bias, **shared)
     self.head = linear.readout(width, spec.vocab_size, **shared)
