@@ -1,6 +1,6 @@
 """Streams from a running server, one after another and all at once.
 
-  python -m loopjax.serve --workdir=runs/lm --slots=16 --max_waiting=64
+  python -m loopjax.serve runs/lm --slots=16 --max_waiting=64
   python benchmarks/bench_serve.py --streams=64
 
 Prints one JSON object: tokens a second, and seconds until the first token and

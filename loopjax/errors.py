@@ -2,8 +2,10 @@
 
 import argparse
 import difflib
+import re
+import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class UserError(ValueError):
@@ -16,6 +18,30 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     """Raises UserError."""
     raise UserError(message)
+
+  def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    """Parses; unknown flags are named before missing arguments."""
+    args = sys.argv[1:] if args is None else args
+    if not self._subparsers:  # The parser of the subcommand checks its flags.
+      for word in args:
+        self._check_flag(word)
+    return super().parse_known_args(args, namespace)
+
+  def _check_flag(self, word: str) -> None:
+    """Raises UserError if a word is a flag that is unknown or abbreviated."""
+    found = re.fullmatch(r"(--\w[\w-]*)(?:=(.*))?", word, re.DOTALL)
+    if not found or found[1] in self._option_string_actions:
+      return
+    flag, value = found.groups()
+    arguments = [action.metavar for action in self._actions]
+    if flag == "--workdir" and "WORKDIR" in arguments:
+      raise UserError(
+        "--workdir is for commands that train; here the run is an argument:"
+        f" {self.prog} {value or 'WORKDIR'}"
+      )
+    raise UserError(
+      f"no flag {flag!r}{similar(flag, self._option_string_actions)}"
+    )
 
 
 def similar(name: object, known: Iterable[str]) -> str:

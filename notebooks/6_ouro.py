@@ -294,7 +294,7 @@ for n in range(loops):
 #
 # ## Go on
 #
-# * In the terminal: `python -m loopjax.generate --workdir=runs/lm_looped
+# * In the terminal: `python -m loopjax.generate runs/lm_looped
 #   --prompt='It was' --exit_threshold=0.5 --report`; with the published weights
 #   `--hub=FOLDER --chat`.
 # * The gate alone, on what each loop improves (section 3.4):

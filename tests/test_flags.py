@@ -1,4 +1,4 @@
-"""Commands that look at runs say the same by the same flags."""
+"""Commands that look at runs: the same flags, and what is no flag."""
 
 import importlib
 import re
@@ -6,11 +6,14 @@ import re
 import pytest
 
 from loopjax import errors
+from loopjax.hub import __main__ as hub
+from loopjax.play import __main__ as play
 
 # Those of absl have their flags from `command_line`.
 COMMANDS = (
-  "analysis.multihop.__main__", "eval.__main__", "play.__main__",
-  "report.__main__", "report.keep", "watch.__main__",
+  "analysis.gradient_flow", "analysis.multihop.__main__", "eval.__main__",
+  "generate.__main__", "play.__main__", "report.__main__", "report.keep",
+  "serve.__main__", "watch.__main__",
 )  # fmt: skip
 SAID = {
   "checkpoint": r"step \[the newest\]",
@@ -51,3 +54,35 @@ def test_the_same_flags_for_the_same(name, monkeypatch):
     assert re.fullmatch(SAID.get(flag, ".*"), said), flag
     # No sentence; what it is without the flag is in brackets.
     assert not said.endswith(".") and "default" not in said, flag
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_run_has_no_flag(name, capsys):
+  command = importlib.import_module(f"loopjax.{name}")
+  assert command.main(["--workdir=runs/a"]) == 2
+  assert capsys.readouterr().err == (
+    "error: --workdir is for commands that train; here the run is an argument:"
+    f" python -m loopjax.{name.removesuffix('.__main__')} runs/a\n"
+  )
+
+
+@pytest.mark.parametrize(
+  ("command", "arguments", "said"),
+  [
+    (play, ["--promt=It was"], "no flag '--promt'; did you mean '--prompt'?"),
+    (play, ["a", "--prom", "b"], "no flag '--prom'; did you mean '--prompt'?"),
+    (play, ["a", "--prompt=b\n", "--dance"], "no flag '--dance'"),
+    (play, ["a", "--prompt", "--what is it"], "a contains no run: "),
+    (hub, ["export", "--layot=ouro"], "no flag '--layot'; did you mean"),
+    (hub, ["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
+    (hub, ["push", "--workdir=a"], "no flag '--workdir'"),
+  ],
+)
+def test_an_unknown_flag_is_named(
+  command, arguments, said, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  assert command.main(arguments) == 2
+  printed = capsys.readouterr().err
+  assert printed.startswith("error: ") and printed.count("\n") == 1
+  assert said in printed

@@ -38,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     description="Gradients and Jacobians of the loops of MELT and LoopLM.",
   )
   parser.add_argument(
-    "workdir", type=pathlib.Path, nargs="+", help="work directories of runs"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
   )
   parser.add_argument(
-    "--output",
+    "--out",
     type=pathlib.Path,
-    help="output directory [analysis in the first run]",
+    help="where to write [analysis in the first WORKDIR]",
   )
   parser.add_argument(
     "--texts", type=int, default=32, help="number of texts [32]"
@@ -53,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.texts < 1:
       raise UserError(f"--texts={options.texts} must be at least 1")
     found = {
-      path.as_posix(): of_run(path, options.texts) for path in options.workdir
+      path.as_posix(): of_run(path, options.texts) for path in options.workdirs
     }
-    output = options.output or options.workdir[0] / "analysis"
+    output = options.out or options.workdirs[0] / "analysis"
     try:
       output.mkdir(parents=True, exist_ok=True)
       files = write(found, output)
     except OSError as error:
-      raise UserError(f"--output={output}: {error.strerror}") from error
+      raise UserError(f"--out={output}: {error.strerror}") from error
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.generate --workdir=DIR --prompt=TEXT`."""
+"""Command line: `python -m loopjax.generate WORKDIR --prompt=TEXT`."""
 
 import dataclasses
 import sys

@@ -17,7 +17,7 @@ from loopjax.models import CAUSAL
 
 
 class ModelFlags(NamedTuple):
-  """The flags of `add_flags`: which model, and how the engine runs it."""
+  """What `add_flags` adds: which model, and how the engine runs it."""
 
   workdir: pathlib.Path | None
   hub: pathlib.Path | None
@@ -38,18 +38,27 @@ class ModelFlags(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags that all commands that generate text share."""
+  """Adds WORKDIR, and the flags that commands that generate text share."""
   parser.add_argument(
-    "--workdir", type=pathlib.Path, help="work directory of a run"
+    "workdir",
+    type=pathlib.Path,
+    nargs="?",
+    metavar="WORKDIR",
+    help="a run; or give --hub",
   )
   parser.add_argument(
-    "--hub", type=pathlib.Path, help="a downloaded folder instead of a run"
+    "--hub",
+    type=pathlib.Path,
+    metavar="FOLDER",
+    help="a downloaded folder instead of a run",
   )
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
   )
   parser.add_argument("--checkpoint", type=int, help="step [the newest]")
-  parser.add_argument("--num_loops", type=int, help="[as the run is evaluated]")
+  parser.add_argument(
+    "--num_loops", type=int, help="loops [as the run is evaluated]"
+  )
   parser.add_argument(
     "--exit_rule",
     choices=exits.RULES,
@@ -77,9 +86,11 @@ def pop_flags(options: dict[str, Any]) -> ModelFlags:
 def check(flags: ModelFlags) -> None:
   """Raises UserError for flags that contradict each other."""
   if (flags.workdir is None) == (flags.hub is None):
-    raise UserError("give either --workdir=DIR of a run or --hub=DIR")
+    raise UserError(
+      "give either WORKDIR, a run, or --hub=FOLDER, a downloaded folder"
+    )
   if flags.workdir and flags.dtype:
-    raise UserError("--dtype has no effect with --workdir")
+    raise UserError("--dtype has no effect without --hub")
   if flags.hub and flags.checkpoint is not None:
     raise UserError("--checkpoint has no effect with --hub")
   for name, value, least in (

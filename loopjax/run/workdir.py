@@ -50,15 +50,13 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
     lock = open(workdir / ".lock", "a")  # noqa: SIM115
   except OSError as error:
     raise UserError(
-      f"--workdir={workdir}: cannot be written: {error.strerror}"
+      f"{workdir}: cannot be written: {error.strerror}"
     ) from error
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-      raise UserError(
-        f"--workdir={workdir}: another run is using it"
-      ) from error
+      raise UserError(f"{workdir}: another run is using it") from error
     yield
 
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.serve --workdir=DIR`."""
+"""Command line: `python -m loopjax.serve WORKDIR`."""
 
 import pathlib
 import sys

@@ -97,7 +97,7 @@ def with_config(directory, change, family="looped"):
     (lambda c: None, ("--position=-1",), "--position=-1 must be"),
     (lambda c: None, ("--limit=-5",), "--limit=-5 must be"),
     (lambda c: None, ("--limit=few",), "--limit: invalid int"),
-    (lambda c: None, ("--lens",), "unrecognized arguments: --lens"),
+    (lambda c: None, ("--lens",), "no flag '--lens'"),
   ],
 )
 def test_mistakes_are_one_line(change, flags, message, tmp_path, capsys):

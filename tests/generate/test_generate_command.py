@@ -21,7 +21,7 @@ def run(tmp_path_factory):
 
 
 def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
-  flags = (f"--workdir={run}", "--prompt=Loops", *FLAGS, "--report")
+  flags = (str(run), "--prompt=Loops", *FLAGS, "--report")
   assert entry.main([*flags]) == 0
   whole, report = capsys.readouterr()
   assert whole.startswith("Loops") and len(whole.encode()) >= 10
@@ -37,7 +37,7 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
 
 
 def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
-  flags = (f"--workdir={run}", "--prompt=L", "--max_new_tokens=9")
+  flags = (str(run), "--prompt=L", "--max_new_tokens=9")
   texts = []
   for more in ("--samples=2", "--samples=2", "--seed=1"):
     assert entry.main([*flags, more]) == 0
@@ -49,18 +49,18 @@ def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-  (("--prompt=a",), "give either --workdir=DIR of a run or --hub=DIR"),
-  (("--workdir={run}",), "give --prompt=TEXT, or --chat"),
-  (("--workdir={run}", "--hub=x", "--prompt=a"), "give either --workdir=DIR"),
-  (("--workdir={run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
-  (("--workdir={run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
-  (("--workdir={run}", "--prompt=a", "--samples=0"), "--samples=0"),
-  (("--workdir={run}", f"--prompt={'a' * 48}"), "49 tokens, and the cache"),
-  (("--workdir={run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
-  (("--workdir={run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
-  (("--workdir={run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
-  (("--workdir={run}", "--chat"), "has no chat template"),
-  (("--workdir={run}/no", "--prompt=a"), "no such directory"),
+  (("--prompt=a",), "give either WORKDIR, a run, or --hub=FOLDER"),
+  (("{run}",), "give --prompt=TEXT, or --chat"),
+  (("{run}", "--hub=x", "--prompt=a"), "give either WORKDIR"),
+  (("{run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
+  (("{run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
+  (("{run}", "--prompt=a", "--samples=0"), "--samples=0"),
+  (("{run}", f"--prompt={'a' * 48}"), "49 tokens, and the cache"),
+  (("{run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
+  (("{run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
+  (("{run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
+  (("{run}", "--chat"), "has no chat template"),
+  (("{run}/no", "--prompt=a"), "no such directory"),
   (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(run, capsys, flags, says):

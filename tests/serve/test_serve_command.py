@@ -66,18 +66,18 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ([], "give either --workdir=DIR of a run or --hub=DIR"),
-    (["--workdir=a", "--hub=b"], "give either --workdir=DIR of a run or"),
-    (["--workdir=a", "--dtype=float32"], "--dtype has no effect"),
+    ([], "give either WORKDIR, a run, or --hub=FOLDER"),
+    (["a", "--hub=b"], "give either WORKDIR, a run, or"),
+    (["a", "--dtype=float32"], "--dtype has no effect"),
     (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
-    (["--workdir=a", "--slots=0"], "--slots=0 must be at least 1"),
-    (["--workdir=a", "--port=99999"], "--port=99999"),
-    (["--workdir=a", "--host=0.0.0.0"], "give --token_file=FILE"),
-    (["--workdir=a", "--token_file=none"], "cannot be read"),
-    (["--workdir=a", "--token_file=short"], "at least 16 characters"),
-    (["--workdir=missing", "--port=0"], "missing contains no run"),
+    (["--slots=0", "a"], "--slots=0 must be at least 1"),
+    (["a", "--port=99999"], "--port=99999"),
+    (["a", "--host=0.0.0.0"], "give --token_file=FILE"),
+    (["a", "--token_file=none"], "cannot be read"),
+    (["a", "--token_file=short"], "at least 16 characters"),
+    (["missing", "--port=0"], "missing contains no run"),
     (["--hub=missing", "--port=0"], "missing"),
-    (["--workdir=a", "--colour=red"], "unrecognized arguments: --colour=red"),
+    (["a", "--colour=red"], "no flag '--colour'"),
   ],
 )
 def test_mistakes_are_one_line(
@@ -95,7 +95,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, "uvicorn", None)
   monkeypatch.delitem(sys.modules, "loopjax.serve.command", raising=False)
   monkeypatch.delattr(loopjax.serve, "command", raising=False)
-  assert serve.main(["--workdir=a"]) == 2
+  assert serve.main(["a"]) == 2
   assert "pip install 'loopjax[serve]'" in capsys.readouterr().err
 
 
