@@ -21,6 +21,11 @@ from loopjax import presets
 _COMMON = presets.beside(__file__, "common.py")
 _PEER, _TINY = _COMMON["SUDOKU_PEER"], _COMMON["SUDOKU_PEER_TINY"]
 _STREAM = {"num_train_mazes": 0, "augment": False}
+# Over the positions of a small grid.
+_MLP = {
+  "mixer": "mlp", "token_mlp_width": 256, "positions": "offset",
+  "rope_base": 10_000.0,
+}  # fmt: skip
 
 PRESETS = {
   "paper": {
@@ -35,12 +40,13 @@ PRESETS = {
     "run": {"num_steps": 20_000, "batch_size": 128},
   },
   "tiny": {
-    "task": {**_STREAM, "size": 12, "min_path": 14},
+    "task": {**_STREAM, "size": 8, "min_path": 1},
     "model": {
-      **_TINY["model"], "rope_base": 20.0, "num_cycles": 2,
-      "num_latent_steps": 3,
+      **_TINY["model"], "num_cycles": 2, "num_latent_steps": 3, **_MLP,
+      "token_loss": "softmax",
     },
-    "optim": _TINY["optim"], "run": {**_TINY["run"], "num_steps": 1000},
+    "optim": _TINY["optim"],
+    "run": {**_TINY["run"], "num_steps": 3000, "batch_size": 32},
     "eval": {"every": 500, "num_examples": 256, "depth_factor": 2},
   },
   "smoke": _COMMON["MAZE_SMOKE"],
@@ -56,9 +62,15 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
   del config  # The sweeps are the same for every preset.
   axis = config_lib.axis
+  grid = {"model.positions": "grid", "model.rope_base": 20.0}
+  # Settings that families share stay: one width and number of layers for all.
+  others = axis("model.name", "hrm", "urm", "utm")
+  attention = {
+    "model.mixer": "attention", "model.token_mlp_width": 512, **grid,
+  }  # fmt: skip
   return {
-    # Settings that families share stay: one width and number of layers for all.
-    "maze_families": axis("model.name", "trm", "hrm", "urm", "utm"),
+    "mixer": [attention, {"model.mixer": "mlp"}],
+    "maze_families": [attention, *({**other, **grid} for other in others)],
     "maze_memory": axis("model.num_memory_tokens", 0, 4, 16),
     "openness": axis("task.openness", 0.0, 0.05, 0.2),
   }

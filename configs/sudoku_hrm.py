@@ -7,8 +7,8 @@ supervision: an example takes up to model.num_loops steps. Presets:
 
   tiny    6x6 boards, 3 minutes of one CPU core. Exact match 0.586:
           docs/families/peers.md.
-  nine    9x9 boards, as `nine` of sudoku_utm.py. 20 minutes of one CPU core by
-          its step. Not run.
+  nine    9x9 boards, as `nine` of sudoku_utm.py. 11 minutes of one CPU core, 14
+          with evaluations. Exact match 0.084: docs/families/peers.md.
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub,
           26,040 steps of 768. Not run; the paper's exact match is 0.55.

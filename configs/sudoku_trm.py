@@ -7,8 +7,8 @@ of supervision, so that an example takes up to model.num_loops steps. Presets:
 
   tiny    6x6 boards, 5 minutes of one CPU core. Exact match 0.806:
           docs/families/peers.md.
-  nine    9x9 boards, as `nine` of sudoku_utm.py. 27 minutes of one CPU core, 45
-          with evaluations. Exact match 0.122: docs/families/peers.md.
+  nine    9x9 boards, as `nine` of sudoku_utm.py. 12 minutes of one CPU core, 20
+          with evaluations. Exact match 0.111: docs/families/peers.md.
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub, 65,104
           steps of 768. Not run; the paper's exact match is 0.874.

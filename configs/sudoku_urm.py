@@ -7,8 +7,8 @@ supervision: an example takes up to model.num_loops steps. Presets:
 
   tiny    6x6 boards, about 5 minutes of one CPU core. Exact match 0.920:
           docs/families/peers.md.
-  nine    9x9 boards, as `nine` of sudoku_utm.py. 24 minutes of one CPU core, 39
-          with evaluations. Exact match 0.349: docs/families/peers.md.
+  nine    9x9 boards, as `nine` of sudoku_utm.py. 11 minutes of one CPU core, 17
+          with evaluations. Exact match 0.305: docs/families/peers.md.
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub,
           390,624 steps of 128. Not run; the paper's exact match is 0.776.
