@@ -43,6 +43,7 @@ def load(
   num_loops: int | None = None,
   exit_threshold: float | None = None,
   checkpoint: int | None = None,
+  kernels: bool = False,
 ) -> LanguageModel:
   """Loads the model of a run, finished or in progress, onto one device.
 
@@ -51,6 +52,7 @@ def load(
     num_loops: number of loops; None for the number that the run evaluates with.
     exit_threshold: the model's `exit_threshold` argument; None for its default.
     checkpoint: step of the checkpoint; None for the newest intact one.
+    kernels: as in `trained.read`; for models that are read with a cache only.
 
   Raises:
     UserError: the run or checkpoint does not exist, the model is not a language
@@ -75,7 +77,7 @@ def load(
     if not isinstance(settings.family, HaltsByMass):
       raise UserError(f"--exit_threshold has no effect on {family}")
     call["exit_threshold"] = exit_threshold
-  run = trained.read(workdir, checkpoint)
+  run = trained.read(workdir, checkpoint, kernels=kernels)
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
   tokenizer = Tokenizer(settings.task.tokenizer, settings.task.end_token)
   return LanguageModel(

@@ -67,12 +67,13 @@ def make_program(
     teacher: settings of the teacher's run; None without a teacher.
 
   Raises:
-    UserError: the mesh does not fit the batches or the parameters.
+    UserError: the mesh does not fit the batches or the parameters, or
+      loop.kernels fit neither the devices nor the model.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   platform = mesh.devices.flat[0].platform
   settings = _resolve_remat(settings, platform)
-  check_kernels(settings.loop, platform, mesh.shape["tensor"])
+  check_kernels(settings.loop, mesh.devices.flat[0], mesh.shape["tensor"])
   sharding.check_batch_size(
     mesh,
     settings.run.batch_size,
@@ -104,7 +105,7 @@ def make_program(
     num_microbatches=settings.run.num_microbatches,
     max_bad_steps=settings.run.max_bad_steps,
   )
-  return Program(
+  program = Program(
     settings=settings,
     mesh=mesh,
     graphdef=graphdef,
@@ -121,6 +122,9 @@ def make_program(
     abstract_frozen=_with_shardings(frozen, params_sharding(frozen)),
     teacher=teacher,
   )
+  if settings.loop.kernels != "xla":
+    _check_step(program)  # Before anything is written.
+  return program
 
 
 def fresh_state(
@@ -182,26 +186,60 @@ def _resolve_remat(
   return settings._replace(loop=remat.resolve(settings.loop, platform))
 
 
-def check_kernels(options: LoopOptions, platform: str, tensor: int = 1) -> None:
-  """Raises UserError if the kernels are another platform's, or cannot be split.
+def have_kernels(device: Any, kernels: str) -> bool:
+  """Whether a device runs these loop.kernels; those for GPUs need Hopper."""
+  hopper = str(getattr(device, "compute_capability", "9.0")).startswith("9.")
+  here = device.platform == kernels and (kernels != "gpu" or hopper)
+  return kernels == "xla" or here
+
+
+def check_kernels(options: LoopOptions, device: Any, tensor: int = 1) -> None:
+  """Raises UserError if a mesh cannot run the kernels.
 
   Args:
     options: the run's options.
-    platform: of the devices.
-    tensor: number of devices over which the mesh splits examples themselves.
+    device: one of the mesh's.
+    tensor: number of devices over which examples themselves are split.
   """
-  if options.kernels == "xla":
-    return
-  if options.kernels != platform:
+  if not have_kernels(device, options.kernels):
+    machine = {"gpu": "Hopper GPU", "tpu": "TPU"}[options.kernels]
     raise UserError(
-      f"loop.kernels={options.kernels!r} does not run on a {platform};"
-      " loop.kernels='xla' runs anywhere"
+      f"loop.kernels={options.kernels!r} needs a {machine}, not"
+      f" {device.device_kind}; loop.kernels='xla' runs anywhere"
     )
-  if tensor > 1:
+  if options.kernels != "xla" and tensor > 1:
     raise UserError(
       f"loop.kernels={options.kernels!r} needs mesh.tensor=1: kernels are not"
       " split within an example"
     )
+
+
+def abstract_batches(
+  settings: config_lib.Settings, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes of the batches of one call: [steps, B, ...]."""
+  one = settings.task_module.abstract_batch(
+    settings.task, settings.run.batch_size
+  )
+  placed = sharding.batch_sharding(mesh, stacked=True)
+  return {
+    name: jax.ShapeDtypeStruct(
+      (settings.run.steps_per_call, *entry.shape), entry.dtype, sharding=placed
+    )
+    for name, entry in one.items()
+  }
+
+
+def _check_step(program: Program) -> None:
+  """Raises UserError if a kernel does not support the model, by tracing."""
+  kernels = program.settings.loop.kernels
+  batches = abstract_batches(program.settings, program.mesh)
+  try:
+    jax.eval_shape(
+      program.step, program.abstract_state, batches, program.abstract_frozen
+    )
+  except UserError as error:
+    raise UserError(f"loop.kernels={kernels!r}: {error}") from error
 
 
 def _new_model(settings: config_lib.Settings, key: Any) -> Model:

@@ -34,12 +34,19 @@ class TrainedModel(NamedTuple):
     return nnx.merge(self.graphdef, self.params)
 
 
-def read(workdir: pathlib.Path, checkpoint: int | None = None) -> TrainedModel:
+def read(
+  workdir: pathlib.Path,
+  checkpoint: int | None = None,
+  *,
+  kernels: bool = False,
+) -> TrainedModel:
   """Loads the model of a run, finished or in progress.
 
   Args:
     workdir: the run's work directory.
     checkpoint: step of the checkpoint; None for the newest intact one.
+    kernels: whether the model keeps loop.kernels if the device has them; else
+      it takes XLA, which supports texts of any length.
 
   Raises:
     UserError: the run or the checkpoint does not exist, or the checkpoint is
@@ -48,7 +55,8 @@ def read(workdir: pathlib.Path, checkpoint: int | None = None) -> TrainedModel:
   label = str(workdir)
   devices = jax.local_devices()[:1]
   settings = config_lib.of_run(workdir, label)._replace(mesh=sharding.Config())
-  if settings.loop.kernels != devices[0].platform:  # Of the training machine.
+  here = program_lib.have_kernels(devices[0], settings.loop.kernels)
+  if not (kernels and here):
     options = dataclasses.replace(settings.loop, kernels="xla")
     settings = settings._replace(loop=options)
   program = program_lib.make_program(settings, devices)

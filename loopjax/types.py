@@ -72,10 +72,10 @@ class LoopOptions:
   Attributes:
     kind: "scan", "while" or "unroll", see `loopjax.loop.driver.run_loop`.
     remat: a key of `loopjax.nn.remat.POLICIES`, or "auto".
-    kernels: how attention within a sequence, the gated delta rule and MELT's
-      update of its cache are computed: "xla", in plain JAX; "tpu", by splash
-      attention and Pallas kernels; "gpu", by cuDNN's attention and Pallas
-      kernels, on Hopper GPUs. No other operation has kernels.
+    kernels: how the gated delta rule, MELT's update of its cache, and the
+      attention of other families to their own tokens are computed: "xla", in
+      plain JAX; "tpu", by Pallas kernels and splash attention; "gpu", by Pallas
+      kernels and cuDNN's attention, on Hopper GPUs.
   """
 
   kind: str = "scan"

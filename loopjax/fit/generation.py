@@ -83,7 +83,7 @@ def model_of(
     )
   family, chip = CAUSAL[name], machine.devices[0]
   placed = jax.sharding.SingleDeviceSharding(chip)
-  program_lib.check_kernels(settings.loop, chip.platform)
+  program_lib.check_kernels(settings.loop, chip)
   graphdef, params = program_lib.abstract_model(settings)
 
   def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,6 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import sharding
 from loopjax import teacher as teacher_lib
 from loopjax.fit import collectives, hlo, quiet, values
 from loopjax.fit.topology import Machine
@@ -76,7 +75,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   program = program_lib.make_program(
     settings, machine.devices, teacher_lib.read(settings)
   )
-  batches = _abstract_batches(settings, program.mesh)
+  batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state
   arguments = {
     "parameters": _chip_bytes(state.params),
@@ -152,22 +151,6 @@ def needed_bytes(message: str, argument_bytes: int) -> int | None:
   if match := re.search(rf"[Uu]sed {number} of", message):
     return int(float(match[1]) * _UNITS[match[2]])
   return None
-
-
-def _abstract_batches(
-  settings: config_lib.Settings, mesh: jax.sharding.Mesh
-) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes of the batches of one call: [steps, B, ...]."""
-  one = settings.task_module.abstract_batch(
-    settings.task, settings.run.batch_size
-  )
-  placed = sharding.batch_sharding(mesh, stacked=True)
-  return {
-    name: jax.ShapeDtypeStruct(
-      (settings.run.steps_per_call, *entry.shape), entry.dtype, sharding=placed
-    )
-    for name, entry in one.items()
-  }
 
 
 def _chip_bytes(tree: Any) -> int:

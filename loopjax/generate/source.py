@@ -114,7 +114,10 @@ def load(flags: ModelFlags) -> LanguageModel:
       num_loops=flags.num_loops,
     )
   return language_model_lib.load(
-    flags.folder, num_loops=flags.num_loops, checkpoint=flags.checkpoint
+    flags.folder,
+    num_loops=flags.num_loops,
+    checkpoint=flags.checkpoint,
+    kernels=True,
   )
 
 

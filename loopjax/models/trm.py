@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from loopjax import checks
+from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
@@ -92,6 +93,8 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.config, self.spec, self.options = config, spec, options
+    if config.mixer == "mlp" and options.kernels != "xla":
+      raise UserError("loop.kernels has no effect with model.mixer='mlp'")
     kernels, precision = KERNELS[options.kernels], PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     sizes, num_memory = config.block_shape(), config.num_memory_tokens

@@ -12,6 +12,7 @@ from play_examples import data_of, untrained
 from tests_support import load_config, smoke
 
 from loopjax import config as config_lib
+from loopjax import program as program_lib
 from loopjax import trained
 from loopjax.analysis import halting
 from loopjax.data.sudoku import board as board_lib
@@ -67,7 +68,7 @@ def test_thoughts_are_what_the_model_did(workdir, inspection):
   assert np.abs(looks - expected).max() <= 0.51
 
 
-def test_a_run_that_was_trained_with_kernels_is_read_anywhere(tmp_path):
+def test_a_run_with_kernels_is_read_anywhere(tmp_path, monkeypatch):
   config = smoke()
   workdir = untrained(tmp_path / "run", config)
   config.loop.kernels = "tpu"
@@ -76,6 +77,12 @@ def test_a_run_that_was_trained_with_kernels_is_read_anywhere(tmp_path):
   settings = trained.read(workdir).settings
   assert settings.plain["loop"]["kernels"] == "tpu"
   assert settings.loop.kernels == "xla"
+  monkeypatch.setattr(program_lib, "have_kernels", lambda *_: True)
+  monkeypatch.setattr(program_lib, "check_kernels", lambda *_: None)
+  monkeypatch.setattr(program_lib, "_check_step", lambda _: None)
+  assert trained.read(workdir).settings.loop.kernels == "xla"
+  kept = trained.read(workdir, kernels=True).settings
+  assert kept.loop.kernels == "tpu"
 
 
 def test_more_loops_than_trained(workdir):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from loopjax.errors import UserError
 from loopjax.kernels.gated_delta import chunked
 from loopjax.kernels.gated_delta.recurrence import Steps
 from loopjax.types import Array
@@ -39,10 +40,10 @@ def gated_delta(
 
 def _check(query: Array, value: Array) -> None:
   if value.dtype != jnp.bfloat16:
-    raise ValueError(f"pallas_gpu takes bfloat16 inputs, not {value.dtype}")
+    raise UserError(f"pallas_gpu takes bfloat16 inputs, not {value.dtype}")
   key_width, value_width = query.shape[-1], value.shape[-1]
   if key_width not in _KEY_WIDTHS or value_width % _SIZE:
-    raise ValueError(
+    raise UserError(
       f"pallas_gpu takes d_k of {_KEY_WIDTHS} and d_v that is a multiple of"
       f" {_SIZE}, not d_k={key_width}, d_v={value_width}"
     )

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from loopjax.errors import UserError
 from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
@@ -44,9 +45,9 @@ def gated_kv(inputs, latent, weights, tables, cache, start):
 def _check(inputs: Array, cache: tuple[Array, Array]) -> None:
   width, head_width = inputs.shape[-1], cache[0].shape[-1]
   if {inputs.dtype, *(x.dtype for x in cache)} != {jnp.dtype(jnp.bfloat16)}:
-    raise ValueError("pallas_gpu takes bfloat16 inputs and cache")
+    raise UserError("pallas_gpu takes bfloat16 inputs and cache")
   if width % _UNIT or head_width % _UNIT:
-    raise ValueError(
+    raise UserError(
       f"pallas_gpu takes widths that are multiples of {_UNIT}, not D={width},"
       f" d_h={head_width}"
     )

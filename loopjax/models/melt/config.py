@@ -6,7 +6,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.nn import block, stack
 from loopjax.nn.shape import Shape
-from loopjax.types import PRECISIONS, TaskSpec
+from loopjax.types import PRECISIONS, LoopOptions, TaskSpec
 
 # The gate z of the latent: learned, per feature ("element") or per token
 # ("scalar"); or fixed, so that the latent is the mean of all loops' inputs so
@@ -164,6 +164,15 @@ class Config:
   def read_chunk(self, spec: TaskSpec) -> int:
     """Number of tokens processed in parallel where no gradient is needed."""
     return self.prefill_chunk or self.chunk_size or spec.sequence_length
+
+  def check_kernels(self, options: LoopOptions) -> None:
+    """Raises UserError for settings whose computation has no kernel."""
+    if options.kernels == "xla":
+      return
+    for name, plain in (("alpha", 1.0), ("sweeps", 0), ("history_hops", -1)):
+      value = getattr(self, name)
+      if value != plain:
+        raise UserError(f"model.{name}={value} needs loop.kernels='xla'")
 
   def check_length(self, spec: TaskSpec) -> None:
     """Raises UserError unless chunk_size divides the sequence length."""

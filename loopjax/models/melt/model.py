@@ -37,6 +37,7 @@ class Model(nnx.Module):
     rngs: nnx.Rngs,
   ):
     config.check_length(spec)
+    config.check_kernels(options)
     self.config, self.spec, self.options = config, spec, options
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, config.num_layers, options, rngs)
