@@ -68,8 +68,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   attention = {
     "model.mixer": "attention", "model.token_mlp_width": 512, **grid,
   }  # fmt: skip
+  mlp = {"model.mixer": "mlp", "model.num_heads": 8,
+         "model.positions": "offset", "model.rope_base": 10_000.0}  # fmt: skip
   return {
-    "mixer": [attention, {"model.mixer": "mlp"}],
+    "mixer": [attention, mlp],
     "maze_families": [attention, *({**other, **grid} for other in others)],
     "maze_memory": axis("model.num_memory_tokens", 0, 4, 16),
     "openness": axis("task.openness", 0.0, 0.05, 0.2),
