@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 from tests_support import ROOT
 
 
+@pytest.mark.long
 def test_the_benchmark_of_training_reports_device_loop_and_host():
   done = subprocess.run(
     [

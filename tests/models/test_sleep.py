@@ -273,6 +273,7 @@ def test_rematerialised_windows_have_the_same_gradients():
   )
 
 
+@pytest.mark.long
 def test_what_is_read_outside_of_any_scan_is_computed_again():
   """An answer, with no window before it."""
   spec, inputs = spec_of(8, 4), tokens(8)
