@@ -95,7 +95,9 @@ def step_of(changes):
   settings = settings_of(changes)
   teacher = settings_of(FORMS["looped"]) if settings.run.teacher else None
   program = program_lib.make_program(settings, teacher=teacher)
-  state, frozen = drawn((program.abstract_state, program.abstract_frozen))
+  state, teacher_params = drawn(
+    (program.abstract_state, program.abstract_teacher)
+  )
   shapes = settings.task_module.abstract_batch(settings.task, _BATCH.value)
   tokens = settings.spec.vocab_size - settings.spec.num_padding_tokens
 
@@ -107,11 +109,11 @@ def step_of(changes):
   batch = {name: filled(shape) for name, shape in shapes.items()}
   for name in {"weights", "documents"} & batch.keys():
     batch[name] = np.ones_like(batch[name])
-  compiled = program.train.lower(state, batch, frozen).compile()
+  compiled = program.train.lower(state, batch, teacher_params).compile()
   kept = [state]
 
   def call():
-    kept[0], metrics = compiled(kept[0], batch, frozen)
+    kept[0], metrics = compiled(kept[0], batch, teacher_params)
     jax.block_until_ready((kept[0], metrics))
 
   return call, compiled.memory_analysis().temp_size_in_bytes

@@ -7,7 +7,7 @@ Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
   tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. Exact
           match in three seeds 0.916, 0.959, 0.684; with N = 1, one minute,
           0.404, 0.650, 0.599 with the settings that validation chose for it,
-          and 0.655, 0.683, 0.620 with these:
+          and 0.707, 0.650, 0.569 with these and a rate of 4e-3:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run.

@@ -100,20 +100,21 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
   passes = config_lib.axis("model.num_passes", 1, 2, 4, 6)
   seeds = config_lib.axis("run.seed", 0, 1, 2)
-  window = config.model.window // 4  # Of figure 4's.
-  sliding = [{"model.eviction": "sliding", "model.window": window}]
+  quarter = config.model.window // 4
+  window = {"model.window": 1 << (quarter - 1).bit_length()}  # 2,000: 512.
+  sliding = [{"model.eviction": "sliding", **window}]
   first = [] if config.run.init_from else [
     {"model.name": "looped", "model.num_loops": config.model.num_passes}
   ]  # fmt: skip
   third = presets.steps(config, 1, 3)
   warm_up = {
-    **flatten(CHANGES["warm_up"]),
+    **flatten(CHANGES["warm_up"]), **window,
     "run.init_from": config.run.init_from or WorkdirOf(0),
     "run.num_steps": third,
   }  # fmt: skip
   whole = {
-    "model.eviction": "sliding", "run.init_from": WorkdirOf(len(first)),
-    "run.num_steps": 2 * third,
+    "model.eviction": "sliding", **window,
+    "run.init_from": WorkdirOf(len(first)), "run.num_steps": 2 * third,
   }  # fmt: skip
   return {
     "passes": config_lib.product(passes, seeds),  # Figure 4.

@@ -6,7 +6,7 @@ Source: arXiv 2607.00341, sections 3 and 5.1. The baselines are other models of
 the same config: `:model.name=looped` (the vanilla loop), `transformer` (K
 untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
 
-  tiny    100 + 100 entities, one layer of width 384; 19 minutes on a CPU core.
+  tiny    100 + 100 entities, one layer of width 384; 20 minutes on a CPU core.
           OOD 0.908, 0.972 and 0.940 in three fresh seeds; the vanilla loop
           0.276, 0.104 and 0.184:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. What other

@@ -13,14 +13,16 @@ from loopjax import program as program_lib
 from loopjax.analysis import evaluated
 from loopjax.analysis import prompts as prompts_lib
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
-from loopjax.models import CAUSAL
 from loopjax.types import Dataset
 
 _NUM_PROMPTS, _MOST_WRITTEN = 64, 32
 
 
 def measure(
-  program: program_lib.Program, params: Any, frozen: Any, dataset: Dataset
+  program: program_lib.Program,
+  params: Any,
+  teacher_params: Any,
+  dataset: Dataset,
 ) -> dict[str, float]:
   """Agreement of greedy continuations of texts with the teacher's.
 
@@ -28,9 +30,9 @@ def measure(
   the first one's. All processes call it.
 
   Args:
-    program: of the run.
-    params: of its model.
-    frozen: of its teacher; {} if it has none.
+    program: the run's program.
+    params: its model's parameters.
+    teacher_params: its teacher's parameters; {} if it has none.
     dataset: the texts.
 
   Returns:
@@ -39,13 +41,11 @@ def measure(
     or if one of the two does not predict next tokens.
   """
   settings, teacher = program.settings, program.teacher
-  if teacher is None or not {settings.family, teacher.family} <= {
-    *CAUSAL.values()
-  }:
+  if teacher is None or not (settings.causal and teacher.causal):
     return {}
   if jax.process_count() > 1:  # Each holds only part of the arrays.
-    params, frozen = multihost_utils.process_allgather(
-      (params, frozen), tiled=True
+    params, teacher_params = multihost_utils.process_allgather(
+      (params, teacher_params), tiled=True
     )
   length = settings.spec.sequence_length
   num_written = min(_MOST_WRITTEN, length - length // 2)
@@ -57,7 +57,7 @@ def measure(
   prompts = [text.prompt for text in texts]
   ours, theirs = (
     _written(of, values, prompts, num_written)
-    for of, values in ((settings, params), (teacher, frozen))
+    for of, values in ((settings, params), (teacher, teacher_params))
   )
   shares = [
     shared_length(*pair) / num_written
@@ -85,11 +85,11 @@ def _written(
 ) -> list[list[int]]:
   """The most likely tokens after each prompt, one after another."""
   graphdef, _ = program_lib.abstract_model(settings)
-  device = jax.local_devices()[0]
+  assert settings.causal is not None  # `measure` ensures this.
   engine = Engine(
-    CAUSAL[settings.plain["model"]["name"]],
+    settings.causal,
     graphdef,
-    jax.device_put(jax.device_get(params), device),
+    evaluated.on_one_device(params),
     num_slots=len(prompts),
     max_tokens=max(map(len, prompts)) + num_written,
   )

@@ -20,10 +20,11 @@ from loopjax import checks, run_config, sharding
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
 from loopjax.kernels import KERNELS
-from loopjax.models import MODELS
+from loopjax.models import CAUSAL, MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
 from loopjax.protocols import (
+  CausalFamily,
   Dataclass,
   Family,
   LearnsFromTeacher,
@@ -61,6 +62,15 @@ class Settings(NamedTuple):
   mesh: sharding.Config
   run: run_config.Run
   eval: run_config.Eval
+
+  @property
+  def model_name(self) -> str:
+    return self.plain["model"]["name"]
+
+  @property
+  def causal(self) -> CausalFamily | None:
+    """The family if it predicts next tokens."""
+    return CAUSAL.get(self.model_name)
 
   @property
   def eval_loops(self) -> int:
@@ -225,24 +235,28 @@ def _check_teacher(settings: Settings) -> None:
     if not teacher:
       family.check_teacher(settings.model, settings.spec, None)
   elif teacher:
-    name = settings.plain["model"]["name"]
     raise UserError(
-      f"run.teacher={teacher} has no effect: model.name={name!r} has no teacher"
+      f"run.teacher={teacher} has no effect:"
+      f" model.name={settings.model_name!r} has no teacher"
     )
 
 
 def _check_depths(settings: Settings) -> None:
   """Raises UserError if evaluation asks for depths the model does not have."""
-  spec, family = settings.spec, settings.family
   for name, times in (
     ("num_loops", 1),
     ("depth_factor", settings.model.num_loops),
   ):
     value = getattr(settings.eval, name)
-    try:
-      family.costs(settings.model, spec, max(value, 1) * times)
-    except UserError as error:
-      raise UserError(f"eval.{name}={value}: {error}") from error
+    check_loops(settings, max(value, 1) * times, f"eval.{name}={value}")
+
+
+def check_loops(settings: Settings, num_loops: int, label: str) -> None:
+  """Raises UserError, with a label, unless the model can run so many loops."""
+  try:
+    settings.family.costs(settings.model, settings.spec, num_loops)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
 
 
 def _check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:

@@ -70,17 +70,25 @@ def make_evaluator(
     sizes = tuple((name, len(group)) for name, group in dataset.groups.items())
     num_batches = math.ceil(num_examples / batch_size) or None
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
-    total = None
+    total: Any = None
+    running: Any = None
     for batch in batches:
       between_batches()
       placed = sharding.put_batch(mesh, batch, batch_size)
-      sums = eval_fn(params, placed, group_sizes=sizes)
-      # One small read per batch keeps the device queue short.
-      sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
-      total = sums if total is None else jax.tree.map(np.add, total, sums)
-    return _means(total, dataset.groups, split)
+      last, running = running, eval_fn(params, placed, group_sizes=sizes)
+      # The device has the next batch while the host waits for the last one.
+      total = _added(total, last)
+    return _means(_added(total, running), dataset.groups, split)
 
   return evaluate
+
+
+def _added(total: Any, sums: Any) -> Any:
+  """Both on the host, in float64; None for none."""
+  if sums is None:
+    return total
+  sums = jax.tree.map(np.float64, jax.device_get(sums))
+  return sums if total is None else jax.tree.map(np.add, total, sums)
 
 
 def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:

@@ -60,13 +60,10 @@ def load(
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  family = settings.plain["model"]["name"]
+  family = settings.model_name
   _check(settings, label)
   loops = num_loops or settings.eval_loops
-  try:
-    settings.family.costs(settings.model, settings.spec, loops)
-  except UserError as error:
-    raise UserError(f"--num_loops={loops}: {error}") from error
+  config_lib.check_loops(settings, loops, f"--num_loops={loops}")
   call = {"num_loops": loops, "kind": settings.eval.loop_kind}
   if exit_threshold is not None:
     if isinstance(settings.family, ExitsEarly):
@@ -109,10 +106,11 @@ def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
 
 def _check(settings: config_lib.Settings, label: str) -> None:
   """Raises UserError unless the run trained a language model."""
-  task, family = (settings.plain[part]["name"] for part in ("task", "model"))
+  task = settings.plain["task"]["name"]
   if task != "text":
     raise UserError(f"{label}: task.name={task!r} is not 'text'")
-  if not hasattr(settings.family.Model, "readout_table"):
+  if settings.causal is None:
     raise UserError(
-      f"{label}: model.name={family!r} does not predict next tokens"
+      f"{label}: model.name={settings.model_name!r} does not predict next"
+      " tokens"
     )

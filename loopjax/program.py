@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from loopjax import config as config_lib
 from loopjax import sharding, step
 from loopjax.errors import UserError
-from loopjax.models import CAUSAL
 from loopjax.nn import remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import CarriesState, Model
@@ -35,9 +34,9 @@ class Program(NamedTuple):
     train: compiled function (state, stacked batches, the teacher's parameters)
       -> (state, metrics of every step). It donates the state, except with
       run.debug_nans, which may need it again.
-    step: the function `train` before compilation.
+    train_uncompiled: the function `train` before compilation.
     abstract_state: shapes, dtypes and shardings of the train state.
-    abstract_frozen: those of the teacher's parameters; {} without a teacher.
+    abstract_teacher: those of the teacher's parameters; {} without a teacher.
     teacher: settings of the teacher's run; None without a teacher.
   """
 
@@ -48,9 +47,9 @@ class Program(NamedTuple):
   costs: Mapping[str, Any]
   init: Any
   train: Any
-  step: Any
+  train_uncompiled: Any
   abstract_state: step.TrainState
-  abstract_frozen: Any
+  abstract_teacher: Any
   teacher: config_lib.Settings | None
 
 
@@ -94,11 +93,13 @@ def make_program(
   if teacher:
     options = dataclasses.replace(teacher.loop, kernels=settings.loop.kernels)
     teacher = _resolve_remat(teacher._replace(loop=options), platform)
-  teacher_graphdef, frozen = abstract_model(teacher) if teacher else (None, {})
+  teacher_graphdef, teacher_params = (
+    abstract_model(teacher) if teacher else (None, {})
+  )
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
-    teacher=teacher_graphdef,
+    teacher_graphdef=teacher_graphdef,
     loss_fn=family.loss,
     tx=tx,
     ema_decay=settings.optim.ema_decay,
@@ -117,9 +118,11 @@ def make_program(
       donate_argnums=() if settings.run.debug_nans else 0,
       out_shardings=(shardings, sharding.replicated(mesh)),
     ),
-    step=train,
+    train_uncompiled=train,
     abstract_state=_with_shardings(shapes, shardings),
-    abstract_frozen=_with_shardings(frozen, params_sharding(frozen)),
+    abstract_teacher=_with_shardings(
+      teacher_params, params_sharding(teacher_params)
+    ),
     teacher=teacher,
   )
   if settings.loop.kernels != "xla":
@@ -160,7 +163,7 @@ def cache_bytes(
       the result is (0, 0).
     kind: the kind of cache; the family's default if None.
   """
-  family = CAUSAL.get(settings.plain["model"]["name"])
+  family = settings.causal
   if family is None:
     return 0, 0
   graphdef, params = abstract_model(settings)
@@ -236,7 +239,10 @@ def _check_step(program: Program) -> None:
   batches = abstract_batches(program.settings, program.mesh)
   try:
     jax.eval_shape(
-      program.step, program.abstract_state, batches, program.abstract_frozen
+      program.train_uncompiled,
+      program.abstract_state,
+      batches,
+      program.abstract_teacher,
     )
   except UserError as error:
     raise UserError(f"loop.kernels={kernels!r}: {error}") from error

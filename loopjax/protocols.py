@@ -98,8 +98,8 @@ class Model(Protocol):
     ...
 
 
-# The frozen teacher that a loss receives; None if there is no teacher.
-Frozen = Model | None
+# The teacher that a loss receives; None if there is no teacher.
+TeacherModel = Model | None
 
 
 class MakeModel(Protocol):
@@ -137,18 +137,23 @@ class Family(Protocol):
     """The family's own metrics to show at the terminal, if any."""
 
   def loss(
-    self, model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
+    self,
+    model: Any,
+    batch: Batch,
+    key: Array,
+    step: Array,
+    teacher: TeacherModel,
   ) -> tuple[Array, Metrics]:
     """The training objective.
 
     Args:
       model: the model to train.
       batch: the task's arrays, and "mean_weight", f32 scalar, the mean token
-        weight of the whole batch (`batch` may be a microbatch). For a family
+        weight of the whole batch (`batch` may be a part of it). For a family
         that carries state also "carried", the state after the previous step.
-      key: random key of this step.
+      key: random key of this step; see `keys.by_example`.
       step: number of optimizer steps taken, i32 scalar.
-      frozen: the teacher, which is never updated; None without a teacher.
+      teacher: the teacher, which is never updated; None without one.
 
     Returns:
       (loss, f32 scalar; metrics: scalars and per-loop vectors by name,
@@ -320,7 +325,7 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class LearnsFromTeacher(Protocol):
-  """A family whose loss uses the teacher, `frozen`."""
+  """A family whose loss uses the teacher."""
 
   def check_teacher(
     self, config: Any, spec: TaskSpec, teacher: Teacher | None

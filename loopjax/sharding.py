@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -130,9 +130,10 @@ def split_by_example(x: jax.Array) -> jax.Array:
   Without this the compiler may split features as the parameters are split, and
   gather the batch on every device.
   """
-  if jax.sharding.get_abstract_mesh().empty:
+  axes = _compilers_axes()
+  if not axes:
     return x
-  return jax.lax.with_sharding_constraint(x, P(_BATCH_AXES))
+  return jax.lax.with_sharding_constraint(x, P(_of_batch(axes)))
 
 
 def gather_parameter(x: jax.Array) -> jax.Array:
@@ -141,9 +142,22 @@ def gather_parameter(x: jax.Array) -> jax.Array:
   Without this the compiler may split it as the examples are split, and change
   from that to the parameter's own split by copying all of it.
   """
-  if jax.sharding.get_abstract_mesh().empty:
+  if not _compilers_axes():
     return x
   return jax.lax.with_sharding_constraint(x, P())
+
+
+def _compilers_axes() -> dict[str, int]:
+  """Axes of the mesh, and sizes, over which the compiler splits arrays here.
+
+  Not those over which a function around this one has split them.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  return {axis: mesh.shape[axis] for axis in mesh.auto_axes}
+
+
+def _of_batch(axes: Iterable[str]) -> tuple[str, ...]:
+  return tuple(axis for axis in _BATCH_AXES if axis in axes)
 
 
 def by_example(
@@ -159,13 +173,51 @@ def by_example(
     num_examples: over all devices. If they cannot be shared equally, the
       function is returned as it is.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  ways = math.prod(mesh.shape.get(axis, 1) for axis in _BATCH_AXES)
+  axes = _compilers_axes()
+  batch_axes = _of_batch(axes)
+  ways = math.prod(axes[axis] for axis in batch_axes)
   if ways == 1 or num_examples % ways:
     return function
-  split = P(_BATCH_AXES)
+  split = P(batch_axes)
   return jax.shard_map(
-    function, in_specs=(split, P()), out_specs=split, check_vma=False
+    function,
+    in_specs=(split, P()),
+    out_specs=split,
+    axis_names=set(axes),
+    check_vma=False,
+  )
+
+
+def by_copy(
+  function: Callable[[Any, Any], tuple[Any, Any]],
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+  """The function, run by every copy of the model on its own examples.
+
+  The copies lie along the axis "data" of the mesh. Their results are averaged
+  once, here: the compiler would sum gradients over them where they arise, in
+  every loop, layer and microbatch. It does so if `mesh.tensor` is above 1.
+
+  Args:
+    function: of pytrees of arrays with a leading axis of examples and of other
+      arrays, which every copy has; it returns arrays by example, and
+      floating-point arrays of which the mean over copies is taken.
+  """
+  axes = _compilers_axes()
+  # XLA aborts where it splits both matrices and examples of some copies.
+  if axes.get("data", 1) == 1 or axes["tensor"] > 1:
+    return function
+
+  def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
+    by_example, means = function(examples, others)
+    return by_example, jax.lax.pmean(means, "data")
+
+  split = P("data")
+  return jax.shard_map(
+    averaged,
+    in_specs=(split, P()),
+    out_specs=(split, P()),
+    axis_names={"data"},
+    check_vma=False,
   )
 
 

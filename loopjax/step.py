@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from loopjax import sharding
 from loopjax.losses import tokens as token_losses
 from loopjax.types import (
   PRECISIONS,
@@ -88,10 +89,10 @@ def init_state(
 def train_step(
   state: TrainState,
   batch: Batch,
-  frozen: Any,
+  teacher_params: Any,
   *,
   graphdef: nnx.GraphDef,
-  teacher: nnx.GraphDef | None,
+  teacher_graphdef: nnx.GraphDef | None,
   loss_fn: Any,
   tx: optax.GradientTransformation,
   ema_decay: float,
@@ -107,9 +108,9 @@ def train_step(
   Args:
     state: the train state; consumed if the caller donates it.
     batch: one global batch.
-    frozen: the teacher's parameters; {} without a teacher.
+    teacher_params: the teacher's parameters; {} without a teacher.
     graphdef: the model without its parameters.
-    teacher: the teacher without its parameters; None without a teacher.
+    teacher_graphdef: the teacher without its parameters, or None.
     loss_fn: the family's `loss`.
     tx: the optimizer.
     ema_decay: decay of the parameters' moving average; 0 for no average.
@@ -123,13 +124,20 @@ def train_step(
   """
   key = jax.random.fold_in(state.key, state.step)
 
-  def loss_of(params, batch, key):
+  def loss_of(params, batch, key, step, teacher_params):
     model = nnx.merge(graphdef, params)
-    taught_by = None if teacher is None else nnx.merge(teacher, frozen)
-    return loss_fn(model, batch, key, state.step, taught_by)
+    teacher = None
+    if teacher_graphdef is not None:
+      teacher = nnx.merge(teacher_graphdef, teacher_params)
+    return loss_fn(model, batch, key, step, teacher)
 
   metrics, carried, grads = _gradients(
-    loss_of, state.params, batch, state.carried, key, num_microbatches
+    loss_of,
+    state.params,
+    batch,
+    state.carried,
+    (key, state.step, teacher_params),
+    num_microbatches,
   )
   norms = jax.tree.map(optax.tree.norm, grads)
   norm = optax.tree.norm(norms)
@@ -163,53 +171,70 @@ def train_step(
   return state, metrics
 
 
-def _gradients(loss_of, params, batch, carried, key, num_microbatches):
-  """(metrics, next carried state, gradients), microbatch by microbatch.
+def _gradients(loss_of, params, batch, carried, constants, num_microbatches):
+  """(metrics, next carried state, gradients), part by part of the batch.
 
-  Part i takes every num_microbatches-th example, so that examples stay on their
-  devices. Losses are normalised by the whole batch's mean weight, so the mean
-  over parts is the loss of the whole batch.
+  Parts are the examples of a copy of the model, and microbatches of these.
+  Losses are normalised by the whole batch's mean weight, so the mean over
+  parts is the loss of the whole batch.
   """
   value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
-  mean_weight = jnp.mean(batch["weights"].astype(jnp.float32))
+  weights = batch["weights"]
+  examples = (
+    {**batch, "row": jnp.arange(len(weights), dtype=jnp.int32)},
+    carried.by_example,
+  )
+  mean_weight = jnp.mean(weights.astype(jnp.float32))
 
-  def run(batch, by_example, key):
-    before = Carried(by_example, carried.shared)
+  def run(examples, others):
+    """State carried by example; gradients, shared state and metrics."""
+    params, shared, mean_weight, constants = others
+    batch, by_example = examples
+    before = Carried(by_example, shared)
     batch = {**batch, "mean_weight": mean_weight, "carried": before}
-    (_, metrics), grads = value_and_grad(params, batch, key)
+    (_, metrics), grads = value_and_grad(params, batch, *constants)
     after = metrics.pop("carried", Carried())
     assert jax.tree.structure(after) == jax.tree.structure(before)
-    return metrics, after, grads
+    return after.by_example, (grads, after.shared, metrics)
 
-  if num_microbatches == 1:
-    return run(batch, carried.by_example, key)
+  accumulated = _accumulated(run, num_microbatches)
+  by_example, (grads, shared, metrics) = sharding.by_copy(accumulated)(
+    examples, (params, carried.shared, mean_weight, constants)
+  )
+  return metrics, Carried(by_example, shared), grads
+
+
+def _accumulated(run, num_parts):
+  """`run`, microbatch by microbatch.
+
+  Part i takes every num_parts-th example, so that examples stay on their
+  devices.
+  """
+  if num_parts == 1:
+    return run
 
   def split(x):
-    parts = x.reshape(-1, num_microbatches, *x.shape[1:])
+    parts = x.reshape(-1, num_parts, *x.shape[1:])
     return jnp.swapaxes(parts, 0, 1)
 
   def joined(parts):
     return jnp.swapaxes(parts, 0, 1).reshape(-1, *parts.shape[2:])
 
-  def mean(x):
-    return jnp.mean(x, axis=0)
+  def over_parts(examples, others):
+    def body(total, part):
+      by_example, (grads, *means) = run(part, others)
+      return jax.tree.map(jnp.add, total, grads), (by_example, means)
 
-  def body(total, part):
-    index, *examples = part
-    metrics, after, grads = run(*examples, jax.random.fold_in(key, index))
-    return jax.tree.map(jnp.add, total, grads), (metrics, after)
+    total, (by_example, means) = jax.lax.scan(
+      body,
+      jax.tree.map(jnp.zeros_like, others[0]),
+      jax.tree.map(split, examples),
+    )
+    grads = jax.tree.map(lambda x: x / num_parts, total)
+    means = jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
+    return jax.tree.map(joined, by_example), (grads, *means)
 
-  examples = jax.tree.map(split, (batch, carried.by_example))
-  total, (metrics, after) = jax.lax.scan(
-    body,
-    jax.tree.map(jnp.zeros_like, params),
-    (jnp.arange(num_microbatches), *examples),
-  )
-  after = Carried(
-    jax.tree.map(joined, after.by_example), jax.tree.map(mean, after.shared)
-  )
-  grads = jax.tree.map(lambda x: x / num_microbatches, total)
-  return jax.tree.map(mean, metrics), after, grads
+  return over_parts
 
 
 def _all_finite(tree: Any) -> Array:
@@ -232,7 +257,7 @@ def _count(state, finite, norms, max_bad_steps) -> BadSteps:
 
 
 def train_steps(
-  state: TrainState, batches: Batch, frozen: Any, **static: Any
+  state: TrainState, batches: Batch, teacher_params: Any, **static: Any
 ) -> tuple[TrainState, Metrics]:
   """Several steps in one call: batches are stacked, [steps, B, ...].
 
@@ -240,7 +265,7 @@ def train_steps(
   """
 
   def body(state, batch):
-    return train_step(state, batch, frozen, **static)
+    return train_step(state, batch, teacher_params, **static)
 
   return jax.lax.scan(body, state, batches)
 

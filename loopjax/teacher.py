@@ -56,13 +56,13 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
 
 
 def load(
-  settings: config_lib.Settings, abstract_frozen: Any, step: int | None
+  settings: config_lib.Settings, abstract_teacher: Any, step: int | None
 ) -> TeacherParams:
   """The teacher's parameters, laid out over the mesh.
 
   Args:
     settings: settings of the student's run.
-    abstract_frozen: shapes of its program's frozen parameters; {} without a
+    abstract_teacher: shapes of the teacher's parameters; {} without a
       teacher.
     step: the teacher's checkpoint that the run began with; None for a new run.
       The teacher's run may have continued since then.
@@ -70,11 +70,11 @@ def load(
   Raises:
     UserError: there is no such checkpoint.
   """
-  if not abstract_frozen:
+  if not abstract_teacher:
     return TeacherParams({}, None)
   source = pathlib.Path(settings.run.teacher)
   at, params = restore.chosen_params(
-    source, step, abstract_frozen, _label(settings)
+    source, step, abstract_teacher, _label(settings)
   )
   return TeacherParams(params, at)
 

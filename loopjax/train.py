@@ -1,7 +1,8 @@
 """Training, the same procedure for every family.
 
-Read `run` from top to bottom: mesh, data, model, restore, loop, evaluation,
-summary. Families differ only in the module `settings.family`.
+Read `run` from top to bottom: program, data, restore; `_train_and_evaluate`:
+loop, evaluation, summary. Families differ only in the module
+`settings.family`.
 """
 
 import pathlib
@@ -187,12 +188,12 @@ def _train_and_evaluate(
     started -= meta["wall_seconds"]
   else:
     state, meta = _fresh_state(context), train_loop.progress(0, 0.0, [], None)
-  frozen = teacher_lib.load(
-    settings, context.program.abstract_frozen, meta["teacher_step"]
+  teacher = teacher_lib.load(
+    settings, context.program.abstract_teacher, meta["teacher_step"]
   )
   if not restored and (settings.run.init_from or settings.run.teacher):
     # Saved now: the runs it starts from may continue meanwhile.
-    context.checkpoints.save(0, state, {**meta, "teacher_step": frozen.step})
+    context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
   at = int(state.step)
   if jax.process_index() == 0:
     workdir_lib.write_json(context.workdir / "config.json", settings.plain)
@@ -215,14 +216,13 @@ def _train_and_evaluate(
   failed: list[str] = []
   try:
     state, outcome = train_loop.train(
-      context, state, frozen, meta["pending"], writer, started, mode
+      context, state, teacher, meta["pending"], writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        failed = _final_scores(context, state, frozen.params, writer)
-      except (
-        preemption.Preempted
-      ):  # The state is saved; a restart scores again.
+        failed = _final_scores(context, state, teacher.params, writer)
+      except preemption.Preempted:
+        # The state is saved; a restart scores again.
         outcome = outcome._replace(status="preempted")
   finally:
     writer.close()
@@ -265,7 +265,7 @@ def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
 def _final_scores(
   context: train_loop.RunContext,
   state: step.TrainState,
-  frozen: Any,
+  teacher_params: Any,
   writer: metrics.Writer,
 ) -> list[str]:
   """Final scores and figures; names of the figures that failed."""
@@ -277,7 +277,7 @@ def _final_scores(
   for split, scores in found.items():
     writer.write(at, split, scores)
   test = context.datasets["test"]
-  if scores := agreement.measure(context.program, params, frozen, test):
+  if scores := agreement.measure(context.program, params, teacher_params, test):
     writer.write(at, "teacher", scores)
   drawn = _figures(context, params, "test", context.workdir / "figures")
   for split, scores in drawn.scores.items():

@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
 def train(
   context: RunContext,
   state: step.TrainState,
-  frozen: teacher_lib.TeacherParams,
+  teacher: teacher_lib.TeacherParams,
   pending: list[Mapping[str, Any]],
   writer: metrics.Writer,
   started: float,
@@ -71,7 +71,7 @@ def train(
   Args:
     context: what this start of the run needs.
     state: the train state; donated to the first step.
-    frozen: the teacher's parameters.
+    teacher: the teacher's parameters.
     pending: metrics of steps not yet logged, from a checkpoint.
     writer: writer of the metrics.
     started: `time.monotonic` of the start, had there been no interruption.
@@ -95,7 +95,7 @@ def train(
       return  # Nothing has changed since.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
-    meta = progress(at, seconds, unlogged, frozen.step)
+    meta = progress(at, seconds, unlogged, teacher.step)
     context.checkpoints.save(at, state, meta)
 
   try:
@@ -114,20 +114,25 @@ def train(
       )
       if compiled is None:
         compiled, costs = _compile(
-          context, (state, batches, frozen.params), writer
+          context, (state, batches, teacher.params), writer
         )
         clock.reset()
       before, call = state, range(at, at + size)
       tracer.before(call)
       with jax.profiler.StepTraceAnnotation("train", step_num=at):
-        state, values = compiled(state, batches, frozen.params)
+        state, values = compiled(state, batches, teacher.params)
       tracer.after(call, values)
       pending.append(values)
       at += size
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
-        arguments = context.program.step, before, batches, frozen.params
+        arguments = (
+          context.program.train_uncompiled,
+          before,
+          batches,
+          teacher.params,
+        )
         reason = divergence.find_nan(*arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps

@@ -34,8 +34,8 @@ def entry(
   files no longer match their checksums.
 
   Args:
-    name: of the kind, see `directory`.
-    key: of the entry; the same key always stands for the same content.
+    name: name of the kind, see `directory`.
+    key: key of the entry; the same key always stands for the same content.
     write: writes the files into the empty directory that it is given.
 
   Raises:

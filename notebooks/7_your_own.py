@@ -151,7 +151,7 @@ class Model(nnx.Module):
     return records.Output(logits, {}, stats, loops={}, trace=traces)
 
 
-def loss(model, batch, key, step, frozen):
+def loss(model, batch, key, step, teacher):
   output = model(batch["inputs"], trace=("logits",))
   logits = output.trace["logits"]
   targets = jnp.broadcast_to(batch["targets"][None], logits.shape[:-1])

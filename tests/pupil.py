@@ -20,7 +20,7 @@ TRACES = ("prediction", "confidence")
 HEADLINE: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(teacher=True)
 class Config:
   width: int = 8
   num_loops: int = 1
@@ -60,11 +60,11 @@ def check_teacher(config, spec, teacher):
     raise UserError("a pupil teaches nobody")
 
 
-def loss(model, batch, key, step, frozen):
+def loss(model, batch, key, step, teacher):
   carried = batch["carried"]
   old = carried.by_example["answer"]
   logits = model(batch["inputs"]).logits
-  taught = frozen(batch["inputs"]).logits
+  taught = teacher(batch["inputs"]).logits
   chances, own = jax.nn.softmax(taught), jax.nn.softmax(logits)
   distance = -jnp.sum((chances + old) * jax.nn.log_softmax(logits), axis=-1)
   total = token_losses.weighted_mean(

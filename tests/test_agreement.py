@@ -32,10 +32,12 @@ def test_a_model_agrees_with_a_teacher_that_it_is(monkeypatch):
   )
   program = program_lib.make_program(taught, jax.devices()[:1], teacher=teacher)
   dataset = train.make_datasets(taught, program.mesh, ("test",))["test"]
-  frozen = params_of(teacher, 0)
-  same = agreement.measure(program, frozen, frozen, dataset)
+  teacher_params = params_of(teacher, 0)
+  same = agreement.measure(program, teacher_params, teacher_params, dataset)
   assert same == {"agreement": 1.0, "agreement/standard_error": 0.0}
-  other = agreement.measure(program, params_of(teacher, 1), frozen, dataset)
+  other = agreement.measure(
+    program, params_of(teacher, 1), teacher_params, dataset
+  )
   assert other["agreement"] < 0.5
   alone = program._replace(teacher=None)
-  assert agreement.measure(alone, frozen, {}, dataset) == {}
+  assert agreement.measure(alone, teacher_params, {}, dataset) == {}

@@ -76,8 +76,8 @@ def test_a_bad_batch_changes_nothing_but_the_count(value):
 def with_bad_gradient(loss):
   """The loss stays finite; one parameter's gradient is not, at step 1."""
 
-  def changed(model, batch, key, step, frozen):
-    total, metrics = loss(model, batch, key, step, frozen)
+  def changed(model, batch, key, step, teacher):
+    total, metrics = loss(model, batch, key, step, teacher)
     weight = model.memory_tokens[...][0, 0]
     zero = jnp.where(step == 1, 0.0 * weight, 1.0)
     total += jnp.sqrt(zero) - jax.lax.stop_gradient(jnp.sqrt(zero))
@@ -178,8 +178,8 @@ def test_a_run_that_diverges_says_where(monkeypatch, tmp_path):
 
 
 def with_logarithm_of_zero(loss):
-  def changed(model, batch, key, step, frozen):
-    total, metrics = loss(model, batch, key, step, frozen)
+  def changed(model, batch, key, step, teacher):
+    total, metrics = loss(model, batch, key, step, teacher)
     total += jnp.log(jnp.where(step == 12, -1.0, 1.0))
     return total, {**metrics, "loss": total}
 

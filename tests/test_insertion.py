@@ -35,7 +35,7 @@ def test_stages_go_on_from_each_other(tmp_path):
   assert [len(item.needs) for item in items] == [0, 1, 1]
   assert [config.run.num_steps for config in configs] == [15, 5, 10]
   looped, warm, whole = map(config_lib.resolve, configs)
-  assert [x.plain["model"]["name"] for x in (looped, warm, whole)] == [
+  assert [x.model_name for x in (looped, warm, whole)] == [
     "looped", "sleep", "sleep",
   ]  # fmt: skip
   assert (warm.model.eviction, whole.model.eviction) == ("hard", "sliding")

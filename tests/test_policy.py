@@ -22,7 +22,7 @@ LAYERS = (
   ("checks", "document", "text_table", "user_cache"),
   ("sharding",),
   ("kernels",),
-  ("losses",),
+  ("losses", "keys"),
   ("nn",),
   ("loop",),
   ("protocols", "optim", "run"),

@@ -46,7 +46,7 @@ def test_a_family_has_the_metrics_of_its_headline(name):
 
   def metrics_of(params, batch, key):
     model = nnx.merge(graphdef, params)
-    return settings.family.loss(model, batch, key, jnp.int32(0), {})[1]
+    return settings.family.loss(model, batch, key, jnp.int32(0), None)[1]
 
   with strict_dtypes():
     metrics = jax.eval_shape(metrics_of, params, batch, jax.random.key(0))

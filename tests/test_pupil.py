@@ -58,13 +58,13 @@ def taught(config, devices):
   program = program_lib.make_program(
     settings, devices, teacher_lib.read(settings)
   )
-  loaded = teacher_lib.load(settings, program.abstract_frozen, None)
+  loaded = teacher_lib.load(settings, program.abstract_teacher, None)
   return program, loaded.params
 
 
 def steps(config, devices, num_steps=3):
   """(state before, state after, metrics, the teacher's parameters)."""
-  program, frozen = taught(config, devices)
+  program, teacher_params = taught(config, devices)
   settings = program.settings
   batches = pipeline.iterate(
     make_datasets(settings)["train"].batches, num_threads=0
@@ -78,7 +78,7 @@ def steps(config, devices, num_steps=3):
   )
   state = program.init(jax.random.key(0))
   before = jax.device_get(state)
-  return before, *program.train(state, batch, frozen), frozen
+  return before, *program.train(state, batch, teacher_params), teacher_params
 
 
 def averaged(workdir, at):
@@ -92,9 +92,9 @@ def averaged(workdir, at):
 
 def test_the_loss_gets_the_averaged_model_of_the_newest_checkpoint(teacher):
   config = config_of(teacher)
-  _, _, metrics, frozen = steps(config, jax.devices()[:1], 1)
+  _, _, metrics, teacher_params = steps(config, jax.devices()[:1], 1)
   graphdef, expected = averaged(teacher, 20)
-  jax.tree.map(np.testing.assert_array_equal, frozen, expected)
+  jax.tree.map(np.testing.assert_array_equal, teacher_params, expected)
   dataset = make_datasets(config_lib.resolve(config))["train"]
   batch = next(pipeline.iterate(dataset.batches, num_threads=0))
 
@@ -131,7 +131,7 @@ def test_a_mesh_and_parts_of_a_batch_carry_the_same(teacher, microbatches):
     mesh__min_split_size=200,
     run__num_microbatches=microbatches,
   )
-  _, state, _, frozen = steps(config, jax.devices())
+  _, state, _, teacher_params = steps(config, jax.devices())
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
     jax.device_get((state.carried, state.params)),
@@ -140,7 +140,9 @@ def test_a_mesh_and_parts_of_a_batch_carry_the_same(teacher, microbatches):
   answer = state.carried.by_example["answer"]
   assert len(answer.addressable_shards[0].data) == len(answer) // 4
   assert state.carried.shared["mean"].is_fully_replicated
-  assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(frozen))
+  assert any(
+    not leaf.is_fully_replicated for leaf in jax.tree.leaves(teacher_params)
+  )
 
 
 def test_resuming_is_bitwise_though_the_teacher_has_gone_on(teacher, tmp_path):
@@ -207,7 +209,7 @@ def test_a_step_whose_carried_state_is_not_finite_changes_nothing():
   graphdef, params = nnx.split(model)
   params, tx = nnx.to_pure_dict(params), optax.sgd(0.1)
 
-  def loss(model, batch, key, at, frozen):
+  def loss(model, batch, key, at, teacher):
     total = jnp.mean(model(batch["x"]))
     seen = batch["carried"].shared + jnp.where(at == 1, jnp.inf, 1.0)
     return total, {"loss": total, "carried": Carried(shared=seen)}
@@ -221,7 +223,7 @@ def test_a_step_whose_carried_state_is_not_finite_changes_nothing():
     batches,
     {},
     graphdef=graphdef,
-    teacher=None,
+    teacher_graphdef=None,
     loss_fn=loss,
     tx=tx,
     ema_decay=0.0,

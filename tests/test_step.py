@@ -1,17 +1,19 @@
 """One step against the same step written out by hand, and on a mesh."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 from tests_support import make_datasets, smoke
 
 from loopjax import config as config_lib
+from loopjax import keys, sharding, step
 from loopjax import program as program_lib
-from loopjax import sharding, step
 from loopjax.data import pipeline
 from loopjax.losses import tokens as token_losses
 
@@ -47,7 +49,7 @@ def test_steps_are_gradient_optimizer_and_average():
     def loss(params, batch=batch, at=at):
       model = nnx.merge(program.graphdef, params)
       key = jax.random.key(0)
-      return settings.family.loss(model, batch, key, jnp.asarray(at), {})[0]
+      return settings.family.loss(model, batch, key, jnp.asarray(at), None)[0]
 
     grads = jax.grad(loss)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
@@ -95,7 +97,7 @@ def test_microbatches_count_by_their_weights():
 
   def run(number):
     static = {
-      "graphdef": graphdef, "teacher": None, "loss_fn": loss, "tx": tx,
+      "graphdef": graphdef, "teacher_graphdef": None, "loss_fn": loss, "tx": tx,
       "ema_decay": 0.0, "num_microbatches": number, "max_bad_steps": 1,
     }  # fmt: skip
     state = step.init_state(params, tx, jax.random.key(0), False)
@@ -109,6 +111,56 @@ def test_microbatches_count_by_their_weights():
     run(4),
     run(1),
   )
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 1, 1), (2, 2, 1)])
+@pytest.mark.parametrize("number", [1, 2])
+def test_draws_are_of_the_step_and_the_example_alone(mesh, number):
+  """Neither of the mesh nor of the number of microbatches."""
+  size, num_steps, tx = 8, 3, optax.sgd(0.1)
+  graphdef, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+  params = nnx.to_pure_dict(params)
+
+  def loss(model, batch, key, *_):
+    drawn = jax.vmap(jax.random.uniform)(keys.by_example(key, batch))
+    carried = batch["carried"].by_example
+    carried = jnp.roll(carried, -1, axis=1).at[:, -1].set(drawn)
+    value = jnp.mean(model(batch["inputs"]))
+    return value, {"loss": value, "carried": step.Carried(carried)}
+
+  one = {
+    "inputs": jnp.ones((size, 3)),
+    "targets": jnp.ones(size),
+    "weights": jnp.ones(size),
+  }
+  batches = jax.tree.map(lambda x: jnp.stack([x] * num_steps), one)
+  carried = step.Carried(jnp.zeros((size, num_steps)))
+  state = step.init_state(params, tx, jax.random.key(5), False, carried)
+  over = sharding.make_mesh(
+    sharding.Config(*mesh), jax.devices()[: math.prod(mesh)]
+  )
+  train = functools.partial(
+    step.train_steps,
+    graphdef=graphdef,
+    teacher_graphdef=None,
+    loss_fn=loss,
+    tx=tx,
+    ema_decay=0.0,
+    num_microbatches=number,
+    max_bad_steps=1,
+  )
+  state = jax.device_put(state, sharding.replicated(over))
+  batches = jax.device_put(batches, sharding.replicated(over))
+  after, _ = jax.jit(program_lib.on_mesh(over, train))(state, batches, {})
+  expected = [
+    [
+      jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, at), row))
+      for at in range(num_steps)
+    ]
+    for key in [jax.random.key(5)]
+    for row in range(size)
+  ]
+  np.testing.assert_array_equal(after.carried.by_example, np.array(expected))
 
 
 def test_what_is_scored_is_the_average():

@@ -6,7 +6,7 @@ linear results, so maps averaged over examples give the pooled numbers.
 
 The paper also gives each head a role: "reader", "writer", "constraint". The
 masses of its H1, a writer, and of H5, which is not a writer, agree to within
-0.02. So masses are reported here, and no roles.
+0.05. So masses are reported here, and no roles.
 
 "s" is the sequence, "m" the memory; "sm" reads: queries of the sequence, mass
 on memory.
@@ -64,7 +64,7 @@ def coordinate_shares(
   Args:
     maps: f32 [..., S, S].
     num_memory: M.
-    coordinates: of every position of the sequence, [T, A].
+    coordinates: coordinates of every position of the sequence, [T, A].
 
   Returns:
     (share of the ss mass on keys with the query's coordinate a, [..., A]; what

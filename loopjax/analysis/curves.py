@@ -67,7 +67,7 @@ def draw_training(
   """curves.png: loss, scores, halting and gradients over training.
 
   Args:
-    rows: of metrics.jsonl; a panel without data is left out.
+    rows: rows of metrics.jsonl; a panel without data is left out.
     headline: the task's scores; the first is also drawn by split.
     num_loops: K, drawn as the ceiling of the ponder steps.
     directory: where to write.

@@ -77,7 +77,7 @@ def evaluate_model(
   directory.mkdir(parents=True, exist_ok=True)
   model = settings.model
   batch = sample(dataset, max(settings.eval.depth_examples, MAX_EXAMPLES))
-  params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
+  params = on_one_device(params)
   forward = make_forward(settings, graphdef, params, batch)
   return EvaluatedModel(
     settings=settings,
@@ -98,6 +98,22 @@ def evaluate_model(
     directory=directory,
     splits=tuple(dataset.groups.get("split", ())),
   )
+
+
+def on_one_device(params: Any) -> Any:
+  """The arrays on the first local device: those that are there as they are.
+
+  Args:
+    params: arrays, each of which this process holds as a whole.
+  """
+  device = jax.local_devices()[0]
+
+  def placed(x: Any) -> jax.Array:
+    if isinstance(x, jax.Array) and x.devices() == {device}:
+      return x
+    return jax.device_put(jax.device_get(x), device)
+
+  return jax.tree.map(placed, params)
 
 
 def max_examples(spec: TaskSpec) -> int:
@@ -143,7 +159,7 @@ def make_forward(
     `losses` and `loops` are empty, as they would be means over chunks.
   """
   device = jax.local_devices()[0]
-  params = jax.device_put(jax.device_get(params), device)
+  params = on_one_device(params)
   inputs = step.model_inputs(batch)
 
   @functools.partial(jax.jit, static_argnums=(4, 5, 6))

@@ -37,7 +37,7 @@ class Figure(NamedTuple):
   """A figure of a run.
 
   Attributes:
-    name: of its file, without the extension.
+    name: name of its file, without the extension.
     traces: per-loop traces that it needs from the model.
     draw: writes the files and returns them; none if there is nothing to draw.
   """
@@ -148,11 +148,11 @@ def make_figures(
   reported on stderr, and the others are still drawn.
 
   Args:
-    settings: of the run.
+    settings: settings of the run.
     graphdef: the model without its parameters.
     params: parameters or their average.
     dataset: the evaluation split.
-    rows: of the run's metrics.jsonl.
+    rows: rows of the run's metrics.jsonl.
     directory: output directory, created if missing.
   """
   if jax.process_count() > 1:  # Each holds only part of the arrays.

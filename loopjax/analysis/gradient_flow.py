@@ -78,7 +78,7 @@ def of_run(workdir: pathlib.Path, num_texts: int) -> dict[str, Any]:
   run = trained.read(workdir)
   settings = run.settings
   if not isinstance(settings.model, looped.Config | melt.Config):
-    name = settings.plain["model"]["name"]
+    name = settings.model_name
     raise UserError(f"{workdir}: model.name={name!r} is not looped or melt")
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0

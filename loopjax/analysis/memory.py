@@ -20,7 +20,6 @@ from loopjax import command_line, text_table
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
-from loopjax.models import CAUSAL
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 _TOKENS = flags.DEFINE_integer(
@@ -67,10 +66,10 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   Raises:
     UserError: the family is not autoregressive.
   """
-  name = settings.plain["model"]["name"]
-  if name not in CAUSAL:
+  if settings.causal is None:
     raise UserError(
-      f"model.name={name!r} does not predict next tokens, so it has no cache"
+      f"model.name={settings.model_name!r} does not predict next tokens, so it"
+      " has no cache"
     )
   _, params = program_lib.abstract_model(settings)
   total = sum(
@@ -78,7 +77,7 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   )
   return [
     Size(kind, *program_lib.cache_bytes(settings, kind), total)
-    for kind in CAUSAL[name].CACHES
+    for kind in settings.causal.CACHES
   ]
 
 
@@ -115,10 +114,10 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
         f"{share:.3f}",
       )
     )
-  name, loops = settings.plain["model"]["name"], settings.eval_loops
   return (
-    f"{name}, {loops} loops, {found[0].parameters / 1e6:,.3f} MB of"
-    f" parameters\n{text_table.aligned(lines, 1)}"
+    f"{settings.model_name}, {settings.eval_loops} loops,"
+    f" {found[0].parameters / 1e6:,.3f} MB of parameters"
+    f"\n{text_table.aligned(lines, 1)}"
   )
 
 

@@ -11,7 +11,6 @@ from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import generate_texts
-from loopjax.models import CAUSAL
 
 _NUM_TEXTS = 4
 _MOST_TOKENS = 256  # Generated after a prompt.
@@ -21,9 +20,8 @@ _TEMPERATURES = {"Greedy": 0.0, "Temperature 0.8": 0.8}
 def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """samples.html: the first halves of evaluation texts, continued."""
   settings, task = evaluated.settings, evaluated.settings.task
-  name = settings.plain["model"]["name"]
   assert isinstance(task, text_task.Config)
-  if name not in CAUSAL:
+  if settings.causal is None:
     return []
   tokenizer = Tokenizer(task.tokenizer, task.end_token)
   spec = settings.spec
@@ -41,7 +39,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     for temperature in _TEMPERATURES.values()
   ]
   engine = Engine(
-    CAUSAL[name],
+    settings.causal,
     evaluated.graphdef,
     evaluated.params,
     num_slots=len(requests),

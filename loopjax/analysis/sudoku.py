@@ -21,7 +21,7 @@ class BoardState(NamedTuple):
   """The state of the board at some time.
 
   Attributes:
-    title: of the panel.
+    title: title of the panel.
     digits: int [T], below 1 for none.
     confidence: probability of each digit, f32 [T].
   """

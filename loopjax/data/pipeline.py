@@ -151,7 +151,10 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
 
 
 def stream_seed(*parts: int) -> int:
-  """A seed for `uniforms`, distinct for distinct sequences of numbers."""
+  """A seed for `uniforms`, distinct for distinct sequences of equal length.
+
+  Zeros at the end do not count: `(5,)` and `(5, 0)` have the same seed.
+  """
   sequence = np.random.SeedSequence(parts)
   return int(sequence.generate_state(1, np.uint64)[0])
 

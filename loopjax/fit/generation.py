@@ -20,15 +20,15 @@ from loopjax.fit.report import size
 from loopjax.fit.topology import Machine
 from loopjax.generate import batches, engine, program, sizes, slots
 from loopjax.generate import cached_model as cached_model_lib
-from loopjax.models import CAUSAL
 
 
 class Texts(NamedTuple):
   """Texts that one chip writes at once; sizes in bytes.
 
   Attributes:
-    max_tokens: of a text. num_texts: that fit, 0 for none.
-    cache: of all of them.
+    max_tokens: longest length of a text.
+    num_texts: number of texts that fit, 0 for none.
+    cache: size of their cache, all together.
     decode, prefill: the programs of so many texts, of one if none fits.
   """
 
@@ -68,20 +68,20 @@ def model_of(
   """A config's model on the first chip of a machine.
 
   Args:
-    settings: of the config.
+    settings: the settings of a config.
     machine: the machine.
-    dtype: of the parameters.
+    dtype: dtype of the parameters.
 
   Raises:
     UserError: the family does not predict next tokens, or loop.kernels are
       another platform's.
   """
-  name = settings.plain["model"]["name"]
-  if name not in CAUSAL:
+  family, chip = settings.causal, machine.devices[0]
+  if family is None:
     raise UserError(
-      f"model.name={name!r} does not predict next tokens, so it cannot generate"
+      f"model.name={settings.model_name!r} does not predict next tokens, so it"
+      " cannot generate"
     )
-  family, chip = CAUSAL[name], machine.devices[0]
   placed = jax.sharding.SingleDeviceSharding(chip)
   program_lib.check_kernels(settings.loop, chip)
   graphdef, params = program_lib.abstract_model(settings)

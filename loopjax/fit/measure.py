@@ -83,10 +83,10 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     "optimizer": _chip_bytes(state.opt_state),
     "batch": _chip_bytes(batches),
   }
-  if program.abstract_frozen:
-    arguments["teacher"] = _chip_bytes(program.abstract_frozen)
+  if program.abstract_teacher:
+    arguments["teacher"] = _chip_bytes(program.abstract_teacher)
   mesh = dict(program.mesh.shape)
-  lowered = program.train.lower(state, batches, program.abstract_frozen)
+  lowered = program.train.lower(state, batches, program.abstract_teacher)
   found = attempt(lowered, machine, sum(arguments.values()))
   traffic, largest = None, []
   if found.compiled:
@@ -112,7 +112,7 @@ def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
   Args:
     lowered: the program.
     machine: the machine.
-    argument_bytes: of what the program is given.
+    argument_bytes: size of the program's arguments.
   """
   started = time.monotonic()
   try:

@@ -24,7 +24,7 @@ class CachedModel(NamedTuple):
     prompt_tokens, cache_kind: see `CausalFamily.empty_cache`.
     exit_rule, exit_kept: `rule` and `kept` of `loop.exits.ExitPolicy`; without
       effect if the family has no early exits.
-    platform: of the devices.
+    platform: platform of the devices.
   """
 
   family: CausalFamily
@@ -41,7 +41,7 @@ class CachedModel(NamedTuple):
     """Raises UserError for a cache or exits that the model does not have.
 
     Args:
-      config: of the model.
+      config: config of the model.
     """
     has_exits = isinstance(self.family, ExitsEarly)
     for name, value, values in (
@@ -92,9 +92,9 @@ class CachedModel(NamedTuple):
     Args:
       model: the model with its parameters.
       tokens: token ids [B, S].
-      cache: of the tokens before them.
+      cache: cache of the tokens before them.
       valid: bool [B, S], false for padding.
-      num_loops, exit_threshold: [B], of `ExitPolicy`; without effect if the
+      num_loops, exit_threshold: [B], as in `ExitPolicy`; without effect if the
         family has no early exits.
       span: number of cache entries that attention reads, see `HasSpan`; None
         for all.

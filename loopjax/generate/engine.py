@@ -68,8 +68,8 @@ class Engine:
       max_tokens: maximum length of a sequence, prompt included.
       num_loops: maximum number of loops of a token; the trained number if None.
       cache_kind: one of the family's CACHES; the first if None.
-      prompt_tokens: of `max_tokens`, those reserved for the prompt, which then
-        has keys and values of every loop even if the loops of later tokens
+      prompt_tokens: how many of `max_tokens` are reserved for the prompt, which
+        then has keys and values of every loop even if the loops of later tokens
         share them; 0 if the prompt's loops share them, too.
       exit_rule: one of `exits.RULES`; if None, "gate" for a model with an exit
         gate and "fixed" otherwise.

@@ -51,7 +51,7 @@ class GeneratedToken(NamedTuple):
   """A token that the engine has generated.
 
   Attributes:
-    request_id: of the token's request, from `Engine.add`.
+    request_id: id of the token's request, from `Engine.add`.
     token: the token id.
     log_probability: in nats, of the model's distribution, before temperature,
       penalty and truncation.

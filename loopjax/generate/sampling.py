@@ -31,7 +31,7 @@ class Sampling:
     repetition_penalty: divides positive logits and multiplies negative ones of
       tokens that occur in the sequence, prompt included (CTRL, arXiv
       1909.05858).
-    seed: of the random numbers. They depend only on the seed and on the
+    seed: seed of the random numbers, which depend only on the seed and on the
       token's position, not on other sequences.
   """
 
@@ -127,7 +127,7 @@ def kept(scaled: Array, settings: SamplingArrays) -> Array:
 
   Args:
     scaled: logits divided by the temperature.
-    settings: of the rows.
+    settings: sampling settings of the rows.
   """
   top_k = jnp.where(settings.top_k > 0, settings.top_k, scaled.shape[-1])
   truncates = (settings.top_k > 0) | (settings.top_p < 1)

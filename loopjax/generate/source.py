@@ -128,7 +128,7 @@ def load_folder(
 
   Args:
     folder: see `convert.import_folder`.
-    dtype: of the parameters, "float32" or "bfloat16".
+    dtype: dtype of the parameters, "float32" or "bfloat16".
     num_loops: number of loops to run; the trained number if None.
 
   Raises:

@@ -7,9 +7,9 @@ class Kernels(NamedTuple):
   """The implementations that a model takes of operators that have kernels.
 
   Attributes:
-    attention: of `nn.attend.attend`.
-    gated_delta: of `gated_delta.gated_delta`.
-    gated_kv: of `gated_kv.gated_kv`.
+    attention: implementation of `nn.attend.attend`.
+    gated_delta: implementation of `gated_delta.gated_delta`.
+    gated_kv: implementation of `gated_kv.gated_kv`.
   """
 
   attention: str = "xla"

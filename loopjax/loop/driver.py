@@ -29,7 +29,7 @@ def run_loop(
     step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
       its structure, shapes and dtypes.
     carry: the initial carry.
-    num_steps: K >= 1, static.
+    num_steps: K, static; "scan" also takes 0.
     kind: "scan" compiles one step and is differentiable in reverse mode;
       "unroll" compiles K copies, differentiable, for debugging; "while" exits
       as soon as `done_fn` holds and has no reverse mode (JAX raises an error).

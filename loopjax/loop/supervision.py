@@ -42,7 +42,7 @@ def empty(state: Any, num_tokens: int) -> SupervisionState:
   """Rows that all take an example at the first step.
 
   Args:
-    state: of the right shapes; its values are not used.
+    state: a state of the right shapes; its values are not used.
     num_tokens: T.
   """
   num_rows = len(jax.tree.leaves(state)[0])
@@ -81,7 +81,7 @@ def refilled(
 
 
 def halts(
-  wants: Array, steps: Array, max_steps: int, exploration: float, key: Array
+  wants: Array, steps: Array, max_steps: int, exploration: float, keys: Array
 ) -> Array:
   """Which rows stop working on their example.
 
@@ -94,13 +94,17 @@ def halts(
     steps: segments run, this one included, i32 [B].
     max_steps: N_sup.
     exploration: drawn anew at every step.
-    key: random key.
+    keys: random keys, [B].
 
   Returns:
     bool [B].
   """
-  explore_key, least_key = jax.random.split(key)
-  explores = jax.random.uniform(explore_key, steps.shape) < exploration
-  least = jax.random.randint(least_key, steps.shape, 2, max_steps + 1)
+
+  def draw(key: Array) -> tuple[Array, Array]:
+    explore_key, least_key = jax.random.split(key)
+    explores = jax.random.uniform(explore_key) < exploration
+    return explores, jax.random.randint(least_key, (), 2, max_steps + 1)
+
+  explores, least = jax.vmap(draw)(keys)
   allowed = ~explores | (steps >= least)
   return (steps >= max_steps) | (wants & allowed)

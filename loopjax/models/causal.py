@@ -15,12 +15,13 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
+from loopjax.keys import by_example, fold_in
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
-from loopjax.nn.dropout import dropout, fold
-from loopjax.protocols import Frozen
+from loopjax.nn.dropout import dropout
+from loopjax.protocols import TeacherModel
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -90,13 +91,13 @@ class Call(NamedTuple):
     num_loops: K.
     kind: how the loop is executed, see `loop.driver.run_loop`.
     metadata: positions and masks of the tokens.
-    key: random key of dropout; None for no dropout.
+    keys: random keys of dropout, [B]; None for no dropout.
   """
 
   num_loops: int
   kind: str
   metadata: attention.Metadata
-  key: Array | None
+  keys: Array | None
 
 
 def begin(
@@ -107,7 +108,7 @@ def begin(
   documents: Array | None = None,
   cache: Cache | None = None,
   valid: Array | None = None,
-  key: Array | None = None,
+  keys: Array | None = None,
 ) -> Call:
   """Checks the arguments of a model's `__call__`, and makes its `Call`.
 
@@ -127,13 +128,13 @@ def begin(
     cache=cache,
     valid=valid,
   )
-  return Call(num_loops, kind or model.options.kind, metadata, key)
+  return Call(num_loops, kind or model.options.kind, metadata, keys)
 
 
-def embed(model: Any, inputs: Array, key: Array | None) -> Array:
-  """H^0 = W[x], [B, T, D], after dropout with the key of the call."""
+def embed(model: Any, inputs: Array, keys: Array | None) -> Array:
+  """H^0 = W[x], [B, T, D], after dropout with the keys of the call."""
   embedded = model.token_embedding(inputs)
-  return dropout(embedded, model.config.dropout, fold(key, 0))
+  return dropout(embedded, model.config.dropout, fold_in(keys, 0))
 
 
 def run_stack(
@@ -149,7 +150,7 @@ def run_stack(
     *carry,
     call.metadata,
     first_slot=loop * model.config.num_layers,
-    key=fold(call.key, loop + 1),
+    keys=fold_in(call.keys, loop + 1),
     unroll=call.kind == "unroll",
     remat=model.options.remat,
   )
@@ -226,8 +227,8 @@ def output(
   Args:
     model: the model.
     call: from `begin`.
-    carry: after the last loop.
-    records: of all loops.
+    carry: the carry after the last loop.
+    records: the records of all loops.
     loops_run: number of loops.
   """
   hidden, cache = carry
@@ -244,16 +245,17 @@ def output(
 
 
 def loss(
-  model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Any, batch: Batch, key: Array, step: Array, teacher: TeacherModel
 ) -> tuple[Array, Metrics]:
   """Cross-entropy after the last loop, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  del step, frozen  # No schedule, no teacher.
+  del step, teacher  # No schedule, no teacher.
   documents = batch.get("documents")
-  output = model(batch["inputs"], documents=documents, key=key)
+  keys = by_example(key, batch)
+  output = model(batch["inputs"], documents=documents, keys=keys)
   cross_entropy, _ = token_losses.next_token(
     output.hidden,
     model.readout_table(),

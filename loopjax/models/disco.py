@@ -159,7 +159,7 @@ class Model(nnx.Module):
     documents: Array | None = None,
     cache: Cache | None = None,
     valid: Array | None = None,
-    key: Array | None = None,
+    keys: Array | None = None,
     edit: Callable[[Array, Array], Array] | None = None,
   ) -> Output:
     """Predicts every next token (equation 4).
@@ -178,13 +178,13 @@ class Model(nnx.Module):
       cache: cache of the tokens that precede these, or None.
       valid: bool [B, T], False for padding; only with a cache. None without
         padding.
-      key: random key of dropout; None for no dropout, as in evaluation.
+      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
       edit: function (H~^{k+1} [B, T, D], k i32 scalar) -> the state that loop
         k < K - 1 passes on instead (equation 3). Traces contain H~^{k+1} before
         the edit.
     """
     call = causal.begin(
-      self, inputs, num_loops, kind, documents, cache, valid, key
+      self, inputs, num_loops, kind, documents, cache, valid, keys
     )
     table = self.readout_table()
 
@@ -207,7 +207,7 @@ class Model(nnx.Module):
 
     carry, records, steps_run = driver.run_loop(
       step,
-      (self.embed(inputs, key), cache),
+      (self.embed(inputs, keys), cache),
       call.num_loops - 1,
       kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
     )

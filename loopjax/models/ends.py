@@ -33,10 +33,10 @@ class Ends(nnx.Module):
     """Makes their parameters.
 
     Args:
-      config: of a family of `supervised`.
-      spec: of the task.
+      config: config of a family of `supervised`.
+      spec: properties of the task.
       continues: whether the model learns q_continue.
-      rngs: of the initial values.
+      rngs: random keys of the initial values.
 
     Raises:
       UserError: rows of the task hold several documents.
@@ -74,12 +74,12 @@ class Ends(nnx.Module):
     return self.head(cells), self.halt_head(state[:, 0])
 
   def margin(self, q: Array) -> Array:
-    """By how much the head is for halting, f32 [B]: above 0 it is."""
+    """The margin for halting, f32 [B]: the row halts if it is positive."""
     return q[:, 0] - q[:, 1] if self.continues else q[:, 0]
 
 
 def attention_metadata(model: Any) -> attention.Metadata:
-  """Rotary positions of memory and of the task's tokens; all see all."""
+  """Rotary positions of memory and of the task's tokens, for full attention."""
   config = model.config
   positions = rope.positions_after_memory(
     config.positions, config.num_memory_tokens, model.spec.coordinates

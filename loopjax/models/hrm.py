@@ -32,7 +32,7 @@ class Config:
     num_cycles: N, high-level steps of a segment.
     num_low_steps: T, low-level steps before each of them.
     num_memory_tokens: positions before the task's tokens; the puzzle embedding.
-    positions, rope_base: of the rotary embedding, see
+    positions, rope_base: settings of the rotary embedding, see
       `rope.positions_after_memory`; "offset" is the paper's.
     exploration: see `loop.supervision.halts`.
     token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
@@ -59,7 +59,7 @@ class Config:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """Sizes of a block; raises UserError if there is none of these."""
+    """The sizes of a block; raises UserError if they are invalid."""
     return supervised.block_shape(self.width, self.num_heads, self.mlp_ratio)
 
 

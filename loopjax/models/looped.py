@@ -16,6 +16,7 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.keys import by_example
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
@@ -30,7 +31,7 @@ from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
 from loopjax.nn.shape import Shape
-from loopjax.protocols import Frozen
+from loopjax.protocols import TeacherModel
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -170,7 +171,7 @@ class Model(nnx.Module):
     documents: Array | None = None,
     cache: Cache | None = None,
     valid: Array | None = None,
-    key: Array | None = None,
+    keys: Array | None = None,
     edit: Callable[[Array, Array], Array] | None = None,
   ) -> Output:
     """Predicts every next token (equation 2).
@@ -187,13 +188,13 @@ class Model(nnx.Module):
       cache: cache of the tokens that precede these, or None.
       valid: bool [B, T], False for padding; only with a cache. None without
         padding.
-      key: random key of dropout; None for no dropout, as in evaluation.
+      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
       edit: function (H^{k+1} [B, T, D], k i32 scalar) -> the state that loop
         k < K - 1 passes on instead (DiscoLoop, equation 3). Traces contain
         H^{k+1} before the edit.
     """
     call = causal.begin(
-      self, inputs, num_loops, kind, documents, cache, valid, key
+      self, inputs, num_loops, kind, documents, cache, valid, keys
     )
 
     def step(
@@ -207,7 +208,7 @@ class Model(nnx.Module):
       return (hidden, cache), record
 
     carry, records, steps_run = driver.run_loop(
-      step, (self.embed(inputs, key), cache), call.num_loops, kind=call.kind
+      step, (self.embed(inputs, keys), cache), call.num_loops, kind=call.kind
     )
     return causal.output(self, call, carry, records, steps_run)
 
@@ -221,14 +222,14 @@ class Model(nnx.Module):
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
 ) -> tuple[Array, Metrics]:
   """The loss of the config's `exit_gate`, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  del step, frozen  # No schedule, no teacher.
+  del step, teacher  # No schedule, no teacher.
   config, documents = model.config, batch.get("documents")
   readout: dict[str, Any] = {
     "num_padding_tokens": model.spec.num_padding_tokens,
@@ -236,7 +237,8 @@ def loss(
   }
   has_exits = config.exit_gate in ("joint", "alone")
   trace = ("hidden",) if has_exits else ()
-  output = model(batch["inputs"], documents=documents, key=key, trace=trace)
+  keys = by_example(key, batch)
+  output = model(batch["inputs"], documents=documents, keys=keys, trace=trace)
   table = model.readout_table()
   if not has_exits:
     total, _ = token_losses.next_token(output.hidden, table, batch, **readout)

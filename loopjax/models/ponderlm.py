@@ -12,6 +12,7 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.keys import fold_in
 from loopjax.loop import channel, driver
 from loopjax.models import causal
 from loopjax.models.causal import loss as loss
@@ -21,7 +22,7 @@ from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
-from loopjax.nn.dropout import dropout, fold
+from loopjax.nn.dropout import dropout
 from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
@@ -155,7 +156,7 @@ class Model(nnx.Module):
     documents: Array | None = None,
     cache: Cache | None = None,
     valid: Array | None = None,
-    key: Array | None = None,
+    keys: Array | None = None,
   ) -> Output:
     """Predicts every next token.
 
@@ -172,18 +173,18 @@ class Model(nnx.Module):
       cache: cache of the tokens that precede these, or None.
       valid: bool [B, T], False for padding; only with a cache. None without
         padding.
-      key: random key of dropout; None for no dropout, as in evaluation.
+      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
     """
     config = self.config
     call = causal.begin(
-      self, inputs, num_loops, kind, documents, cache, valid, key
+      self, inputs, num_loops, kind, documents, cache, valid, keys
     )
     table = self.token_embedding.embedding[...]
     head = None if config.tied else self.readout_table()
     scaled = config.embedding_scale == "sqrt_width"
     scale = config.width**0.5 if scaled else 1.0
     initial = config.input_scale * scale * self.token_embedding(inputs)  # e^0
-    initial = dropout(initial, config.dropout, fold(key, 0))
+    initial = dropout(initial, config.dropout, fold_in(keys, 0))
 
     def record(hidden: Array, embedding: Array) -> causal.Record:
       stats = {"embedding_norm": causal.mean_norm(embedding)}

@@ -20,11 +20,12 @@ import optax
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.keys import by_example
 from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear, rope, shape
 from loopjax.nn.shape import Shape
-from loopjax.protocols import Frozen
+from loopjax.protocols import TeacherModel
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -46,11 +47,11 @@ def check(config: Any, **bounds: int) -> None:
   """Checks the settings that these families share.
 
   Args:
-    config: of a family.
-    **bounds: of its own settings.
+    config: config of the family.
+    **bounds: minima of settings that only this family has.
 
   Raises:
-    UserError: a value that cannot be, or that has no effect.
+    UserError: a value is invalid or has no effect.
   """
   checks.plain_values("model", config)
   checks.one_of(
@@ -70,7 +71,7 @@ def check(config: Any, **bounds: int) -> None:
 
 
 def block_shape(width: int, num_heads: int, mlp_ratio: float) -> Shape:
-  """Sizes of a block; raises UserError if there is none of these."""
+  """The sizes of a block; raises UserError if they are invalid."""
   return Shape(
     width,
     num_heads,
@@ -179,7 +180,7 @@ def init_carried(config: Any, spec: TaskSpec, batch_size: int) -> Carried:
 
 
 def loss(
-  model: Any, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Any, batch: Batch, key: Array, step: Array, teacher: TeacherModel
 ) -> tuple[Array, Metrics]:
   """One segment of supervision of every row (TRM, figure 3).
 
@@ -193,7 +194,7 @@ def loss(
     "halted" of those that now halt, "segments" the mean number that rows have
     run of their example.
   """
-  del step, frozen  # No schedule, no teacher.
+  del step, teacher  # No schedule, no teacher.
   config, kind = model.config, _inner(model.options.kind)
   carried = batch["carried"].by_example
   fresh = start(config.num_states, carried.state[0].shape)
@@ -222,7 +223,7 @@ def loss(
     total += _HALT_WEIGHT * metrics["continue_loss"]
   wants = model.ends.margin(q) > 0
   halted = supervision.halts(
-    wants, steps, config.num_loops, config.exploration, key
+    wants, steps, config.num_loops, config.exploration, by_example(key, batch)
   )
   next_rows = supervision.SupervisionState(state, steps, halted, rows.example)
   result: dict[str, Any] = {
@@ -260,8 +261,8 @@ def costs(
   """FLOPs of one example, see `protocols.Family.costs`.
 
   Args:
-    config: of the model.
-    spec: of the task.
+    config: config of the model.
+    spec: properties of the task.
     num_loops: segments.
     segment: forward FLOPs of one.
     with_gradient: the part of them that has a backward pass.

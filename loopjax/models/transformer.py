@@ -128,7 +128,7 @@ class Model(nnx.Module):
     documents: Array | None = None,
     cache: Cache | None = None,
     valid: Array | None = None,
-    key: Array | None = None,
+    keys: Array | None = None,
   ) -> Output:
     """Predicts every next token.
 
@@ -145,7 +145,7 @@ class Model(nnx.Module):
       cache: cache of the tokens that precede these, or None.
       valid: bool [B, T], False for padding; only with a cache. None without
         padding.
-      key: random key of dropout; None for no dropout, as in evaluation.
+      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
 
     Raises:
       UserError: num_loops is less than 1 or more than K.
@@ -154,7 +154,7 @@ class Model(nnx.Module):
     num_copies = config.num_loops if num_loops is None else num_loops
     _check(config, num_copies)
     call = causal.begin(
-      self, inputs, num_copies, kind, documents, cache, valid, key
+      self, inputs, num_copies, kind, documents, cache, valid, keys
     )
 
     def step(
@@ -175,7 +175,7 @@ class Model(nnx.Module):
       norms = jax.tree.map(lambda x: x[:num_copies], self.final_norm)
     carry, records = jax.lax.scan(
       step,
-      (self.embed(inputs, key), cache),
+      (self.embed(inputs, keys), cache),
       (copies, norms, jnp.arange(num_copies)),
       unroll=call.kind == "unroll",
     )

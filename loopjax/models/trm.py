@@ -34,11 +34,11 @@ class Config:
       choice for Sudoku.
     token_mlp_width: hidden features of the MLP over the positions.
     num_loops: N_sup, segments of supervision; the most in training.
-    num_cycles: T, recursions of a segment, of which the last has a gradient.
+    num_cycles: T, recursions of a segment; only the last has a gradient.
     num_latent_steps: n, updates of z before each update of y.
     num_memory_tokens: M, positions before the task's tokens; the paper has the
       puzzle embedding there.
-    positions, rope_base: of the rotary embedding, see
+    positions, rope_base: settings of the rotary embedding, see
       `rope.positions_after_memory`; "offset" is the paper's.
     exploration: see `loop.supervision.halts`.
     token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
@@ -76,7 +76,7 @@ class Config:
     )
 
   def block_shape(self) -> Shape:
-    """Sizes of a block; raises UserError if there is none of these."""
+    """The sizes of a block; raises UserError if they are invalid."""
     heads = self.num_heads if self.mixer == "attention" else 1
     return supervised.block_shape(self.width, heads, self.mlp_ratio)
 

@@ -19,7 +19,9 @@ from loopjax.types import PRECISIONS, Array, LoopOptions, Precision, TaskSpec
 
 TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
 loss, init_carried = supervised.loss, supervised.init_carried
-KERNEL = 2  # Tokens that the convolution sees: the one before, and its own.
+CONVOLUTION_WIDTH = (
+  2  # Tokens that the convolution sees: the one before, and its own.
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +29,17 @@ class Config:
   """Hyper-parameters; the defaults are the authors' script for Sudoku.
 
   Attributes:
-    width: D. num_heads: H. num_layers: of the network.
+    width: D. num_heads: H. num_layers: layers of the network.
     mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
     num_loops: segments of supervision; the most in training.
-    num_cycles: of a segment, of which the last has a gradient.
+    num_cycles: recursions of a segment; only the last has a gradient.
     num_inner_steps: applications of the network in a cycle.
     num_memory_tokens: positions before the task's tokens; the puzzle embedding.
-    positions, rope_base: of the rotary embedding, see
+    positions, rope_base: settings of the rotary embedding, see
       `rope.positions_after_memory`; "offset" is the paper's.
     exploration: see `loop.supervision.halts`.
     token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
+    precision: "float32" or "bfloat16", the dtype of matrix products' inputs.
   """
 
   width: int = 512
@@ -60,7 +62,7 @@ class Config:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """Sizes of a block; raises UserError if there is none of these."""
+    """The sizes of a block; raises UserError if they are invalid."""
     return supervised.block_shape(self.width, self.num_heads, self.mlp_ratio)
 
 
@@ -82,7 +84,7 @@ class ConvSwiGLU(nnx.Module):
     self.gate = linear.linear(width, hidden_width, **shared)
     self.value = linear.linear(width, hidden_width, **shared)
     self.convolution = convolution.ShortConvolution(
-      hidden_width, KERNEL, use_bias=True, **shared
+      hidden_width, CONVOLUTION_WIDTH, use_bias=True, **shared
     )
     self.output = linear.linear(hidden_width, width, **shared)
 
@@ -154,7 +156,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """
   tokens = config.num_memory_tokens + spec.sequence_length
   sizes = config.block_shape()
-  taps = 2 * KERNEL * sizes.mlp_width * tokens
+  taps = 2 * CONVOLUTION_WIDTH * sizes.mlp_width * tokens
   cycle = (
     config.num_inner_steps
     * config.num_layers

@@ -73,7 +73,7 @@ def unsupported(
     if query.dtype not in (jnp.bfloat16, jnp.float16):
       return f"needs 16-bit inputs, not {query.dtype}"
     if documents is not None:
-      return "would need a mask of all pairs of tokens for documents"
+      return "does not support packed documents (loop.kernels=xla does)"
     if head_width % 8 or head_width > 256:
       return f"needs heads of a multiple of 8 up to 256, not {head_width}"
   if implementation == "splash" and length % _LANES:

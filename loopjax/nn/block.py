@@ -7,6 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import sharding
 from loopjax.kernels import Kernels
+from loopjax.keys import fold_in
 from loopjax.nn import attention, mlp
 from loopjax.nn import dropout as dropout_lib
 from loopjax.nn.cache import Cache
@@ -19,7 +20,7 @@ class Block(nnx.Module):
 
   The residual stream has the accumulate dtype. The outputs of attention and MLP
   are named "attention" and "mlp" for rematerialisation policies; dropout is
-  applied to them if there is a key.
+  applied to them if there are keys.
   """
 
   def __init__(
@@ -46,14 +47,14 @@ class Block(nnx.Module):
     cache: Cache | None = None,
     slot: Array | None = None,
     *,
-    key: Array | None = None,
+    keys: Array | None = None,
   ) -> tuple[Array, Cache | None]:
     """Applies the block to the residual stream.
 
     Args:
       x: [B, S, D].
       metadata, cache, slot: as in `Attention.__call__`.
-      key: random key of dropout; None for no dropout.
+      keys: random keys of dropout, [B]; None for no dropout.
 
     Returns:
       (output [B, S, D], the cache).
@@ -61,7 +62,7 @@ class Block(nnx.Module):
     x = sharding.split_by_example(x)
     normalised = self.attention_norm(x)
     mixed, cache = self.attention(normalised, metadata, cache, slot)
-    return self.add(x, mixed, key), cache
+    return self.add(x, mixed, keys), cache
 
   def attend_with_past(
     self,
@@ -78,27 +79,27 @@ class Block(nnx.Module):
     )
     return self.add(x, mixed), past
 
-  def add(self, x: Array, mixed: Array, key: Array | None = None) -> Array:
+  def add(self, x: Array, mixed: Array, keys: Array | None = None) -> Array:
     """The rest of the block, given the output of attention.
 
     Args:
       x: the block's input [B, S, D].
       mixed: the output of attention [B, S, D].
-      key: random key of dropout; None for no dropout.
+      keys: random keys of dropout, [B]; None for no dropout.
 
     Returns:
       The residual stream after attention and MLP, [B, S, D].
     """
     mixed = self.attention_post_norm(checkpoint_name(mixed, "attention"))
-    x = x + self._branch(mixed, dropout_lib.fold(key, 0))
+    x = x + self._branch(mixed, fold_in(keys, 0))
     added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
     added = self.mlp_post_norm(added)
-    x = x + self._branch(added, dropout_lib.fold(key, 1))
+    x = x + self._branch(added, fold_in(keys, 1))
     return sharding.split_by_example(x)
 
-  def _branch(self, x: Array, key: Array | None) -> Array:
+  def _branch(self, x: Array, keys: Array | None) -> Array:
     """The output of a branch, with dropout, in the stream's dtype."""
-    x = dropout_lib.dropout(x, self.dropout, key)
+    x = dropout_lib.dropout(x, self.dropout, keys)
     return x.astype(self.precision.accumulate)
 
   def keys_and_values(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.kernels import Kernels
+from loopjax.keys import fold_in
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import shape as shape_lib
@@ -111,7 +112,7 @@ def run_layers(
   metadata: attention.Metadata,
   *,
   first_slot: Array | int = 0,
-  key: Array | None = None,
+  keys: Array | None = None,
   unroll: bool = False,
   remat: str = "none",
 ) -> tuple[Array, Cache | None]:
@@ -123,7 +124,7 @@ def run_layers(
     cache: cache of earlier tokens, or None.
     metadata: positions and masks of the tokens.
     first_slot: the slot of the cache that the first layer uses.
-    key: random key of dropout; None for no dropout.
+    keys: random keys of dropout, [B]; None for no dropout.
     unroll: whether to compile each block separately.
     remat: the residuals that a block stores, a key of `remat.POLICIES`.
 
@@ -135,15 +136,18 @@ def run_layers(
       x, cache = layer(x, metadata, cache, first_slot + index)
     return x, cache
   num_layers = len(jax.tree.leaves(layers)[0])
-  keys = None if key is None else jax.random.split(key, num_layers)
-  slots = None if cache is None else first_slot + jnp.arange(num_layers)
+  indices = jnp.arange(num_layers)
+  keys_LxB = None
+  if keys is not None:
+    keys_LxB = jax.vmap(fold_in, (None, 0))(keys, indices)
+  slots = None if cache is None else first_slot + indices
 
   def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
-    layer, layer_key, slot = of_layer
-    return layer(carry[0], metadata, carry[1], slot, key=layer_key), None
+    layer, layer_keys, slot = of_layer
+    return layer(carry[0], metadata, carry[1], slot, keys=layer_keys), None
 
   carry, _ = remat_lib.scan(
-    step, (x, cache), (layers, keys, slots), unroll=unroll, remat=remat
+    step, (x, cache), (layers, keys_LxB, slots), unroll=unroll, remat=remat
   )
   return carry
 

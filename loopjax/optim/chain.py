@@ -25,7 +25,7 @@ class Config:
       AdamW for the others, see `loopjax.optim.parameters`.
     learning_rate: AdamW's peak. final_learning_rate: AdamW's at the last step.
     muon_learning_rate: Muon's peak; its schedule is proportional to AdamW's.
-    muon_momentum: of Muon.
+    muon_momentum: Muon's momentum.
     schedule: after the warm-up, "cosine" or "linear" to the final rate,
       "constant", or "wsd", constant, then linear to the final rate (warm-up,
       stable, decay, arXiv 2404.06395).
@@ -38,7 +38,7 @@ class Config:
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
     gate_rate: factor of the learning rate, for the gates of MELT.
-    ema_decay: of the parameter average that evaluation uses; 0 for none.
+    ema_decay: decay of the parameter average that evaluation uses; 0 for none.
     frozen: regular expression of parameters that are not trained; "" for none.
       Parameters that the model leaves out of its loss need not be named.
   """

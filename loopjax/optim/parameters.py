@@ -51,7 +51,8 @@ TABLE = (
   Row("(query|key|value|mlp/gate)/bias", P(("tensor", "fsdp")), "adamw", "all"),
   Row("output/bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
-  # Depthwise convolutions: orthogonal taps would make channels compete.
+  # Taps of depthwise convolutions: if they were orthogonal, channels would
+  # compete. Jet's layer that generates its taps is treated alike.
   Row("convolution/taps/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
   Row("convolution/(taps/)?bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row(r"convolution(s/\d+)?/taps", P(None, ("fsdp", "tensor")),

@@ -25,7 +25,7 @@ def load(
   """Reads a run.
 
   Args:
-    workdir: of the run.
+    workdir: work directory of the run.
     num_loops: K; those of the config's evaluation if None.
     checkpoint: its step; the newest intact one if None.
 
@@ -43,8 +43,5 @@ def load(
   loops = settings.eval_loops if num_loops is None else num_loops
   if loops < 1:
     raise UserError(f"--num_loops={loops} must be at least 1")
-  try:
-    settings.family.costs(settings.model, settings.spec, loops)
-  except UserError as error:
-    raise UserError(f"--num_loops={loops}: {error}") from error
+  config_lib.check_loops(settings, loops, f"--num_loops={loops}")
   return VIEWS[task](workdir, settings, loops, checkpoint)

@@ -31,15 +31,15 @@ def load(
   """Reads a run.
 
   Args:
-    workdir: of the run.
-    settings: of the run, whose task is Sudoku.
+    workdir: work directory of the run.
+    settings: its settings; the task is Sudoku.
     loops: K.
     checkpoint: its step; the newest intact one if None.
 
   Raises:
     UserError: its model does not show what the page shows.
   """
-  family = settings.plain["model"]["name"]
+  family = settings.model_name
   if unseen := set(TRACES).difference(settings.family.TRACES):
     raise UserError(
       f"{workdir}: model.name={family!r} does not show the"

@@ -51,8 +51,8 @@ def load(
   """Reads a run.
 
   Args:
-    workdir: of the run.
-    settings: of the run, whose task is multihop.
+    workdir: work directory of the run.
+    settings: its settings; the task is multihop.
     loops: K.
     checkpoint: its step; the newest intact one if None.
   """
@@ -92,7 +92,7 @@ def load(
     view="questions",
     facts={
       **facts(workdir.name, run.step, loops, settings.model.num_loops),
-      "family": settings.plain["model"]["name"],
+      "family": settings.model_name,
       "format": config.format,
     },
     inspect=functools.partial(

@@ -64,8 +64,8 @@ def load(
   """Reads a run.
 
   Args:
-    workdir: of the run.
-    settings: of the run, whose task is text.
+    workdir: work directory of the run.
+    settings: its settings; the task is text.
     loops: K.
     checkpoint: its step; the newest intact one if None.
 
@@ -117,7 +117,7 @@ def load(
         loops,
         settings.model.num_loops,
       ),
-      "family": settings.plain["model"]["name"],
+      "family": settings.model_name,
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },

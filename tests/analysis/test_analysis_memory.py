@@ -35,7 +35,7 @@ def test_ouro_has_its_published_number_of_parameters():
 def test_a_table_has_every_kind_of_the_family(name):
   settings = config_lib.resolve(load_config(name, "smoke"))
   text = memory.of_config(settings, 100)
-  family = CAUSAL[settings.plain["model"]["name"]]
+  family = CAUSAL[settings.model_name]
   rows = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)", text, re.MULTILINE)
   assert tuple(kind for kind, *_ in rows) == family.CACHES
   if name == "automaton_sleep":

@@ -40,7 +40,9 @@ def test_halted_rows_start_over_and_others_go_on():
 def test_rows_halt_when_they_want_to_and_at_the_last_segment():
   steps = jnp.array([1, 4, 4, 1, 5])
   wants = jnp.array([True, True, False, False, False])
-  halted = supervision.halts(wants, steps, 5, 0.0, jax.random.key(0))
+  halted = supervision.halts(
+    wants, steps, 5, 0.0, jax.random.split(jax.random.key(0), 5)
+  )
   np.testing.assert_array_equal(halted, [True, True, False, False, True])
 
 
@@ -51,9 +53,9 @@ def test_explorers_stay_and_others_do_as_they_want():
   wants = jnp.ones(num, bool)
   for step in range(1, 6):
     steps = jnp.full(num, step)
-    key = jax.random.key(step)
-    halted = supervision.halts(wants, steps, 5, exploration, key)
+    keys = jax.random.split(jax.random.key(step), num)
+    halted = supervision.halts(wants, steps, 5, exploration, keys)
     expected = 1 - exploration + exploration * (step - 1) / 4
     np.testing.assert_allclose(jnp.mean(halted), expected, atol=0.015)
-    none = supervision.halts(~wants, steps, 5, exploration, key)
+    none = supervision.halts(~wants, steps, 5, exploration, keys)
     assert none.all() == none.any() == (step == 5)

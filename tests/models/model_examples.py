@@ -65,13 +65,13 @@ def run(
   params=None,
   *,
   options=LoopOptions(),
-  key=None,
+  keys=None,
   **call,
 ):
-  """The model's output for inputs; `key` and `call` as in `Model.__call__`."""
+  """The model's output for inputs; `keys` and `call` as in `Model.__call__`."""
   forward = _forward(family, config, spec, options, tuple(call.items()))
   params = params or params_of(family, config, spec)
-  return forward(params, inputs, {} if key is None else {"key": key})
+  return forward(params, inputs, {} if keys is None else {"keys": keys})
 
 
 def count(family, config, spec):

@@ -171,7 +171,9 @@ def value_and_grad(name, options=LoopOptions()):
   def loss(params):
     model = nnx.merge(graphdef, params)
     step = jnp.zeros((), jnp.int32)
-    return MODELS[name].loss(model, batch_of(name), jax.random.key(0), step, {})
+    return MODELS[name].loss(
+      model, batch_of(name), jax.random.key(0), step, None
+    )
 
   run = jax.value_and_grad(loss, has_aux=True)
   (value, metrics), grads = jax.jit(run, compiler_options=examples.FAST)(params)
@@ -311,7 +313,7 @@ def test_training_makes_no_array_of_tokens_by_vocabulary(name, top_k):
 
   def loss(params):
     key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
-    return family.loss(nnx.merge(graphdef, params), data, key, step, {})[0]
+    return family.loss(nnx.merge(graphdef, params), data, key, step, None)[0]
 
   compiled = jax.jit(jax.grad(loss)).lower(params).compile(examples.FAST)
   assert max(array_sizes(compiled.as_text())) < data["inputs"].size * 8192
@@ -399,17 +401,22 @@ def test_no_loops_at_all_is_one_line(name, num_loops):
     config_of(name, num_loops=num_loops)
 
 
+def keys_of(seed):
+  """A random key for each row of `batch`."""
+  return jax.random.split(jax.random.key(seed), len(batch()["inputs"]))
+
+
 @pytest.mark.parametrize("name", DROPPING)
-def test_dropout_needs_a_key_and_follows_it(name):
-  def run(key, **changes):
-    call = {"key": key, "num_loops": LOOPS, "kind": "unroll"}
+def test_dropout_needs_keys_and_follows_them(name):
+  def run(keys, **changes):
+    call = {"keys": keys, "num_loops": LOOPS, "kind": "unroll"}
     config, inputs = config_of(name, **changes), batch()["inputs"]
     call["trace"] = ("hidden",)
     return examples.run(MODELS[name], config, SPEC, inputs, **call)
 
-  keys = [jax.random.key(seed) for seed in (0, 0, 1)]
+  keys = [keys_of(seed) for seed in (0, 0, 1)]
   plain, none = run(None).logits, run(None, dropout=0.5).logits
-  first, again, other = (run(key, dropout=0.5) for key in keys)
+  first, again, other = (run(each, dropout=0.5) for each in keys)
   assert jnp.array_equal(plain, none)
   assert jnp.array_equal(plain, run(keys[0]).logits)  # A rate of zero.
   assert jnp.array_equal(first.logits, again.logits)
@@ -427,7 +434,7 @@ def programs(name, config):
 
   def loss(params, key, step):
     model = nnx.merge(graphdef, params)
-    return family.loss(model, batch_of(name, config), key, step, {})[0]
+    return family.loss(model, batch_of(name, config), key, step, None)[0]
 
   key, step = jax.random.key(0), jnp.asarray(0)
   with strict_dtypes():
@@ -459,18 +466,19 @@ def test_no_setting_is_ignored(name):
 def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
   """Layers that show their key in the place of what they make."""
 
-  def shown(layers, x, cache, metadata, *, key, **options):
+  def shown(layers, x, cache, metadata, *, keys, **options):
     del layers, metadata, options
-    return jax.random.normal(key, x.shape), cache
+    return jax.vmap(lambda k: jax.random.normal(k, x.shape[1:]))(keys), cache
 
   monkeypatch.setattr(stack, "run_layers", shown)
   model = examples.merged(MODELS[name], config_of(name, num_loops=3), SPEC)
 
   @jax.jit
-  def run(key):
-    return model(batch()["inputs"], key=key, trace=("hidden",)).trace["hidden"]
+  def run(keys):
+    output = model(batch()["inputs"], keys=keys, trace=("hidden",))
+    return output.trace["hidden"]
 
-  hidden = run(jax.random.key(0))
+  hidden = run(keys_of(0))
   for first, second in itertools.combinations(hidden, 2):
     assert jnp.abs(first - second).max() > 0.1
 

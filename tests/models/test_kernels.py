@@ -69,7 +69,7 @@ def loss_of(case, kernels):
       *model, params, options=LoopOptions(kernels=kernels)
     )
     step = jnp.zeros((), jnp.int32)
-    return MODELS[name].loss(merged, batch, jax.random.key(0), step, {})[0]
+    return MODELS[name].loss(merged, batch, jax.random.key(0), step, None)[0]
 
   return loss, examples.params_of(*model)
 

@@ -276,8 +276,8 @@ def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
 def _loss(config):
   def run(params, taught_params, step, batch):
     model = examples.merged(melt, config, SPEC, params)
-    frozen = examples.merged(looped, TEACHER, SPEC, taught_params)
-    return melt.loss(model, batch, jax.random.key(0), step, frozen)
+    teacher = examples.merged(looped, TEACHER, SPEC, taught_params)
+    return melt.loss(model, batch, jax.random.key(0), step, teacher)
 
   run = jax.value_and_grad(run, has_aux=True)
   return jax.jit(run, compiler_options=examples.FAST)
@@ -330,9 +330,9 @@ def test_alignment_is_the_distance_of_attention_outputs():
 
 
 def test_the_teachers_loops_are_run_as_its_own_family_runs_them():
-  frozen = examples.merged(looped, TEACHER, SPEC, taught()[0])
+  teacher = examples.merged(looped, TEACHER, SPEC, taught()[0])
   config = config_of(distill="all", align_weight=0.5)
-  records = training.teacher_outputs(frozen, config, BATCH)
+  records = training.teacher_outputs(teacher, config, BATCH)
   np.testing.assert_allclose(records["hidden"], taught()[1], atol=2e-4)
   assert records["attention"].shape == (LOOPS, 2, 2, LENGTH, 16)
 
@@ -369,9 +369,9 @@ def test_no_setting_is_ignored(name):
 
     def run(params, config=config):
       model = examples.merged(melt, config, SPEC, params)
-      frozen = examples.merged(looped, TEACHER, SPEC)
+      teacher = examples.merged(looped, TEACHER, SPEC)
       key, step = jax.random.key(0), jnp.asarray(0)
-      return melt.loss(model, BATCH, key, step, frozen)[0]
+      return melt.loss(model, BATCH, key, step, teacher)[0]
 
     params = examples.params_of(melt, config, SPEC)
     trained = jax.make_jaxpr(jax.grad(run))(params)

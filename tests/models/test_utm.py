@@ -56,7 +56,7 @@ def gradient_of(function, config=SMALL, options=LoopOptions()):
 
 
 def loss_of(model, step=0):
-  return utm.loss(model, BATCH, KEY, jnp.asarray(step), {})[0]
+  return utm.loss(model, BATCH, KEY, jnp.asarray(step), None)[0]
 
 
 def leaves(tree):

@@ -151,7 +151,7 @@ def test_cudnn_is_called_where_it_is_asked_for(monkeypatch):
 @pytest.mark.parametrize(("implementation", "changes", "says"), [
   ("flash", {}, "not one of"),
   ("cudnn", {}, "16-bit inputs, not float32"),
-  ("cudnn", {"dtype": jnp.bfloat16}, "a mask of all pairs"),
+  ("cudnn", {"dtype": jnp.bfloat16}, "packed documents"),
   ("splash", {}, "a multiple of 128 tokens, not 8"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(implementation, changes, says):

@@ -115,16 +115,24 @@ def test_an_odd_head_width_is_named():
 
 
 def test_every_layer_and_branch_drops_by_a_key_of_its_own():
-  """The blocks by hand, with their own keys split off in order."""
+  """The blocks by hand, with a key for each example, layer and branch."""
   layers = make(2, dropout=0.5)
   x = jax.random.normal(jax.random.key(1), (2, 5, 16))
-  metadata, key = attention.make_metadata((1, 5), 8, 100.0), jax.random.key(2)
-  got, _ = stack.run_layers(layers, x, None, metadata, key=key)
-  for index, layer_key in enumerate(jax.random.split(key, 2)):
+  metadata = attention.make_metadata((1, 5), 8, 100.0)
+  keys = jax.random.split(jax.random.key(2), 2)  # One for each example.
+  got, _ = stack.run_layers(layers, x, None, metadata, keys=keys)
+
+  def mask(layer, branch):
+    of_branch = [
+      jax.random.fold_in(jax.random.fold_in(key, layer), branch) for key in keys
+    ]
+    return jnp.stack([jax.random.bernoulli(k, 0.5, (5, 16)) for k in of_branch])
+
+  for index in range(2):
     layer = jax.tree.map(lambda leaf, index=index: leaf[index], layers)
-    keys = [jax.random.fold_in(layer_key, branch) for branch in range(2)]
-    masks = [jax.random.bernoulli(k, 0.5, x.shape) for k in keys]
+    masks = [mask(index, branch) for branch in range(2)]
     assert not jnp.array_equal(*masks)
+    assert not jnp.array_equal(masks[0][0], masks[0][1])
     mixed, _ = layer.attention(layer.attention_norm(x), metadata)
     x = x + jnp.where(masks[0], 2 * mixed, 0)
     x = x + jnp.where(masks[1], 2 * layer.mlp(layer.mlp_norm(x)), 0)
@@ -139,7 +147,7 @@ def test_impossible_rates_of_dropout_are_named(rate):
 
 def test_dropout_keeps_the_mean_and_drops_its_share():
   x = jnp.full((400, 400), 3.0)
-  dropped = dropout.dropout(x, 0.25, jax.random.key(0))
+  dropped = dropout.dropout(x, 0.25, jax.random.split(jax.random.key(0), 400))
   assert abs(float(jnp.mean(dropped == 0)) - 0.25) < 0.005
   assert abs(float(jnp.mean(dropped)) - 3.0) < 0.02
   assert dropout.dropout(x, 0.25, None) is x

@@ -24,7 +24,7 @@ def make(
 
   Args:
     analysis: name of the analysis.
-    split: of the questions.
+    split: split of the questions.
     loop: the loop after which the state is read, from 1.
     position: position in the question, from 0.
     samples: values of n > 0 questions by metric, [n].

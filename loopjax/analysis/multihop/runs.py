@@ -22,7 +22,7 @@ def read_settings(
   """
   settings = config_lib.of_run(workdir, str(workdir))
   task = settings.plain["task"]["name"]
-  family = settings.plain["model"]["name"]
+  family = settings.model_name
   if task != TASK:
     raise UserError(f"{workdir}: task.name={task!r} is not {TASK!r}")
   if unseen := set(_TRACES).difference(settings.family.TRACES):

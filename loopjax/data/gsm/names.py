@@ -19,8 +19,8 @@ class Names(NamedTuple):
 
   Attributes:
     themes: int [B].
-    items, places: of the quantities that are neither totals nor counted by one,
-      in order, int [B, num_names].
+    items, places: those of the quantities that are neither totals nor counted
+      by one, in order, int [B, num_names].
     counted_items: items that a total counts, by node of their problem, int [B,
       8].
     total_places: places that have only such items, int [B, 16].

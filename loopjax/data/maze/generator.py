@@ -44,9 +44,9 @@ def make(
     numbers: uniform in [0, 1), [B, num_uniforms].
     num_rooms: n.
     openness: chance that a wall left between two rooms is opened.
-    min_length: of the shortest path, in steps between rooms. The start is
-      uniform; the goal is uniform among the rooms at least this far away, or,
-      where there are none, among the farthest.
+    min_length: least length of the shortest path, in steps between rooms. The
+      start is uniform; the goal is uniform among the rooms at least this far
+      away, or, where there are none, among the farthest.
   """
   tree, walls, ends = np.split(
     numbers, [2 * num_rooms**2, 4 * num_rooms**2], axis=1

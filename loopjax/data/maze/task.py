@@ -109,8 +109,8 @@ def make_dataset(
   Args:
     config: the task.
     split: "train", "validation" or "test".
-    batch_size: over all processes.
-    seed: of the training stream.
+    batch_size: examples of a batch, over all processes.
+    seed: seed of the training stream.
     rows: the rows of every global batch that this process reads; all if None.
 
   Returns:

@@ -42,7 +42,7 @@ def scan(
   """In plain JAX; a step reads the state from memory and writes it back.
 
   Args:
-    steps: of the chunks.
+    steps: the affine steps of the chunks.
     state: S before the first of them, of the last with `adjoint` [B, H, d_k,
       d_v].
     adjoint: from the last chunk to the first, with A^T.

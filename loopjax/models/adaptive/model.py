@@ -24,7 +24,7 @@ from loopjax.models.adaptive.layer import SLOTS, Layer
 from loopjax.nn import linear
 from loopjax.nn import remat as remat_lib
 from loopjax.nn.cache import Cache
-from loopjax.protocols import Frozen
+from loopjax.protocols import TeacherModel
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -211,7 +211,7 @@ def _by_layer(name: str, values: Array) -> dict[str, Array]:
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
 ) -> tuple[Array, Metrics]:
   """Cross-entropy + lambda n~ (equation 11) + z-loss.
 
@@ -222,7 +222,7 @@ def loss(
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  del key, step, frozen  # No dropout, no schedule, no teacher.
+  del key, step, teacher  # No dropout, no schedule, no teacher.
   config = model.config
   output = model(batch["inputs"], documents=batch.get("documents"))
   cross_entropy, z_loss = token_losses.next_token(

@@ -21,7 +21,7 @@ from loopjax.models.melt import passes
 from loopjax.models.melt.config import Config
 from loopjax.models.melt.layer import Layer
 from loopjax.models.melt.model import Model
-from loopjax.protocols import Frozen, Teacher
+from loopjax.protocols import Teacher
 from loopjax.types import PRECISIONS, Array, Batch, Metrics, TaskSpec
 
 
@@ -72,7 +72,7 @@ def alpha_at(config: Config, step: Array) -> Array | None:
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Model, batch: Batch, key: Array, step: Array, teacher: Any
 ) -> tuple[Array, Metrics]:
   """The distillation loss, plus the attention alignment loss of phase 2.
 
@@ -82,13 +82,12 @@ def loss(
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   config, tokens = model.config, batch["inputs"]
-  teacher: Any = frozen
   readout: dict[str, Any] = {
     "num_padding_tokens": model.spec.num_padding_tokens,
     "precision": PRECISIONS[config.precision],
   }
   learns = config.distill != "none"
-  targets = teacher_outputs(frozen, config, batch) if learns else {}
+  targets = teacher_outputs(teacher, config, batch) if learns else {}
   offset = None
   if config.chunk_jitter:
     offset = jax.random.randint(key, (), 0, config.chunk_size)
@@ -144,7 +143,7 @@ def loss(
 
 
 def teacher_outputs(
-  frozen: Any, config: Config, batch: Batch
+  teacher: Any, config: Config, batch: Batch
 ) -> dict[str, Array]:
   """The teacher's outputs of every loop, without gradient.
 
@@ -152,15 +151,15 @@ def teacher_outputs(
   outputs of attention before any norm, [K, L, B, T, D].
   """
   keep = ("hidden", "attention") if config.align_weight else ("hidden",)
-  theirs = frozen.config
+  theirs = teacher.config
   options = passes.Options(
     "last", theirs.num_loops, theirs.rope_base, keep=keep
   )
-  stack = passes.Stack(Layer(frozen.layers, None), frozen.final_norm)
+  stack = passes.Stack(Layer(teacher.layers, None), teacher.final_norm)
   _, records = passes.run(
     stack,
     options,
-    frozen.token_embedding(batch["inputs"]),
+    teacher.token_embedding(batch["inputs"]),
     documents=batch.get("documents"),
   )
   return jax.lax.stop_gradient(records)

@@ -23,7 +23,7 @@ from loopjax.models import causal
 from loopjax.models.sleep.config import Config, last_chunk
 from loopjax.models.sleep.state import Tokens, WindowState, padded
 from loopjax.nn import attention, hybrid, norm, remat, rope
-from loopjax.protocols import Frozen
+from loopjax.protocols import TeacherModel
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -369,14 +369,14 @@ Carry = tuple[Array, hybrid.Memory]
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
 ) -> tuple[Array, Metrics]:
   """Cross-entropy of the predicted tokens, weighted by token.
 
   Returns:
     (f32 scalar, metrics: scalars and per-pass vectors by name).
   """
-  del key, step, frozen  # No dropout, no schedule, no teacher.
+  del key, step, teacher  # No dropout, no schedule, no teacher.
   output = model(batch["inputs"])
   cross_entropy, _ = token_losses.next_token(
     output.hidden,

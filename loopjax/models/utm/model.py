@@ -18,7 +18,7 @@ from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
 from loopjax.models.utm.config import Config
 from loopjax.nn import attention, block, linear, rope
-from loopjax.protocols import Frozen
+from loopjax.protocols import TeacherModel
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -250,25 +250,28 @@ def _attention_statistics(
 
 
 def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
-  """Statistics of every step over batch and tokens: f32 [K] by name."""
+  """Statistics of every step: f32 [K] by name.
+
+  Means over examples and tokens; "std" is the spread over an example's tokens.
+  """
   probability, weight = records["probability"], records["weight"]
   return {
     "router_probability": jnp.mean(probability, axis=(1, 2)),
-    "router_probability_std": jnp.std(probability, axis=(1, 2)),
+    "router_probability_std": jnp.mean(jnp.std(probability, axis=2), axis=1),
     "output_weight": jnp.mean(weight, axis=(1, 2)),
     "running": jnp.mean(records["running"].astype(jnp.float32), axis=(1, 2)),
   }
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, frozen: Frozen
+  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
 ) -> tuple[Array, Metrics]:
   """Cross-entropy + lambda min(1, step / warm-up) ponder cost (section 5.1).
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  del key, frozen  # No dropout, no teacher.
+  del key, teacher  # No dropout, no teacher.
   config = model.config
   output = model(batch["inputs"])
   cross_entropy = token_losses.weighted_mean(

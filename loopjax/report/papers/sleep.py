@@ -107,7 +107,7 @@ def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
     Scale(
       "steps x batch",
       lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-      "98,000 x 512 (automaton); batches of 128 (Depo), 256 (GSM)",
+      "5 billion tokens, batch 512 (automaton); batch 128 (Depo), 256 (GSM)",
     ),
     Scale("optimizer", lambda c, _: c["optim"]["name"], "Muon and AdamW"),
     Scale("parameters", lambda _, s: s["parameters"], "not stated"),
