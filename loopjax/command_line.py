@@ -6,7 +6,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -16,8 +16,11 @@ from loopjax.errors import UserError, similar
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, FILE[:preset][,section.key=value...]."
 )
-# Raised when the disk is full or write-protected.
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# Raised when the disk is full or write-protected, or a name is too long.
+_STORAGE = (
+  errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
+  errno.ENAMETOOLONG,
+)  # fmt: skip
 _ENDING = threading.Lock()
 WORKDIR = flags.DEFINE_string(
   "workdir", None, "Output directory [runs/<config>[-<preset>][-<sweep>]]."
@@ -37,6 +40,8 @@ def run(entry: Callable[[list[str]], int]) -> None:
     except UserError as error:
       print(f"error: {error}", file=sys.stderr)
       sys.exit(2)
+    except BrokenPipeError:
+      _end_without_a_reader()
     except OSError as error:
       if error.errno not in _STORAGE:
         raise
@@ -64,6 +69,12 @@ def config_name() -> str:
 def overrides() -> dict[str, Any]:
   """{"section.key": value} from the flags --config.section.key=value."""
   return config_flags.get_override_values(flags.FLAGS["config"])
+
+
+def _end_without_a_reader() -> NoReturn:
+  """Ends the process with one line when nothing reads its output any more."""
+  print("error: standard output was closed", file=sys.stderr, flush=True)
+  os._exit(1)  # Python would fail again as it flushes the output.
 
 
 def _end_for_want_of_storage(error: OSError) -> None:
@@ -98,6 +109,8 @@ def _parse(argv: list[str]) -> list[str]:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
       raise UserError(f"{rest[1]!r} is not a flag; flags begin with --")
+    if WORKDIR.value == "":
+      raise UserError("--workdir= is empty")
     if CONFIG.value is not None:
       CONFIG.value.items()  # Raises if the file is missing.
     return rest
@@ -110,8 +123,11 @@ def _parse(argv: list[str]) -> list[str]:
     while isinstance(said, Exception) and said.args:
       said = said.args[0]
     raise UserError(_in_one_line(str(said))) from e
-  except (OSError, ImportError, SyntaxError) as error:
-    path = pathlib.Path(config_name().partition(":")[0])
+  except (OSError, ImportError, NameError, SyntaxError) as error:
+    given = [word for word in argv if word.startswith("--config=")]
+    path = pathlib.Path(given[-1].partition("=")[2].partition(":")[0])
+    if path.suffix != ".py":
+      raise UserError(f"--config: {path} is not a Python file") from error
     if not path.exists():
       there = [other.name for other in path.parent.glob("*.py")]
       said = f"--config: there is no file {path}{similar(path.name, there)}"

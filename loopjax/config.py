@@ -37,6 +37,7 @@ from loopjax.run import workdir as workdir_lib
 from loopjax.sections import flatten
 from loopjax.types import LoopOptions, TaskSpec
 
+MAX_LOOPS = 2**16
 _NAMES: Mapping[str, Mapping[str, Any]] = {"model": MODELS, "task": TASKS}
 
 
@@ -223,6 +224,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
       f" run.checkpoint_every={run.checkpoint_every}"
     )
   chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
+  check_loops(settings, settings.model.num_loops, "model.num_loops")
   _check_depths(settings)
   _check_teacher(settings)
   return settings
@@ -253,6 +255,8 @@ def _check_depths(settings: Settings) -> None:
 
 def check_loops(settings: Settings, num_loops: int, label: str) -> None:
   """Raises UserError, with a label, unless the model can run so many loops."""
+  if num_loops > MAX_LOOPS:
+    raise UserError(f"{label}: {num_loops} loops are more than {MAX_LOOPS:,}")
   try:
     settings.family.costs(settings.model, settings.spec, num_loops)
   except UserError as error:

@@ -19,14 +19,16 @@ import pathlib
 import shlex
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import jax
 from absl import flags
 
 from loopjax import command_line, user_cache
-from loopjax.errors import UserError
+from loopjax.errors import UserError, one_line
 from loopjax.run import processes
+from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
@@ -58,6 +60,8 @@ def main(argv: list[str]) -> int:
     return 0
   if config is None:
     raise UserError("--config=FILE is missing; --list shows the choices")
+  if jax.config.read("jax_enable_x64"):
+    raise UserError("JAX_ENABLE_X64 is set, but runs compute in 32 bits")
   if _MODE.value == "describe":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
@@ -65,8 +69,11 @@ def main(argv: list[str]) -> int:
   config_name, overrides = command_line.config_name(), command_line.overrides()
   default = naming.workdir(config_name, overrides, plain)
   workdir = pathlib.Path(command_line.WORKDIR.value or default)
+  if _MODE.value == "eval":
+    _check_overrides(overrides, workdir)
   try:
     processes.start()
+    _check_devices()
     if jax.process_index() == 0:
       print(f"work directory: {workdir}")
       print(f"preset: {presets.choice(config_name)}", flush=True)
@@ -86,6 +93,31 @@ def main(argv: list[str]) -> int:
     print(f"{where}; to resume, run:", file=sys.stderr)
     print(shlex.join(sys.orig_argv), file=sys.stderr)
   return _STATUS[summary["status"]]
+
+
+def _check_overrides(
+  overrides: Mapping[str, Any], workdir: pathlib.Path
+) -> None:
+  """Raises UserError for flags that change how the run was trained."""
+  path = workdir / "config.json"
+  of_run = workdir_lib.read_json(path)["run"] if path.exists() else {}
+  for key, value in overrides.items():
+    section, _, name = key.partition(".")
+    if section == "run" and of_run.get(name, value) != value:
+      raise UserError(
+        f"--config.{key}={value} has no effect with --mode=eval; the run has"
+        f" {of_run[name]!r}"
+      )
+
+
+def _check_devices() -> None:
+  """Raises UserError if JAX finds no devices of the platform that is set."""
+  try:
+    jax.devices()
+  except (AssertionError, RuntimeError) as error:
+    said = one_line(error) or "no such device"
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    raise UserError(f"JAX_PLATFORMS={platforms}: {said}") from error
 
 
 def _end_alone(error: Exception) -> NoReturn:

@@ -34,7 +34,7 @@ class Program(NamedTuple):
     train: compiled function (state, stacked batches, the teacher's parameters)
       -> (state, metrics of every step). It donates the state, except with
       run.debug_nans, which may need it again.
-    train_uncompiled: the function `train` before compilation.
+    uncompiled: the function `train` before compilation.
     abstract_state: shapes, dtypes and shardings of the train state.
     abstract_teacher: those of the teacher's parameters; {} without a teacher.
     teacher: settings of the teacher's run; None without a teacher.
@@ -47,7 +47,7 @@ class Program(NamedTuple):
   costs: Mapping[str, Any]
   init: Any
   train: Any
-  train_uncompiled: Any
+  uncompiled: Any
   abstract_state: step.TrainState
   abstract_teacher: Any
   teacher: config_lib.Settings | None
@@ -118,7 +118,7 @@ def make_program(
       donate_argnums=() if settings.run.debug_nans else 0,
       out_shardings=(shardings, sharding.replicated(mesh)),
     ),
-    train_uncompiled=train,
+    uncompiled=train,
     abstract_state=_with_shardings(shapes, shardings),
     abstract_teacher=_with_shardings(
       teacher_params, params_sharding(teacher_params)
@@ -239,7 +239,7 @@ def _check_step(program: Program) -> None:
   batches = abstract_batches(program.settings, program.mesh)
   try:
     jax.eval_shape(
-      program.train_uncompiled,
+      program.uncompiled,
       program.abstract_state,
       batches,
       program.abstract_teacher,

@@ -99,7 +99,7 @@ class Model(Protocol):
 
 
 # The teacher that a loss receives; None if there is no teacher.
-TeacherModel = Model | None
+AnyTeacher = Model | None
 
 
 class MakeModel(Protocol):
@@ -137,12 +137,7 @@ class Family(Protocol):
     """The family's own metrics to show at the terminal, if any."""
 
   def loss(
-    self,
-    model: Any,
-    batch: Batch,
-    key: Array,
-    step: Array,
-    teacher: TeacherModel,
+    self, model: Any, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
   ) -> tuple[Array, Metrics]:
     """The training objective.
 

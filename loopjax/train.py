@@ -7,7 +7,7 @@ loop, evaluation, summary. Families differ only in the module
 
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,8 @@ from loopjax.types import Dataset
 
 # For training; for evaluation during training and model selection; to report.
 SPLITS = ("train", "validation", "test")
+# Settings of section eval that change the scores at the end of training.
+_SCORING = ("num_loops", "loop_kind", "depth_factor", "depth_examples")
 
 
 def make_datasets(
@@ -172,7 +174,21 @@ def _admit(
   summary = workdir_lib.read_json(path) if path.exists() else {}
   scored = any(name.startswith("test") for name in summary.get("metrics", {}))
   done = summary.get("status") == "completed" and (scored or mode == "train")
+  if done and scored:
+    _check_scored(settings, workdir)
   return summary if done else None
+
+
+def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
+  """Raises UserError if a complete run was scored with other settings."""
+  before = workdir_lib.read_json(workdir / "config.json").get("eval", {})
+  for name in _SCORING:
+    here = settings.plain["eval"][name]
+    if before.get(name, here) != here:
+      raise UserError(
+        f"{workdir} is complete, scored with eval.{name}={before[name]!r};"
+        f" --mode=eval scores it with {here!r}"
+      )
 
 
 def _train_and_evaluate(
@@ -185,9 +201,11 @@ def _train_and_evaluate(
   if restored:
     state, meta = restored
     assert meta["batches"] == int(state.step)
+    _check_data(context, meta.get("data", {}))
     started -= meta["wall_seconds"]
   else:
-    state, meta = _fresh_state(context), train_loop.progress(0, 0.0, [], None)
+    state = _fresh_state(context)
+    meta = train_loop.progress(context, 0, 0.0, [], None)
   teacher = teacher_lib.load(
     settings, context.program.abstract_teacher, meta["teacher_step"]
   )
@@ -238,6 +256,21 @@ def _train_and_evaluate(
     "digest": integrity.digest(integrity.record(step.learned(state))),
     **outcome.costs,
   }
+
+
+def _check_data(
+  context: train_loop.RunContext, before: Mapping[str, str]
+) -> None:
+  """Raises UserError if the data are not those of the checkpoint."""
+  now = train_loop.checksums(context.datasets)
+  changed = [
+    name for name, value in before.items() if now.get(name, value) != value
+  ]
+  if changed:
+    raise UserError(
+      f"{context.workdir}: the data have changed since the run began"
+      f" ({', '.join(changed)}); a run on other data needs another --workdir"
+    )
 
 
 def _fresh_state(context: train_loop.RunContext) -> step.TrainState:

@@ -95,7 +95,7 @@ def train(
       return  # Nothing has changed since.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
-    meta = progress(at, seconds, unlogged, teacher.step)
+    meta = progress(context, at, seconds, unlogged, teacher.step)
     context.checkpoints.save(at, state, meta)
 
   try:
@@ -127,13 +127,8 @@ def train(
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
-        arguments = (
-          context.program.train_uncompiled,
-          before,
-          batches,
-          teacher.params,
-        )
-        reason = divergence.find_nan(*arguments)
+        arguments = before, batches, teacher.params
+        reason = divergence.find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
       if last or at % options.log_every == 0:
@@ -155,6 +150,7 @@ def train(
 
 
 def progress(
+  context: RunContext,
   batches: int,
   wall_seconds: float,
   pending: list[Any],
@@ -163,6 +159,7 @@ def progress(
   """The metadata that a checkpoint stores besides the state.
 
   Args:
+    context: the run.
     batches: number of batches consumed.
     wall_seconds: duration of the run so far.
     pending: metrics of steps not yet logged.
@@ -173,6 +170,17 @@ def progress(
     "wall_seconds": wall_seconds,
     "pending": pending,
     "teacher_step": teacher_step,
+    "data": checksums(context.datasets),
+  }
+
+
+def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:
+  """Checksums of the data, by name, in tasks that have them."""
+  return {
+    name: str(value)
+    for dataset in datasets.values()
+    for name, value in dataset.facts.items()
+    if name.endswith("_sha256")
   }
 
 

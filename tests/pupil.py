@@ -20,7 +20,7 @@ TRACES = ("prediction", "confidence")
 HEADLINE: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(teacher=True)
+@dataclasses.dataclass(frozen=True)
 class Config:
   width: int = 8
   num_loops: int = 1

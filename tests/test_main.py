@@ -34,6 +34,16 @@ from loopjax.run import machine
       "wide",
     ),
     (["--config=configs/sudoku_utm.py:smoke", "--mode=dance"], "dance"),
+    (["--config=README.md"], "README.md is not a Python file"),
+    (["--config=configs/sudoku_utm.py:smoke", "--workdir="], "is empty"),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--config.run.seed=4294967296"],
+      "run.seed=4294967296 must be less than 2**32",
+    ),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--config.eval.num_loops=99999"],
+      "eval.num_loops=99999: 99999 loops are more than 65,536",
+    ),
     (["--konfig=x"], "konfig"),
     (["--config=configs/sudoku_utm.py:smoke", "mode=eval"], "'mode=eval'"),
   ],
@@ -67,6 +77,33 @@ def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
   assert not workdir.exists()
 
 
+@pytest.mark.parametrize(
+  ("variables", "message"),
+  [
+    ({"JAX_PLATFORMS": "foo"}, "error: JAX_PLATFORMS=foo: "),
+    ({"JAX_ENABLE_X64": "1"}, "error: JAX_ENABLE_X64 is set"),
+  ],
+)
+def test_an_environment_that_cannot_be_used_is_one_line(
+  tmp_path, variables, message
+):
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "loopjax.main"),
+      "--config=configs/sudoku_utm.py:smoke",
+      f"--workdir={tmp_path / 'run'}",
+    ],
+    cwd=ROOT,
+    env={**os.environ, **variables},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2
+  assert done.stderr.count("\n") == 1
+  assert done.stderr.startswith(message)
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture
 def main(tmp_path):
   """The command in a new directory."""
@@ -91,6 +128,13 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   said = capsys.readouterr().out
   assert said.endswith("runs/sudoku_utm-smoke is already complete\n")
+  there = "--workdir=runs/sudoku_utm-smoke"
+  seed = "--config.run.seed=7"
+  assert main(f"{BARE}:smoke", there, "--mode=eval", seed) == 2
+  said = capsys.readouterr().err
+  assert said == (
+    "error: --config.run.seed=7 has no effect with --mode=eval; the run has 0\n"
+  )
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
@@ -162,6 +206,31 @@ def entry(argv):
 
 command_line.run(entry)
 """
+
+
+READER = """
+import os, sys
+from loopjax import command_line
+
+def entry(argv):
+  while True:
+    print("a line", flush=True)
+
+command_line.run(entry)
+"""
+
+
+def test_a_reader_that_goes_away_ends_the_command_with_one_line():
+  with subprocess.Popen(
+    [sys.executable, "-c", READER],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    assert process.stdout.readline() == "a line\n"
+    process.stdout.close()
+    assert process.wait(60) == 1
+    assert process.stderr.read() == "error: standard output was closed\n"
 
 
 def test_a_disk_that_is_full_for_many_threads_is_one_line():

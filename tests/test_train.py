@@ -144,6 +144,36 @@ def test_a_finished_run_is_not_run_again(finished, capsys):
   assert (finished / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_finished_run_is_not_scored_otherwise(finished):
+  with pytest.raises(UserError, match="eval.num_loops=0; --mode=eval scores"):
+    train.run(smoke(eval__num_loops=5), finished, "train_and_eval")
+
+
+def test_data_that_have_changed_are_refused(tmp_path):
+  path, workdir = tmp_path / "puzzles.csv", tmp_path / "run"
+  other = tmp_path / "test.csv"
+
+  def write(path, digits):
+    solution = "1234341221434321".translate(str.maketrans("1234", digits))
+    rows = [
+      f"mine,{solution[:place]}.{solution[place + 1 :]},{solution},0\n"
+      for place in range(16)
+    ]
+    path.write_text("source,question,answer,rating\n" + "".join(rows))
+
+  write(path, "1234")
+  write(other, "4321")
+  files = {"task__train_csv": str(path), "task__test_csv": str(other)}
+  files |= {"task__validation_share": 0.5}
+  train.run(smoke(**files), workdir, "train")
+  (workdir / "summary.json").unlink()  # As if it had been stopped before.
+  train.run(smoke(**files), workdir, "train")
+  (workdir / "summary.json").unlink()
+  write(path, "2143")
+  with pytest.raises(UserError, match="changed .*train_sha256"):
+    train.run(smoke(**files), workdir, "train")
+
+
 def test_another_configuration_is_refused_by_its_keys(finished):
   with pytest.raises(UserError, match=r"model.width \(16 there, 32 here\)"):
     train.run(smoke(model__width=32), finished, "train")

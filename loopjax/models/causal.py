@@ -21,7 +21,7 @@ from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
 from loopjax.nn.dropout import dropout
-from loopjax.protocols import TeacherModel
+from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -245,7 +245,7 @@ def output(
 
 
 def loss(
-  model: Any, batch: Batch, key: Array, step: Array, teacher: TeacherModel
+  model: Any, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
   """Cross-entropy after the last loop, weighted by token.
 

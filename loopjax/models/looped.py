@@ -31,7 +31,7 @@ from loopjax.nn import block, stack
 from loopjax.nn import cache as cache_lib
 from loopjax.nn.cache import Cache
 from loopjax.nn.shape import Shape
-from loopjax.protocols import TeacherModel
+from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -222,7 +222,7 @@ class Model(nnx.Module):
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
+  model: Model, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
   """The loss of the config's `exit_gate`, weighted by token.
 

@@ -25,7 +25,7 @@ from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear, rope, shape
 from loopjax.nn.shape import Shape
-from loopjax.protocols import TeacherModel
+from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -180,7 +180,7 @@ def init_carried(config: Any, spec: TaskSpec, batch_size: int) -> Carried:
 
 
 def loss(
-  model: Any, batch: Batch, key: Array, step: Array, teacher: TeacherModel
+  model: Any, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
   """One segment of supervision of every row (TRM, figure 3).
 

@@ -125,14 +125,19 @@ def no_run(workdir: pathlib.Path, label: str) -> str:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Rows of metrics.jsonl, oldest first; none if there is no file."""
+  """Rows of metrics.jsonl, oldest first; none if there is no file.
+
+  Lines that a crash has damaged are left out.
+  """
   path = workdir / "metrics.jsonl"
   if not path.exists():
     return []
   rows = []
-  for line in path.read_text().splitlines():
+  for line in path.read_text(errors="replace").splitlines():
     with contextlib.suppress(ValueError):  # A partly written line.
-      rows.append(json.loads(line))
+      row = json.loads(line)
+      if isinstance(row, dict) and {"step", "split"} <= row.keys():
+        rows.append(row)
   return rows
 
 

@@ -95,6 +95,7 @@ def read(
     **columns,
     sources=tuple(facts["sources"]),
     num_skipped=facts["num_skipped"],
+    sha256=key,
   )
 
 

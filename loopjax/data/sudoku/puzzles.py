@@ -26,6 +26,7 @@ class Puzzles(NamedTuple):
     source_ids: int32 `[N]`, positions in `sources`.
     sources: the names of the puzzles' sources.
     num_skipped: number of malformed rows that were skipped.
+    sha256: checksum of the file they are from; "" for the packaged ones.
   """
 
   givens: np.ndarray
@@ -35,6 +36,7 @@ class Puzzles(NamedTuple):
   source_ids: np.ndarray
   sources: tuple[str, ...]
   num_skipped: int = 0
+  sha256: str = ""
 
 
 def pack(

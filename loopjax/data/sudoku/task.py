@@ -179,10 +179,12 @@ def make_dataset(
   if split == "train" and config.num_train_puzzles:
     chosen = _subset(chosen, config.num_train_puzzles, seed)
   board, num_examples = config.board, len(chosen)
-  facts = {
+  facts: dict[str, int | float | str] = {
     f"{split}_examples": num_examples,
     f"{split}_rows_skipped": puzzles.num_skipped,
   }
+  if puzzles.sha256:
+    facts[f"{split}_sha256"] = puzzles.sha256
   if split == "train" and config.train_csv:
     facts["test_solutions_in_train"] = _overlap(
       config, puzzles.class_keys[chosen]

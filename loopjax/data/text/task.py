@@ -4,6 +4,7 @@ No prediction depends on another document in its row; "documents" tells models
 which tokens belong to the same one.
 """
 
+import hashlib
 from typing import Any
 
 import jax
@@ -216,6 +217,12 @@ def mixed(
   return source, row
 
 
+def _checksum(corpora: list[corpus.Corpus]) -> str:
+  """Of the files of all sources, and of the settings that make rows of them."""
+  names = "".join(one.folder.name for one in corpora)
+  return hashlib.sha256(names.encode()).hexdigest()
+
+
 def _facts(
   split: str, corpora: list[corpus.Corpus]
 ) -> dict[str, int | float | str]:
@@ -236,6 +243,7 @@ def _facts(
   tokens = sum(one.facts[split]["tokens"] for one in corpora)
   return {
     **facts,
+    f"{split}_sha256": _checksum(corpora),
     f"{split}_examples": facts[f"{split}_rows"],
     f"{split}_padding_share": padding / (padding + tokens),
   }

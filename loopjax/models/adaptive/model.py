@@ -24,7 +24,7 @@ from loopjax.models.adaptive.layer import SLOTS, Layer
 from loopjax.nn import linear
 from loopjax.nn import remat as remat_lib
 from loopjax.nn.cache import Cache
-from loopjax.protocols import TeacherModel
+from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -211,7 +211,7 @@ def _by_layer(name: str, values: Array) -> dict[str, Array]:
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
+  model: Model, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
   """Cross-entropy + lambda n~ (equation 11) + z-loss.
 

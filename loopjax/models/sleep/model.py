@@ -23,7 +23,7 @@ from loopjax.models import causal
 from loopjax.models.sleep.config import Config, last_chunk
 from loopjax.models.sleep.state import Tokens, WindowState, padded
 from loopjax.nn import attention, hybrid, norm, remat, rope
-from loopjax.protocols import TeacherModel
+from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -369,7 +369,7 @@ Carry = tuple[Array, hybrid.Memory]
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
+  model: Model, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
   """Cross-entropy of the predicted tokens, weighted by token.
 

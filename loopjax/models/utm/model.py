@@ -18,7 +18,7 @@ from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
 from loopjax.models.utm.config import Config
 from loopjax.nn import attention, block, linear, rope
-from loopjax.protocols import TeacherModel
+from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -264,7 +264,7 @@ def _loop_statistics(records: dict[str, Array]) -> dict[str, Array]:
 
 
 def loss(
-  model: Model, batch: Batch, key: Array, step: Array, teacher: TeacherModel
+  model: Model, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
   """Cross-entropy + lambda min(1, step / warm-up) ponder cost (section 5.1).
 
