@@ -236,14 +236,14 @@ def test_the_readme_is_short_and_has_the_two_commands():
 
 @pytest.mark.parametrize("page", NAMES)
 def test_results_are_those_of_their_pages(page):
-  """The decimals of a result's row are on the page that the row links to."""
+  """The decimals of a result's row are on a page that the row links to."""
   checked = 0
   path = ROOT / page
   for row in re.findall(r"(?m)^\|.*\|$", prose_of(path.read_text())):
     linked = [link for link in links_of(row) if "benchmarks/results" in link]
     for number in re.findall(r"\b\d+\.\d{3,}\b", row) if linked else []:
-      text = (path.parent / linked[0]).read_text()
-      assert number in text, (number, linked[0])
+      texts = [(path.parent / link).read_text() for link in linked]
+      assert any(number in text for text in texts), (number, linked)
       checked += 1
   assert checked > 25 or page != "README.md"
 
