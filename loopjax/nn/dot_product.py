@@ -268,7 +268,7 @@ def _forward(
 def _backward(
   num_keys: int, residuals: _Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, None]:
-  cotangent, of_sums = cotangents
+  cotangent, d_sums = cotangents
   query = residuals.query
   key, value, mask = _first_keys(
     num_keys, residuals.key, residuals.value, residuals.mask
@@ -284,24 +284,22 @@ def _backward(
     axis=-1,
     keepdims=True,
   )
-  of_output = (_by_head(cotangent, groups) / residuals.total).astype(
-    value.dtype
-  )
-  of_weights = _product("bgtd,bgds->bgts", of_output, _columns(value, groups))
+  d_output = (_by_head(cotangent, groups) / residuals.total).astype(value.dtype)
+  d_weights = _product("bgtd,bgds->bgts", d_output, _columns(value, groups))
   # The derivative of the log of the sum by a logit is its attention weight.
-  mean = _by_head(mean - of_sums, groups)
-  of_logits = weights * (of_weights - mean / residuals.total)
-  weights, of_logits = (x.astype(value.dtype) for x in (weights, of_logits))
-  of_query = _product("bgts,bgsd->bgtd", of_logits, _by_head(key, groups))
-  of_key = _product("bgdt,bgts->bgds", _columns(query, groups), of_logits)
-  of_value = _product("bgdt,bgts->bgds", jnp.swapaxes(of_output, 2, 3), weights)
+  mean = _by_head(mean - d_sums, groups)
+  d_logits = weights * (d_weights - mean / residuals.total)
+  weights, d_logits = (x.astype(value.dtype) for x in (weights, d_logits))
+  d_query = _product("bgts,bgsd->bgtd", d_logits, _by_head(key, groups))
+  d_key = _product("bgdt,bgts->bgds", _columns(query, groups), d_logits)
+  d_value = _product("bgdt,bgts->bgds", jnp.swapaxes(d_output, 2, 3), weights)
   omitted = [(0, 0), (0, residuals.key.shape[1] - num_keys), (0, 0), (0, 0)]
-  of_key = jnp.transpose(scale * of_key, (0, 3, 1, 2)).astype(key.dtype)
-  of_value = jnp.transpose(of_value, (0, 3, 1, 2)).astype(value.dtype)
+  d_key = jnp.transpose(scale * d_key, (0, 3, 1, 2)).astype(key.dtype)
+  d_value = jnp.transpose(d_value, (0, 3, 1, 2)).astype(value.dtype)
   return (
-    _by_token((scale * of_query).astype(query.dtype), query),
-    jnp.pad(of_key, omitted),
-    jnp.pad(of_value, omitted),
+    _by_token((scale * d_query).astype(query.dtype), query),
+    jnp.pad(d_key, omitted),
+    jnp.pad(d_value, omitted),
     None,
   )
 

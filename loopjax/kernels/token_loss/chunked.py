@@ -150,16 +150,16 @@ def _forward(hidden, folded, targets, options):
 
 def _backward(options, residuals, cotangents):
   hidden, folded, targets, top, total = residuals
-  of_loss, of_normaliser = cotangents
-  of_chance = ((of_loss + of_normaliser) / total)[..., None]
+  d_loss, d_normaliser = cotangents
+  factor = ((d_loss + d_normaliser) / total)[..., None]
 
   def step(chunk, carry):
     d_hidden, d_folded = carry
     logits, ids = _logits(hidden, folded, chunk, options)
     # Not exp(logits - log sum exp): a large sum would round the difference.
-    d_logits = of_chance * jnp.exp(logits - top[..., None])
+    d_logits = factor * jnp.exp(logits - top[..., None])
     is_target = ids == targets[..., None]
-    d_logits -= jnp.where(is_target, of_loss[..., None], 0)
+    d_logits -= jnp.where(is_target, d_loss[..., None], 0)
     # The logit of a padding id is a constant, also if the id is a target.
     d_logits = jnp.where(ids < options.num_tokens, d_logits, 0)
     d_logits = d_logits.astype(hidden.dtype)
