@@ -66,6 +66,14 @@ def at_least(section: str, record: Any, **bounds: float) -> None:
       )
 
 
+def unicode(name: str, text: str) -> None:
+  """Raises UserError for bytes of a terminal that are not UTF-8."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    raise UserError(f"{name} is not UTF-8") from None
+
+
 def integer(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
   """Raises UserError unless `value` is an integer in [low, high]."""
   if type(value) is not int or not low <= value <= high:

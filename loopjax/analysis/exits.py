@@ -265,6 +265,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     whole = not text.endswith("\ufffd") or len(waiting) == 4
     texts.append(text if whole else "")
     waiting = [] if whole else waiting
+  if waiting:  # A character that never ends.
+    texts[-1] = tokenizer.decode(waiting)
   return texts
 
 

@@ -44,39 +44,43 @@ def run(options: Options) -> None:
   """Scores the runs and prints a table.
 
   Raises:
-    UserError: a task is unknown, a run cannot be evaluated, a file cannot be
-      read, or scores are meaningless (see `Scorer.__call__`).
+    UserError: a task is unknown, two have the same name, a run cannot be
+      evaluated, a file cannot be read, or scores are meaningless (see
+      `Scorer.__call__`).
   """
   _check(options)
   paths = requests.find(options.tasks, options.folder)
   tasks = [
     requests.read(path, options.limit, options.zero_shot) for path in paths
   ]
+  _check_names(paths, tasks)
   workdirs = list(dict.fromkeys(options.workdirs))
   if options.compare:
     workdirs = [path for path in workdirs if path != options.compare]
     workdirs.append(options.compare)
   measured: dict[pathlib.Path, list[dict[str, bits_per_byte.Values]]] = {}
+  counted: list[str] = []  # Printed once all files are written.
   for workdir in workdirs:
-    measured[workdir] = _of_run(workdir, tasks, options)
+    measured[workdir], lines = _of_run(workdir, tasks, options)
+    counted += lines
   table = [
     _row(workdir, task.name, bits_per_byte.summarise(of))
     for workdir, found in measured.items()
     for task, of in zip(tasks, found, strict=True)
   ]
-  print()
+  print("\n".join(counted), end="\n\n")
   print(text_table.aligned(_without_empty_columns(_header(), table)))
   for workdir in workdirs[:-1] if options.compare else ():
     print(f"\n{workdir} - {options.compare}: difference, 95 % interval, p")
-    lines = []
+    rows = []
     for task, ours, theirs in zip(
       tasks, measured[workdir], measured[workdirs[-1]], strict=True
     ):
       for name, by in bits_per_byte.compare(ours, theirs).items():
         interval = f"[{by['low']:+.4f}, {by['high']:+.4f}]"
         difference = f"{by['difference']:+.4f}"
-        lines.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
-    print(text_table.aligned(lines))
+        rows.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
+    print(text_table.aligned(rows))
 
 
 def _check(options: Options) -> None:
@@ -89,10 +93,28 @@ def _check(options: Options) -> None:
     raise UserError(f"--compare={options.compare} is the run itself")
 
 
+def _check_names(
+  paths: Sequence[pathlib.Path], tasks: Sequence[requests.EvalTask]
+) -> None:
+  """Raises UserError if two tasks would write the same file."""
+  by_name: dict[str, pathlib.Path] = {}
+  for path, task in zip(paths, tasks, strict=True):
+    if task.name in by_name:
+      raise UserError(
+        f"--tasks: {by_name[task.name]} and {path} have the same name,"
+        f" {task.name!r}; the results of one would replace the other's"
+      )
+    by_name[task.name] = path
+
+
 def _of_run(
   workdir: pathlib.Path, tasks: Sequence[requests.EvalTask], options: Options
-) -> list[dict[str, bits_per_byte.Values]]:
-  """Scores of every item of every task; also writes them to the directory."""
+) -> tuple[list[dict[str, bits_per_byte.Values]], list[str]]:
+  """Scores of every item of every task, which are also written.
+
+  Returns:
+    (the scores by task, lines that describe what was counted).
+  """
   model = language_model.load(
     workdir,
     num_loops=options.num_loops,
@@ -105,7 +127,7 @@ def _of_run(
   scorer = Scorer(model, options.batch_tokens)
   all_scores = bits_per_byte.score(tasks, scorer)
   padding = scorer.num_padding / (scorer.num_tokens + scorer.num_padding)
-  print(f"{workdir}: {scorer.num_tokens:,} tokens, {padding:.0%} padding")
+  lines = [f"{workdir}: {scorer.num_tokens:,} tokens, {padding:.0%} padding"]
   found = []
   for task, scores in zip(tasks, all_scores, strict=True):
     of_items = bits_per_byte.measure(task.items, scores)
@@ -116,7 +138,7 @@ def _of_run(
       "with_a_cut_context": sum(row["num_cut"] > 0 for row in rows),
       "in_parts": sum(row["num_parts"] > 1 for row in rows),
     }
-    print(
+    lines.append(
       f"  {task.name}: {counts['continuations']:,} continuations,"
       f" {counts['with_a_cut_context']:,} with a cut context,"
       f" {counts['in_parts']:,} longer than the context length, in parts"
@@ -130,11 +152,11 @@ def _of_run(
       "counts": counts,
       **provenance.environment(),
     }
-    lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     with _writing(directory):
-      (directory / f"{name}.items.jsonl").write_text(lines)
+      (directory / f"{name}.items.jsonl").write_text(content)
       workdir_lib.write_json(directory / f"{name}.json", result)
-  return found
+  return found, lines
 
 
 @contextlib.contextmanager
@@ -150,10 +172,14 @@ def _writing(directory: pathlib.Path) -> Iterator[None]:
 
 def _file_name(task: str, options: Options) -> str:
   """File name: the task and the given flags that affect its scores."""
-  flags = ("limit", "num_loops", "exit_threshold", "checkpoint")
-  given = [(flag, getattr(options, flag)) for flag in flags]
+  given = {
+    "limit": options.limit or None,
+    "num_loops": options.num_loops,
+    "exit_threshold": options.exit_threshold,
+    "checkpoint": options.checkpoint,
+  }
   return ",".join(
-    [task, *(f"{flag}={value}" for flag, value in given if value)]
+    [task, *(f"{flag}={x}" for flag, x in given.items() if x is not None)]
   )
 
 

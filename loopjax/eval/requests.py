@@ -176,6 +176,11 @@ def _item(path: pathlib.Path, doc_id: int, choices: list[Any]) -> EvalItem:
       f"{path}: doc_id {doc_id}: choices {list(indices)} and label {label!r} do"
       " not go together"
     )
+  if other := [one for one in labels if one != label]:
+    raise UserError(
+      f"{path}: doc_id {doc_id}: its lines contradict each other: label"
+      f" {label!r} and label {other[0]!r}"
+    )
   return EvalItem(
     doc_id, contexts, continuations, label if is_choice else 0, is_choice
   )

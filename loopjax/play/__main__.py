@@ -1,9 +1,12 @@
 """Command line: `python -m loopjax.play WORKDIR`."""
 
 import argparse
+import contextlib
 import pathlib
+import socket
 import sys
 
+from loopjax import checks
 from loopjax.errors import Parser, UserError
 from loopjax.play import load, page
 
@@ -42,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     "--export", type=pathlib.Path, help="write the page here and serve nothing"
   )
   parser.add_argument(
-    "--port", type=int, default=8000, help="of the server [8000]"
+    "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
   )
   try:
     options = parser.parse_args(argv)
@@ -56,9 +59,13 @@ def main(argv: list[str] | None = None) -> int:
 def _play(options: argparse.Namespace) -> None:
   if not options.prompt and options.random < 1:
     raise UserError(f"--random={options.random} must be at least 1")
+  if not 0 <= options.port <= 65_535:
+    raise UserError(f"--port={options.port} must be from 0 to 65535")
+  for prompt in options.prompt:
+    checks.unicode("--prompt", prompt)
   inspector = load.load(options.workdir, options.num_loops, options.checkpoint)
-  prompts = options.prompt or map(inspector.random, range(options.random))
-  found = [inspector.inspect(prompt) for prompt in prompts]
+  found = list(map(inspector.inspect, options.prompt))
+  found = found or list(map(inspector.random, range(options.random)))
   if options.export:
     text = page.make(inspector, found, served=False)
     try:
@@ -78,11 +85,22 @@ def _play(options: argparse.Namespace) -> None:
       f"serving the page needs the package {error.name}; install it with pip"
       " install 'loopjax[serve]', or write the page with --export=FILE"
     ) from error
-  print(f"http://{_HOST}:{options.port}", flush=True)
-  uvicorn.run(
-    server.make(inspector, found),
-    host=_HOST, port=options.port, log_level="warning",
-  )  # fmt: skip
+  with (
+    contextlib.closing(_bind(options.port)) as listener,
+    contextlib.suppress(KeyboardInterrupt),
+  ):
+    print(f"http://{_HOST}:{listener.getsockname()[1]}", flush=True)
+    app = server.make(inspector, found)
+    config = uvicorn.Config(app, log_level="warning")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _bind(port: int) -> socket.socket:
+  """A socket of this machine, bound to a port."""
+  try:
+    return socket.create_server((_HOST, port))
+  except OSError as error:
+    raise UserError(f"--port={port}: {error}") from error
 
 
 if __name__ == "__main__":

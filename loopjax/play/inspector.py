@@ -15,13 +15,13 @@ class Inspector(NamedTuple):
     inspect: function from a prompt to its `Inspection`, the model's predictions
       and the "prompt", which can be written as JSON; raises UserError for an
       invalid prompt.
-    random: function from a seed to a prompt.
+    random: function from a seed to the `Inspection` of a random prompt.
   """
 
   view: str
   facts: dict[str, Any]
   inspect: Callable[[str], Inspection]
-  random: Callable[[int], str]
+  random: Callable[[int], Inspection]
 
 
 def facts(

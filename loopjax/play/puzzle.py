@@ -54,6 +54,9 @@ def load(
     model = nnx.merge(run.graphdef, params)
     return model(inputs, num_loops=loops, trace=TRACES)
 
+  inspect = functools.partial(
+    _inspect, board, functools.partial(forward, run.params)
+  )
   return Inspector(
     view="puzzle",
     facts={
@@ -62,11 +65,11 @@ def load(
       "boxRows": board.box_rows,
       "boxColumns": board.box_cols,
     },
-    inspect=functools.partial(
-      _inspect, board, functools.partial(forward, run.params)
-    ),
-    random=lambda seed: characters(
-      generator.generate(board, 1, np.random.default_rng(seed))[0][0]
+    inspect=inspect,
+    random=lambda seed: inspect(
+      characters(
+        generator.generate(board, 1, np.random.default_rng(seed))[0][0]
+      )
     ),
   )
 

@@ -84,9 +84,18 @@ def load(
     probabilities = jax.nn.softmax(jnp.stack(stages))
     return jax.lax.top_k(probabilities, min(NUM_CANDIDATES, padding))
 
-  def random(seed: int) -> str:
+  inspect = functools.partial(
+    _inspect,
+    config,
+    task.make_graph(config),
+    names,
+    known,
+    functools.partial(forward, run.params),
+  )
+
+  def random(seed: int) -> Inspection:
     chosen = np.random.default_rng(seed).integers(len(known))
-    return " ".join(names[token] for token in list(known)[chosen])
+    return inspect(" ".join(names[token] for token in list(known)[chosen]))
 
   return Inspector(
     view="questions",
@@ -95,14 +104,7 @@ def load(
       "family": settings.model_name,
       "format": config.format,
     },
-    inspect=functools.partial(
-      _inspect,
-      config,
-      task.make_graph(config),
-      names,
-      known,
-      functools.partial(forward, run.params),
-    ),
+    inspect=inspect,
     random=random,
   )
 

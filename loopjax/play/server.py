@@ -18,8 +18,14 @@ def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
 
   GET / is the page; GET /think?prompt=... an Inspection as JSON, or status 400
   and "error" for an invalid prompt; GET /random that of a random prompt; GET
-  /export?prompt=... the page of that prompt as a file.
+  /export?prompt=... the page of that prompt as a file. A random prompt that was
+  shown is not read anew: its text may stand for other tokens.
   """
+  shown = {inspection["prompt"]: inspection for inspection in inspections}
+
+  def inspection_of(request: Request) -> Inspection:
+    prompt = request.query_params.get("prompt", "")
+    return shown.get(prompt) or inspector.inspect(prompt)
 
   def home(request: Request) -> Response:
     del request
@@ -27,21 +33,19 @@ def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
 
   def inspect(request: Request) -> Response:
     try:
-      return JSONResponse(
-        inspector.inspect(request.query_params.get("prompt", ""))
-      )
+      return JSONResponse(inspection_of(request))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
 
   def random(request: Request) -> Response:
     del request
-    return JSONResponse(
-      inspector.inspect(inspector.random(secrets.randbits(32)))
-    )
+    inspection = inspector.random(secrets.randbits(32))
+    shown[inspection["prompt"]] = inspection
+    return JSONResponse(inspection)
 
   def export(request: Request) -> Response:
     try:
-      inspection = inspector.inspect(request.query_params.get("prompt", ""))
+      inspection = inspection_of(request)
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
     name = f"attachment; filename={inspector.facts['run']}.html"

@@ -21,7 +21,6 @@ from loopjax import language_model as language_model_lib
 from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source
-from loopjax.generate import text as text_lib
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
@@ -87,26 +86,29 @@ def load(
     losses = token_losses.token_cross_entropy(found.logits, following)
     return best, losses, (found.depth, found.readout, found.lens)
 
+  places = min(_RANDOM_TOKENS, language_model.context_length)
+  tokenizer = language_model.tokenizer
+  inspect = functools.partial(
+    _inspect,
+    language_model,
+    functools.partial(forward, language_model.params),
+  )
+
   @functools.cache
   def engine() -> Any:
-    return source.make_engine(
-      language_model,
-      num_slots=1,
-      max_tokens=min(_RANDOM_TOKENS, language_model.context_length),
-    )
+    return source.make_engine(language_model, num_slots=1, max_tokens=places)
 
-  def random(seed: int) -> str:
-    sampling = Sampling(temperature=0.8, seed=seed)
-    end = language_model.tokenizer.end
+  def random(seed: int) -> Inspection:
     request = GenerationRequest(
-      (end,),
-      _RANDOM_TOKENS,
-      sampling,
+      (tokenizer.end,),
+      places - 1,
+      Sampling(temperature=0.8, seed=seed),
       stop_tokens=language_model.stop_tokens,
     )
-    return text_lib.generate_texts(
-      engine(), language_model.tokenizer, [request]
-    )[0].text
+    (tokens,) = engine().generate([request])
+    # Their text may be read as other tokens, or be no valid UTF-8.
+    ids = tuple(one.token for one in tokens if one.finish != "stop")
+    return inspect(tokenizer.decode(ids), (tokenizer.end, *ids))
 
   return Inspector(
     view="text",
@@ -121,10 +123,8 @@ def load(
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },
-    inspect=functools.partial(
-      _inspect,
-      language_model,
-      functools.partial(forward, language_model.params),
+    inspect=lambda prompt: inspect(
+      prompt, source.encode_prompt(tokenizer, prompt)
     ),
     random=random,
   )
@@ -194,8 +194,9 @@ def _inspect(
   language_model: language_model_lib.LanguageModel,
   forward: Callable[[np.ndarray], Any],
   prompt: str,
+  ids: tuple[int, ...],
 ) -> Inspection:
-  """A text as the model reads it.
+  """A text, given with its token ids, as the model reads it.
 
   Returns:
     "prompt"; "tokens", T texts, the first of which is the beginning; "depth"
@@ -205,7 +206,6 @@ def _inspect(
     hundredths of nats.
   """
   tokenizer = language_model.tokenizer
-  ids = source.encode_prompt(tokenizer, prompt)
   num = len(ids)
   if num > language_model.context_length:
     raise UserError(

@@ -45,7 +45,7 @@ def plot(
       the legend.
     within: the range to show.
   """
-  columns = width - _LABEL - 1
+  columns = max(width - _LABEL - 1, 1)
   cells, colors = draw(lines, columns, height, within)
   text = Text(no_wrap=True)
   for row in range(height):

@@ -15,6 +15,7 @@ from flax import nnx
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import exits
 from loopjax.data.text.config import Config as TextConfig
+from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.losses import tokens as token_losses
 
 LOOPS = 3
@@ -139,6 +140,11 @@ def test_the_curve_is_drawn_with_its_numbers(tmp_path):
 def test_a_gate_that_was_not_trained_is_not_drawn(tmp_path, gate):
   evaluated = evaluate_model(tmp_path, model__exit_gate=gate)
   assert exits.draw_curve(evaluated) == exits.draw_map(evaluated) == []
+
+
+def test_half_a_character_at_the_end_is_shown():
+  texts = exits.token_texts(Tokenizer("bytes"), [*"aü".encode(), 0xC3])
+  assert texts == ["a", "", "ü", "\ufffd"]
 
 
 def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):

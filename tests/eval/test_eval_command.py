@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 from eval_examples import choices, make_run, texts, write
 
 from loopjax.eval import __main__ as entry
+from loopjax.eval import command
 from loopjax.run import workdir as workdir_lib
 
 
@@ -140,6 +142,45 @@ def test_a_run_that_is_no_language_model(tmp_path, folder, capsys):
   (tmp_path / "config.json").write_text(json.dumps(sections))
   assert evaluate(tmp_path, "--tasks=sums", f"--folder={folder}") == 2
   assert "task.name='sudoku' is not 'text'" in capsys.readouterr().err
+
+
+def test_two_tasks_have_two_names(runs, folder, tmp_path, capsys):
+  other = write(tmp_path / "boxes.jsonl.gz", texts(2))
+  flags = (f"--tasks=sums,boxes,{other}", f"--folder={folder}")
+  assert evaluate(runs[0], *flags) == 2
+  error = capsys.readouterr().err
+  assert error.startswith(f"error: --tasks: {folder / 'boxes.jsonl.gz'} and")
+  assert f"{other} have the same name, 'boxes'" in error
+  assert error.count("\n") == 1
+
+
+def test_a_name_has_the_flags_that_are_given(runs, folder):
+  flags = (f"--folder={folder}", "--checkpoint=0", "--limit=0")
+  assert evaluate(runs[0], "--tasks=boxes", *flags) == 0
+  assert (runs[0] / "eval" / "boxes,checkpoint=0.json").exists()
+  options = command.Options([], "", None, None, 0, False, None, 0.0, None, 1)
+  assert command._file_name("a", options) == "a,exit_threshold=0.0"
+
+
+def test_results_are_written_before_they_are_printed(
+  runs, folder, tmp_path, monkeypatch
+):
+  """Also those of the second run, if nobody reads what is printed."""
+  copies = [
+    shutil.copytree(run, tmp_path / run.name, ignore=lambda *_: ["eval"])
+    for run in runs
+  ]
+
+  class Closed:
+    def write(self, text):
+      raise BrokenPipeError
+
+  monkeypatch.setattr(sys, "stdout", Closed())
+  with pytest.raises(BrokenPipeError):
+    evaluate(*copies, "--tasks=boxes", f"--folder={folder}")
+  for run in copies:
+    assert (run / "eval" / "boxes.json").exists()
+    assert (run / "eval" / "boxes.items.jsonl").exists()
 
 
 def test_what_cannot_be_written_is_one_line(runs, folder, tmp_path, capsys):

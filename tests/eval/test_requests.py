@@ -79,6 +79,14 @@ def test_a_line_that_is_no_request(tmp_path, line, message):
     requests.read(path)
 
 
+def test_labels_of_a_question_agree(tmp_path):
+  lines = [request(3, n, label, "q", " a") for n, label in enumerate((1, 0))]
+  path = write(tmp_path / "a.jsonl.gz", lines)
+  message = "a.jsonl.gz: doc_id 3: .* contradict .* label 1 and label 0$"
+  with pytest.raises(UserError, match=message):
+    requests.read(path)
+
+
 def test_files_that_cannot_be_read(tmp_path):
   path = tmp_path / "a.jsonl.gz"
   whole = gzip.compress(b'{"doc_id": 1}\n' * 1000)

@@ -2,6 +2,7 @@
 
 import base64
 import re
+import socket
 import sys
 
 import jax
@@ -93,8 +94,8 @@ def test_more_loops_than_trained(workdir):
 
 def test_a_solution_is_told_only_if_there_is_one(inspector, inspection):
   assert inspection["solution"] == ""
-  cells = inspector.random(7)
-  assert cells == inspector.random(7) != inspector.random(8)
+  cells, again, other = (inspector.random(n)["prompt"] for n in (7, 7, 8))
+  assert cells == again != other
   solution = inspector.inspect(cells)["solution"]
   assert sorted(solution) == sorted("1234" * 4)
   assert all(c in (".", s) for c, s in zip(cells, solution, strict=True))
@@ -168,6 +169,7 @@ def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
     ([str(workdir), "--num_loops=0"], "--num_loops=0 must be at least 1"),
     ([str(workdir), "--random=0"], "--random=0 must be"),
     ([str(workdir), "--prompt=12"], "2 cells"),
+    ([str(workdir), "--prompt=\udcff"], "--prompt is not UTF-8"),
     ([str(workdir), f"--export={tmp_path}"], "cannot be written"),
     ([str(workdir)], "uvicorn"),
   ):
@@ -177,9 +179,20 @@ def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
     assert message in error
 
 
+def test_a_port_that_cannot_be_used_is_one_line(workdir, capsys):
+  pytest.importorskip("uvicorn")
+  pytest.importorskip("starlette")
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    for port in (taken.getsockname()[1], -1, 99999):
+      assert command.main([str(workdir), f"--port={port}"]) == 2
+      said = capsys.readouterr()
+      assert said.err.startswith(f"error: --port={port}")
+      assert said.err.count("\n") == 1 and not said.out
+
+
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   """With the keyboard and the mouse, on a telephone's width."""
-  found = [inspector.inspect(inspector.random(seed)) for seed in (1, 2)]
+  found = [inspector.random(seed) for seed in (1, 2)]
   path = tmp_path / "page.html"
   path.write_text(page.make(inspector, found, served=False))
   tab = browser.new_page(viewport={"width": 360, "height": 740})

@@ -9,9 +9,12 @@ from play_examples import data_of, untrained
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import trained
+from loopjax import language_model, trained
 from loopjax.data.multihop import task as multihop
 from loopjax.errors import UserError
+from loopjax.generate import source
+from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.sampling import Sampling
 from loopjax.play import load, page, questions
 from loopjax.play import text as text_view
 
@@ -135,14 +138,37 @@ def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
 def test_a_text_of_its_own_is_of_its_seed(inspectors):
   random = inspectors["looped"].random
   assert random(1) == random(1) != random(2)
+
+
+def test_a_text_of_its_own_has_the_tokens_that_it_wrote(runs, inspectors):
+  """Its bytes are no valid UTF-8."""
+  found = inspectors["looped"].random(1)
+  model = language_model.load(runs["looped"])
+  engine = source.make_engine(model, num_slots=1, max_tokens=64)
+  sampling = Sampling(temperature=0.8, seed=1)
+  request = GenerationRequest((256,), 63, sampling, model.stop_tokens)
+  tokens = [x.token for x in engine.generate([request])[0] if x.token != 256]
+  assert found["prompt"] == bytes(tokens).decode(errors="replace")
+  assert "\ufffd" in found["prompt"] and len(tokens) > 1
+  assert len(found["tokens"]) == 1 + len(tokens)
+  assert found["tokens"][-1]
+  forward, _ = merged(runs["looped"])
+  logits = forward(jnp.array([[256, *tokens]]), LOOPS, ()).logits[0, :-1]
+  losses = -jax.nn.log_softmax(logits)[
+    jnp.arange(len(tokens)), jnp.array(tokens)
+  ]
+  assert np.abs(np.array(found["surprise"][-1]) - 100 * losses).max() <= 0.52
+
+
+def test_a_text_that_is_too_long_is_refused(inspectors):
   with pytest.raises(UserError, match="65 tokens; this model reads at most 64"):
     inspectors["looped"].inspect("x" * 64)
 
 
 def test_a_question_is_decoded_everywhere_in_every_loop(runs, inspectors):
   inspector = inspectors["questions"]
-  question = inspector.random(3)
-  assert question == inspector.random(3)
+  question = inspector.random(3)["prompt"]
+  assert question == inspector.random(3)["prompt"]
   found = inspector.inspect(question)
   run = trained.read(runs["questions"])
   task = run.settings.task
@@ -192,6 +218,17 @@ def test_english_questions_hold_their_line_end():
   parsed = questions.parse(config, facts, names, f"{words} Answer:")
   assert parsed.entities[:2] == (0, facts.tails[0])
   assert parsed.places == (8, 8)
+
+
+def test_a_text_of_its_own_is_saved_as_it_was_shown(inspectors, gated):
+  pytest.importorskip("httpx")
+  testclient = pytest.importorskip("starlette.testclient")
+  from loopjax.play import server
+
+  client = testclient.TestClient(server.make(inspectors["looped"], [gated]))
+  found = client.get("/random").json()
+  export = client.get("/export", params={"prompt": found["prompt"]})
+  assert data_of(export.text)["thoughts"] == [found]
 
 
 @pytest.fixture
@@ -244,7 +281,7 @@ def test_a_reader_moves_the_sliders(inspectors, gated, opened):
 
 def test_a_reader_looks_into_a_question(inspectors, opened):
   inspector = inspectors["questions"]
-  found = [inspector.inspect(inspector.random(seed)) for seed in (1, 2)]
+  found = [inspector.random(seed) for seed in (1, 2)]
   tab = opened(inspector, found)
   cells = tab.locator("#grid button")
   count = len(found[0]["tokens"])

@@ -193,6 +193,15 @@ def test_without_a_terminal_it_prints_one_frame(tmp_path, capsys, monkeypatch):
   assert "\x1b" not in said
 
 
+@pytest.mark.parametrize("width", ["1", "10"])
+def test_a_narrow_terminal_has_a_frame(tmp_path, capsys, monkeypatch, width):
+  monkeypatch.setenv("COLUMNS", width)
+  folder = make(tmp_path / "run", [train(10), validation(10, 0.5)])
+  assert command.main([str(folder), "--once"]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines and max(map(len, lines)) <= int(width)
+
+
 def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
   folder = make(tmp_path / "run", [train(10)])
   waits = []
