@@ -40,9 +40,9 @@ _LENGTHS = flags.DEFINE_list(
 )
 _DTYPE = flags.DEFINE_enum(
   "dtype",
-  "bfloat16",
+  None,
   ("float32", "bfloat16"),
-  "With --generate: of the parameters; those of a run are float32.",
+  "With --generate: of the parameters [bfloat16]; those of a run are float32.",
 )
 
 
@@ -62,6 +62,8 @@ def main(argv: list[str]) -> int:
     raise UserError("--workdir has no effect: nothing is written")
   if _LENGTHS.value and not _GENERATE.value:
     raise UserError(f"--lengths={','.join(_LENGTHS.value)} needs --generate")
+  if _DTYPE.value and not _GENERATE.value:
+    raise UserError(f"--dtype={_DTYPE.value} needs --generate")
   where = topology.parse(_TOPOLOGY.value)
   if where.kind == "cpu":
     jax.config.update("jax_num_cpu_devices", where.sizes[0])
@@ -114,7 +116,7 @@ def _generation(settings: Any, machine: Any) -> int:
     raise UserError(
       f"--lengths={','.join(_LENGTHS.value)}: lengths of at least 2"
     )
-  model = generation.model_of(settings, machine, _DTYPE.value)
+  model = generation.model_of(settings, machine, _DTYPE.value or "bfloat16")
   print(generation.headline(model, machine), flush=True)
   found = [
     generation.most(model, machine, length)

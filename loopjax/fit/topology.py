@@ -68,6 +68,7 @@ GPUS = {
 }
 # Share of GPU memory that JAX takes (docs.jax.dev, "GPU memory allocation").
 _GPU_SHARE = 0.75
+_MEMORY_GIB = (1e-9, 1e6)  # Sane amounts: a byte to a petabyte.
 _NAMES = "v4:AxBxC, v5e:AxB, v5p:AxBxC, v6e:AxB, " + ", ".join(
   f"{name}:N" for name in (*GPUS, "cpu")
 )
@@ -135,8 +136,11 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
 
   Raises:
     UserError: a package is not installed, the compiler knows no machine of this
-      size, or the amount of memory is unknown.
+      size, or the amount of memory is unknown or out of range.
   """
+  low, high = _MEMORY_GIB
+  if memory_gib and not low <= memory_gib <= high:  # NaN is not, either.
+    raise UserError(f"--memory_gib={memory_gib} is not 0 or in [{low}, {high}]")
   options: dict[str, Any] = {}
   if topology.kind in TPUS:
     tpu = TPUS[topology.kind]

@@ -22,8 +22,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--max_new_tokens",
     type=int,
-    default=256,
-    help="maximum number of tokens to generate [256]",
+    help="maximum number of tokens to generate [256, or as many as fit]",
   )
   parser.add_argument(
     "--samples",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
@@ -17,6 +18,8 @@ from loopjax.generate.text import TextStream
 from loopjax.hub import convert
 from loopjax.language_model import LanguageModel
 
+_MAX_NEW_TOKENS = 256  # Or as many as fit, unless the user chooses.
+
 
 class Options(NamedTuple):
   """The flags; see `loopjax.generate.__main__`."""
@@ -24,7 +27,7 @@ class Options(NamedTuple):
   model: source.ModelFlags
   prompt: str | None
   chat: bool
-  max_new_tokens: int
+  max_new_tokens: int | None
   samples: int
   stop: list[str]
   sampling: Sampling
@@ -38,18 +41,20 @@ def run(options: Options) -> None:
 
   Raises:
     UserError: flags contradict each other, the model cannot be read, or a
-      prompt is too long.
+      prompt or --max_new_tokens is too long.
   """
   _check(options)
   language_model = source.load(options.model)
   writer = _Writer(language_model, options)
   if options.chat:
+    writer.check_room(1)
     flags = options.model
     folder = flags.hub or flags.folder / convert.DIRECTORY
     _talk(writer, folder, options)
   else:
     assert options.prompt is not None
     prompt = source.encode_prompt(language_model.tokenizer, options.prompt)
+    writer.check_room(len(prompt))
     writer.write(prompt, show=options.prompt)
   if options.report:
     print(writer.report(), file=sys.stderr)
@@ -66,6 +71,8 @@ class _Writer:
       num_slots=options.samples,
       prompt_tokens=options.prompt_tokens,
     )
+    given = options.max_new_tokens
+    self._max_new_tokens = _MAX_NEW_TOKENS if given is None else given
     self._seconds = self._first = 0.0
     self._loops: collections.Counter[int] = collections.Counter()
 
@@ -79,7 +86,17 @@ class _Writer:
     room = self._engine.max_prompt_tokens
     if room is None or self._options.prompt_tokens:
       return room is None or len(prompt) <= room
-    return len(prompt) + min(self._options.max_new_tokens, room // 2) <= room
+    return len(prompt) + min(self._max_new_tokens, room // 2) <= room
+
+  def check_room(self, num_prompt: int) -> None:
+    """Raises UserError if --max_new_tokens is given and does not fit."""
+    given, room = self._options.max_new_tokens, self._engine.room(num_prompt)
+    # The engine refuses a prompt that leaves no room.
+    if given is not None and room is not None and 0 < room < given:
+      raise UserError(
+        f"--max_new_tokens={given} is more than the {room} tokens that fit"
+        f" after a prompt of {num_prompt} token(s)"
+      )
 
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
     """Generates and prints the samples of a prompt; returns their texts.
@@ -95,7 +112,7 @@ class _Writer:
       self._engine.add(
         GenerationRequest(
           prompt=prompt,
-          max_new_tokens=options.max_new_tokens,
+          max_new_tokens=self._max_new_tokens,
           sampling=dataclasses.replace(
             options.sampling, seed=(seed + n) % 2**32
           ),
@@ -170,7 +187,7 @@ def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
         said = sys.stdin.readline()
       except UnicodeDecodeError as error:
         raise UserError(f"what was typed is not UTF-8: {error}") from None
-      _check_unicode(said, "what was typed")
+      checks.unicode("what was typed", said)
       if not said:
         print()
         return
@@ -207,16 +224,19 @@ def _check(options: Options) -> None:
     ("stop", options.stop),
   ):
     for text in texts:
-      _check_unicode(text, f"--{name}")
+      checks.unicode(f"--{name}", text)
+  if "" in options.stop:
+    raise UserError("--stop= is empty; give a text that ends the answer")
+  flags = options.model
+  for name, value in (
+    ("exit_rule", flags.exit_rule),
+    ("exit_kept", flags.exit_kept),
+  ):
+    if value not in (None, "fixed") and options.exit_threshold == 1:
+      raise UserError(
+        f"--{name}={value} has no effect without --exit_threshold below 1"
+      )
   if options.samples < 1:
     raise UserError(f"--samples={options.samples} must be at least 1")
   if options.chat and options.samples > 1:
     raise UserError(f"--samples={options.samples} has no effect with --chat")
-
-
-def _check_unicode(text: str, name: str) -> None:
-  """Raises UserError for bytes of a terminal that are not UTF-8."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    raise UserError(f"{name} is not UTF-8") from None

@@ -142,6 +142,13 @@ class Engine:
     """Maximum length of a prompt; None for any length."""
     return self._prompt_tokens or self.max_tokens
 
+  def room(self, num_prompt: int) -> int | None:
+    """Maximum number of tokens after a prompt; None for any number."""
+    if self.max_tokens is None:
+      return None
+    reserved = self._prompt_tokens or num_prompt
+    return self.max_tokens - reserved + 1  # The last token is never read.
+
   def add(self, request: GenerationRequest) -> int:
     """Queues a request; returns its id.
 
@@ -149,9 +156,8 @@ class Engine:
       UserError: the request is impossible with this model and cache.
     """
     self._check(request)
-    if self.max_tokens is not None:
-      reserved = self._prompt_tokens or len(request.prompt)
-      room = self.max_tokens - reserved + 1  # The last token is never read.
+    room = self.room(len(request.prompt))
+    if room is not None:
       most = min(request.max_new_tokens, room)
       request = dataclasses.replace(request, max_new_tokens=most)
     return self._scheduler.add(request)

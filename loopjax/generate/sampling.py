@@ -29,8 +29,8 @@ class Sampling:
     min_p: tokens are kept whose probability is at least this fraction of the
       most likely token's, in [0, 1] (arXiv 2407.01082).
     repetition_penalty: divides positive logits and multiplies negative ones of
-      tokens that occur in the sequence, prompt included (CTRL, arXiv
-      1909.05858).
+      tokens that occur in the sequence, prompt included; in [0.01, 100] (CTRL,
+      arXiv 1909.05858).
     seed: seed of the random numbers, which depend only on the seed and on the
       token's position, not on other sequences.
   """
@@ -48,7 +48,7 @@ class Sampling:
       ("top_k", 0, 2**31 - 1),
       ("top_p", 0, 1),
       ("min_p", 0, 1),
-      ("repetition_penalty", 0, 100),
+      ("repetition_penalty", 0.01, 100),
       ("seed", 0, 2**32 - 1),
     ):
       value = getattr(self, name)
@@ -57,9 +57,8 @@ class Sampling:
       if not number or not math.isfinite(value) or not low <= value <= high:
         kind = "an integer" if whole else "a number"
         raise UserError(f"{name}={value!r} is not {kind} in [{low}, {high}]")
-    for name in ("top_p", "repetition_penalty"):
-      if not getattr(self, name):
-        raise UserError(f"{name}=0 must be more than 0")
+    if not self.top_p:
+      raise UserError("top_p=0 must be more than 0")
 
 
 class SamplingArrays(NamedTuple):

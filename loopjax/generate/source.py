@@ -25,7 +25,7 @@ class ModelFlags(NamedTuple):
   checkpoint: int | None
   num_loops: int | None
   exit_rule: str | None
-  exit_kept: str
+  exit_kept: str | None
   cache_kind: str | None
   max_tokens: int | None
 
@@ -67,7 +67,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--exit_kept",
     choices=exits.KEPT,
-    default="copy",
     help="what the cache keeps of skipped loops [copy]",
   )
   parser.add_argument("--cache_kind", help="[the family's own]")
@@ -171,16 +170,21 @@ def engine_from_flags(
   """An engine for a model; options that are not flags are those of `Engine`.
 
   Raises:
-    UserError: see `Engine`.
+    UserError: see `Engine`; or a flag has no effect on this model.
   """
-  return make_engine(
+  engine = make_engine(
     language_model,
     max_tokens=flags.max_tokens or language_model.context_length,
     cache_kind=flags.cache_kind,
     exit_rule=flags.exit_rule,
-    exit_kept=flags.exit_kept,
+    exit_kept=flags.exit_kept or exits.KEPT[0],
     **options,
   )
+  if flags.exit_kept and engine.exit_rule == "fixed":
+    raise UserError(
+      f"--exit_kept={flags.exit_kept} has no effect on a fixed number of loops"
+    )
+  return engine
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -62,9 +62,9 @@ def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
     if name in (_CHAT if chat else _COMPLETION) or name in _IGNORED:
       continue
     if name not in _NEUTRAL:
-      raise ClientError(
-        f"there is no field {abbreviate(name)}", param=name[:64]
-      )
+      # The answer cannot hold a lone surrogate, which JSON strings can.
+      shown = name[:64].encode(errors="backslashreplace").decode()
+      raise ClientError(f"there is no field {abbreviate(name)}", param=shown)
     if value not in _NEUTRAL[name]:
       raise ClientError(
         f"{name}={abbreviate(value)} is not supported",

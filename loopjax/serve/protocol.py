@@ -97,6 +97,11 @@ def parse(body: bytes, model: ServedModel, *, chat: bool) -> CompletionRequest:
     raise fields_lib.invalid(
       fields, "stream_options", "an object with include_usage"
     )
+  stream = fields_lib.flag(fields, "stream")
+  if "stream_options" in fields and not stream:
+    raise ClientError(
+      "stream_options has no effect without stream", param="stream_options"
+    )
   try:
     requests = tuple(
       GenerationRequest(
@@ -118,7 +123,7 @@ def parse(body: bytes, model: ServedModel, *, chat: bool) -> CompletionRequest:
     requests,
     num_prompt_tokens=sum(map(len, prompts)),
     stops=_stops(fields),
-    stream=fields_lib.flag(fields, "stream"),
+    stream=stream,
     include_usage=fields_lib.flag(options, "include_usage"),
     log_probabilities=log_probabilities,
   )

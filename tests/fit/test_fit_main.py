@@ -95,6 +95,7 @@ def test_the_suggestion_fits(too_small):
     ([SMOKE, "--topology=cpu:2", "--memory_gib=-1"], "memory_gib"),
     ([SMOKE, "--topology=cpu:2", "--workdir=x"], "--workdir has no effect"),
     ([SMOKE, "--topology=cpu:2", "--lengths=9"], "needs --generate"),
+    ([SMOKE, "--topology=cpu:2", "--dtype=bfloat16"], "needs --generate"),
     ([SMOKE, "--topology=v5e:1", "--generate"], "v5e takes 2"),
   ],
 )

@@ -51,6 +51,9 @@ def test_processors_of_this_process():
     topology.machine(topology.parse("cpu:4"))
   with pytest.raises(UserError, match="cpu:9: this process has 8 device"):
     topology.machine(topology.parse("cpu:9"), 1.0)
+  for amount in (float("nan"), float("inf"), -1.0, 1e-300, 1e300):
+    with pytest.raises(UserError, match=r"--memory_gib=.* is not 0 or in"):
+      topology.machine(topology.parse("cpu:4"), amount)
 
 
 @pytest.mark.parametrize(

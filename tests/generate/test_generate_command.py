@@ -48,6 +48,13 @@ def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
   assert texts[2].strip() in second  # The second's seed is 1.
 
 
+def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
+  flags = (str(run), "--prompt=a", "--temperature=0", "--report")
+  for more in ((), ("--max_new_tokens=47",)):
+    assert entry.main([*flags, *more]) == 0
+    assert capsys.readouterr().err.startswith("47 tokens in")
+
+
 @pytest.mark.parametrize(("flags", "says"), [
   (("--prompt=a",), "give either WORKDIR, a run, or --hub=FOLDER"),
   (("{run}",), "give --prompt=TEXT, or --chat"),
@@ -59,6 +66,17 @@ def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
   (("{run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
   (("{run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
   (("{run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
+  (("{run}", "--prompt=a", "--stop=x", "--stop="), "--stop= is empty"),
+  (("{run}", "--prompt=a", "--max_new_tokens=48"), "than the 47 tokens that"),
+  (("{run}", "--prompt=a", "--max_new_tokens=0"), "max_new_tokens=0 is not"),
+  (("{run}", "--chat", "--max_new_tokens=49"), "than the 48 tokens that fit"),
+  (("{run}", "--prompt=a", "--exit_rule=entropy"), "exit_rule=entropy has no"),
+  (("{run}", "--prompt=a", "--exit_kept=copy"), "--exit_kept=copy has no"),
+  (
+    ("{run}", "--prompt=a", "--exit_rule=fixed", "--exit_kept=state",
+     "--exit_threshold=0.5"),
+    "--exit_kept=state has no effect on a fixed number",
+  ),
   (("{run}", "--chat"), "has no chat template"),
   (("{run}/no", "--prompt=a"), "no such directory"),
   (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),

@@ -99,7 +99,8 @@ def test_the_penalty_lowers_what_was_seen():
 @pytest.mark.parametrize(("field", "value"), [
   ("temperature", -1), ("temperature", float("nan")), ("top_k", 1.5),
   ("top_k", -1), ("top_p", 0), ("top_p", 1.1), ("min_p", 2),
-  ("repetition_penalty", 0), ("seed", -1), ("seed", 2**32), ("seed", True),
+  ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("seed", -1),
+  ("seed", 2**32), ("seed", True),
 ])  # fmt: skip
 def test_impossible_values_are_refused(field, value):
   with pytest.raises(UserError, match=field):

@@ -236,6 +236,13 @@ def test_log_probabilities(served):
     ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
     ({"prompt": "x", "stream": "yes"}, "stream", "true or false"),
     ({"prompt": "x", "stream_options": [1]}, "stream_options", "an object"),
+    (
+      {"prompt": "x", "stream_options": {"include_usage": True}},
+      "stream_options",
+      "no effect without stream",
+    ),
+    ({"prompt": "x", "\ud800": 1}, r"\ud800", "there is no field '\\ud800'"),
+    ({"prompt": "x", "repetition_penalty": 1e-300}, None, "in [0.01, 100]"),
     ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
     ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
     ({"prompt": "x", "echo": True}, "echo", "echo=True is not supported"),
