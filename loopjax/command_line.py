@@ -6,12 +6,12 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from loopjax.errors import UserError, similar
+from loopjax.errors import UserError, end_without_a_reader, similar
 
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, FILE[:preset][,section.key=value...]."
@@ -41,7 +41,7 @@ def run(entry: Callable[[list[str]], int]) -> None:
       print(f"error: {error}", file=sys.stderr)
       sys.exit(2)
     except BrokenPipeError:
-      _end_without_a_reader()
+      end_without_a_reader()
     except OSError as error:
       if error.errno not in _STORAGE:
         raise
@@ -69,12 +69,6 @@ def config_name() -> str:
 def overrides() -> dict[str, Any]:
   """{"section.key": value} from the flags --config.section.key=value."""
   return config_flags.get_override_values(flags.FLAGS["config"])
-
-
-def _end_without_a_reader() -> NoReturn:
-  """Ends the process with one line when nothing reads its output any more."""
-  print("error: standard output was closed", file=sys.stderr, flush=True)
-  os._exit(1)  # Python would fail again as it flushes the output.
 
 
 def _end_for_want_of_storage(error: OSError) -> None:

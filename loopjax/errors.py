@@ -2,14 +2,44 @@
 
 import argparse
 import difflib
+import functools
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 
 class UserError(ValueError):
   """A mistake by the user: main prints one line and exits with status 2."""
+
+
+def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
+  """A command whose UserError becomes one line and exit status 2.
+
+  So does the loss of whatever reads its output, with status 1; the process then
+  ends immediately.
+  """
+
+  @functools.wraps(main)
+  def guarded(*args: Any) -> int:
+    try:
+      status = main(*args)
+      sys.stdout.flush()  # Fails here rather than at the exit.
+      return status
+    except UserError as error:
+      print(f"error: {error}", file=sys.stderr)
+      return 2
+    except BrokenPipeError:
+      end_without_a_reader()
+
+  return guarded
+
+
+def end_without_a_reader() -> NoReturn:
+  """Ends the process with one line when nothing reads its output any more."""
+  print("error: standard output was closed", file=sys.stderr, flush=True)
+  os._exit(1)  # Python would fail again as it flushes the output.
 
 
 class Parser(argparse.ArgumentParser):

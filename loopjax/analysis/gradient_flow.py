@@ -26,11 +26,12 @@ from matplotlib import ticker
 
 from loopjax import trained
 from loopjax.analysis import draw, evaluated, jacobians
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.models import looped, melt
 from loopjax.run import workdir as workdir_lib
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
   """Measures runs and draws a figure of them; returns the exit status."""
   parser = Parser(
@@ -48,22 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--texts", type=int, default=32, help="number of texts [32]"
   )
+  options = parser.parse_args(argv)
+  if options.texts < 1:
+    raise UserError(f"--texts={options.texts} must be at least 1")
+  found = {
+    path.as_posix(): of_run(path, options.texts) for path in options.workdirs
+  }
+  output = options.out or options.workdirs[0] / "analysis"
   try:
-    options = parser.parse_args(argv)
-    if options.texts < 1:
-      raise UserError(f"--texts={options.texts} must be at least 1")
-    found = {
-      path.as_posix(): of_run(path, options.texts) for path in options.workdirs
-    }
-    output = options.out or options.workdirs[0] / "analysis"
-    try:
-      output.mkdir(parents=True, exist_ok=True)
-      files = write(found, output)
-    except OSError as error:
-      raise UserError(f"--out={output}: {error.strerror}") from error
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+    output.mkdir(parents=True, exist_ok=True)
+    files = write(found, output)
+  except OSError as error:
+    raise UserError(f"--out={output}: {error.strerror}") from error
   for path in files:
     print(path)
   return 0

@@ -3,10 +3,11 @@
 import pathlib
 import sys
 
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, one_line_errors
 from loopjax.eval import command, scorer
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Scores runs on tasks and prints a table; returns the exit status."""
   parser = Parser(
@@ -45,12 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     default=scorer.BATCH_TOKENS,
     help=f"maximum tokens of a batch [{scorer.BATCH_TOKENS}]",
   )
-  try:
-    options = vars(parser.parse_args(argv))
-    command.run(command.Options(**options))
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  options = vars(parser.parse_args(argv))
+  command.run(command.Options(**options))
   return 0
 
 

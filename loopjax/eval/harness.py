@@ -23,7 +23,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from loopjax import language_model
-from loopjax.errors import UserError
+from loopjax.errors import UserError, one_line_errors
 from loopjax.eval import scorer
 from loopjax.eval.batches import ScoringRequest
 from loopjax.generate import engine as generate
@@ -223,6 +223,7 @@ def _ids(tokens: Sequence[int]) -> np.ndarray:
   return np.array(tokens, np.int64)
 
 
+@one_line_errors
 def main() -> int:
   """Runs the command `lm_eval`; returns the exit status."""
   given = sys.argv[1:]
@@ -230,11 +231,7 @@ def main() -> int:
     flag.startswith("--include_path") for flag in given
   ):
     sys.argv += ["--include_path", str(TASKS)]
-  try:
-    cli_evaluate()
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  cli_evaluate()
   return 0
 
 

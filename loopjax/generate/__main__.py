@@ -3,11 +3,12 @@
 import dataclasses
 import sys
 
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, one_line_errors
 from loopjax.generate import command, source
 from loopjax.generate.sampling import Sampling
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Generates text in the terminal; returns the exit status."""
   parser = Parser(
@@ -67,9 +68,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     model = source.pop_flags(options)
     command.run(command.Options(model=model, sampling=sampling, **options))
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
   except KeyboardInterrupt:
     print()
     return 130

@@ -3,10 +3,11 @@
 import pathlib
 import sys
 
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, one_line_errors
 from loopjax.hub import card, convert, layouts, push
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Imports, exports, describes or uploads; returns the exit status."""
   parser = Parser(
@@ -63,25 +64,21 @@ def main(argv: list[str] | None = None) -> int:
   uploads.add_argument(
     "--public", action="store_true", help="makes a new repository public"
   )
-  try:
-    options = vars(parser.parse_args(argv))
-    command, folder = (options.pop(name) for name in ("command", "folder"))
-    if command == "push":
-      print(f"{folder}: uploaded to {push.push(folder, **options)}")
-      return 0
-    workdir = options.pop("workdir")
-    if command == "import":
-      summary = convert.import_folder(folder, workdir, **options)
-      print(f"{workdir}: {summary['parameters']:,} parameters of {folder}")
-    elif command == "export":
-      convert.export_run(workdir, folder, convert.Export(**options))
-      print(f"{folder}: exported from {workdir}")
-    else:
-      card.write(workdir, folder)
-      print(f"{folder / card.FILE}: written from {workdir}")
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  options = vars(parser.parse_args(argv))
+  command, folder = (options.pop(name) for name in ("command", "folder"))
+  if command == "push":
+    print(f"{folder}: uploaded to {push.push(folder, **options)}")
+    return 0
+  workdir = options.pop("workdir")
+  if command == "import":
+    summary = convert.import_folder(folder, workdir, **options)
+    print(f"{workdir}: {summary['parameters']:,} parameters of {folder}")
+  elif command == "export":
+    convert.export_run(workdir, folder, convert.Export(**options))
+    print(f"{folder}: exported from {workdir}")
+  else:
+    card.write(workdir, folder)
+    print(f"{folder / card.FILE}: written from {workdir}")
   return 0
 
 

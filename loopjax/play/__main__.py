@@ -7,12 +7,13 @@ import socket
 import sys
 
 from loopjax import checks
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.play import load, page
 
 _HOST = "127.0.0.1"
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Serves the page of a run, or writes it; returns the exit status."""
   parser = Parser(
@@ -47,12 +48,8 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
   )
-  try:
-    options = parser.parse_args(argv)
-    _play(options)
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  options = parser.parse_args(argv)
+  _play(options)
   return 0
 
 

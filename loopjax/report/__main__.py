@@ -3,10 +3,11 @@
 import pathlib
 import sys
 
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.report import page
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Writes the report and prints its paths; returns the exit status."""
   parser = Parser(
@@ -23,15 +24,11 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--out", type=pathlib.Path, help="folder to write to [the only WORKDIR]"
   )
-  try:
-    arguments = parser.parse_args(argv)
-    workdirs, out = arguments.workdirs, arguments.out
-    if out is None and len(workdirs) > 1:
-      raise UserError("--out=FOLDER is needed for several work directories")
-    paths = page.write(workdirs, out or workdirs[0])
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  arguments = parser.parse_args(argv)
+  workdirs, out = arguments.workdirs, arguments.out
+  if out is None and len(workdirs) > 1:
+    raise UserError("--out=FOLDER is needed for several work directories")
+  paths = page.write(workdirs, out or workdirs[0])
   print(*paths, sep="\n")
   return 0
 

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax import sections
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.run import workdir as workdir_lib
 
 _RUNS = "runs"  # Written for the folder in which a run is.
 _MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|tmp|work|Users|content|mnt)/")
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Copies; returns the exit status."""
   parser = Parser(
@@ -40,12 +41,8 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--sweep", help="they are its items, or were started as such by hand"
   )
-  try:
-    options = parser.parse_args(argv)
-    keep(options.workdirs, options.out, options.sweep)
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  options = parser.parse_args(argv)
+  keep(options.workdirs, options.out, options.sweep)
   print(options.out)
   return 0
 

@@ -3,12 +3,13 @@
 import pathlib
 import sys
 
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.generate import source
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Serves a model over HTTP; returns the exit status."""
   parser = Parser(
@@ -42,22 +43,18 @@ def main(argv: list[str] | None = None) -> int:
     type=int,
     help="maximum tokens of a completion [as --max_tokens]",
   )
+  options = vars(parser.parse_args(argv))
   try:
-    options = vars(parser.parse_args(argv))
-    try:
-      from loopjax.serve import command
-    except ModuleNotFoundError as error:
-      if error.name not in _PACKAGES:
-        raise
-      raise UserError(
-        f"serving needs the package {error.name}; install it with pip install"
-        " 'loopjax[serve]'"
-      ) from None
-    model = source.pop_flags(options)
-    return command.run(command.Options(model=model, **options))
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+    from loopjax.serve import command
+  except ModuleNotFoundError as error:
+    if error.name not in _PACKAGES:
+      raise
+    raise UserError(
+      f"serving needs the package {error.name}; install it with pip install"
+      " 'loopjax[serve]'"
+    ) from None
+  model = source.pop_flags(options)
+  return command.run(command.Options(model=model, **options))
 
 
 if __name__ == "__main__":

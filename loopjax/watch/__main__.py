@@ -9,10 +9,11 @@ import jax
 from rich.console import Console
 from rich.live import Live
 
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.watch import frame, runs
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Shows runs until all have ended; returns the exit status."""
   parser = Parser(
@@ -44,9 +45,6 @@ def main(argv: list[str] | None = None) -> int:
     _follow(console, options.workdirs, options.every)
   except KeyboardInterrupt:
     pass
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
   return 0
 
 

@@ -4,9 +4,10 @@ import pathlib
 import sys
 
 from loopjax.analysis.multihop import command
-from loopjax.errors import Parser, UserError
+from loopjax.errors import Parser, one_line_errors
 
 
+@one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Analyses a run, prints tables and file paths; returns the exit status."""
   parser = Parser(
@@ -33,18 +34,14 @@ def main(argv: list[str] | None = None) -> int:
     type=int,
     help="intervene and patch here [first position that sees each bridge]",
   )
-  try:
-    arguments = parser.parse_args(argv)
-    command.analyse(
-      arguments.workdir,
-      arguments.out or arguments.workdir / "analysis",
-      num_examples=arguments.limit,
-      loop=arguments.loop,
-      position=arguments.position,
-    )
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+  arguments = parser.parse_args(argv)
+  command.analyse(
+    arguments.workdir,
+    arguments.out or arguments.workdir / "analysis",
+    num_examples=arguments.limit,
+    loop=arguments.loop,
+    position=arguments.position,
+  )
   return 0
 
 
