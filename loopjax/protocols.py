@@ -1,4 +1,4 @@
-"""The interfaces of model families and tasks: every name that others use.
+"""The interfaces of model families and tasks: what others use of a module.
 
 Families and tasks are modules, held by name in `loopjax.models.MODELS` and
 `loopjax.data.TASKS`, where the type checker compares each module with its

@@ -17,6 +17,11 @@ Metrics = dict[str, Array]
 class Precision:
   """The dtypes of a model.
 
+  Matrix products of float32 inputs have JAX's default precision, which rounds
+  the inputs on accelerators (to TF32 or bfloat16), unless
+  JAX_DEFAULT_MATMUL_PRECISION=highest is set. Gates, decays, routers and
+  halting heads are always computed at the highest.
+
   Attributes:
     params: parameters, their moving averages, and optimizer state.
     compute: inputs of matrix products.
