@@ -2,6 +2,7 @@
 
 import csv
 import io
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ def _of_plan(plan: tables.Plan) -> Iterator[dict[str, Any]]:
         "evaluated": first.get("metrics", {}).get("test/count"),
         "steps": first.get("steps"),
         "parameters": first.get("parameters"),
-        "wall_seconds": sum(walls) / len(walls) if walls else None,
+        "wall_seconds": statistics.fmean(walls) if walls else None,
       }
     for column in sweep.columns:
       cells = _about(paper, sweep, plan.name) | facts

@@ -2,6 +2,7 @@
 
 import collections
 import pathlib
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -261,7 +262,7 @@ def _facts(group: tables.Group) -> list[Cell]:
   missing = "; ".join(f"{n} {state}" for state, n in states.items())
   counts = [s.get("metrics", {}).get("test/count") for s in done]
   walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
-  mean_wall = duration(sum(walls) / len(walls)) if walls else "–"
+  mean_wall = duration(statistics.fmean(walls)) if walls else "–"
   return [
     Cell(f"{len(done)}\u00a0of\u00a0{len(group.runs)}", missing, "ours"),
     Cell(_distinct(counts), kind="ours"),

@@ -281,6 +281,8 @@ SMALLER = "1234341223414123"
 def test_solutions_in_both_files_are_counted(read_from, same, capsys):
   config = read_from([LARGER] * 3, [SMALLER, same, same])
   dataset, _ = batches(config, "train", num=1)
+  checksum = dataset.facts.pop("train_sha256")
+  assert len(checksum) == 64
   assert dataset.facts == {
     "train_examples": 2,
     "train_rows_skipped": 0,
@@ -337,6 +339,7 @@ def test_read_through_the_csv_path(tmp_path):
     on_bad_row="skip",
   )
   dataset, (batch,) = batches(config, "test", num=1)
+  del dataset.facts["test_sha256"]
   assert dataset.facts == {"test_examples": 2, "test_rows_skipped": 1}
   assert dataset.groups["source"] == ("here", "there")
   groups = zip(
