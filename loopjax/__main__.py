@@ -3,9 +3,10 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-generate, serve, hub, watch and play; they take the flags of their modules,
-which `loopjax SUBCOMMAND --help` shows. `score` is `train --mode=eval`: a run
-on its own task; `eval` scores language models on request files, `generate`
+answers, generate, serve, hub, watch and play; they take the flags of their
+modules, which `loopjax SUBCOMMAND --help` shows. `score` is `train
+--mode=eval`: a run on its own task; `eval` scores language models on request
+files, `answers` on questions that they answer in their own words, `generate`
 writes with them, `serve` answers over HTTP; `hub` reads and writes their
 published layout. `watch` shows runs in a terminal, in progress or finished;
 `play` shows in the browser what a model thinks, loop by loop.
@@ -27,6 +28,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "fit": ("loopjax.fit",),
   "analysis": ("loopjax.analysis.multihop",),
   "eval": ("loopjax.eval",),
+  "answers": ("loopjax.eval.answers",),
   "generate": ("loopjax.generate",),
   "hub": ("loopjax.hub",),
   "serve": ("loopjax.serve",),

@@ -12,8 +12,8 @@ from loopjax.play import __main__ as play
 # Those of absl have their flags from `command_line`.
 COMMANDS = (
   "analysis.gradient_flow", "analysis.multihop.__main__", "eval.__main__",
-  "generate.__main__", "play.__main__", "report.__main__", "report.keep",
-  "serve.__main__", "watch.__main__",
+  "eval.answers.__main__", "generate.__main__", "play.__main__",
+  "report.__main__", "report.keep",  "serve.__main__", "watch.__main__",
 )  # fmt: skip
 SAID = {
   "checkpoint": r"step \[the newest\]",

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -10,29 +9,20 @@ from typing import NamedTuple
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.generate import chat, source
+from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
-from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import TextStream
-from loopjax.hub import convert
 from loopjax.language_model import LanguageModel
-
-_MAX_NEW_TOKENS = 256  # Or as many as fit, unless the user chooses.
 
 
 class Options(NamedTuple):
   """The flags; see `loopjax.generate.__main__`."""
 
   model: source.ModelFlags
+  text: text_flags.TextFlags
   prompt: str | None
   chat: bool
-  max_new_tokens: int | None
-  samples: int
-  stop: list[str]
-  sampling: Sampling
-  exit_threshold: float
-  prompt_tokens: int
   report: bool
 
 
@@ -48,9 +38,7 @@ def run(options: Options) -> None:
   writer = _Writer(language_model, options)
   if options.chat:
     writer.check_room(1)
-    flags = options.model
-    folder = flags.hub or flags.folder / convert.DIRECTORY
-    _talk(writer, folder, options)
+    _talk(writer, options)
   else:
     assert options.prompt is not None
     prompt = source.encode_prompt(language_model.tokenizer, options.prompt)
@@ -65,14 +53,15 @@ class _Writer:
 
   def __init__(self, language_model: LanguageModel, options: Options):
     self._language_model, self._options = language_model, options
+    self._text = options.text
     self._engine: Engine = source.engine_from_flags(
       language_model,
       options.model,
-      num_slots=options.samples,
-      prompt_tokens=options.prompt_tokens,
+      num_slots=options.text.samples,
+      prompt_tokens=options.text.prompt_tokens,
     )
-    given = options.max_new_tokens
-    self._max_new_tokens = _MAX_NEW_TOKENS if given is None else given
+    given = options.text.max_new_tokens
+    self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
     self._seconds = self._first = 0.0
     self._loops: collections.Counter[int] = collections.Counter()
 
@@ -84,13 +73,13 @@ class _Writer:
   def has_room(self, prompt: tuple[int, ...]) -> bool:
     """Whether a prompt fits, and leaves half of the room for new tokens."""
     room = self._engine.max_prompt_tokens
-    if room is None or self._options.prompt_tokens:
+    if room is None or self._text.prompt_tokens:
       return room is None or len(prompt) <= room
     return len(prompt) + min(self._max_new_tokens, room // 2) <= room
 
   def check_room(self, num_prompt: int) -> None:
     """Raises UserError if --max_new_tokens is given and does not fit."""
-    given, room = self._options.max_new_tokens, self._engine.room(num_prompt)
+    given, room = self._text.max_new_tokens, self._engine.room(num_prompt)
     # The engine refuses a prompt that leaves no room.
     if given is not None and room is not None and 0 < room < given:
       raise UserError(
@@ -107,24 +96,22 @@ class _Writer:
       prompt: token ids.
       show: printed before each sample.
     """
-    options, seed = self._options, self._options.sampling.seed
+    flags, seed = self._text, self._text.sampling.seed
     numbers = [
       self._engine.add(
         GenerationRequest(
           prompt=prompt,
           max_new_tokens=self._max_new_tokens,
-          sampling=dataclasses.replace(
-            options.sampling, seed=(seed + n) % 2**32
-          ),
+          sampling=dataclasses.replace(flags.sampling, seed=(seed + n) % 2**32),
           stop_tokens=self._language_model.stop_tokens,
           num_loops=0,
-          exit_threshold=options.exit_threshold,
+          exit_threshold=flags.exit_threshold,
         )
       )
-      for n in range(options.samples)
+      for n in range(flags.samples)
     ]
     texts = {
-      number: TextStream(self._language_model.tokenizer, options.stop, prompt)
+      number: TextStream(self._language_model.tokenizer, flags.stop, prompt)
       for number in numbers
     }
     alone = len(texts) == 1
@@ -161,7 +148,7 @@ class _Writer:
       f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
       f" first after {self._first:.2f} s, compilation included",
       f"{loops / max(total, 1):.3f} of {engine.num_loops} loops per token;"
-      f" exits: {engine.exit_rule}, threshold {self._options.exit_threshold}",
+      f" exits: {engine.exit_rule}, threshold {self._text.exit_threshold}",
       *(
         f"  read out after loop {n}: {count / total:.1%}"
         for n, count in sorted(self._loops.items())
@@ -175,9 +162,9 @@ class _Writer:
     return "\n".join(lines)
 
 
-def _talk(writer: _Writer, folder: pathlib.Path, options: Options) -> None:
+def _talk(writer: _Writer, options: Options) -> None:
   """Answers the lines of standard input until it ends."""
-  prompt_of = chat.template(folder)
+  prompt_of = chat.template(source.template_folder(options.model))
   messages: list[dict[str, str]] = []
   said = options.prompt
   while True:
@@ -219,24 +206,9 @@ def _check(options: Options) -> None:
   source.check(options.model)
   if options.prompt is None and not options.chat:
     raise UserError("give --prompt=TEXT, or --chat")
-  for name, texts in (
-    ("prompt", [options.prompt or ""]),
-    ("stop", options.stop),
-  ):
-    for text in texts:
-      checks.unicode(f"--{name}", text)
-  if "" in options.stop:
-    raise UserError("--stop= is empty; give a text that ends the answer")
-  flags = options.model
-  for name, value in (
-    ("exit_rule", flags.exit_rule),
-    ("exit_kept", flags.exit_kept),
-  ):
-    if value not in (None, "fixed") and options.exit_threshold == 1:
-      raise UserError(
-        f"--{name}={value} has no effect without --exit_threshold below 1"
-      )
-  if options.samples < 1:
-    raise UserError(f"--samples={options.samples} must be at least 1")
-  if options.chat and options.samples > 1:
-    raise UserError(f"--samples={options.samples} has no effect with --chat")
+  checks.unicode("--prompt", options.prompt or "")
+  text_flags.check(options.text, options.model)
+  if options.chat and options.text.samples > 1:
+    raise UserError(
+      f"--samples={options.text.samples} has no effect with --chat"
+    )

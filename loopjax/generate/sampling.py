@@ -163,21 +163,3 @@ def _gumbel(seeds: Array, positions: Array, num: int) -> Array:
     return jax.random.gumbel(key, (num,))
 
   return jax.vmap(of_row)(seeds, positions)
-
-
-def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-  """The probability that at least one of k samples is right.
-
-  The unbiased estimate from n samples, of which c are right: 1 - C(n - c, k) /
-  C(n, k) (arXiv 2107.03374, equation 1).
-
-  Raises:
-    UserError: k is not in [1, n], or c not in [0, n].
-  """
-  if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
-    raise UserError(
-      f"pass@{k} needs at least {k} samples and from 0 to all of them right,"
-      f" not {num_right} of {num_samples}"
-    )
-  wrong = num_samples - num_right
-  return 1 - math.comb(wrong, k) / math.comb(num_samples, k)

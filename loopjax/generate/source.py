@@ -77,6 +77,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def template_folder(flags: ModelFlags) -> pathlib.Path:
+  """The folder of the model's chat template, if it has one."""
+  return flags.hub or flags.folder / convert.DIRECTORY
+
+
 def pop_flags(options: dict[str, Any]) -> ModelFlags:
   """Removes the flags of `add_flags` from parsed options, and returns them."""
   return ModelFlags(**{name: options.pop(name) for name in ModelFlags._fields})

@@ -1,7 +1,5 @@
 """What may be drawn, and how often, against NumPy."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,14 +103,3 @@ def test_the_penalty_lowers_what_was_seen():
 def test_impossible_values_are_refused(field, value):
   with pytest.raises(UserError, match=field):
     Sampling(**{field: value})
-
-
-@pytest.mark.parametrize(("num", "right"), [(5, 0), (5, 2), (5, 5), (6, 1)])
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
-  samples = [True] * right + [False] * (num - right)
-  subsets = list(itertools.combinations(samples, k))
-  share = sum(map(any, subsets)) / len(subsets)
-  assert sampling.pass_at_k(num, right, k) == pytest.approx(share)
-  with pytest.raises(UserError, match=f"pass@{num + 1}"):
-    sampling.pass_at_k(num, right, num + 1)

@@ -1,0 +1,68 @@
+"""Command line: `python -m loopjax.eval.answers WORKDIR --questions=FILE`."""
+
+import pathlib
+import sys
+
+from loopjax.errors import Parser, one_line_errors
+from loopjax.eval.answers import command, questions
+from loopjax.generate import source, text_flags
+
+
+@one_line_errors
+def main(argv: list[str] | None = None) -> int:
+  """Generates answers and prints scores; returns the exit status."""
+  parser = Parser(
+    prog="python -m loopjax.eval.answers",
+    description=(
+      "Lets a language model answer questions, and scores its answers: pass@k."
+      " Repeated, the command goes on with the answers that are missing."
+    ),
+  )
+  source.add_flags(parser)
+  parser.add_argument(
+    "--questions",
+    type=pathlib.Path,
+    required=True,
+    help='JSON lines with a "question" (or "problem") and an "answer"',
+  )
+  parser.add_argument(
+    "--limit", type=int, default=0, help="questions from the start [all]"
+  )
+  parser.add_argument(
+    "--template",
+    default=command.QUESTION,
+    help=f"the prompt, around {command.QUESTION} [{command.QUESTION}]",
+  )
+  parser.add_argument(
+    "--chat", action="store_true", help="ask in the model's chat template"
+  )
+  parser.add_argument(
+    "--check",
+    choices=questions.CHECKS,
+    default=questions.CHECKS[0],
+    help="compare the last number, or the last mathematical expression"
+    f" [{questions.CHECKS[0]}]",
+  )
+  parser.add_argument(
+    "--k", default="1", help="values of k for pass@k, such as 1,10 [1]"
+  )
+  parser.add_argument(
+    "--slots", type=int, default=16, help="answers generated in parallel [16]"
+  )
+  parser.add_argument(
+    "--out", type=pathlib.Path, help="folder to write to [WORKDIR/eval]"
+  )
+  text_flags.add_flags(parser)
+  try:
+    options = vars(parser.parse_args(argv))
+    text = text_flags.pop_flags(options)
+    model = source.pop_flags(options)
+    command.run(command.Options(model=model, text=text, **options))
+  except KeyboardInterrupt:
+    print()
+    return 130
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,315 @@
+"""The command: generates answers, then checks and scores them.
+
+With --samples=16 --k=1,10 --temperature=1 --top_p=0.7 these are the scores of
+MELT's table 1 and, with --cache_kind, of its table 5 (arXiv 2605.07721).
+"""
+
+import dataclasses
+import hashlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from loopjax import checks, text_table
+from loopjax.errors import UserError
+from loopjax.eval import bits_per_byte
+from loopjax.eval.answers import file, pass_at_k
+from loopjax.eval.answers import questions as questions_lib
+from loopjax.eval.answers.questions import Question
+from loopjax.generate import chat, source, text_flags
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.text import TextStream
+from loopjax.language_model import LanguageModel
+from loopjax.run import provenance
+from loopjax.run import workdir as workdir_lib
+
+QUESTION = "{question}"  # Where --template has the question.
+
+
+class Options(NamedTuple):
+  """The flags; see `loopjax.eval.answers.__main__`."""
+
+  model: source.ModelFlags
+  text: text_flags.TextFlags
+  questions: pathlib.Path
+  limit: int
+  template: str
+  chat: bool
+  check: str
+  k: str
+  slots: int
+  out: pathlib.Path | None
+
+
+class Sample(NamedTuple):
+  """An answer that is to be generated.
+
+  Attributes:
+    question: the question.
+    number: number of the sample among those of its question, from 0.
+  """
+
+  question: Question
+  number: int
+
+  @property
+  def key(self) -> file.Key:
+    return self.question.number, self.number
+
+
+def run(options: Options) -> None:
+  """Generates the answers that are missing; writes and prints the scores.
+
+  Raises:
+    UserError: a flag is out of range or has no effect, a file cannot be read,
+      or it has answers of other settings.
+  """
+  ks = _check(options)
+  questions = questions_lib.read(options.questions, options.limit)
+  is_right = questions_lib.make_check(options.check, questions)
+  model = source.load(options.model)
+  engine = source.engine_from_flags(
+    model,
+    options.model,
+    num_slots=options.slots,
+    prompt_tokens=options.text.prompt_tokens,
+  )
+  facts, path = _facts(options, model, engine), _path(options)
+  samples = [
+    Sample(question, number)
+    for question in questions
+    for number in range(options.text.samples)
+  ]
+  with file.opened(path, facts) as answers:
+    missing = [one for one in samples if one.key not in answers.by_key]
+    requests = _requests(missing, model, options)
+    started = time.monotonic()
+    for key, row in _generate(requests, model, engine, options):
+      answer = questions[key[0]].answer
+      right = is_right(row["text"], answer)
+      answers.add(key, {"answer": answer, "right": right, **row})
+    seconds = time.monotonic() - started
+  metrics = _metrics([answers.by_key[one.key] for one in samples], options, ks)
+  result = {
+    "task": options.questions.name,
+    "workdir": str(options.model.folder),
+    "metrics": metrics,
+    "samples": options.text.samples,
+    **facts,
+    **provenance.environment(),
+  }
+  workdir_lib.write_json(path.with_suffix(".json"), result)
+  if missing:
+    print(
+      f"{len(missing)} answers generated in {seconds:.0f} s, compilation"
+      f" included; cache: {engine.cache_bytes:,} bytes for {engine.num_slots}"
+    )
+  print(f"{path}\n\n{_table(options, metrics, ks)}")
+
+
+def _generate(
+  requests: dict[file.Key, GenerationRequest],
+  model: LanguageModel,
+  engine: Engine,
+  options: Options,
+) -> Iterator[tuple[file.Key, dict[str, Any]]]:
+  """Yields answers as they end: their key, text and costs."""
+  unfinished: dict[int, tuple[file.Key, TextStream]] = {}
+  for key, request in requests.items():
+    stream = TextStream(model.tokenizer, options.text.stop, request.prompt)
+    unfinished[engine.add(request)] = key, stream
+  with tqdm(total=len(requests), disable=None, unit="answer") as progress:
+    while not engine.idle:
+      for token in engine.step():
+        if token.request_id not in unfinished:
+          continue  # Its text has met a stop string.
+        key, text = unfinished[token.request_id]
+        text.read([token])
+        if not text.finish:
+          continue
+        if not token.finish:
+          engine.cancel(token.request_id)
+        del unfinished[token.request_id]
+        progress.update()
+        yield (
+          key,
+          {
+            "finish": text.finish,
+            "num_tokens": text.num_tokens,
+            "num_loops": text.num_loops,
+            "text": text.text,
+          },
+        )
+
+
+def _requests(
+  samples: Sequence[Sample], model: LanguageModel, options: Options
+) -> dict[file.Key, GenerationRequest]:
+  """What is to be generated, by key."""
+  prompt_of, flags = _prompts(options, model), options.text
+  given = flags.max_new_tokens
+  return {
+    one.key: GenerationRequest(
+      prompt=prompt_of(one.question.text),
+      max_new_tokens=text_flags.MAX_NEW_TOKENS if given is None else given,
+      sampling=dataclasses.replace(
+        flags.sampling, seed=_seed(flags.sampling.seed, *one.key)
+      ),
+      stop_tokens=model.stop_tokens,
+      exit_threshold=flags.exit_threshold,
+    )
+    for one in samples
+  }
+
+
+def _seed(seed: int, question: int, sample: int) -> int:
+  """A seed for each sample: equal ones would draw equal random numbers."""
+  words = np.random.SeedSequence((seed, question, sample))
+  return int(words.generate_state(1)[0])
+
+
+def _prompts(
+  options: Options, model: LanguageModel
+) -> Callable[[str], tuple[int, ...]]:
+  """A function from a question to the token ids of its prompt."""
+  if not options.chat:
+    return lambda question: source.encode_prompt(
+      model.tokenizer, options.template.replace(QUESTION, question)
+    )
+  render = chat.template(source.template_folder(options.model))
+
+  def prompt(question: str) -> tuple[int, ...]:
+    content = options.template.replace(QUESTION, question)
+    text = render([{"role": "user", "content": content}])
+    (ids,) = model.tokenizer.encode([text])
+    return tuple(ids.tolist())
+
+  return prompt
+
+
+def _metrics(
+  rows: Sequence[dict[str, Any]], options: Options, ks: Sequence[int]
+) -> dict[str, float]:
+  """Means over questions, their standard errors, and the number of questions.
+
+  "NAME/standard_error" is over questions, "NAME/standard_error_of_samples" over
+  other samples of the same questions. "ended" is the share of answers that were
+  not cut at their maximum length; "loops" is a mean over tokens.
+  """
+
+  def column(name: str) -> np.ndarray:
+    values = np.array([row[name] for row in rows])
+    return values.reshape(-1, options.text.samples)
+
+  right, num_tokens = column("right"), column("num_tokens")
+  ended, num_loops = column("finish") == "stop", column("num_loops")
+  ones, lengths = np.ones(len(right)), num_tokens.sum(axis=1)
+  values = bits_per_byte.Values
+  metrics = bits_per_byte.summarise(
+    {f"pass@{k}": values(pass_at_k.of_questions(right, k), ones) for k in ks}
+    | {
+      "tokens": values(num_tokens.mean(axis=1), ones),
+      "ended": values(ended.mean(axis=1), ones),
+      "loops": values(num_loops.sum(axis=1) / lengths, lengths),
+    }
+  )
+  for k in ks:
+    error = pass_at_k.error_of_samples(right, k)
+    if error is not None:
+      metrics[f"pass@{k}/standard_error_of_samples"] = error
+  return metrics
+
+
+def _table(
+  options: Options, metrics: dict[str, float], ks: Sequence[int]
+) -> str:
+  lines = [("", "mean", "± questions", "± samples")]
+  for name in (*(f"pass@{k}" for k in ks), "tokens", "ended", "loops"):
+    of_samples = metrics.get(f"{name}/standard_error_of_samples")
+    lines.append(
+      (
+        name,
+        f"{metrics[name]:.4g}",
+        f"{metrics[f'{name}/standard_error']:.2g}",
+        "" if of_samples is None else f"{of_samples:.2g}",
+      )
+    )
+  header = f"{metrics['n']} questions, {options.text.samples} answers each"
+  return f"{header}\n{text_table.aligned(lines, num_left=1)}"
+
+
+def _facts(
+  options: Options, model: LanguageModel, engine: Engine
+) -> dict[str, Any]:
+  """What an answer depends on besides its key."""
+  flags = options.text
+  return {
+    "file": options.questions.name,
+    "sha256": hashlib.sha256(options.questions.read_bytes()).hexdigest(),
+    **{name: x for name, x in model.facts.items() if name != "workdir"},
+    "chat": options.chat,
+    "template": options.template,
+    "check": options.check,
+    "sampling": dataclasses.asdict(flags.sampling),
+    "max_new_tokens": flags.max_new_tokens,
+    "stop": flags.stop,
+    "num_loops": engine.num_loops,
+    "exit": {
+      "rule": engine.exit_rule,
+      "kept": options.model.exit_kept,
+      "threshold": flags.exit_threshold,
+    },
+    "cache_kind": engine.cache_kind,
+    "max_tokens": engine.max_tokens,
+    "prompt_tokens": flags.prompt_tokens,
+    "dtype": options.model.dtype,
+  }
+
+
+def _path(options: Options) -> pathlib.Path:
+  """The file of answers, named after the questions and some of the flags."""
+  flags, text = options.model, options.text
+  given = {
+    "num_loops": flags.num_loops,
+    "exit_rule": flags.exit_rule,
+    "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
+    "cache_kind": flags.cache_kind,
+    "prompt_tokens": text.prompt_tokens or None,
+    "checkpoint": flags.checkpoint,
+  }
+  name = options.questions.name.removesuffix(".gz").removesuffix(".jsonl")
+  named = (f"{flag}={x}" for flag, x in given.items() if x is not None)
+  folder = options.out or flags.folder / "eval"
+  return folder / f"{','.join([name, *named])}.answers.jsonl"
+
+
+def _check(options: Options) -> tuple[int, ...]:
+  """The values of --k; raises UserError for flags that cannot be meant."""
+  source.check(options.model)
+  text_flags.check(options.text, options.model)
+  for name, value, least in (
+    ("limit", options.limit, 0),
+    ("slots", options.slots, 1),
+    ("prompt_tokens", options.text.prompt_tokens, 0),
+  ):
+    if value < least:
+      raise UserError(f"--{name}={value} must be at least {least}")
+  checks.unicode("--template", options.template)
+  if QUESTION not in options.template:
+    raise UserError(f"--template={options.template!r} is without {QUESTION}")
+  samples = options.text.samples
+  if samples > 1 and not options.text.sampling.temperature:
+    raise UserError(f"--temperature=0 makes all --samples={samples} equal")
+  try:
+    ks = tuple(dict.fromkeys(int(part) for part in options.k.split(",")))
+  except ValueError:
+    raise UserError(f"--k={options.k} is not like 1,10") from None
+  for k in ks:
+    if not 1 <= k <= samples:
+      raise UserError(f"--k={k} is not in [1, {samples}], --samples={samples}")
+  return ks

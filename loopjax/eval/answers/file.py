@@ -1,0 +1,95 @@
+"""The file of answers: settings in its first line, then an answer a line.
+
+Every answer is written as soon as it is there. A process that is killed loses
+only those in progress; the same command goes on with the missing ones.
+"""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+from loopjax.errors import UserError
+
+Key = tuple[int, int]  # The number of a question, and of one of its samples.
+
+
+class Answers(NamedTuple):
+  """The answers of an open file.
+
+  Attributes:
+    by_key: each with at least "question" and "sample", its key.
+  """
+
+  by_key: dict[Key, dict[str, Any]]
+  stream: IO[str]
+
+  def add(self, key: Key, row: dict[str, Any]) -> None:
+    """Adds an answer, in memory and at the end of the file."""
+    question, sample = key
+    row = {"question": question, "sample": sample, **row}
+    self.by_key[key] = row
+    self.stream.write(_line(row))
+    self.stream.flush()
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
+  """Opens a file of answers, or begins one.
+
+  Args:
+    path: the file; folders are made.
+    facts: what the answers depend on, as JSON.
+
+  Raises:
+    UserError: the file cannot be read or written, or its answers depend on
+      something else.
+  """
+  head = _line({"facts": facts})
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = path.read_text(encoding="utf-8") if path.exists() else ""
+    # A process that was killed may have left a part of a line.
+    whole = content[: content.rfind("\n") + 1]
+    by_key = _read(path, whole, json.loads(head)) if whole else {}
+    with path.open("r+" if content else "w", encoding="utf-8") as stream:
+      stream.truncate(len(whole.encode()))
+      stream.seek(0, 2)
+      stream.write("" if whole else head)
+      stream.flush()
+      yield Answers(by_key, stream)
+  except (OSError, UnicodeDecodeError) as error:
+    said = getattr(error, "strerror", None) or "it is not UTF-8"
+    raise UserError(f"{path}: cannot be read or written ({said})") from error
+
+
+def _read(
+  path: pathlib.Path, content: str, head: dict[str, Any]
+) -> dict[Key, dict[str, Any]]:
+  """Answers by key; raises UserError if they are of other settings."""
+  by_key = {}
+  for number, line in enumerate(content.splitlines(), 1):
+    try:
+      row = json.loads(line)
+      if number == 1:
+        theirs, ours = row["facts"], head["facts"]
+        differences = [
+          f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
+          for name in {**theirs, **ours}
+          if theirs.get(name) != ours.get(name)
+        ]
+      else:
+        by_key[row["question"], row["sample"]] = row
+    except (AttributeError, KeyError, TypeError, ValueError):
+      raise UserError(f"{path}:{number}: is damaged") from None
+    if differences:
+      raise UserError(
+        f"{path}: its answers are of other settings:"
+        f" {'; '.join(differences)}; give another --out"
+      )
+  return by_key
+
+
+def _line(row: dict[str, Any]) -> str:
+  return json.dumps(row, allow_nan=False) + "\n"

@@ -1,0 +1,113 @@
+"""Questions with a known answer, and checks of generated answers."""
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from loopjax.errors import UserError
+from loopjax.eval import requests
+
+# Names that published files give the question.
+_QUESTION = ("question", "problem", "prompt")
+# A minus after a digit or a bracket is an operator.
+_NUMBER = re.compile(r"(?:(?<![\d)])-)?\$?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
+
+CHECKS = "number", "math"
+Check = Callable[[str, str], bool]
+
+
+class Question(NamedTuple):
+  """A question of a file.
+
+  Attributes:
+    number: its place in the file, from 0.
+    text: the question.
+    answer: the right answer; what follows "####", if that occurs (GSM8K).
+  """
+
+  number: int
+  text: str
+  answer: str
+
+
+def read(path: Path, limit: int = 0) -> list[Question]:
+  """Reads JSON lines with a "question" (or "problem", "prompt") and "answer".
+
+  Args:
+    path: a file .jsonl or .jsonl.gz.
+    limit: number of questions to read, from the start; 0 for all.
+
+  Raises:
+    UserError: the file cannot be read, or a line is no question.
+  """
+  questions: list[Question] = []
+  for where, row in requests.rows(path):
+    if limit and len(questions) == limit:
+      break
+    given = row if isinstance(row, dict) else {}
+    text = next((given[name] for name in _QUESTION if name in given), None)
+    answer = given.get("answer")
+    if not isinstance(text, str) or type(answer) not in (str, int, float):
+      raise UserError(
+        f"{where}: needs a text {' or '.join(map(repr, _QUESTION))}, and an"
+        " 'answer', a text or a number"
+      )
+    right = str(answer).rpartition("####")[2].strip()
+    if not right:
+      raise UserError(f"{where}: its answer is empty")
+    questions.append(Question(len(questions), text, right))
+  if not questions:
+    raise UserError(f"{path}: contains no questions")
+  return questions
+
+
+def make_check(name: str, questions: Sequence[Question]) -> Check:
+  """A function from (generated text, right answer) to whether they agree.
+
+  Args:
+    name: one of CHECKS. "number" compares the last number of the text, "math"
+      the last mathematical expression, preferably one in \\boxed{}, by Hugging
+      Face's Math-Verify.
+    questions: questions to check answers of.
+
+  Raises:
+    UserError: the check cannot be used for an answer, or needs a package.
+  """
+  if name == "math":
+    return _math_check()
+  for question in questions:
+    if _NUMBER.fullmatch(question.answer) is None:
+      raise UserError(
+        f"question {question.number}: its answer {question.answer!r} is not a"
+        " number; --check=math compares expressions"
+      )
+  return _is_number
+
+
+def _is_number(text: str, answer: str) -> bool:
+  """Whether the last number of a text is the answer."""
+  found = _NUMBER.findall(text)
+  return bool(found) and _value(found[-1]) == _value(answer)
+
+
+def _value(number: str) -> Fraction:
+  return Fraction(re.sub(r"[$,]", "", number))
+
+
+def _math_check() -> Check:
+  """The check of LightEval, whose extraction and comparison are Math-Verify."""
+  try:
+    import math_verify
+  except ImportError:
+    raise UserError(
+      "--check=math needs the package math-verify; install it with"
+      " pip install 'loopjax[math]'"
+    ) from None
+
+  def check(text: str, answer: str) -> bool:
+    right = math_verify.parse(f"\\boxed{{{answer}}}")
+    return math_verify.verify(right, math_verify.parse(text))
+
+  return check

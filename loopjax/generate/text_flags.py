@@ -1,0 +1,90 @@
+"""The flags that commands share that generate texts from prompts."""
+
+import argparse
+import dataclasses
+from typing import Any, NamedTuple
+
+from loopjax import checks
+from loopjax.errors import UserError
+from loopjax.generate.sampling import Sampling
+from loopjax.generate.source import ModelFlags
+
+MAX_NEW_TOKENS = 256  # Or as many as fit, unless the user chooses.
+
+
+class TextFlags(NamedTuple):
+  """What `add_flags` adds: how texts are generated, and where they end."""
+
+  max_new_tokens: int | None
+  samples: int
+  stop: list[str]
+  sampling: Sampling
+  exit_threshold: float
+  prompt_tokens: int
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags of `TextFlags`, those of `Sampling` among them."""
+  parser.add_argument(
+    "--max_new_tokens",
+    type=int,
+    help="maximum number of tokens to generate"
+    f" [{MAX_NEW_TOKENS}, or as many as fit]",
+  )
+  parser.add_argument(
+    "--samples", type=int, default=1, help="number of texts for a prompt [1]"
+  )
+  parser.add_argument(
+    "--stop",
+    action="append",
+    default=[],
+    help="a string that ends the text; may be repeated",
+  )
+  for field in dataclasses.fields(Sampling):
+    parser.add_argument(
+      f"--{field.name}",
+      type=type(field.default),
+      default=field.default,
+      help=f"[{field.default}]",
+    )
+  parser.add_argument(
+    "--exit_threshold",
+    type=float,
+    default=1.0,
+    help="below 1, tokens exit the loop early [1.0]",
+  )
+  parser.add_argument(
+    "--prompt_tokens",
+    type=int,
+    default=0,
+    help="of --max_tokens, reserved for a prompt whose loops share nothing [0]",
+  )
+
+
+def pop_flags(options: dict[str, Any]) -> TextFlags:
+  """Removes the flags of `add_flags` from parsed options, and returns them.
+
+  Raises:
+    UserError: a value of `Sampling` is out of range.
+  """
+  names = [field.name for field in dataclasses.fields(Sampling)]
+  options["sampling"] = Sampling(**{name: options.pop(name) for name in names})
+  return TextFlags(**{name: options.pop(name) for name in TextFlags._fields})
+
+
+def check(flags: TextFlags, model: ModelFlags) -> None:
+  """Raises UserError for flags that are out of range or have no effect."""
+  for text in flags.stop:
+    checks.unicode("--stop", text)
+  if "" in flags.stop:
+    raise UserError("--stop= is empty; give a text that ends the answer")
+  for name, value in (
+    ("exit_rule", model.exit_rule),
+    ("exit_kept", model.exit_kept),
+  ):
+    if value not in (None, "fixed") and flags.exit_threshold == 1:
+      raise UserError(
+        f"--{name}={value} has no effect without --exit_threshold below 1"
+      )
+  if flags.samples < 1:
+    raise UserError(f"--samples={flags.samples} must be at least 1")

@@ -1,0 +1,278 @@
+"""Generated answers: which are right, what they score, and interruptions."""
+
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from eval_examples import make_run
+
+from loopjax.errors import UserError
+from loopjax.eval.answers import __main__ as entry
+from loopjax.eval.answers import pass_at_k
+from loopjax.eval.answers import questions as questions_lib
+from loopjax.eval.answers.questions import Question
+from loopjax.generate import __main__ as generate
+from loopjax.run import workdir as workdir_lib
+
+TEXTS = ("1+1=", "What is three times four?", "1+1=", "Sum of 2 and 3: ")
+FLAGS = ("--max_new_tokens=20", "--top_p=0.9", "--slots=3")
+
+
+@pytest.mark.parametrize(("num", "right"), [(5, 0), (5, 2), (5, 5), (6, 1)])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
+  samples = [True] * right + [False] * (num - right)
+  subsets = list(itertools.combinations(samples, k))
+  share = sum(map(any, subsets)) / len(subsets)
+  assert pass_at_k.pass_at_k(num, right, k) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_error_of_samples_is_their_spread(k):
+  """Redrawn many times, samples of the same questions spread as estimated."""
+  generator = np.random.default_rng(0)
+  chances = np.array([0.02, 0.1, 0.3, 0.5, 0.9, 1.0])
+  drawn = generator.random((4000, len(chances), 12)) < chances[:, None]
+  scores = [pass_at_k.of_questions(right, k).mean() for right in drawn]
+  squares = [pass_at_k.error_of_samples(right, k) ** 2 for right in drawn]
+  assert math.sqrt(np.mean(squares)) == pytest.approx(np.std(scores), rel=0.05)
+
+
+def test_the_error_of_one_sample_in_k_is_that_of_a_share():
+  right = np.array([[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]], bool)
+  expected = math.sqrt((0.4 * 0.6 + 0 + 0.2 * 0.8) / 4) / 3
+  assert pass_at_k.error_of_samples(right, 1) == pytest.approx(expected)
+  assert pass_at_k.error_of_samples(right, 5) is None
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "right"),
+  [
+    ("the sum is 18.", "18", True),
+    ("18, so 19", "18", False),
+    ("she has $1,250.50 left", "1250.5", True),
+    ("7*(3-12)=-63", "-63", True),
+    ("20-2", "2", True),  # An operator, no sign.
+    ("(9)-2", "-2", False),
+    ("about .5", "0.50", True),
+    ("1,2", "12", False),
+    ("none", "0", False),
+    ("", "0", False),
+  ],
+)
+def test_the_last_number_is_compared(text, answer, right):
+  check = questions_lib.make_check("number", [Question(0, "", answer)])
+  assert check(text, answer) is right
+
+
+def test_expressions_are_compared_by_their_value():
+  pytest.importorskip("math_verify")
+  check = questions_lib.make_check("math", [])
+  said = r"Thus $x=2$ and the answer is $\boxed{\frac{1}{2}}$."
+  assert check(said, "0.5") and check(said, r"\frac{2}{4}")
+  assert not check(said, "2")
+  assert not check("I do not know", "2")
+
+
+def test_files_name_the_question_differently(tmp_path):
+  path = tmp_path / "q.jsonl"
+  rows = (
+    {"question": "a?", "answer": "3 * 6 is 18.\n#### 18"},  # GSM8K
+    {"problem": "b?", "answer": 7, "id": 3},
+    {"prompt": "c?", "answer": "x^2"},
+  )
+  path.write_text("\n\n".join(map(json.dumps, rows)))
+  found = questions_lib.read(path)
+  assert found == [(0, "a?", "18"), (1, "b?", "7"), (2, "c?", "x^2")]
+  assert questions_lib.read(path, limit=2) == found[:2]
+  with pytest.raises(UserError, match=r"question 2: .* 'x\^2' is not a number"):
+    questions_lib.make_check("number", found)
+
+
+@pytest.mark.parametrize(
+  "row",
+  [
+    '{"answer": 1}',
+    '["a"]',
+    '{"question": "a", "answer": null}',
+    '{"question": 3, "answer": 1}',
+    '{"question": "a", "answer": "#### "}',
+  ],
+)
+def test_a_line_without_question_or_answer_is_refused(row, tmp_path):
+  path = tmp_path / "q.jsonl"
+  path.write_text('{"question": "a", "answer": 1}\n' + row)
+  with pytest.raises(UserError, match=re.escape(f"{path}:2: ")):
+    questions_lib.read(path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """An untrained model with exits."""
+  workdir = tmp_path_factory.mktemp("runs") / "a"
+  return make_run(workdir, model__exit_gate="joint", model__num_loops=2)
+
+
+def write(path, answers):
+  """A file of questions; the texts, and so what a model says, are the same."""
+  path.write_text(
+    "".join(
+      json.dumps({"question": text, "answer": answer}) + "\n"
+      for text, answer in zip(TEXTS, answers, strict=True)
+    )
+  )
+  return f"--questions={path}"
+
+
+def answer(run, questions, *flags):
+  return entry.main([str(run), questions, *FLAGS, *flags])
+
+
+def rows_of(path):
+  _, *lines = path.read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  return sorted(rows, key=lambda row: (row["question"], row["sample"]))
+
+
+@pytest.fixture(scope="module")
+def answered(run, tmp_path_factory):
+  """Four answers to each question; some are right, by the last fixture's file.
+
+  The right answers are numbers that the model has said to another file.
+  """
+  folder = tmp_path_factory.mktemp("answers")
+  flags = ("--samples=4", f"--out={folder}")
+  assert answer(run, write(folder / "before.jsonl", "0000"), *flags) == 0
+  rows = rows_of(folder / "before.answers.jsonl")
+  said = [""] * len(TEXTS)
+  for row in rows:
+    digits = re.findall(r"\d", row["text"])
+    if digits:
+      said[row["question"]] = digits[-1]
+  questions = write(folder / "q.jsonl", [x or "12345" for x in said])
+  assert answer(run, questions, *flags, "--k=1,3,4") == 0
+  return folder, questions
+
+
+def test_scores_are_those_of_the_answers(run, answered, capsys):
+  folder, questions = answered
+  rows = rows_of(folder / "q.answers.jsonl")
+  assert [(row["question"], row["sample"]) for row in rows] == list(
+    itertools.product(range(4), range(4))
+  )
+  right = np.array([row["right"] for row in rows]).reshape(4, 4)
+  assert 0 < right.sum() < 16
+  for row in rows:
+    numbers = re.findall(r"\d+", row["text"])
+    assert row["right"] == (numbers[-1:] == [row["answer"]])
+  assert (
+    len({row["text"] for row in rows}) == 16
+  )  # One question is twice there.
+  result = workdir_lib.read_json(folder / "q.answers.json")
+  metrics = result["metrics"]
+  assert metrics["pass@1"] == pytest.approx(right.mean())
+  assert metrics["pass@4"] == pytest.approx(right.any(axis=1).mean())
+  assert "pass@4/standard_error_of_samples" not in metrics
+  shares = right.mean(axis=1)
+  assert metrics["pass@1/standard_error"] == pytest.approx(shares.std() / 2)
+  assert metrics["tokens"] == np.mean([row["num_tokens"] for row in rows])
+  assert metrics["n"] == 4 and metrics["loops"] == 2
+  ended = np.mean([row["finish"] == "stop" for row in rows])
+  assert metrics["ended"] == ended
+  # Nothing is left to generate; the table is printed again.
+  assert answer(run, questions, "--samples=4", f"--out={folder}") == 0
+  said = capsys.readouterr().out
+  assert "generated" not in said and "4 questions, 4 answers each" in said
+  assert re.search(rf"pass@1 +{right.mean():.4g} ", said)
+
+
+def test_interrupted_answers_are_completed(run, answered, tmp_path):
+  folder, _ = answered
+  whole = (folder / "q.answers.jsonl").read_text()
+  (tmp_path / "q.jsonl").write_text((folder / "q.jsonl").read_text())
+  path = tmp_path / "q.answers.jsonl"
+  for size in (len(whole) // 2, 30, 0):  # Within a line; within the first.
+    path.write_text(whole[:size])
+    flags = (f"--questions={tmp_path}/q.jsonl", f"--out={tmp_path}")
+    assert answer(run, *flags, "--samples=4") == 0
+    assert rows_of(path) == rows_of(folder / "q.answers.jsonl")
+    assert path.read_text().startswith(whole[: whole.index("\n")])
+
+
+def test_more_samples_leave_the_first_as_they_were(run, answered, tmp_path):
+  folder, questions = answered
+  flags = (questions, f"--out={tmp_path}")
+  for more in ("--samples=1", "--samples=3"):
+    assert answer(run, *flags, more) == 0
+  path = tmp_path / "q.answers.jsonl"
+  whole = rows_of(folder / "q.answers.jsonl")
+  assert rows_of(path) == [row for row in whole if row["sample"] < 3]
+  assert answer(run, *flags, "--samples=2", "--limit=3") == 0  # Of these.
+  result = workdir_lib.read_json(path.with_suffix(".json"))
+  rights = [row["right"] for row in whole]
+  of_two = [rights[4 * q + s] for q in range(3) for s in range(2)]
+  assert result["metrics"]["n"] == 3
+  assert result["metrics"]["pass@1"] == pytest.approx(np.mean(of_two))
+
+
+def test_answers_of_other_settings_are_not_mixed(run, answered, capsys):
+  folder, questions = answered
+  before = (folder / "q.answers.jsonl").read_text()
+  flags = (questions, f"--out={folder}", "--samples=4")
+  assert answer(run, *flags, "--top_k=3") == 2
+  said = capsys.readouterr().err
+  assert "other settings: sampling=" in said and "'top_k': 3" in said
+  assert (folder / "q.answers.jsonl").read_text() == before
+  # Flags that name the file have one of their own.
+  assert answer(run, *flags, "--cache_kind=last_loop") == 0
+  name = "q,cache_kind=last_loop.answers.jsonl"
+  assert rows_of(folder / name) != rows_of(folder / "q.answers.jsonl")
+
+
+def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
+  flags = ("--max_new_tokens=20", "--temperature=0", "--stop=e")
+  questions = write(tmp_path / "q.jsonl", "1234")
+  template = "--template=Q: {question}"
+  out = f"--out={tmp_path}"
+  assert entry.main([str(run), questions, *flags, template, out]) == 0
+  for row in rows_of(tmp_path / "q.answers.jsonl"):
+    capsys.readouterr()
+    prompt = f"Q: {TEXTS[row['question']]}"
+    assert generate.main([str(run), f"--prompt={prompt}", *flags]) == 0
+    assert capsys.readouterr().out == f"{prompt}{row['text']}\n"
+
+
+@pytest.mark.parametrize(
+  ("flags", "said"),
+  [
+    (["--k=2"], "--k=2 is not in [1, 1], --samples=1"),
+    (["--k=all"], "--k=all is not like 1,10"),
+    (["--samples=2", "--temperature=0"], "makes all --samples=2 equal"),
+    (["--template=Hello"], "--template='Hello' is without {question}"),
+    (["--slots=0"], "--slots=0 must be at least 1"),
+    (["--limit=-1"], "--limit=-1 must be at least 0"),
+    (["--exit_rule=gate"], "--exit_rule=gate has no effect without"),
+    (["--check=text"], "invalid choice: 'text'"),
+    (["--questions=no.jsonl"], "no.jsonl"),
+    (["--chat"], "chat template"),
+    (["--max_new_tokens=0"], "max_new_tokens=0"),
+  ],
+)
+def test_mistakes_are_one_line(flags, said, run, tmp_path, capsys):
+  questions = write(tmp_path / "q.jsonl", "1234")
+  out = f"--out={tmp_path}/out"
+  assert entry.main([str(run), questions, out, *flags]) == 2
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1 and said in error
+
+
+def test_a_damaged_file_of_answers_is_refused(run, answered, tmp_path, capsys):
+  folder, questions = answered
+  lines = (folder / "q.answers.jsonl").read_text().splitlines(keepends=True)
+  path = tmp_path / "q.answers.jsonl"
+  path.write_text("".join([*lines[:2], "damage\n", *lines[3:]]))
+  assert answer(run, questions, "--samples=4", f"--out={tmp_path}") == 2
+  assert capsys.readouterr().err == f"error: {path}:3: is damaged\n"
