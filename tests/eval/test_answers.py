@@ -259,6 +259,12 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
     (["--questions=no.jsonl"], "no.jsonl"),
     (["--chat"], "chat template"),
     (["--max_new_tokens=0"], "max_new_tokens=0"),
+    (["--max_new_tokens=45"], "question 0: after its prompt of 5 tokens there"),
+    (["--max_tokens=18"], "question 1: after its prompt of 26 tokens there is"),
+    (
+      ["--prompt_tokens=9", "--cache_kind=mean"],
+      "question 1: after its prompt",
+    ),
   ],
 )
 def test_mistakes_are_one_line(flags, said, run, tmp_path, capsys):

@@ -87,7 +87,7 @@ def run(options: Options) -> None:
   ]
   with file.opened(path, facts) as answers:
     missing = [one for one in samples if one.key not in answers.by_key]
-    requests = _requests(missing, model, options)
+    requests = _requests(missing, model, engine, options)
     started = time.monotonic()
     for key, row in _generate(requests, model, engine, options):
       answer = questions[key[0]].answer
@@ -148,14 +148,31 @@ def _generate(
 
 
 def _requests(
-  samples: Sequence[Sample], model: LanguageModel, options: Options
+  samples: Sequence[Sample],
+  model: LanguageModel,
+  engine: Engine,
+  options: Options,
 ) -> dict[file.Key, GenerationRequest]:
-  """What is to be generated, by key."""
+  """What is to be generated, by key; raises UserError if one does not fit."""
   prompt_of, flags = _prompts(options, model), options.text
   given = flags.max_new_tokens
+  prompts = {
+    one.question.number: prompt_of(one.question.text) for one in samples
+  }
+  most, least = engine.max_prompt_tokens, given or 1
+  for number, prompt in prompts.items():
+    room = engine.room(len(prompt))
+    if most is None or room is None:
+      continue  # There is room for any text.
+    if len(prompt) > most or room < least:
+      raise UserError(
+        f"question {number}: after its prompt of {len(prompt)} tokens there is"
+        f" no room for {least} more, with --max_tokens={engine.max_tokens}"
+        f" and --prompt_tokens={flags.prompt_tokens}"
+      )
   return {
     one.key: GenerationRequest(
-      prompt=prompt_of(one.question.text),
+      prompt=prompts[one.question.number],
       max_new_tokens=text_flags.MAX_NEW_TOKENS if given is None else given,
       sampling=dataclasses.replace(
         flags.sampling, seed=_seed(flags.sampling.seed, *one.key)
