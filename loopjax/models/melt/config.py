@@ -53,7 +53,7 @@ class Config:
       loop's own input, which a looped model uses (phase 1; section 3.3). It
       must rise: the model is evaluated and read with a weight of 1.
     interpolation_steps: number of steps over which alpha rises linearly to 1;
-      at most run.num_steps.
+      with more than run.num_steps the run ends before that.
     distill: loops whose read-outs learn those of run.teacher: "all" or "last";
       "none" for next-token prediction without a teacher.
     distill_beta: beta of the generalised Jensen-Shannon divergence; 0 gives
