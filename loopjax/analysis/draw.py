@@ -7,7 +7,10 @@ from matplotlib import figure as figure_lib
 
 BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
 RED, PURPLE, GREY = "#d55e00", "#8e5ea2", "#7f7f7f"
-PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
+PALETTE = (
+  BLUE, ORANGE, GREEN, RED, PURPLE, GREY, "#56b4e9", "#b5a400", "#e377c2",
+  "#000000",
+)  # fmt: skip
 
 
 def new(width: float, height: float) -> figure_lib.Figure:

@@ -4,7 +4,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import axes as axes_lib
@@ -16,6 +16,7 @@ from loopjax.report import tables
 from loopjax.run import workdir as workdir_lib
 
 _MAX_PANELS = 2
+_LINE = 150  # Characters of a legend, side by side.
 _UNITS = {
   "examples": "examples seen", "loops": "loops", "validation/loss": "loss, nats"
 }  # fmt: skip
@@ -69,27 +70,37 @@ def draw_curve(
 
 
 def draw_panels(
-  groups: Sequence[tables.Group], panels: Sequence[paper_lib.Panel]
+  groups: Sequence[tables.Group], sweep: paper_lib.Sweep
 ) -> bytes | None:
   """Draws the curves of all items, overlaid.
 
   Args:
     groups: the sweep's groups; a group has one colour, and each of its runs one
       line. In plots over a setting, lines connect groups.
-    panels: the sweep's panels; panels without a curve are not drawn.
+    sweep: its panels are drawn, except those without a curve. A group has the
+      name of the paper's row, if it is the only one of that row.
 
   Returns:
     A PNG; None if there is no curve.
   """
   drawn = [
-    (panel, (_by_setting if "." in panel.over else _by_run)(groups, panel))
-    for panel in panels
+    (
+      panel,
+      _by_setting(groups, panel)
+      if "." in panel.over
+      else _by_run(groups, panel, sweep.rows),
+    )
+    for panel in sweep.panels
   ]
   drawn = [(panel, curves) for panel, curves in drawn if curves]
   if not drawn:
     return None
   num_rows = -(-len(drawn) // _MAX_PANELS)
-  figure = draw.new(4.6 * _MAX_PANELS, 3.3 * num_rows)
+  labels = {curve.label for _, curves in drawn for curve in curves}
+  # A legend has room below the panels for this many entries side by side.
+  num_columns = max(1, _LINE // (max(map(len, labels)) + 6))
+  below = 0.22 * -(-len(labels) // num_columns)
+  figure = draw.new(4.6 * _MAX_PANELS, 3.3 * num_rows + below)
   grid = figure.subplots(num_rows, _MAX_PANELS, squeeze=False).ravel()
   for axes in grid[len(drawn) :]:
     axes.set_visible(False)
@@ -110,7 +121,18 @@ def draw_panels(
         linewidth=1.2,
         label=None if curve.dashed or curve.label in known else curve.label,
       )
-    axes.legend(frameon=False, fontsize=8)
+  entries: dict[str, Any] = {}
+  for axes in grid[: len(drawn)]:
+    handles, known = axes.get_legend_handles_labels()
+    entries = dict(zip(known, handles, strict=True)) | entries
+  figure.legend(
+    entries.values(),
+    entries.keys(),
+    loc="outside lower center",
+    ncols=num_columns,
+    frameon=False,
+    fontsize=8,
+  )
   return _png(figure)
 
 
@@ -125,12 +147,15 @@ class _Curve(NamedTuple):
 
 
 def _by_run(
-  groups: Sequence[tables.Group], panel: paper_lib.Panel
+  groups: Sequence[tables.Group],
+  panel: paper_lib.Panel,
+  rows: Sequence[paper_lib.Row],
 ) -> list[_Curve]:
   """Every curve that a completed run has; groups differ in colour."""
   keys = tables.distinguishing(groups)
+  found = [tables.row_of(group.settings, rows) for group in groups]
   curves = []
-  for number, group in enumerate(groups):
+  for number, (group, row) in enumerate(zip(groups, found, strict=True)):
     if not tables.fits(panel.settings, group.settings):
       continue
     changed = {
@@ -139,6 +164,8 @@ def _by_run(
       if key in group.overrides and key not in panel.settings
     }
     label = tables.as_text(changed) or "as the config is"
+    if row and found.count(row) == 1:
+      label = row.label
     for run in filter(lambda run: run.done, group.runs):
       for place, name in enumerate(panel.names):
         x, y = _read(run, name, panel.over)

@@ -40,7 +40,7 @@ def sweep_blocks(
   if key and (picture := plots.draw_curve(groups, sweep, key)):
     text = "Ours and the paper's. Bars: sample standard deviation over seeds."
     blocks.append(_image(picture, pictures / f"{picture_name}.png", text))
-  if picture := plots.draw_panels(groups, sweep.panels):
+  if picture := plots.draw_panels(groups, sweep):
     text = "Ours, a line for every seed."
     blocks.append(_image(picture, pictures / f"{picture_name}_runs.png", text))
   if sweep.caveats:
@@ -292,7 +292,7 @@ def _values(value, runs: Iterable[tables.Run]) -> str:
 def _distinct(values: Iterable[Any]) -> str:
   known = dict.fromkeys(v for v in values if v is not None)
   texts = [
-    f"{v:,.0f}" if isinstance(v, (int, float)) else str(v) for v in known
+    _score(v, None) if isinstance(v, (int, float)) else str(v) for v in known
   ]
   more = [f"and {len(texts) - _MAX_VALUES} more"]
   shown = texts[:_MAX_VALUES] + (more if len(texts) > _MAX_VALUES else [])

@@ -328,11 +328,12 @@ def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
   assert "57.4\u00a0±\u00a00.7" in written(workdir)[1].read_text()
 
 
-def drawn_by(monkeypatch, groups, panels):
+def drawn_by(monkeypatch, groups, panels, rows=()):
   """{title: [(label, style, x, y)]} of the picture."""
   figures = []
   monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
-  plots.draw_panels(groups, panels)
+  sweep = paper_lib.Sweep("", "", (), tuple(rows), panels=panels)
+  plots.draw_panels(groups, sweep)
   return {
     axes.get_title(loc="left"): [
       (line.get_label(), line.get_linestyle(), *map(list, line.get_data()))
@@ -464,6 +465,36 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
   for number, line in enumerate(lines, 1):
     assert line[2] == [1, 2, 3, 6]
     assert line[3] == pytest.approx([(number + 3 * i) / 10 for i in range(4)])
+
+
+def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
+  """Ten of them: told apart by colour, in one legend below the panels."""
+  items = lm_runs(tmp_path, "table_1")
+  row = {"step": 10, "split": "validation", "bits_per_byte": 2.0}
+  for item in items:
+    (tmp_path / item.slug / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  sweep = adaptive.PAPER.sweeps["table_1"]
+  names = [row.label for row in sweep.rows]
+  figures = []
+  monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
+  plots.draw_panels(groups, sweep)
+  (legend,) = figures[0].legends
+  assert {text.get_text() for text in legend.get_texts()} == set(names)
+  (axes,) = (axes for axes in figures[0].get_axes() if axes.get_visible())
+  assert len({line.get_color() for line in axes.get_lines()}) == len(names)
+  # Where several groups are of one row, their settings tell them apart.
+  same = [sweep.rows[0]._replace(settings={})]
+  (lines,) = drawn_by(monkeypatch, groups, sweep.panels, same).values()
+  assert not {line[0] for line in lines} & set(names)
+  assert len({line[0] for line in lines}) == len(names)
+
+
+def test_a_small_scale_is_not_rounded_to_nothing(tmp_path):
+  lm_runs(tmp_path, "table_1")
+  rate = load_config("lm_adaptive", "smoke").optim.learning_rate
+  assert rate < 0.01
+  assert f"| learning rate | {rate:g} |" in written(tmp_path)[1].read_text()
 
 
 def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
