@@ -206,6 +206,10 @@ def by_copy(
   # XLA fails on some families where this splits one axis, and it another.
   if axes.get("data", 1) == 1 or axes["data"] < math.prod(axes.values()):
     return function
+  # Operation by operation a NaN is looked for, see `divergence.find_nan`; that
+  # of a split function would be one operation.
+  if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+    return function
 
   def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
     by_example, means = function(examples, others)
