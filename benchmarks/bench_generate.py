@@ -30,8 +30,6 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax import language_model as language_model_lib
-from loopjax import trained
 from loopjax.analysis import evaluated
 from loopjax.generate import source
 from loopjax.generate.engine import Engine, GenerationRequest
@@ -39,6 +37,8 @@ from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
 from loopjax.models import looped
 from loopjax.run import provenance
+from loopjax.saved import language_model as language_model_lib
+from loopjax.saved import trained
 from loopjax.types import TaskSpec
 
 _PARTS = flags.DEFINE_list("parts", ["cache", "slots", "exits"], "To run.")

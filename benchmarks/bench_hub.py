@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from loopjax import config as config_lib
-from loopjax import presets
 from loopjax import program as program_lib
+from loopjax.config import presets
 from loopjax.hub import convert, layouts, weights
 from loopjax.run import provenance
 

@@ -22,8 +22,8 @@ import numpy as np
 from absl import app, flags
 
 from loopjax import config as config_lib
-from loopjax import presets
 from loopjax import program as program_lib
+from loopjax.config import presets
 from loopjax.run import provenance
 
 _PRESET = flags.DEFINE_string("preset", "tiny", "Of configs/lm_melt.py.")

@@ -30,9 +30,9 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.eval import batches, requests
 from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.scorer import Scorer
-from loopjax.language_model import LanguageModel
 from loopjax.models import looped
 from loopjax.run import provenance
+from loopjax.saved.language_model import LanguageModel
 
 _REQUESTS = flags.DEFINE_string("requests", "", "Request file; made up if ''.")
 _ITEMS = flags.DEFINE_integer("items", 500, "Continuations.")

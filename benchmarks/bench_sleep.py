@@ -35,7 +35,7 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax.analysis import draw
+from loopjax.analysis.plots import draw
 from loopjax.loop import windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import sleep

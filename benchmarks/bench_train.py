@@ -33,10 +33,13 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from loopjax import config as config_lib
-from loopjax import evaluate, run_config, sharding, train, train_loop
 from loopjax import program as program_lib
+from loopjax import sharding, train
+from loopjax.config import run_config
 from loopjax.data import pipeline
 from loopjax.run import metrics, profiling, provenance
+from loopjax.train import evaluate
+from loopjax.train import loop as train_loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed calls; 0 to compile only.")

@@ -1,6 +1,6 @@
 """Blocks that several configs share, and the smoke preset; not a config."""
 
-from loopjax import presets
+from loopjax.config import presets
 
 _SMOKE = {  # Seconds; what the tests run.
   "model": {"width": 16, "num_heads": 2}, "optim": {"warmup_steps": 2},

@@ -18,7 +18,7 @@ Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax.config import presets
 
 COMMON = presets.beside(__file__, "common.py")
 

@@ -22,8 +22,7 @@ After one of them: `inserted` and `warm_up`, memory added to a trained model;
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
-from loopjax.config import WorkdirOf
+from loopjax.config import WorkdirOf, presets
 from loopjax.sections import flatten
 
 COMMON = presets.beside(__file__, "common.py")

@@ -16,7 +16,7 @@ vocabulary of words. The gate is learned. Presets, in `configs/common.py`:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax.config import presets
 
 _DISCO = presets.beside(__file__, "common.py")["DISCO"]
 _PAPER = {

@@ -18,8 +18,9 @@ The paper's models without memory go after a preset (`:tiny,loop3`): `base`,
 
 import ml_collections
 
-from loopjax import budget, presets
 from loopjax import config as config_lib
+from loopjax.config import presets
+from loopjax.program import budget
 from loopjax.sections import flatten
 
 _COMMON = presets.beside(__file__, "common.py")

@@ -19,8 +19,9 @@ yours: --config.task.train_files='books/*.txt'. Presets:
 
 import ml_collections
 
-from loopjax import budget, presets
 from loopjax import config as config_lib
+from loopjax.config import presets
+from loopjax.program import budget
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {

@@ -21,8 +21,7 @@ yours: --config.task.train_files='books/*.txt'. Presets:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
-from loopjax.config import WorkdirOf
+from loopjax.config import WorkdirOf, presets
 from loopjax.sections import flatten
 
 _COMMON = presets.beside(__file__, "common.py")

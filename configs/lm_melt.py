@@ -23,8 +23,7 @@ also an imported Ouro (docs/hub.md). Presets:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
-from loopjax.config import WorkdirOf
+from loopjax.config import WorkdirOf, presets
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {

@@ -18,7 +18,7 @@ Source: arXiv 2510.04871, section 5 (Maze-Hard), on mazes of our own
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax.config import presets
 
 _COMMON = presets.beside(__file__, "common.py")
 _PEER, _TINY = _COMMON["SUDOKU_PEER"], _COMMON["SUDOKU_PEER_TINY"]

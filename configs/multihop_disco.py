@@ -20,7 +20,7 @@ untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax.config import presets
 
 _DISCO = presets.beside(__file__, "common.py")["DISCO"]
 _PAPER = {"run": {"num_steps": 120_000, "checkpoint_every": 12_000}}

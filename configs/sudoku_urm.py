@@ -18,7 +18,7 @@ supervision: an example takes up to model.num_loops steps. Presets:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax.config import presets
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["SUDOKU_PEER_TINY"], {

@@ -16,7 +16,7 @@ Source: arXiv 2604.21999, section 4.1. Presets:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets
+from loopjax.config import presets
 
 _HUB = "hf://sapientinc/sudoku-extreme"
 _PACKAGED = {"train_csv": "", "test_csv": "", "augment": True}

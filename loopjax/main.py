@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 import jax
 from absl import flags
 
-from loopjax import command_line, user_cache
+from loopjax.commands import command_line
 from loopjax.errors import UserError, one_line
-from loopjax.run import processes
+from loopjax.run import processes, user_cache
 from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
@@ -49,7 +49,9 @@ def main(argv: list[str]) -> int:
   """Runs the command that --mode names; returns the exit status."""
   del argv
   from loopjax import config as config_lib
-  from loopjax import describe, listing, presets, train
+  from loopjax import train
+  from loopjax.commands import describe, listing
+  from loopjax.config import presets
   from loopjax.run import naming
 
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())

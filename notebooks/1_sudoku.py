@@ -57,7 +57,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # calls. Run again, the cell says that the run is complete; stopped, it resumes.
 
 # %%
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 
 get_config = presets.read("configs/sudoku_utm.py")["get_config"]
 steps = "run.num_steps=1400,run.checkpoint_every=700,run.log_every=200"
@@ -79,7 +80,7 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 from IPython.display import display
 from PIL import Image
 
-from loopjax import trained
+from loopjax.saved import trained
 from loopjax.analysis import sudoku
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.run import workdir as workdir_lib
@@ -109,7 +110,8 @@ show(sudoku.draw_solved(evaluated))
 # many it needs, and whether more of them harm it.
 
 # %%
-from loopjax.analysis import curves, depth
+from loopjax.analysis.loops import depth
+from loopjax.analysis.plots import curves
 
 scores = depth.accuracy_by_depth(evaluated)
 headline, loops = settings.task_module.HEADLINE, settings.model.num_loops

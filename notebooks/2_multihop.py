@@ -60,7 +60,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # times.
 
 # %%
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 
 get_config = presets.read("configs/multihop_disco.py")["get_config"]
 small = (
@@ -83,7 +84,7 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # %%
 import numpy as np
 
-from loopjax import trained
+from loopjax.saved import trained
 from loopjax.analysis.multihop import instrumented, questions
 
 run = trained.read(workdir)
@@ -171,7 +172,7 @@ print(f"so mended: {wrong_then_right[ood].mean():.0%} of the OOD questions")
 # norms is what the command below draws.
 
 # %%
-from loopjax.analysis import draw
+from loopjax.analysis.plots import draw
 from loopjax.analysis.multihop import rows as rows_lib
 
 found = interventions.sweep(model, question_set, observed, place)

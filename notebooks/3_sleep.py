@@ -52,7 +52,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # the first cell of each, four steps later. 16,148 parameters.
 
 # %%
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 
 get_config = presets.read("configs/automaton_sleep.py")["get_config"]
 small = "tiny,task.num_steps=4,run.num_steps=700,run.checkpoint_every=700"
@@ -77,7 +78,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loopjax import trained
+from loopjax.saved import trained
 
 run = trained.read(workdir)
 settings = run.settings
@@ -147,7 +148,7 @@ for n in range(1, passes + 3):
 # pass over the first window, and then over the second.
 
 # %%
-from loopjax.analysis import draw
+from loopjax.analysis.plots import draw
 
 
 def heads(kept):

@@ -53,7 +53,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %%
 from loopjax import config as config_lib
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 
 get_config = presets.read("configs/lm_melt.py")["get_config"]
 size = "tiny,model.width=64,task.sequence_length=64"
@@ -120,7 +121,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loopjax import program, trained
+from loopjax import program
+from loopjax.saved import trained
 from loopjax.models import CAUSAL
 
 settings = trained.read(second).settings
@@ -177,7 +179,7 @@ for name, of in rows.items():
 from IPython.display import display
 from PIL import Image
 
-from loopjax.analysis import draw
+from loopjax.analysis.plots import draw
 from loopjax.run import workdir as workdir_lib
 
 figure = draw.new(10, 3.8)
@@ -217,7 +219,7 @@ display(Image.open(path).convert("RGB").quantize(200))
 # what a result looks like.
 
 # %%
-from loopjax import language_model as language_model_lib
+from loopjax.saved import language_model as language_model_lib
 from loopjax.generate import source, text
 from loopjax.generate.engine import GenerationRequest, Sampling
 

@@ -58,7 +58,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %%
 from loopjax import config as config_lib
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 
 get_config = presets.read("configs/lm_adaptive.py")["get_config"]
 small = "tiny,run.num_steps=500,run.checkpoint_every=500,run.log_every=100"
@@ -92,8 +93,9 @@ print(f"{bits:.2f} bits per byte of text that it has not seen")
 from IPython.display import display
 from PIL import Image
 
-from loopjax import trained
-from loopjax.analysis import adaptive, draw, halting
+from loopjax.saved import trained
+from loopjax.analysis.loops import adaptive, halting
+from loopjax.analysis.plots import draw
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.run import workdir as workdir_lib
 

@@ -58,7 +58,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # %%
 import jax
 
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 from loopjax.hub import convert
 
 OURO = "ByteDance/Ouro-1.4B-Thinking"  # "" for the small one.
@@ -99,7 +100,7 @@ elif not (workdir / "config.json").exists():
 # a chat template the model answers a question; else it continues a text.
 
 # %%
-from loopjax import language_model as language_model_lib
+from loopjax.saved import language_model as language_model_lib
 from loopjax.generate import chat, source, text
 from loopjax.generate.engine import GenerationRequest, Sampling
 
@@ -170,7 +171,8 @@ from flax import nnx
 from IPython.display import display
 from PIL import Image
 
-from loopjax.analysis import draw, exits
+from loopjax.analysis.loops import exits
+from loopjax.analysis.plots import draw
 
 
 def show(files):  # With few colours, which keeps the notebook small.

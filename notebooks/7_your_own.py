@@ -212,7 +212,8 @@ for name, test in list(vars(test_families).items()):
 
 # %%
 from loopjax import config as config_lib
-from loopjax import presets, train
+from loopjax import train
+from loopjax.config import presets
 
 PRESETS = {
   "paper": {"task": {"augment": True, "box_rows": 2}},
@@ -246,8 +247,9 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # %%
 import numpy as np
 
-from loopjax import program, trained
-from loopjax.analysis import draw
+from loopjax import program
+from loopjax.saved import trained
+from loopjax.analysis.plots import draw
 
 run = trained.read(workdir)
 settings = run.settings

@@ -22,7 +22,8 @@ from docs_examples import (
 from tests_support import CONFIGS, ROOT, load_config, namespace
 
 from loopjax import config as config_lib
-from loopjax import run_config, sections, sharding
+from loopjax import sections, sharding
+from loopjax.config import run_config
 from loopjax.data import TASKS
 from loopjax.models import MODELS
 from loopjax.optim import chain
@@ -100,7 +101,7 @@ def _knows(module: str, flag: str) -> bool:
   """Whether a module, or what all commands share, defines a flag."""
   path = ROOT / module.replace(".", "/")
   own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
-  shared = ["loopjax/command_line.py", "loopjax/run/processes.py"]
+  shared = ["loopjax/commands/command_line.py", "loopjax/run/processes.py"]
   if module in ("loopjax.generate", "loopjax.serve", "loopjax.eval.answers"):
     shared.append("loopjax/generate/source.py")
   if module == "loopjax.eval.answers":

@@ -15,8 +15,10 @@ import pytest
 from absl import app
 from absl.testing import flagsaver
 
-from loopjax import command_line, presets, sharding, train
 from loopjax import config as config_lib
+from loopjax import sharding, train
+from loopjax.commands import command_line
+from loopjax.config import presets
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))

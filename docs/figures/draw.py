@@ -6,7 +6,7 @@ python docs/figures/draw.py
 import pathlib
 import re
 
-from loopjax.analysis import draw
+from loopjax.analysis.plots import draw
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent.parent / "benchmarks" / "results"

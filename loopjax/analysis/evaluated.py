@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import step
+from loopjax.program import step
 from loopjax.protocols import MemoryTokens
 from loopjax.types import Dataset, Output, TaskSpec
 

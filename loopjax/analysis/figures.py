@@ -13,20 +13,17 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
-from loopjax.analysis import (
+from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import positions, samples, sudoku
+from loopjax.analysis.loops import (
   adaptive,
-  curves,
   depth,
   exits,
   halting,
-  maps,
   passes,
-  positions,
-  samples,
   skipping,
-  sudoku,
 )
-from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis.plots import curves, maps
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
 from loopjax.errors import one_line

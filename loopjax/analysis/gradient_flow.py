@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 from matplotlib import ticker
 
-from loopjax import trained
-from loopjax.analysis import draw, evaluated, jacobians
+from loopjax.analysis import evaluated, jacobians
+from loopjax.analysis.plots import draw
 from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.models import looped, melt
 from loopjax.run import workdir as workdir_lib
+from loopjax.saved import trained
 
 
 @one_line_errors

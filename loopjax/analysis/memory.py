@@ -16,9 +16,9 @@ from typing import NamedTuple
 import jax
 from absl import flags
 
-from loopjax import command_line, text_table
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.commands import command_line, text_table
 from loopjax.errors import UserError
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.analysis import draw
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis.plots import draw
 from loopjax.losses import tokens as token_losses
 
 

@@ -2,9 +2,9 @@
 
 import pathlib
 
-from loopjax import document
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import prompts
+from loopjax.commands import document
 from loopjax.data.text import task as text_task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine

@@ -6,12 +6,13 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import language_model, text_table
+from loopjax.commands import text_table
 from loopjax.errors import UserError
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
+from loopjax.saved import language_model
 
 DIRECTORY = "eval"  # Subdirectory of a work directory.
 _COLUMNS = {

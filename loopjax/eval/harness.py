@@ -22,7 +22,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from loopjax import language_model
 from loopjax.errors import UserError, one_line_errors
 from loopjax.eval import scorer
 from loopjax.eval.batches import ScoringRequest
@@ -31,6 +30,7 @@ from loopjax.generate import source
 from loopjax.generate import text as text_lib
 from loopjax.generate.engine import Engine
 from loopjax.generate.sampling import Sampling
+from loopjax.saved import language_model
 
 TASKS = pathlib.Path(__file__).parent / "tasks"
 _MAX_TOKENS = 256  # Of generated text, if the task sets no limit.

@@ -19,7 +19,7 @@ from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
 from loopjax.eval.batches import ScoringRequest, ScoringWindow, WindowBatch
 from loopjax.kernels.token_loss import token_scores
-from loopjax.language_model import LanguageModel
+from loopjax.saved.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
 
 BATCH_TOKENS = 8192

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from loopjax import command_line
+from loopjax.commands import command_line
 from loopjax.errors import UserError
 
 # Must be set before JAX is imported: no search for accelerators, here or in the

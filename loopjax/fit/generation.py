@@ -12,7 +12,7 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import text_table
+from loopjax.commands import text_table
 from loopjax.errors import UserError
 from loopjax.fit import measure
 from loopjax.fit.measure import Attempt

@@ -10,9 +10,9 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import teacher as teacher_lib
 from loopjax.fit import collectives, hlo, quiet, values
 from loopjax.fit.topology import Machine
+from loopjax.program import teacher as teacher_lib
 
 _NUM_VALUES = 10
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

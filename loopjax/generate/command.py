@@ -13,7 +13,7 @@ from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream
-from loopjax.language_model import LanguageModel
+from loopjax.saved.language_model import LanguageModel
 
 
 class Options(NamedTuple):

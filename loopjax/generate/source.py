@@ -4,16 +4,16 @@ import argparse
 import pathlib
 from typing import Any, NamedTuple
 
-from loopjax import language_model as language_model_lib
 from loopjax import program as program_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
 from loopjax.hub import convert
-from loopjax.language_model import LanguageModel
 from loopjax.loop import exits
 from loopjax.models import CAUSAL
+from loopjax.saved import language_model as language_model_lib
+from loopjax.saved.language_model import LanguageModel
 
 
 class ModelFlags(NamedTuple):

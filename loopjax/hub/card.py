@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopjax import config as config_lib
-from loopjax import document
-from loopjax.document import Bullets, Cell, Code, Heading, Paragraph, Table
+from loopjax.commands import document
+from loopjax.commands.document import (
+  Bullets,
+  Cell,
+  Code,
+  Heading,
+  Paragraph,
+  Table,
+)
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.run import workdir as workdir_lib

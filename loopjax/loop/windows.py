@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from loopjax.nn import fast_weights
+from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.types import Array
 
 

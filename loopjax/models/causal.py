@@ -15,12 +15,12 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
-from loopjax.keys import by_example, fold_in
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import attention, block, linear, norm, stack
-from loopjax.nn import cache as cache_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention.cache import Cache
 from loopjax.nn.dropout import dropout
+from loopjax.nn.keys import by_example, fold_in
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,

@@ -20,8 +20,8 @@ from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
-from loopjax.nn import cache as cache_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention.cache import Cache
 from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,

@@ -9,7 +9,7 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.models import causal, reading
 from loopjax.nn import stack
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention.cache import Cache
 from loopjax.types import Array, Output
 
 

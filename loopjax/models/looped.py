@@ -16,7 +16,6 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.keys import by_example
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
@@ -28,8 +27,9 @@ from loopjax.models.exiting import untrained as untrained
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
-from loopjax.nn import cache as cache_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention.cache import Cache
+from loopjax.nn.keys import by_example
 from loopjax.nn.shape import Shape
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (

@@ -12,7 +12,6 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.keys import fold_in
 from loopjax.loop import channel, driver
 from loopjax.models import causal
 from loopjax.models.causal import loss as loss
@@ -20,9 +19,10 @@ from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, stack
-from loopjax.nn import cache as cache_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention.cache import Cache
 from loopjax.nn.dropout import dropout
+from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,

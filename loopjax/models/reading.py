@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from loopjax.nn import cache as cache_lib
 from loopjax.nn import stack
-from loopjax.nn.cache import Cache, SplitCache
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention.cache import Cache, SplitCache
 from loopjax.types import PRECISIONS, Array, Output
 
 

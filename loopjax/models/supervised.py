@@ -20,10 +20,10 @@ import optax
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.keys import by_example
 from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear, rope, shape
+from loopjax.nn.keys import by_example
 from loopjax.nn.shape import Shape
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (

@@ -20,7 +20,7 @@ from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.nn import block, stack
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention.cache import Cache
 from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,

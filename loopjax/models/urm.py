@@ -13,7 +13,8 @@ from flax import nnx
 from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
-from loopjax.nn import attention, block, convolution, linear, post_norm
+from loopjax.nn import attention, block, linear, post_norm
+from loopjax.nn.fast_weights import convolution
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, Array, LoopOptions, Precision, TaskSpec
 

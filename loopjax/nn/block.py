@@ -7,10 +7,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from loopjax import sharding
 from loopjax.kernels import Kernels
-from loopjax.keys import fold_in
 from loopjax.nn import attention, mlp
 from loopjax.nn import dropout as dropout_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention.cache import Cache
+from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 

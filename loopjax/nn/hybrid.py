@@ -16,8 +16,10 @@ from jax.ad_checkpoint import checkpoint_name
 from loopjax import sharding
 from loopjax.kernels import Kernels
 from loopjax.kernels.gated_delta import chunked
-from loopjax.nn import attention, block, fast_weights, gated_delta, jet, mlp
-from loopjax.nn.cache import Cache
+from loopjax.nn import attention, block, mlp
+from loopjax.nn.attention.cache import Cache
+from loopjax.nn.fast_weights import gated_delta, jet
+from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.kernels import Kernels
-from loopjax.keys import fold_in
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import shape as shape_lib
-from loopjax.nn.cache import Cache, KeyValues
+from loopjax.nn.attention.cache import Cache, KeyValues
+from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 

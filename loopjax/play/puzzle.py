@@ -11,13 +11,13 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import trained
-from loopjax.analysis import halting
+from loopjax.analysis.loops import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
 from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.saved import trained
 
 TRACES = ("prediction", "confidence", "weight", "attention")
 

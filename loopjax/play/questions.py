@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import trained
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.multihop import graph, language, task
 from loopjax.data.multihop.config import Config
 from loopjax.errors import UserError, similar
 from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.saved import trained
 from loopjax.types import Array
 
 NUM_CANDIDATES = 5

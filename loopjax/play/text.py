@@ -17,8 +17,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax import language_model as language_model_lib
-from loopjax.analysis import exits as exits_figures
+from loopjax.analysis.loops import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
@@ -27,6 +26,7 @@ from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.play.inspector import Inspection, Inspector, facts
 from loopjax.protocols import ExitsEarly, HaltsByMass
+from loopjax.saved import language_model as language_model_lib
 from loopjax.types import Array
 
 THRESHOLDS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.1)

@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from loopjax import document
+from loopjax.commands import document
 from loopjax.errors import UserError
 from loopjax.report import papers, rows, sections, tables
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import figure as figure_lib
 
-from loopjax.analysis import draw, series
+from loopjax.analysis.plots import draw, series
 from loopjax.report import paper as paper_lib
 from loopjax.report import tables
 from loopjax.run import workdir as workdir_lib

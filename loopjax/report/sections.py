@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loopjax import document
-from loopjax.document import Cell
+from loopjax.commands import document
+from loopjax.commands.document import Cell
 from loopjax.report import paper as paper_lib
 from loopjax.report import papers, plots, tables
 

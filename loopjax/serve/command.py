@@ -14,7 +14,7 @@ from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.hub import convert
-from loopjax.language_model import LanguageModel
+from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
 from loopjax.serve.protocol import ServedModel
 from loopjax.serve.worker import Worker

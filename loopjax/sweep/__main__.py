@@ -15,8 +15,8 @@ import sys
 
 from absl import flags
 
-from loopjax import command_line
 from loopjax import config as config_lib
+from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import naming
 from loopjax.sweep import items as items_lib

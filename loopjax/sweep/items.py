@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax import presets, sections
+from loopjax import sections
+from loopjax.config import presets
 from loopjax.errors import UserError, similar
 from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib

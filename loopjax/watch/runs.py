@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.analysis import series
+from loopjax.analysis.plots import series
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.run import machine

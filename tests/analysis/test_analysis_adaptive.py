@@ -7,8 +7,10 @@ import analysis_examples
 import numpy as np
 import pytest
 
-from loopjax.analysis import adaptive, draw, positions
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import positions
+from loopjax.analysis.loops import adaptive
+from loopjax.analysis.plots import draw
 
 
 @pytest.fixture

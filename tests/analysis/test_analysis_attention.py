@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loopjax.analysis import attention
+from loopjax.analysis.loops import attention
 
 
 def test_quadrants_of_a_known_map():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax.analysis import depth
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis.loops import depth
 
 
 def _score(output, batch):

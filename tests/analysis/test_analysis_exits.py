@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import exits
+from loopjax.analysis.loops import exits
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.losses import tokens as token_losses

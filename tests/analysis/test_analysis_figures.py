@@ -7,9 +7,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from loopjax.analysis import depth, figures, series
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import figures
 from loopjax.analysis import sudoku as pictures
+from loopjax.analysis.loops import depth
+from loopjax.analysis.plots import series
 from loopjax.run import workdir as workdir_lib
 
 _ALWAYS = {"attention", "attention_heads", "depth", "puzzle", "puzzle_failed"}

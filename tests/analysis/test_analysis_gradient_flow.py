@@ -12,11 +12,11 @@ from flax import nnx
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import trained
 from loopjax.analysis import gradient_flow, jacobians
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import melt
+from loopjax.saved import trained
 from loopjax.types import TaskSpec
 
 LOOPS, WIDTH = 3, 16

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.analysis import halting
+from loopjax.analysis.loops import halting
 from loopjax.loop import halting as rules
 
 # [K = 3, B = 1, S = 3]: stops after 2, 3 and 1 steps.

@@ -2,7 +2,8 @@
 
 import pytest
 
-from loopjax.analysis import curves, draw, passes
+from loopjax.analysis.loops import passes
+from loopjax.analysis.plots import curves, draw
 
 
 def row(step, num_passes=2, **more):

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import skipping
+from loopjax.analysis.loops import skipping
 from loopjax.losses import tokens as token_losses
 
 

@@ -4,7 +4,6 @@ import multihop_examples as examples
 import numpy as np
 import pytest
 
-from loopjax.analysis import draw
 from loopjax.analysis.multihop import (
   edits,
   effects,
@@ -14,6 +13,7 @@ from loopjax.analysis.multihop import (
   readings,
   rows,
 )
+from loopjax.analysis.plots import draw
 
 
 @pytest.fixture

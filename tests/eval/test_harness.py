@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from eval_examples import LENGTH, choices, make_run, texts, write
 
-from loopjax import language_model
 from loopjax.errors import UserError
 from loopjax.eval import __main__ as entry
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.scorer import Scorer
+from loopjax.saved import language_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

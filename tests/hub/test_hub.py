@@ -16,14 +16,16 @@ from safetensors.numpy import load_file
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import language_model, program, sharding, teacher, train
+from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
 from loopjax.hub import convert, layouts, weights
 from loopjax.models import looped
 from loopjax.optim import parameters
+from loopjax.program import teacher
 from loopjax.run import restore
+from loopjax.saved import language_model
 from loopjax.types import PRECISIONS, TaskSpec
 
 SPEC = TaskSpec(31, 9, tuple((i,) for i in range(9)))

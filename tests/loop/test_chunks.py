@@ -10,7 +10,7 @@ from tests_support import array_sizes
 
 from loopjax.kernels.gated_kv import Weights, reference
 from loopjax.loop import chunks
-from loopjax.nn import dot_product
+from loopjax.nn.attention import dot_product
 
 FAST = {"xla_backend_optimization_level": 0}
 BATCH, HEADS, HEAD_WIDTH, LOOPS = 2, 2, 4, 3

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from test_families import CAUSAL, SPEC, VOCABULARY, config_of
 
-from loopjax import step
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
+from loopjax.program import step
 
 PACKED = dataclasses.replace(SPEC, packs_documents=True)
 DOCUMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3, 3, 3]])

@@ -12,12 +12,13 @@ import pytest
 from flax import nnx
 from tests_support import array_sizes, strict_dtypes
 
-from loopjax import models, step
+from loopjax import models
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import stack
+from loopjax.program import step
 from loopjax.protocols import CarriesState
 from loopjax.types import (
   PRECISIONS,

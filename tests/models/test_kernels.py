@@ -24,7 +24,8 @@ from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
 from loopjax.nn.attention import Attention
-from loopjax.nn.fast_weights import FastWeights
+from loopjax.nn.fast_weights.layer import FastWeights
+from loopjax.program import build
 from loopjax.types import LoopOptions, TaskSpec
 
 MELT = {
@@ -230,7 +231,7 @@ def test_kernels_are_not_split_within_an_example():
 )
 def test_models_that_kernels_do_not_support(name, kernels, says, monkeypatch):
   """Refused by tracing the step, before anything is compiled or written."""
-  monkeypatch.setattr(program, "check_kernels", lambda *_: None)
+  monkeypatch.setattr(build, "check_kernels", lambda *_: None)
   config = load_config(name, f"smoke,loop.kernels={kernels}")
   with pytest.raises(UserError, match=f"loop.kernels='{kernels}': .*{says}"):
     program.make_program(config_lib.resolve(config))

@@ -11,7 +11,7 @@ import pytest
 from test_families import SPEC, VOCABULARY, config_of
 from tests_support import load_config
 
-from loopjax.describe import describe
+from loopjax.commands.describe import describe
 from loopjax.models import CAUSAL, MODELS
 
 BATCH, LENGTH, ROOM = 3, 9, 11

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax.analysis.attention import quadrants
+from loopjax.analysis.loops.attention import quadrants
 from loopjax.errors import UserError
 from loopjax.models import utm
 from loopjax.nn import attention, rope

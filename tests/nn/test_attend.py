@@ -10,8 +10,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as splash,
 )
 
-from loopjax.nn import dot_product
-from loopjax.nn.attend import attend
+from loopjax.nn.attention import dot_product
+from loopjax.nn.attention.attend import attend
 
 FAST = {"xla_backend_optimization_level": 0}
 

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.nn import attention, block, fast_weights, hybrid, norm, rope
+from loopjax.nn import attention, block, hybrid, norm, rope
+from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.shape import Shape
 from loopjax.types import Precision
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.nn import dot_product
+from loopjax.nn.attention import dot_product
 
 CASES = {  # Queries, keys, query heads, key heads, causal, masked.
   "all": (5, 5, 4, 4, False, False),

@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.nn import fast_weights
-from loopjax.nn.fast_weights import Gates, State, packing
-from loopjax.nn.gated_delta import GatedDeltaNet
-from loopjax.nn.jet import JetBlock
+from loopjax.nn.fast_weights import layer as fast_weights
+from loopjax.nn.fast_weights.gated_delta import GatedDeltaNet
+from loopjax.nn.fast_weights.jet import JetBlock
+from loopjax.nn.fast_weights.layer import Gates, State, packing
 from loopjax.types import Precision
 
 FAST = {"xla_backend_optimization_level": 0}

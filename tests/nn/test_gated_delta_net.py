@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 from tests_support import ROOT
 
-from loopjax.nn.gated_delta import GatedDeltaNet
+from loopjax.nn.fast_weights.gated_delta import GatedDeltaNet
 from loopjax.types import Precision
 
 FAST = {"xla_backend_optimization_level": 0}

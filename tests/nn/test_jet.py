@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.nn.convolution import DynamicConvolution
-from loopjax.nn.jet import JetBlock
+from loopjax.nn.fast_weights.convolution import DynamicConvolution
+from loopjax.nn.fast_weights.jet import JetBlock
 from loopjax.types import Precision
 
 FAST = {"xla_backend_optimization_level": 0}

@@ -14,13 +14,14 @@ from tests_support import load_config, smoke
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import trained
-from loopjax.analysis import halting
+from loopjax.analysis.loops import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.errors import UserError
 from loopjax.play import __main__ as command
 from loopjax.play import load, page, puzzle
+from loopjax.program import build
 from loopjax.run import workdir as workdir_lib
+from loopjax.saved import trained
 
 PUZZLE = "1..4..1..1..4..1"  # Breaks no rule, and has no solution to speak of.
 LOOPS = 3
@@ -79,8 +80,8 @@ def test_a_run_with_kernels_is_read_anywhere(tmp_path, monkeypatch):
   assert settings.plain["loop"]["kernels"] == "tpu"
   assert settings.loop.kernels == "xla"
   monkeypatch.setattr(program_lib, "have_kernels", lambda *_: True)
-  monkeypatch.setattr(program_lib, "check_kernels", lambda *_: None)
-  monkeypatch.setattr(program_lib, "_check_step", lambda _: None)
+  monkeypatch.setattr(build, "check_kernels", lambda *_: None)
+  monkeypatch.setattr(build, "_check_step", lambda _: None)
   assert trained.read(workdir).settings.loop.kernels == "xla"
   kept = trained.read(workdir, kernels=True).settings
   assert kept.loop.kernels == "tpu"

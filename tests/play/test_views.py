@@ -9,7 +9,6 @@ from play_examples import data_of, untrained
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import language_model, trained
 from loopjax.data.multihop import task as multihop
 from loopjax.errors import UserError
 from loopjax.generate import source
@@ -17,6 +16,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.play import load, page, questions
 from loopjax.play import text as text_view
+from loopjax.saved import language_model, trained
 
 LOOPS = 3
 PROMPT = "(3+4)*2=\n1"

@@ -5,7 +5,6 @@ import os
 import pathlib
 
 from loopjax import config as config_lib
-from loopjax import trained
 from loopjax.analysis.multihop import (
   effects,
   figures,
@@ -21,6 +20,7 @@ from loopjax.analysis.multihop import (
 from loopjax.data.multihop import task
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
+from loopjax.saved import trained
 
 _TABLES = (
   tables.stages,

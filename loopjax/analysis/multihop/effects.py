@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from loopjax.analysis import draw
 from loopjax.analysis.multihop import edits, figures, interventions, rows
+from loopjax.analysis.plots import draw
 
 _COLORS = {"train": draw.BLUE, "test_id": draw.GREEN, "test_ood": draw.RED}
 _DASHES = ("-", "--", ":", "-.")

@@ -10,8 +10,8 @@ from matplotlib import figure as figure_lib
 from matplotlib import image as image_lib
 from matplotlib import ticker
 
-from loopjax.analysis import draw, series
 from loopjax.analysis.multihop import rows, tables
+from loopjax.analysis.plots import draw, series
 
 _MARKERS = "os^Dv<>"
 _DASHES = ("-", "--", ":", "-.")  # So that overlapping lines are visible.

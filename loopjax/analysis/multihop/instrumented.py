@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax import trained
 from loopjax.analysis.multihop import edits, lens
 from loopjax.analysis.multihop.questions import Questions
+from loopjax.saved import trained
 from loopjax.types import Array
 
 

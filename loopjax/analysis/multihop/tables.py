@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from loopjax import text_table
 from loopjax.analysis.multihop import edits, interventions, rows
+from loopjax.commands import text_table
 
 _COSINES = (
   "cosine",

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 import numpy as np
 import tqdm
 
-from loopjax import user_cache
 from loopjax.data import hub
 from loopjax.data.sudoku import rows as rows_lib
 from loopjax.data.sudoku.board import Board
 from loopjax.data.sudoku.puzzles import Puzzles, pack
 from loopjax.errors import UserError
+from loopjax.run import user_cache
 
 _VERSION = 1  # Of the cached format; files of another version are read again.
 _COLUMNS = {  # The arrays of `Puzzles`, one file each.

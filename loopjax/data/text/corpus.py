@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from array_record.python import array_record_data_source as array_record
 
-from loopjax import user_cache
 from loopjax.data.text import documents, files, preparation
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.run import user_cache
 
 _VERSION = 5  # Of the cached format.
 

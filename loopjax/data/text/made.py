@@ -8,10 +8,10 @@ import pathlib
 
 import numpy as np
 
-from loopjax import user_cache
 from loopjax.data import pipeline
 from loopjax.data.arithmetic import expressions
 from loopjax.errors import UserError
+from loopjax.run import user_cache
 
 PREFIX = "made:"
 _VERSION = 1  # Of the generated text.

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax import user_cache
 from loopjax.data import hashing
 from loopjax.data.text import corpus as corpora
 from loopjax.data.text import documents, files, parallel, preparation
 from loopjax.errors import UserError
+from loopjax.run import user_cache
 
 NUM_WORDS = 13
 _VERSION = 1  # Of the cached result.

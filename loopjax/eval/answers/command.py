@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from loopjax import checks, text_table
+from loopjax import checks
+from loopjax.commands import text_table
 from loopjax.errors import UserError
 from loopjax.eval import bits_per_byte
 from loopjax.eval.answers import file, pass_at_k
@@ -24,9 +25,9 @@ from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.text import TextStream
-from loopjax.language_model import LanguageModel
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
+from loopjax.saved.language_model import LanguageModel
 
 QUESTION = "{question}"  # Where --template has the question.
 

@@ -16,7 +16,7 @@ from loopjax.kernels import Kernels
 from loopjax.loop import driver, halting, memory
 from loopjax.models.adaptive.config import Config
 from loopjax.nn import attention, block, linear
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention.cache import Cache
 from loopjax.types import Array, LoopOptions, Precision
 
 SLOTS = ("local_slots", "global_slots")  # Traces of attention to the banks.

@@ -23,7 +23,7 @@ from loopjax.models.adaptive.config import Config, check_loops
 from loopjax.models.adaptive.layer import SLOTS, Layer
 from loopjax.nn import linear
 from loopjax.nn import remat as remat_lib
-from loopjax.nn.cache import Cache
+from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,

@@ -15,7 +15,8 @@ from flax import nnx
 
 from loopjax.kernels.gated_kv import Weights, gated_kv, reference
 from loopjax.models.melt.config import LEARNED, Config
-from loopjax.nn import block, dot_product, linear, rope
+from loopjax.nn import block, linear, rope
+from loopjax.nn.attention import dot_product
 from loopjax.types import PRECISIONS, Array
 
 EMA_KEEP = 0.2  # The mean of the paper's learned gates (section 4.4.1).

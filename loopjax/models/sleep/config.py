@@ -4,7 +4,8 @@ import dataclasses
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.nn import block, fast_weights, hybrid, stack
+from loopjax.nn import block, hybrid, stack
+from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, TaskSpec
 

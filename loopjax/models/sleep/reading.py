@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from loopjax.models.sleep.model import Model
-from loopjax.nn import attention, fast_weights, hybrid, rope
-from loopjax.nn import cache as cache_lib
+from loopjax.nn import attention, hybrid, rope
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.types import PRECISIONS, Array, Output
 
 States = tuple[fast_weights.State, ...]

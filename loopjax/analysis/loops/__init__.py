@@ -1,0 +1,1 @@
+"""What a trained model does from loop to loop."""

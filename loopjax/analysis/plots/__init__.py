@@ -1,0 +1,1 @@
+"""Figures of runs: curves, maps, and their colours."""

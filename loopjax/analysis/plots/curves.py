@@ -1,0 +1,301 @@
+"""Plots of numbers over training steps and over loops."""
+
+import itertools
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import ticker
+
+from loopjax.analysis.plots import draw, series
+
+_STEPS = "optimizer steps"
+_SCORE_COLORS = (draw.GREEN, draw.PURPLE)
+_OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in _SCORE_COLORS)
+_GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
+
+# Panels of curves.png: title, unit, scale and (split, metric, label, colour).
+_PANELS = (
+  (
+    "Loss",
+    "nats per token",
+    "linear",
+    (
+      ("train", "loss", "training, with penalties", draw.BLUE),
+      ("validation", "loss", "validation", draw.ORANGE),
+    ),
+  ),
+  (
+    "Steps until a token halts",
+    "loops",
+    "linear",
+    (
+      ("train", "ponder_steps", "all tokens", draw.BLUE),
+      ("train", "ponder_steps_cells", "cells", draw.GREEN),
+      ("train", "ponder_steps_memory", "memory tokens", draw.ORANGE),
+    ),
+  ),
+  (
+    "Attention on memory, mean over heads and steps",
+    "share",
+    "linear",
+    (
+      ("validation", "attention_sequence_to_memory", "of cells", draw.GREEN),
+      ("validation", "attention_memory_to_memory", "of memory", draw.ORANGE),
+    ),
+  ),
+  (
+    "Gradient norm, before clipping",
+    "norm",
+    "log",
+    (
+      ("train", "grad_norm", "all parameters", draw.GREY),
+      ("train", "grad_norm/router", "router", draw.RED),
+    ),
+  ),
+)
+
+
+def draw_training(
+  rows: series.Rows,
+  headline: Sequence[str],
+  num_loops: int,
+  directory: pathlib.Path,
+) -> list[pathlib.Path]:
+  """curves.png: loss, scores, halting and gradients over training.
+
+  Args:
+    rows: rows of metrics.jsonl; a panel without data is left out.
+    headline: the task's scores; the first is also drawn by split.
+    num_loops: K, drawn as the ceiling of the ponder steps.
+    directory: where to write.
+  """
+  panels = [
+    panel
+    for panel in (
+      _PANELS[0],
+      _scores(headline),
+      *_PANELS[1:],
+      _by_split(rows, headline[0]),
+      *_by_group(rows),
+    )
+    if any(
+      len(series.scalar(rows, split, name)[0]) for split, name, *_ in panel[3]
+    )
+  ]
+  if not panels:
+    return []
+  num_rows = (len(panels) + 1) // 2
+  figure = draw.new(11, 3.6 * num_rows)
+  grid = figure.subplots(num_rows, 2, squeeze=False).ravel()
+  for axes in grid[len(panels) :]:
+    axes.set_visible(False)
+  for axes, (title, unit, scale, lines) in zip(grid, panels, strict=False):
+    for line in lines:
+      _draw_line(axes, rows, *line)
+    if unit == "loops":
+      axes.axhline(num_loops, color=draw.GREY, linestyle=":", label="trained K")
+    if unit == "score":
+      axes.set_ylim(-0.02, max(1.02, axes.get_ylim()[1]))
+    axes.set_yscale(scale)
+    draw.tidy(axes, title, _STEPS, unit)
+    axes.legend(frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "curves.png")]
+
+
+def _scores(headline: Sequence[str]):
+  """A panel with the task's scores."""
+  lines = tuple(
+    ("validation", name, _words(name), color)
+    for name, color in zip(headline, itertools.cycle(_SCORE_COLORS))
+  )
+  return "Scores of the validation split", "score", "linear", lines
+
+
+def _words(name: str) -> str:
+  return name.replace("_", " ")
+
+
+def _by_split(rows: series.Rows, score: str):
+  """A panel with a score, one line for every evaluation split that has it."""
+  found = {row["split"]: None for row in rows if score in row}  # In order.
+  splits = [
+    split for split in found if split not in ("train", "validation", "test")
+  ]
+  lines = [
+    (split, score, split, draw.PALETTE[index % len(draw.PALETTE)])
+    for index, split in enumerate(splits)
+  ]
+  title = f"{_words(score).capitalize()} by split"
+  return title, "score", "linear", tuple(lines)
+
+
+def _by_group(rows: series.Rows):
+  """A panel for each grouping of validation that has several groups: losses."""
+  groups: dict[str, dict[str, None]] = {}
+  for key in (
+    key for row in rows if row["split"] == "validation" for key in row
+  ):
+    if match := _GROUP_LOSS.fullmatch(key):
+      groups.setdefault(match[1], {})[key] = None
+  return [
+    (
+      f"Loss by {name}",
+      "nats per token",
+      "linear",
+      tuple(
+        ("validation", key, key.partition("=")[2], color)
+        for key, color in zip(keys, itertools.cycle(draw.PALETTE))
+      ),
+    )
+    for name, keys in groups.items()
+    if len(keys) > 1
+  ]
+
+
+def _draw_line(
+  axes: axes_lib.Axes, rows: series.Rows, split, name, label, color
+):
+  steps, values = series.scalar(rows, split, name)
+  if not len(steps):
+    return
+  marker = None if split == "train" else "o"
+  axes.plot(steps, values, label=label, color=color, marker=marker, ms=4)
+  at, errors = series.scalar(rows, split, f"{name}/standard_error")
+  if split != "train" and np.array_equal(at, steps):
+    low, high = values - errors, values + errors
+    axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def _edges(centers: np.ndarray) -> np.ndarray:
+  """Edges between centers; works for a single center, too."""
+  centers = np.asarray(centers, float)
+  gap = centers[1] - centers[0] if len(centers) > 1 else 1.0
+  middles = (centers[1:] + centers[:-1]) / 2
+  last = centers[-1] + (centers[-1] - middles[-1] if len(middles) else gap / 2)
+  return np.concatenate([[centers[0] - gap / 2], middles, [last]])
+
+
+def draw_router(
+  rows: series.Rows, directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """router.png: halting probability per loop, over training and at the end."""
+  steps, probability = series.by_loop(rows, "train", "router_probability")
+  if not len(steps):
+    return []
+  _, spread = series.by_loop(rows, "train", "router_probability_std")
+  _, weight = series.by_loop(rows, "train", "output_weight")
+  loops = np.arange(1, probability.shape[1] + 1)
+  figure = draw.new(11, 4.2)
+  left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+  mesh = left.pcolormesh(
+    _edges(steps), _edges(loops), probability.T, cmap="viridis", vmin=0
+  )
+  figure.colorbar(mesh, ax=left, label="mean halting probability")
+  draw.tidy(left, "Router over training", _STEPS, "loop")
+  left.grid(False)
+  right.bar(
+    loops,
+    weight[-1],
+    color=draw.ORANGE,
+    alpha=0.6,
+    label="weight in the output",
+  )
+  mean, std = probability[-1], spread[-1]
+  right.plot(
+    loops, mean, color=draw.BLUE, marker="o", ms=4, label="halting probability"
+  )
+  right.fill_between(
+    loops,
+    np.clip(mean - std, 0, 1),
+    np.clip(mean + std, 0, 1),
+    color=draw.BLUE,
+    alpha=0.15,
+    linewidth=0,
+    label="spread over tokens (1 std)",
+  )
+  right.set_ylim(0, 1)
+  draw.tidy(right, f"At step {steps[-1]}, mean over tokens", "loop", "share")
+  for axis in (left.yaxis, right.xaxis):
+    axis.set_major_locator(ticker.MaxNLocator(integer=True))
+  right.legend(frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "router.png")]
+
+
+def draw_depth(
+  scores: Mapping[str, np.ndarray],
+  headline: Sequence[str],
+  num_loops: int,
+  num_examples: int,
+  directory: pathlib.Path,
+) -> list[pathlib.Path]:
+  """depth.png: scores after each loop (UTM, figure 7).
+
+  Args:
+    scores: from `depth.scores_by_loop`.
+    headline: the task's scores, in their colours of curves.png.
+    num_loops: K, the trained depth.
+    num_examples: examples that the scores are computed from.
+    directory: where to write.
+  """
+  figure = draw.new(8.5, 4.4)
+  axes = figure.subplots()
+  names = [name for name in scores if not name.endswith("/standard_error")]
+  colors = dict(zip(headline, itertools.cycle(_SCORE_COLORS)))
+  ordered = sorted(names, key=lambda name: scores[name].max())
+  for index, name in enumerate(ordered):
+    color = colors.get(name, _OTHER_COLORS[index % len(_OTHER_COLORS)])
+    mean, error = scores[name], scores[f"{name}/standard_error"]
+    loops = np.arange(1, len(mean) + 1)
+    best = int(np.argmax(mean))
+    label = (
+      f"{_words(name)}: {mean[num_loops - 1]:.3f} after"
+      f" {num_loops}, best {mean[best]:.3f} after {best + 1}"
+    )
+    axes.plot(loops, mean, color=color, label=label)
+    axes.fill_between(
+      loops, mean - error, mean + error, color=color, alpha=0.25, linewidth=0
+    )
+    axes.plot(best + 1, mean[best], "o", color=color, ms=5)
+  axes.axvline(num_loops, color=draw.GREY, linestyle=":")
+  axes.annotate(
+    " trained depth",
+    (num_loops, 1.0),
+    xycoords=("data", "axes fraction"),
+    va="top",
+    color=draw.GREY,
+    fontsize=9,
+  )
+  axes.set_ylim(-0.02, 1.08)
+  axes.set_xlim(left=0)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  title = f"Answers read off after every loop, {num_examples:,} examples"
+  draw.tidy(axes, f"{title}, ±1 standard error", "loops run", "share")
+  figure.legend(loc="outside lower center", frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "depth.png")]
+
+
+def draw_halting(
+  shares: Mapping[str, np.ndarray], means: Mapping[str, float], directory
+) -> list[pathlib.Path]:
+  """halting.png: how many tokens took how many steps.
+
+  Args:
+    shares: from `halting.histogram`. means: mean steps by the same names.
+    directory: where to write.
+  """
+  figure = draw.new(8, 4)
+  axes = figure.subplots()
+  colors = {"cells": draw.GREEN, "memory": draw.ORANGE}
+  width = 0.8 / len(shares)
+  for index, (name, share) in enumerate(shares.items()):
+    loops = np.arange(1, len(share) + 1)
+    label = f"{name}, mean {means[name]:.1f}"
+    where = loops + (index - (len(shares) - 1) / 2) * width
+    axes.bar(where, share, width, color=colors[name], label=label)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  draw.tidy(axes, "Steps taken before halting", "steps", "share of tokens")
+  axes.legend(frameon=False, fontsize=9)
+  return [draw.save(figure, directory / "halting.png")]

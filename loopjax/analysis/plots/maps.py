@@ -1,0 +1,197 @@
+"""Figures of attention maps, and the corresponding numbers."""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import colors as colors_lib
+
+from loopjax.analysis.loops import attention
+from loopjax.analysis.plots import draw
+from loopjax.run import workdir as workdir_lib
+from loopjax.types import TaskSpec
+
+
+def draw_attention(
+  maps: np.ndarray, num_memory: int, directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """attention.png: head-averaged maps at three loops (UTM, figure 5).
+
+  Args:
+    maps: f32 [K, H, S, S], averaged over examples.
+    num_memory: M.
+    directory: output directory.
+  """
+  num_loops = len(maps)
+  loops = sorted({0, num_loops // 2, num_loops - 1})
+  panels = [maps[loop].mean(axis=0) for loop in loops]
+  figure = draw.new(4.2 * len(panels) + 0.8, 4.5)
+  grid = figure.subplots(1, len(panels), squeeze=False)[0]
+  norm = _norm(np.stack(panels))
+  for axes, loop, panel in zip(grid, loops, panels, strict=True):
+    image = _draw_map(axes, panel, num_memory, norm)
+    axes.set_title(f"loop {loop + 1} of {num_loops}", fontsize=11)
+    axes.set_xlabel("key")
+  grid[0].set_ylabel("query")
+  figure.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
+  figure.suptitle("Attention, mean over heads and examples", fontsize=12)
+  return [draw.save(figure, directory / "attention.png")]
+
+
+def draw_heads(
+  maps: np.ndarray,
+  num_memory: int,
+  spec: TaskSpec,
+  directory: pathlib.Path,
+) -> list[pathlib.Path]:
+  """attention_heads.png and .json: each head at the last loop (figure 6).
+
+  Args:
+    maps: f32 [K, H, S, S], averaged over examples.
+    num_memory: M.
+    spec: the task's spec, which provides the coordinates.
+    directory: output directory.
+  """
+  numbers = head_numbers(maps, num_memory, spec)
+  last, num_heads = maps[-1], maps.shape[1]
+  columns = min(4, num_heads)
+  num_rows = math.ceil(num_heads / columns)
+  width = max(3.1 * columns, 9.5)
+  text_height = 0.3 * (num_heads + 2)  # With header and chance.
+  figure = draw.new(width, 3.3 * num_rows + text_height)
+  upper, lower = figure.subfigures(
+    2, 1, height_ratios=(3.3 * num_rows, text_height)
+  )
+  grid = upper.subplots(num_rows, columns, squeeze=False).ravel()
+  norm = _norm(last)
+  for head, axes in enumerate(grid):
+    if head >= num_heads:
+      axes.set_visible(False)
+      continue
+    image = _draw_map(axes, last[head], num_memory, norm)
+    axes.set_title(_head_title(numbers, head), fontsize=10)
+  upper.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
+  upper.suptitle(
+    f"Attention of each head at loop {len(maps)}, mean over examples",
+    fontsize=12,
+  )
+  _draw_table(lower.subplots(), numbers, spec.coordinate_names)
+  path = directory / "attention_heads.json"
+  workdir_lib.write_json(path, numbers)
+  return [draw.save(figure, directory / "attention_heads.png"), path]
+
+
+def head_numbers(
+  maps: np.ndarray, num_memory: int, spec: TaskSpec
+) -> dict[str, Any]:
+  """Quadrants and shares of each head, as JSON-ready data.
+
+  Arguments are those of `draw_heads`. For each head, "last" and "same" are at
+  the last loop, "mean" is over all loops; "uniform" is for a head that attends
+  uniformly; "quadrants_by_loop" is [K][H] by name.
+  """
+  mass = attention.quadrants(maps, num_memory)
+  shares, uniform = attention.coordinate_shares(
+    maps, num_memory, spec.coordinates
+  )
+
+  def named(values):
+    return {
+      name: round(float(value), 4)
+      for name, value in zip(spec.coordinate_names, values, strict=True)
+    }
+
+  def of_head(function, head):
+    return {
+      name: round(float(function(value[:, head])), 4)
+      for name, value in mass.items()
+    }
+
+  return {
+    "num_memory": num_memory,
+    "num_loops": len(maps),
+    "uniform": {
+      "last": attention.uniform_quadrants(maps.shape[-1], num_memory),
+      "same": named(uniform),
+    },
+    "heads": [
+      {
+        "head": head,
+        "last": of_head(lambda loops: loops[-1], head),
+        "mean": of_head(np.mean, head),
+        "same": named(shares[-1, head]),
+      }
+      for head in range(maps.shape[1])
+    ],
+    "quadrants_by_loop": {
+      name: np.round(value.astype(float), 4).tolist()
+      for name, value in mass.items()
+    },
+  }
+
+
+def _norm(maps: np.ndarray) -> colors_lib.Normalize:
+  """Square-root colours up to a high percentile, to show weak structure."""
+  top = float(np.percentile(maps, 99.5))
+  return colors_lib.PowerNorm(0.5, vmin=0.0, vmax=max(top, 1e-6))
+
+
+def _draw_map(axes: axes_lib.Axes, panel, num_memory: int, norm):
+  """Draws one map, with lines around its memory quadrants."""
+  image = axes.imshow(panel, cmap="magma", norm=norm, interpolation="nearest")
+  size = len(panel)
+  middles, labels = [(num_memory + size - 1) / 2], ["sequence"]
+  if num_memory:
+    middles.insert(0, (num_memory - 1) / 2)
+    labels.insert(0, "mem.")
+    for line in (axes.axhline, axes.axvline):
+      line(num_memory - 0.5, color="#4cc9f0", linewidth=1.2)
+  axes.set_xticks(middles, labels, fontsize=8)
+  axes.set_yticks(middles, labels, fontsize=8, rotation=90, va="center")
+  axes.tick_params(length=0)
+  return image
+
+
+def _head_title(numbers: dict[str, Any], head: int) -> str:
+  """Title: the mass on memory, and the coordinate farthest above chance."""
+  same, uniform = numbers["heads"][head]["same"], numbers["uniform"]["same"]
+  name = max(same, key=lambda name: same[name] / uniform[name])
+  title = f"head {head}"
+  if numbers["num_memory"]:
+    title += f", s→m {numbers['heads'][head]['last']['sm']:.2f}"
+  if same[name] > 1.5 * uniform[name]:
+    title += f", same {name} {same[name]:.2f}"
+  return title
+
+
+def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
+  """Table of quadrants and shares by row, column and box, with chance."""
+  header = ["head", "s→m", "s→s", "m→m", "m→s"]
+  header += [f"s→s in same {name}" for name in names]
+  uniform = {"head": "uniform", **numbers["uniform"]}
+  cells = [
+    [
+      str(row["head"]),
+      *(
+        f"{row['last'][name]:.2f}"
+        if numbers["num_memory"] or name == "ss"
+        else "–"
+        for name in attention.QUADRANTS
+      ),
+      *(f"{row['same'][name]:.2f}" for name in names),
+    ]
+    for row in [*numbers["heads"], uniform]
+  ]
+  axes.axis("off")
+  table = axes.table(
+    cells, colLabels=header, cellLoc="center", bbox=(0, 0, 1, 1)
+  )
+  table.auto_set_font_size(False)
+  table.set_fontsize(9)
+  for (row, _), cell in table.get_celld().items():
+    cell.set_linewidth(0.4)
+    cell.set_edgecolor("0.8")
+    if row in (0, len(cells)):
+      cell.set_facecolor("0.95")

@@ -1,0 +1,1 @@
+"""What commands share: flags, listings, tables and documents."""

@@ -1,0 +1,160 @@
+"""Shared by all commands: two flags, and one-line error messages."""
+
+import errno
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from loopjax.errors import UserError, end_without_a_reader, similar
+
+CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Config file, FILE[:preset][,section.key=value...]."
+)
+# Raised when the disk is full or write-protected, or a name is too long.
+_STORAGE = (
+  errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
+  errno.ENAMETOOLONG,
+)  # fmt: skip
+_ENDING = threading.Lock()
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Output directory [runs/<config>[-<preset>][-<sweep>]]."
+)
+
+
+def run(entry: Callable[[list[str]], int]) -> None:
+  """Runs a command; a UserError becomes one line and exit status 2.
+
+  Args:
+    entry: function from argv to the exit status.
+  """
+
+  def guarded(parse_or_entry, *args):
+    try:
+      return parse_or_entry(*args)
+    except UserError as error:
+      print(f"error: {error}", file=sys.stderr)
+      sys.exit(2)
+    except BrokenPipeError:
+      end_without_a_reader()
+    except OSError as error:
+      if error.errno not in _STORAGE:
+        raise
+      _end_for_want_of_storage(error)
+
+  if {"--help", "-help", "-h"} & set(sys.argv[1:]):
+    what = (sys.modules["__main__"].__doc__ or "").strip()
+    # In one write, so that a reader of its first lines may close the pipe.
+    print(f"{what}\n\n{flags.FLAGS.main_module_help().strip()}")
+    sys.exit()
+  threading.excepthook = _in_a_thread
+  sys.unraisablehook = _without_closed_loops
+  logging.set_verbosity(logging.WARNING)
+  app.run(
+    lambda argv: sys.exit(guarded(entry, argv)),
+    flags_parser=lambda argv: guarded(_parse, argv),
+  )
+
+
+def config_name() -> str:
+  """The value of --config: FILE[:argument]."""
+  return config_flags.get_config_filename(flags.FLAGS["config"])
+
+
+def overrides() -> dict[str, Any]:
+  """{"section.key": value} from the flags --config.section.key=value."""
+  return config_flags.get_override_values(flags.FLAGS["config"])
+
+
+def _end_for_want_of_storage(error: OSError) -> None:
+  """Ends the process with one line, from the first thread that fails."""
+  _ENDING.acquire()  # Never released.
+  flag = f"--workdir={WORKDIR.value}" if WORKDIR.value else "work directory"
+  where = error.filename or flag
+  print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
+  os._exit(2)  # Other writers would each fail with a long traceback.
+
+
+def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
+  """Handles a full disk in other threads as in the main thread."""
+  error = failed.exc_value
+  if isinstance(error, OSError) and error.errno in _STORAGE:
+    _end_for_want_of_storage(error)
+  threading.__excepthook__(failed)
+
+
+def _without_closed_loops(unraisable) -> None:
+  """Reports unraisable exceptions, except one that follows a failed save.
+
+  When a save fails, Orbax closes its event loop while writes are pending.
+  """
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Parses the flags; any error in them is a UserError."""
+  try:
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise UserError(f"{rest[1]!r} is not a flag; flags begin with --")
+    if WORKDIR.value == "":
+      raise UserError("--workdir= is empty")
+    if CONFIG.value is not None:
+      CONFIG.value.items()  # Raises if the file is missing.
+    return rest
+  except UserError:
+    raise
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+    if isinstance(e, AttributeError | KeyError) and "Traceback" not in str(e):
+      _check_settings(argv)  # The file itself is valid and can be read again.
+    said: object = e
+    while isinstance(said, Exception) and said.args:
+      said = said.args[0]
+    raise UserError(_in_one_line(str(said))) from e
+  except (OSError, ImportError, NameError, SyntaxError) as error:
+    given = [word for word in argv if word.startswith("--config=")]
+    path = pathlib.Path(given[-1].partition("=")[2].partition(":")[0])
+    if path.suffix != ".py":
+      raise UserError(f"--config: {path} is not a Python file") from error
+    if not path.exists():
+      there = [other.name for other in path.parent.glob("*.py")]
+      said = f"--config: there is no file {path}{similar(path.name, there)}"
+      raise UserError(said) from error
+    last_line = str(error).strip().splitlines()[-1].strip()
+    raise UserError(f"--config: {last_line}") from error
+
+
+def _check_settings(argv: list[str]) -> None:
+  """Raises UserError for an unknown setting in --config.section.key=value."""
+  from loopjax import config as config_lib
+  from loopjax import sections
+  from loopjax.config import presets
+
+  flag = "--config"
+  given = [word.removeprefix(flag) for word in argv if word.startswith(flag)]
+  files = [word[1:] for word in given if word.startswith("=")]
+  keys = [word[1:].partition("=")[0] for word in given if word.startswith(".")]
+  if files and keys:
+    path, _, argument = files[-1].partition(":")
+    known = presets.read(path)["get_config"](argument)
+    for key in keys:
+      config_lib.check_key(key, sections.flatten(known))
+
+
+def _in_one_line(message: str) -> str:
+  """A message without the traceback of a config file that it quotes."""
+  _, traceback, quoted = message.partition("Traceback (most recent call")
+  if not traceback:
+    return " ".join(message.split())
+  *where, what = quoted.strip().splitlines()
+  error = f"{UserError.__module__}.{UserError.__name__}: "
+  if what.startswith(error):
+    return what.removeprefix(error)
+  lines = [line.strip() for line in where if line.strip().startswith("File ")]
+  return f"{lines[-1]}: {what}"

@@ -1,0 +1,6 @@
+"""Attention: the layer, its cache, and what computes the products."""
+
+from loopjax.nn.attention.layer import Attention as Attention
+from loopjax.nn.attention.layer import Metadata as Metadata
+from loopjax.nn.attention.layer import PastKeyValues as PastKeyValues
+from loopjax.nn.attention.layer import make_metadata as make_metadata

@@ -1,0 +1,250 @@
+"""Multi-head attention with rotary positions."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.kernels import Kernels
+from loopjax.nn import linear, rope
+from loopjax.nn.attention import dot_product
+from loopjax.nn.attention.attend import attend
+from loopjax.nn.attention.cache import Cache
+from loopjax.nn.shape import Shape
+from loopjax.types import Array, Precision
+
+
+class PastKeyValues(NamedTuple):
+  """Keys and values of P tokens before a sequence, the oldest first.
+
+  Attributes:
+    key, value: [B, P, G, d_h]; keys are not rotated, because positions are
+      counted from the oldest token that is still visible.
+  """
+
+  key: Array
+  value: Array
+
+
+class Metadata(NamedTuple):
+  """Positions and masks of S tokens, shared by all layers and loops of a call.
+
+  Attributes:
+    tables: rotary tables of the tokens' positions, from `rope.rope_tables`.
+    visible: bool [B, S, N], the places of the cache that each token attends to;
+      None without a cache.
+    places: i32 [B, S], the places of the cache that the tokens' keys and values
+      are written to; None without a cache.
+    documents: i32 [B, S], without a cache only: tokens attend to tokens with
+      the same number (and to earlier ones only, if `Shape.causal`). None if
+      every row is one document.
+  """
+
+  tables: tuple[Array, Array]
+  visible: Array | None = None
+  places: Any = None
+  documents: Array | None = None
+
+
+def make_metadata(
+  shape: tuple[int, ...],
+  head_width: int,
+  base: float,
+  *,
+  documents: Array | None = None,
+  cache: Cache | None = None,
+  valid: Array | None = None,
+) -> Metadata:
+  """The metadata of tokens of a text.
+
+  Args:
+    shape: (B, S).
+    head_width: d_h.
+    base: longest wavelength over 2 pi, in tokens.
+    documents: i32 [B, S], a number for each document of a row; None if a row
+      is one document. Only without a cache.
+    cache: a cache with the tokens that precede these, or None.
+    valid: bool [B, S], False for padding: no token attends to it, and its own
+      outputs are finite but arbitrary. None for no padding. Only with a cache.
+  """
+  if cache is not None:
+    assert documents is None, "a row of a cache is one document"
+    return _metadata_after(cache, shape, head_width, base, valid)
+  assert valid is None, "without a cache, documents mask padding"
+  # Positions in the row serve for all documents: only differences matter.
+  places = jnp.arange(shape[1])
+  tables = rope.rope_tables(places[:, None], head_width, base)
+  return Metadata(tables, documents=documents)
+
+
+def _metadata_after(
+  cache: Cache,
+  shape: tuple[int, ...],
+  head_width: int,
+  base: float,
+  valid: Array | None,
+) -> Metadata:
+  """The metadata of tokens that continue the rows of a cache."""
+  assert shape[1] <= cache.capacity, (shape, cache.capacity)
+  places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
+  positions = cache.positions(places)[..., None]
+  tables = rope.rope_tables(positions, head_width, base)
+  return Metadata(tables, cache.visible(places), places)
+
+
+class Attention(nnx.Module):
+  """Grouped-query attention: H query heads share G key-value heads.
+
+  Each group of H / G consecutive query heads attends to one key-value head
+  (arXiv 2305.13245); with G = H this is multi-head attention. Queries and keys
+  are normalised per head by `Shape.qk_norm` (UTM, section 2.1: RMS norms with a
+  learned gain) and then rotated. If `Shape.causal`, tokens attend to themselves
+  and earlier tokens, else to all tokens.
+  """
+
+  def __init__(
+    self,
+    shape: Shape,
+    *,
+    kernels: Kernels = Kernels(),
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
+
+    def matrix(inputs: int, outputs: int) -> nnx.Linear:
+      bias, init = shape.attention_bias, shape.init
+      return linear.linear(inputs, outputs, use_bias=bias, init=init, **shared)
+
+    queries = shape.num_heads * shape.head_width
+    keys = shape.num_key_value_heads * shape.head_width
+    self.query = matrix(shape.width, queries)
+    self.key, self.value = matrix(shape.width, keys), matrix(shape.width, keys)
+    self.output = matrix(queries, shape.width)
+    self.query_norm = shape.qk_norm(shape.head_width, **shared)
+    self.key_norm = shape.qk_norm(shape.head_width, **shared)
+    self.head_width, self.causal = shape.head_width, shape.causal
+    self.kernels, self.precision = kernels, precision
+
+  def __call__(
+    self,
+    x: Array,
+    metadata: Metadata,
+    cache: Cache | None = None,
+    slot: Array | None = None,
+  ) -> tuple[Array, Cache | None]:
+    """Attention among the tokens of x, and to earlier ones in a cache, if any.
+
+    Args:
+      x: [B, S, D].
+      metadata: positions and masks of the tokens.
+      cache: cache of earlier tokens, to which the keys and values of x are
+        added first; or None.
+      slot: the slot of the cache to use, i32 scalar.
+
+    Returns:
+      (output [B, S, D], the cache).
+    """
+    query, key, value = self._rotated(x, metadata.tables)
+    if cache is not None:
+      assert metadata.visible is not None, (
+        "the metadata was made without the cache"
+      )
+      cache = cache.write(slot, key, value, metadata.places)
+      mixed = dot_product.attend_by_head(
+        query, *cache.read(slot), visible=metadata.visible
+      )
+      return self.merged(mixed), cache
+    mixed = attend(
+      query,
+      key,
+      value,
+      causal=self.causal,
+      documents=metadata.documents,
+      implementation=self.kernels.attention,
+    )
+    return self.merged(mixed), cache
+
+  def attend_with_past(
+    self,
+    x: Array,
+    past: PastKeyValues,
+    tables: tuple[Array, Array],
+    visible: Array,
+  ) -> tuple[Array, PastKeyValues]:
+    """Attention to earlier tokens and among the tokens of x.
+
+    Args:
+      x: [B, S, D].
+      past: keys and values of P >= 0 earlier tokens.
+      tables: from `rope_tables`, for P + S positions.
+      visible: bool [B or 1, S, P + S], the keys that a query attends to;
+        `Shape.causal` is ignored. The output of a query without keys is finite
+        but arbitrary.
+
+    Returns:
+      (output [B, S, D], the keys and values of all P + S tokens).
+    """
+    own = self._keys(x)
+    past = PastKeyValues(
+      *(jnp.concatenate(y, 1) for y in zip(past, own, strict=True))
+    )
+    num_past = past.key.shape[1] - x.shape[1]
+    last = tables[0][num_past:], tables[1][num_past:]
+    compute = self.precision.compute
+    mixed = dot_product.attend(
+      rope.rotate(self.queries(x), last).astype(compute),
+      rope.rotate(past.key, tables).astype(compute),
+      past.value,
+      visible=visible,
+    )
+    return self.merged(mixed), past
+
+  def keys_and_values(
+    self, x: Array, metadata: Metadata
+  ) -> tuple[Array, Array]:
+    """Rotated keys and values of x [B, S, D], [B, S, G, d_h] each."""
+    return self._rotated(x, metadata.tables)[1:]
+
+  def weights(self, x: Array, metadata: Metadata) -> Array:
+    """The attention weights of `__call__` without a cache: f32 [B, H, S, S]."""
+    query, key, _ = self._rotated(x, metadata.tables)
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    logits = jnp.einsum(
+      "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
+    )
+    first = jnp.zeros((), jnp.int32) if self.causal else None
+    ids = metadata.documents
+    mask = dot_product.Mask(metadata.visible, ids, ids, first)
+    visible = mask.to_array(*logits.shape[-2:])
+    if visible is not None:
+      logits = jnp.where(visible[:, None], logits, -jnp.inf)
+    return jax.nn.softmax(logits / query.shape[-1] ** 0.5, axis=-1)
+
+  def _heads(self, x: Array) -> Array:
+    """Splits features into heads: [B, S, heads d_h] to [B, S, heads, d_h]."""
+    return x.reshape(*x.shape[:-1], -1, self.head_width)
+
+  def merged(self, x: Array) -> Array:
+    """The output projection of all heads: [B, S, H, d_h] to [B, S, D]."""
+    return self.output(x.reshape(*x.shape[:-2], -1))
+
+  def _rotated(
+    self, x: Array, tables: tuple[Array, Array]
+  ) -> tuple[Array, Array, Array]:
+    """Rotated queries [B, S, H, d_h] and keys, and values [B, S, G, d_h]."""
+    compute, own = self.precision.compute, self._keys(x)
+    return (
+      rope.rotate(self.queries(x), tables).astype(compute),
+      rope.rotate(own.key, tables).astype(compute),
+      own.value,
+    )
+
+  def queries(self, x: Array) -> Array:
+    """Queries [B, S, H, d_h], not rotated."""
+    return self.query_norm(self._heads(self.query(x)))
+
+  def _keys(self, x: Array) -> PastKeyValues:
+    key, value = self._heads(self.key(x)), self._heads(self.value(x))
+    return PastKeyValues(self.key_norm(key), value)

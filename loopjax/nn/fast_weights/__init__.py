@@ -1,0 +1,1 @@
+"""Layers that write fast weights: gated delta nets and Jet."""

@@ -1,0 +1,1 @@
+"""Models that were saved: by runs, and in folders of the Hub."""

@@ -1,0 +1,116 @@
+"""A trained language model: tokenizer, parameters and arguments of its call."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax.data.text.config import Config as TextConfig
+from loopjax.data.text.tokenizer import Tokenizer
+from loopjax.errors import UserError
+from loopjax.hub import convert
+from loopjax.protocols import ExitsEarly, HaltsByMass
+from loopjax.saved import trained
+
+
+class LanguageModel(NamedTuple):
+  """A language model at a checkpoint.
+
+  Attributes:
+    tokenizer: the task's tokenizer.
+    stop_tokens: ids that end a text, the tokenizer's and those that the files
+      of an imported model name.
+    context_length: the sequence length in training, in tokens.
+    graphdef: the model without its parameters.
+    params: the parameters; their moving average if the run keeps one.
+    call: keyword arguments of `Model.__call__`, such as `num_loops`.
+    facts: metadata to store with every score; can be written as JSON.
+  """
+
+  tokenizer: Tokenizer
+  stop_tokens: tuple[int, ...]
+  context_length: int
+  graphdef: nnx.GraphDef
+  params: Any
+  call: dict[str, Any]
+  facts: dict[str, Any]
+
+
+def load(
+  workdir: pathlib.Path,
+  *,
+  num_loops: int | None = None,
+  exit_threshold: float | None = None,
+  checkpoint: int | None = None,
+  kernels: bool = False,
+) -> LanguageModel:
+  """Loads the model of a run, finished or in progress, onto one device.
+
+  Args:
+    workdir: the run's work directory.
+    num_loops: number of loops; None for the number that the run evaluates with.
+    exit_threshold: the model's `exit_threshold` argument; None for its default.
+    checkpoint: step of the checkpoint; None for the newest intact one.
+    kernels: as in `trained.read`; for models that are read with a cache only.
+
+  Raises:
+    UserError: the run or checkpoint does not exist, the model is not a language
+      model, it cannot run this number of loops, or it takes no exit threshold.
+  """
+  label = str(workdir)
+  settings = config_lib.of_run(workdir, label)
+  family = settings.model_name
+  _check(settings, label)
+  loops = num_loops or settings.eval_loops
+  config_lib.check_loops(settings, loops, f"--num_loops={loops}")
+  call = {"num_loops": loops, "kind": settings.eval.loop_kind}
+  if exit_threshold is not None:
+    if isinstance(settings.family, ExitsEarly):
+      raise UserError(
+        f"--exit_threshold: {family} exits early only while it generates; a"
+        " score is of --num_loops loops"
+      )
+    if not isinstance(settings.family, HaltsByMass):
+      raise UserError(f"--exit_threshold has no effect on {family}")
+    call["exit_threshold"] = exit_threshold
+  run = trained.read(workdir, checkpoint, kernels=kernels)
+  assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
+  tokenizer = Tokenizer(settings.task.tokenizer, settings.task.end_token)
+  return LanguageModel(
+    tokenizer=tokenizer,
+    stop_tokens=stop_tokens(tokenizer, workdir / convert.DIRECTORY),
+    context_length=settings.spec.sequence_length,
+    graphdef=run.graphdef,
+    params=run.params,
+    call=call,
+    facts={
+      "workdir": label,
+      "model": family,
+      "step": run.step,
+      "num_loops": loops,
+      "trained_num_loops": settings.model.num_loops,
+      "exit": {"loop_kind": call["kind"], "threshold": exit_threshold},
+      "tokenizer": settings.task.tokenizer,
+      "context_length": settings.spec.sequence_length,
+      "chat_template": None,
+    },
+  )
+
+
+def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
+  """`LanguageModel.stop_tokens` of a model with files in a folder, if any."""
+  ids = (tokenizer.end, *convert.end_tokens(folder))
+  return tuple(dict.fromkeys(ids))
+
+
+def _check(settings: config_lib.Settings, label: str) -> None:
+  """Raises UserError unless the run trained a language model."""
+  task = settings.plain["task"]["name"]
+  if task != "text":
+    raise UserError(f"{label}: task.name={task!r} is not 'text'")
+  if settings.causal is None:
+    raise UserError(
+      f"{label}: model.name={settings.model_name!r} does not predict next"
+      " tokens"
+    )

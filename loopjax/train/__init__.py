@@ -1,0 +1,5 @@
+"""A whole run: data, restore, the loop over steps, evaluation, summary."""
+
+from loopjax.train.procedure import SPLITS as SPLITS
+from loopjax.train.procedure import make_datasets as make_datasets
+from loopjax.train.procedure import run as run

@@ -1,0 +1,138 @@
+"""Scores a model on whole splits."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from loopjax import program as program_lib
+from loopjax import sharding
+from loopjax.data import pipeline
+from loopjax.program import step
+from loopjax.types import Dataset
+
+# (params, split, num_examples=0 for all) -> {split: {score: value}}.
+Evaluator = Callable[..., dict[str, dict[str, float]]]
+# Traces that every evaluation requests, if the model has them.
+MODEL_TRACES = ("attention_mass",)
+# Groups of this grouping are reported as separate splits.
+SPLIT = "split"
+
+
+def make_evaluator(
+  program: program_lib.Program,
+  datasets: Mapping[str, Dataset],
+  between_batches: Callable[[], None] = lambda: None,
+) -> Evaluator:
+  """Compiles an evaluator of datasets.
+
+  Args:
+    program: the run's program.
+    datasets: the datasets, by split.
+    between_batches: called before every batch; may raise.
+
+  Returns:
+    A function (params, split, num_examples=0 for all) -> {split: scores}. If
+    the dataset has a grouping "split", each of its groups is scored instead of
+    the whole, which would be meaningless (groups within these are named
+    "SPLIT/GROUP"). Scores are the (weighted) mean, standard error and count of
+    every score of the task and statistic of the model, overall and by group:
+    "exact_match", "exact_match/standard_error", "exact_match/rating=3-9",
+    "count", ...
+  """
+  settings, mesh = program.settings, program.mesh
+  task, family = settings.task_module, settings.family
+  eval_fn = jax.jit(
+    functools.partial(
+      program_lib.on_mesh(mesh, step.eval_step),
+      graphdef=program.graphdef,
+      score=task.score,
+      num_loops=settings.eval_loops,
+      kind=settings.eval.loop_kind,
+      trace=tuple(
+        name
+        for name in family.TRACES
+        if name in task.TRACES or name in MODEL_TRACES
+      ),
+    ),
+    static_argnames="group_sizes",
+    out_shardings=sharding.replicated(mesh),
+  )
+  batch_size = settings.eval.batch_size
+
+  def evaluate(
+    params: Any, split: str, num_examples: int = 0
+  ) -> dict[str, dict[str, float]]:
+    dataset = datasets[split]
+    sizes = tuple((name, len(group)) for name, group in dataset.groups.items())
+    num_batches = math.ceil(num_examples / batch_size) or None
+    batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
+    total: Any = None
+    running: Any = None
+    for batch in batches:
+      between_batches()
+      placed = sharding.put_batch(mesh, batch, batch_size)
+      last, running = running, eval_fn(params, placed, group_sizes=sizes)
+      # The device has the next batch while the host waits for the last one.
+      total = _added(total, last)
+    return _means(_added(total, running), dataset.groups, split)
+
+  return evaluate
+
+
+def _added(total: Any, sums: Any) -> Any:
+  """Both on the host, in float64; None for none."""
+  if sums is None:
+    return total
+  sums = jax.tree.map(np.float64, jax.device_get(sums))
+  return sums if total is None else jax.tree.map(np.add, total, sums)
+
+
+def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
+  """Means, standard errors and counts from sums and sums of squares.
+
+  Args:
+    sums: results of `step.eval_step`, by grouping and score; "" is overall.
+    groups: names of the groups, by grouping.
+    whole: the split that was scored.
+  """
+  splits: dict[str, dict[str, float]] = {}
+  for grouping, scores in sums.items():
+    if SPLIT in groups and not grouping:
+      continue
+    counts = scores.pop("count")
+    for group, count in enumerate(counts):
+      if not count:
+        continue
+      name = groups[grouping][group] if grouping else ""
+      split, name = _place(grouping, name, whole, groups.get(SPLIT, ()))
+      suffix = f"/{grouping}={name}" if name else ""
+      metrics = splits.setdefault(split, {})
+      metrics[f"count{suffix}"] = float(count)
+      for score, powers in scores.items():
+        weight, total, *squares = powers[group]
+        mean = total / max(weight, 1e-9)
+        # Variance of a ratio of sums: sum w^2 (v - mean)^2 / (sum w)^2.
+        variance = np.dot(squares, (mean**2, -2 * mean, 1))
+        metrics[f"{score}{suffix}"] = float(mean)
+        metrics[f"{score}{suffix}/standard_error"] = float(
+          math.sqrt(max(variance, 0.0)) / max(weight, 1e-9)
+        )
+  return splits
+
+
+def _place(
+  grouping: str, name: str, whole: str, splits: Sequence[str]
+) -> tuple[str, str]:
+  """(split, group within it or "") under which a group is reported.
+
+  A group "SPLIT/GROUP" of any grouping belongs to that split.
+  """
+  if grouping == SPLIT:
+    return name, ""
+  split, _, rest = name.partition("/")
+  return (split, rest) if split in splits else (whole, name)

@@ -1,0 +1,292 @@
+"""The training loop: reads batches, steps, logs, evaluates, saves, stops."""
+
+import itertools
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax import sharding
+from loopjax.data import pipeline
+from loopjax.errors import UserError
+from loopjax.program import step
+from loopjax.program import teacher as teacher_lib
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import machine, metrics, preemption, profiling
+from loopjax.train import divergence, evaluate
+from loopjax.types import Dataset
+
+
+class RunContext(NamedTuple):
+  """Everything that one start, or restart, of a run needs.
+
+  Attributes:
+    program: settings, compiled functions and the layout of the state.
+    datasets: the datasets, by split.
+    checkpoints: the run's checkpoints.
+    evaluator: (params, split, num_examples) -> scores.
+    notice: tells whether the run was asked to stop.
+    workdir: the run's work directory.
+  """
+
+  program: program_lib.Program
+  datasets: dict[str, Dataset]
+  checkpoints: checkpoint_lib.Checkpoints
+  evaluator: evaluate.Evaluator
+  notice: preemption.Notice
+  workdir: pathlib.Path
+
+
+class Outcome(NamedTuple):
+  """How training ended.
+
+  Attributes:
+    status: "completed", "preempted" or "diverged".
+    reason: one line if it diverged, else "".
+    costs: "compile_seconds" and "memory_bytes" of this start's training call;
+      empty if no step was taken.
+  """
+
+  status: str
+  reason: str
+  costs: dict[str, Any]
+
+
+@jax.transfer_guard("disallow")  # A stray transfer would stall every step.
+def train(
+  context: RunContext,
+  state: step.TrainState,
+  teacher: teacher_lib.TeacherParams,
+  pending: list[Mapping[str, Any]],
+  writer: metrics.Writer,
+  started: float,
+  mode: str,
+) -> tuple[step.TrainState, Outcome]:
+  """Trains until the last step, or until something stops it.
+
+  Args:
+    context: what this start of the run needs.
+    state: the train state; donated to the first step.
+    teacher: the teacher's parameters.
+    pending: metrics of steps not yet logged, from a checkpoint.
+    writer: writer of the metrics.
+    started: `time.monotonic` of the start, had there been no interruption.
+    mode: "train" or "train_and_eval".
+  """
+  settings, options = context.program.settings, context.program.settings.run
+  at, size = int(jax.device_get(state.step)), options.steps_per_call
+  pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
+  calls = stacked(
+    pipeline.iterate(context.datasets["train"].batches, start=at), size
+  )
+  clock, compiled = metrics.Clock(), None
+  costs: dict[str, Any] = {}
+  steps = profiling.step_range(options.profile_steps, options.num_steps)
+  tracer = profiling.Tracer(steps, context.workdir / "profile")
+  first_calls = machine.FirstCalls(options.num_steps, writer.say)
+
+  @jax.transfer_guard("allow")
+  def save() -> None:
+    if int(state.bad.streak) >= options.max_bad_steps:
+      return  # Nothing has changed since.
+    unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
+    seconds = time.monotonic() - started
+    meta = progress(context, at, seconds, unlogged, teacher.step)
+    context.checkpoints.save(at, state, meta)
+
+  try:
+    while True:
+      # A run resumed from a checkpoint of this step evaluates again.
+      if mode == "train_and_eval" and evaluation_is_due(settings, at):
+        _evaluate(context, state, at, writer)
+        clock.reset()
+      if at == options.num_steps:
+        return state, Outcome("completed", "", costs)
+      context.notice.check()
+      batches = clock.wait(
+        lambda: sharding.put_batch(
+          context.program.mesh, next(calls), options.batch_size, stacked=True
+        )
+      )
+      if compiled is None:
+        compiled, costs = _compile(
+          context, (state, batches, teacher.params), writer
+        )
+        clock.reset()
+      before, call = state, range(at, at + size)
+      tracer.before(call)
+      with jax.profiler.StepTraceAnnotation("train", step_num=at):
+        state, values = compiled(state, batches, teacher.params)
+      tracer.after(call, values)
+      pending.append(values)
+      at += size
+      clock.count(size)
+      first_calls.after(at, values)
+      if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
+        arguments = before, batches, teacher.params
+        reason = divergence.find_nan(context.program.uncompiled, *arguments)
+        return state, Outcome("diverged", reason, costs)
+      last = at == options.num_steps
+      if last or at % options.log_every == 0:
+        # The only read from the device.
+        count = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
+        row, bad, taken = jax.device_get((pending, state.bad, count))
+        _log(context, at, row, int(taken), writer, clock)
+        pending = []
+        if bad.streak >= options.max_bad_steps:
+          reason = divergence.explain(bad, state.params)
+          return state, Outcome("diverged", reason, costs)
+      if last or at % options.checkpoint_every == 0:
+        save()
+  except preemption.Preempted:
+    save()
+    return state, Outcome("preempted", "", costs)
+  finally:
+    tracer.close()
+
+
+def progress(
+  context: RunContext,
+  batches: int,
+  wall_seconds: float,
+  pending: list[Any],
+  teacher_step: int | None,
+) -> dict[str, Any]:
+  """The metadata that a checkpoint stores besides the state.
+
+  Args:
+    context: the run.
+    batches: number of batches consumed.
+    wall_seconds: duration of the run so far.
+    pending: metrics of steps not yet logged.
+    teacher_step: step of the teacher's checkpoint.
+  """
+  return {
+    "batches": batches,
+    "wall_seconds": wall_seconds,
+    "pending": pending,
+    "teacher_step": teacher_step,
+    "data": checksums(context.datasets),
+  }
+
+
+def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:
+  """Checksums of the data, by name, in tasks that have them."""
+  return {
+    name: str(value)
+    for dataset in datasets.values()
+    for name, value in dataset.facts.items()
+    if name.endswith("_sha256")
+  }
+
+
+def _is_list(x: Any) -> bool:
+  return isinstance(x, list)
+
+
+def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
+  """Whether to evaluate after this step; the final evaluation is separate."""
+  every = settings.eval.every
+  return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
+
+
+@jax.transfer_guard("allow")
+def _evaluate(
+  context: RunContext,
+  state: step.TrainState,
+  at: int,
+  writer: metrics.Writer,
+) -> None:
+  """Evaluates during training and records the score of the checkpoint."""
+  settings = context.program.settings
+  options = settings.run
+  scores = context.evaluator(
+    step.scored_params(state), "validation", settings.eval.num_examples
+  )
+  for split, values in scores.items():
+    writer.write(at, split, values)
+  rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
+  context.checkpoints.scores |= metrics.scores(rows, options.best_metric)
+  names = [
+    name for split, row in scores.items() for name in metrics.named(split, row)
+  ]
+  if options.keep_best and options.best_metric.removeprefix("-") not in names:
+    raise UserError(
+      f"run.best_metric={options.best_metric!r} is not an evaluation score;"
+      f" those are {', '.join(n for n in names if 'standard_error' not in n)}"
+    )
+
+
+@jax.transfer_guard("allow")
+def _compile(
+  context: RunContext, arguments: tuple[Any, ...], writer: metrics.Writer
+) -> tuple[Any, dict[str, Any]]:
+  """The compiled training call, and its costs."""
+  start = time.perf_counter()
+  compiled = context.program.train.lower(*arguments).compile()
+  costs: dict[str, Any] = {
+    "compile_seconds": round(time.perf_counter() - start, 2),
+    "memory_bytes": profiling.memory(compiled),
+  }
+  total = sum(costs["memory_bytes"].values())
+  writer.say(
+    f"compiled the training step in {costs['compile_seconds']:.1f} s;"
+    f" {total / 2**20:.0f} MiB on each device"
+  )
+  return compiled, costs
+
+
+@jax.transfer_guard("allow")
+def _log(
+  context: RunContext,
+  at: int,
+  pending: list[Any],
+  num_updates: int,
+  writer: metrics.Writer,
+  clock: metrics.Clock,
+) -> None:
+  """Writes the mean of every metric over the good steps since the last row."""
+  program = context.program
+  flops = profiling.training_flops(program.costs)
+  rates = clock.rates(program.settings.run.batch_size)
+  writer.write(
+    at,
+    "train",
+    {
+      **mean_of_good_steps(pending),
+      "learning_rate": float(program.schedule(max(num_updates - 1, 0))),
+      **rates,
+      **profiling.rates(flops, rates["examples_per_second"]),
+      **profiling.peak_memory(),
+    },
+  )
+
+
+def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
+  """Means over accepted steps, and "skipped_steps", the number of the others.
+
+  Args:
+    pending: one entry per call: metrics of every step, [steps, ...] by name.
+  """
+  rows = {
+    name: np.concatenate([part[name] for part in pending])
+    for name in pending[0]
+  }
+  good = rows.pop("accepted") == 1
+  means = {
+    name: np.mean(values[good], axis=0) if good.any() else np.nan
+    for name, values in rows.items()
+  }
+  return {**means, "skipped_steps": float(np.sum(~good))}
+
+
+def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
+  """Groups of `steps` batches with a new leading axis."""
+  while group := list(itertools.islice(batches, steps)):
+    yield jax.tree.map(lambda *rows: np.stack(rows), *group)

@@ -1,0 +1,381 @@
+"""Training, the same procedure for every family.
+
+Read `run` from top to bottom: program, data, restore; `_train_and_evaluate`:
+loop, evaluation, summary. Families differ only in the module
+`settings.family`.
+"""
+
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from loopjax import checks, sharding
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.analysis import figures
+from loopjax.config import run_config
+from loopjax.errors import UserError
+from loopjax.program import step
+from loopjax.program import teacher as teacher_lib
+from loopjax.run import (
+  boards,
+  integrity,
+  machine,
+  metrics,
+  preemption,
+  processes,
+  provenance,
+  restore,
+)
+from loopjax.run import checkpoint as checkpoint_lib
+from loopjax.run import workdir as workdir_lib
+from loopjax.train import agreement, evaluate
+from loopjax.train import loop as train_loop
+from loopjax.types import Dataset
+
+# For training; for evaluation during training and model selection; to report.
+SPLITS = ("train", "validation", "test")
+# Settings of section eval that change the scores at the end of training.
+_SCORING = ("num_loops", "loop_kind", "depth_factor", "depth_examples")
+
+
+def make_datasets(
+  settings: config_lib.Settings,
+  mesh: jax.sharding.Mesh,
+  splits: Sequence[str] = SPLITS,
+) -> dict[str, Dataset]:
+  """Datasets by split; raises UserError on missing or malformed files."""
+  size = settings.eval.batch_size
+  sizes = dict.fromkeys(SPLITS, size) | {"train": settings.run.batch_size}
+  return {
+    split: settings.task_module.make_dataset(
+      settings.task,
+      split,
+      batch_size=sizes[split],
+      seed=settings.run.seed,
+      rows=sharding.local_rows(mesh, sizes[split]),
+    )
+    for split in splits
+  }
+
+
+def run(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, mode: str
+) -> dict[str, Any]:
+  """Trains, evaluates or does both; returns the summary that it writes.
+
+  Args:
+    config: from a config file.
+    workdir: where all output of the run is written; a run found there resumes
+      where it stopped.
+    mode: "train", "eval" (any checkpoint, any number of loops) or
+      "train_and_eval".
+
+  Raises:
+    UserError: a mistake in the config, the data or the directory.
+  """
+  settings = config_lib.resolve(config)
+  if done := processes.from_process_0(lambda: _admit(settings, workdir, mode)):
+    print(f"{workdir} is already complete")
+    return done
+  if mode != "eval" and jax.process_index() == 0:
+    will_take = machine.prediction(
+      settings.training_flops, settings.model.width
+    )
+    print(f"time: {will_take}", flush=True)
+  # Recorded now: the checkout may change during the run.
+  environment = provenance.environment()
+  notice = preemption.Notice()
+  teacher = None if mode == "eval" else teacher_lib.read(settings)
+  program = program_lib.make_program(settings, teacher=teacher)
+  splits = (settings.eval.split,) if mode == "eval" else SPLITS
+  datasets = make_datasets(settings, program.mesh, splits)
+  with workdir_lib.locked(workdir), notice.listening():
+    # Checked again under the lock: another run may have started meanwhile.
+    processes.from_process_0(
+      lambda: workdir_lib.check_config(workdir, settings.plain, mode)
+    )
+    scores = processes.from_process_0(
+      lambda: list(
+        metrics.scores(
+          workdir_lib.read_metrics(workdir), settings.run.best_metric
+        ).items()
+      )
+    )
+    restored = None
+    if mode != "eval":
+      restored = restore.newest(
+        workdir,
+        lambda step: restore.state(workdir, step, program.abstract_state),
+        set_aside=True,
+      )
+    checkpoints = checkpoint_lib.Checkpoints(
+      workdir,
+      keep=settings.run.keep_checkpoints,
+      keep_best=settings.run.keep_best,
+      scores=dict(scores),
+    )
+    evaluator = evaluate.make_evaluator(program, datasets, notice.check)
+    context = train_loop.RunContext(
+      program, datasets, checkpoints, evaluator, notice, workdir
+    )
+    if mode == "eval":
+      summary, directory = _evaluate(context), workdir / "evaluation"
+    else:
+      summary = _train_and_evaluate(context, restored, mode)
+      directory = workdir
+    checkpoints.close()
+    summary |= environment
+    if jax.process_index() == 0:
+      directory.mkdir(exist_ok=True)
+      workdir_lib.write_json(directory / "config.json", settings.plain)
+      workdir_lib.write_json(directory / "summary.json", summary)
+    processes.wait_for_all()  # Process 0 draws; the others must not exit yet.
+  return summary
+
+
+def _admit(
+  settings: config_lib.Settings, workdir: pathlib.Path, mode: str
+) -> dict[str, Any] | None:
+  """Refuses invalid requests; returns the summary if the run is complete."""
+  workdir_lib.check_config(workdir, settings.plain, mode)
+  if mode == "eval":
+    if not (workdir / "config.json").exists():
+      raise UserError(f"--workdir={workdir} contains no run to evaluate")
+    return None
+  for name in ("checkpoint", "split"):
+    if getattr(settings.eval, name) != getattr(run_config.Eval(), name):
+      raise UserError(f"eval.{name} has no effect without --mode=eval")
+  if settings.plain["model"].get("precision") == "bfloat16_params":
+    raise UserError(
+      "model.precision='bfloat16_params' is for models that are only read:"
+      " updates of bfloat16 parameters are lost to rounding"
+    )
+  boards.check(settings.run.wandb_project)
+  if settings.run.keep_best and mode == "train":
+    raise UserError("run.keep_best has no effect with --mode=train")
+  if not settings.run.keep_best:
+    checks.without_effect("run", settings.run, "run.keep_best=0", "best_metric")
+  if settings.run.debug_nans and jax.process_count() > 1:
+    raise UserError(
+      "run.debug_nans needs a single process; restart with one from the"
+      " checkpoint"
+    )
+  path = workdir / "summary.json"
+  summary = workdir_lib.read_json(path) if path.exists() else {}
+  scored = any(name.startswith("test") for name in summary.get("metrics", {}))
+  done = summary.get("status") == "completed" and (scored or mode == "train")
+  if done and scored:
+    _check_scored(settings, workdir)
+  return summary if done else None
+
+
+def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
+  """Raises UserError if a complete run was scored with other settings."""
+  before = workdir_lib.read_json(workdir / "config.json").get("eval", {})
+  for name in _SCORING:
+    here = settings.plain["eval"][name]
+    if before.get(name, here) != here:
+      raise UserError(
+        f"{workdir} is complete, scored with eval.{name}={before[name]!r};"
+        f" --mode=eval scores it with {here!r}"
+      )
+
+
+def _train_and_evaluate(
+  context: train_loop.RunContext,
+  restored: tuple[step.TrainState, dict[str, Any]] | None,
+  mode: str,
+) -> dict[str, Any]:
+  """Trains from the restored state, scores the result, draws figures."""
+  settings, started = context.program.settings, time.monotonic()
+  if restored:
+    state, meta = restored
+    assert meta["batches"] == int(state.step)
+    _check_data(context, meta.get("data", {}))
+    started -= meta["wall_seconds"]
+  else:
+    state = _fresh_state(context)
+    meta = train_loop.progress(context, 0, 0.0, [], None)
+  teacher = teacher_lib.load(
+    settings, context.program.abstract_teacher, meta["teacher_step"]
+  )
+  if not restored and (settings.run.init_from or settings.run.teacher):
+    # Saved now: the runs it starts from may continue meanwhile.
+    context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
+  at = int(state.step)
+  if jax.process_index() == 0:
+    workdir_lib.write_json(context.workdir / "config.json", settings.plain)
+    # Written last: an unfinished run has no summary.
+    (context.workdir / "summary.json").unlink(missing_ok=True)
+  scored_again = mode == "train_and_eval" and (
+    at == settings.run.num_steps or train_loop.evaluation_is_due(settings, at)
+  )
+  headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
+  writer = metrics.Writer(
+    context.workdir,
+    settings.run.num_steps,
+    at,
+    scored_again,
+    shown=tuple(dict.fromkeys(("loss", *headline, "steps_per_second"))),
+    boards=boards.open_all(
+      context.workdir, at, settings.run.wandb_project, settings.plain
+    ),
+  )
+  failed: list[str] = []
+  try:
+    state, outcome = train_loop.train(
+      context, state, teacher, meta["pending"], writer, started, mode
+    )
+    if mode == "train_and_eval" and outcome.status == "completed":
+      try:
+        failed = _final_scores(context, state, teacher.params, writer)
+      except preemption.Preempted:
+        # The state is saved; a restart scores again.
+        outcome = outcome._replace(status="preempted")
+  finally:
+    writer.close()
+  summary = _summary(
+    context, step.scored_params(state), int(state.step), started
+  )
+  return {
+    "status": outcome.status,
+    **({"reason": outcome.reason} if outcome.reason else {}),
+    **({"figures_failed": failed} if failed else {}),
+    "metrics": writer.last,
+    **summary,
+    "digest": integrity.digest(integrity.record(step.learned(state))),
+    **outcome.costs,
+  }
+
+
+def _check_data(
+  context: train_loop.RunContext, before: Mapping[str, str]
+) -> None:
+  """Raises UserError if the data are not those of the checkpoint."""
+  now = train_loop.checksums(context.datasets)
+  changed = [
+    name for name, value in before.items() if now.get(name, value) != value
+  ]
+  if changed:
+    raise UserError(
+      f"{context.workdir}: the data have changed since the run began"
+      f" ({', '.join(changed)}); a run on other data needs another --workdir"
+    )
+
+
+def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
+  """The state before the first step, with parameters of run.init_from if set.
+
+  Raises:
+    UserError: run.init_from holds no parameters that fit.
+  """
+  options = context.program.settings.run
+  state = context.program.init(jax.random.key(options.seed))
+  if not options.init_from:
+    return state
+  _, loaded = restore.chosen_params(
+    pathlib.Path(options.init_from),
+    None,
+    context.program.abstract_state.params,
+    f"run.init_from={options.init_from}",
+    options.init_fresh,
+  )
+  params = integrity.merged(state.params, loaded)
+  ema = jax.tree.map(jnp.copy, params) if state.ema else {}
+  return state._replace(params=params, ema=ema)
+
+
+def _final_scores(
+  context: train_loop.RunContext,
+  state: step.TrainState,
+  teacher_params: Any,
+  writer: metrics.Writer,
+) -> list[str]:
+  """Final scores and figures; names of the figures that failed."""
+  params, at = step.scored_params(state), int(state.step)
+  # Both may score the same training examples, with the same result.
+  found = context.evaluator(params, "validation") | context.evaluator(
+    params, "test"
+  )
+  for split, scores in found.items():
+    writer.write(at, split, scores)
+  test = context.datasets["test"]
+  if scores := agreement.measure(context.program, params, teacher_params, test):
+    writer.write(at, "teacher", scores)
+  drawn = _figures(context, params, "test", context.workdir / "figures")
+  for split, scores in drawn.scores.items():
+    writer.write(at, split, scores)
+  writer.images(at, drawn.files)
+  return drawn.failed
+
+
+def _evaluate(context: train_loop.RunContext) -> dict[str, Any]:
+  """Scores a checkpoint and draws figures; the run itself is unchanged."""
+  started, workdir = time.monotonic(), context.workdir
+  split = context.program.settings.eval.split
+  wanted, at = context.program.settings.eval.checkpoint, None
+  if wanted == "best":
+    at = restore.best(workdir, context.checkpoints.scores)
+  elif wanted != "newest":
+    at = int(wanted)
+  abstract = context.program.abstract_state.params
+  at, params = restore.chosen_params(
+    workdir, at, abstract, f"--workdir={workdir}"
+  )
+  values: dict[str, float] = {}
+  failed: list[str] = []
+  try:
+    for part, scores in context.evaluator(params, split).items():
+      values |= metrics.named(part, scores)
+    directory = context.workdir / "evaluation" / "figures"
+    drawn = _figures(context, params, split, directory)
+    for part, scores in drawn.scores.items():
+      values |= metrics.named(part, scores)
+    failed = drawn.failed
+    status = "completed"
+  except preemption.Preempted:
+    status = "preempted"
+  for name, value in values.items() if jax.process_index() == 0 else ():
+    print(f"{name} {value:.6g}")
+  return {
+    "status": status,
+    **({"figures_failed": failed} if failed else {}),
+    "metrics": values,
+    **_summary(context, params, at, started),
+    "digest": integrity.digest(integrity.record(params)),
+  }
+
+
+def _figures(
+  context: train_loop.RunContext,
+  params: Any,
+  split: str,
+  directory: pathlib.Path,
+) -> figures.Drawn:
+  return figures.make_figures(
+    context.program.settings,
+    context.program.graphdef,
+    params,
+    context.datasets[split],
+    workdir_lib.read_metrics(context.workdir),
+    directory,
+  )
+
+
+def _summary(
+  context: train_loop.RunContext, params: Any, at: int, started: float
+) -> dict[str, Any]:
+  """The entries that training and evaluation share."""
+  facts = [dataset.facts for dataset in context.datasets.values()]
+  return {
+    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+    "steps": at,
+    "wall_seconds": round(time.monotonic() - started, 2),
+    "data": {name: value for fact in facts for name, value in fact.items()},
+  }

@@ -1,0 +1,245 @@
+"""The command line: one line and exit status 2 for every mistake."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tests_support import ROOT, command
+
+from loopjax import main as main_lib
+from loopjax import train
+from loopjax.commands import command_line
+from loopjax.run import machine
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ([], "--config=FILE is missing"),
+    (["--config=configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config=configs/sudoko_utm.py"], "did you mean 'sudoku_utm.py'?"),
+    (["--config=configs/sudoku_utm.py:huge"], "error: no preset 'huge'"),
+    (
+      ["--config=configs/sudoku_utm.py:smoke,model.widht=3"],
+      "error: no setting 'model.widht'; there is model.width",
+    ),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--config.model.witdh=3"],
+      "error: no setting 'model.witdh'; there is model.width",
+    ),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--config.model.width=wide"],
+      "wide",
+    ),
+    (["--config=configs/sudoku_utm.py:smoke", "--mode=dance"], "dance"),
+    (["--config=README.md"], "README.md is not a Python file"),
+    (["--config=configs/sudoku_utm.py:smoke", "--workdir="], "is empty"),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--config.run.seed=4294967296"],
+      "run.seed=4294967296 must be less than 2**32",
+    ),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--config.eval.num_loops=99999"],
+      "eval.num_loops=99999: 99999 loops are more than 65,536",
+    ),
+    (["--konfig=x"], "konfig"),
+    (["--config=configs/sudoku_utm.py:smoke", "mode=eval"], "'mode=eval'"),
+  ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys):
+  assert command(main_lib.main, *arguments) == 2
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1
+  assert error.startswith("error: ")
+  assert message in error
+
+
+def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
+  """In a process of its own, which ends with that status."""
+  workdir = tmp_path / "run"
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "loopjax.main"),
+      "--config=configs/sudoku_utm.py:smoke",
+      f"--workdir={workdir}",
+      "--config.run.batch_size=15",
+    ],
+    cwd=ROOT,
+    env={**os.environ, "JAX_NUM_CPU_DEVICES": "2"},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2
+  assert done.stderr.count("\n") == 1
+  assert "run.batch_size=15" in done.stderr
+  assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+  ("variables", "message"),
+  [
+    ({"JAX_PLATFORMS": "foo"}, "error: JAX_PLATFORMS=foo: "),
+    ({"JAX_ENABLE_X64": "1"}, "error: JAX_ENABLE_X64 is set"),
+  ],
+)
+def test_an_environment_that_cannot_be_used_is_one_line(
+  tmp_path, variables, message
+):
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "loopjax.main"),
+      "--config=configs/sudoku_utm.py:smoke",
+      f"--workdir={tmp_path / 'run'}",
+    ],
+    cwd=ROOT,
+    env={**os.environ, **variables},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2
+  assert done.stderr.count("\n") == 1
+  assert done.stderr.startswith(message)
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def main(tmp_path):
+  """The command in a new directory."""
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  return functools.partial(command, main_lib.main, directory=tmp_path)
+
+
+BARE = "--config=configs/sudoku_utm.py"
+
+
+def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
+  monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
+  monkeypatch.setattr(machine, "_MEASURED_SECONDS", 0.0)
+  assert main(f"{BARE}:smoke", "--mode=train") == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == "work directory: runs/sudoku_utm-smoke"
+  assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
+  assert {":gpu,", ":tiny,", ":nine"} <= set(lines[1].split())
+  assert lines[2].startswith("time: about a few seconds of training")
+  assert sum("steps a second; about" in line for line in lines) == 1
+  assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
+  assert main(f"{BARE}:smoke", "--mode=train") == 0
+  said = capsys.readouterr().out
+  assert said.endswith("runs/sudoku_utm-smoke is already complete\n")
+  there = "--workdir=runs/sudoku_utm-smoke"
+  seed = "--config.run.seed=7"
+  assert main(f"{BARE}:smoke", there, "--mode=eval", seed) == 2
+  said = capsys.readouterr().err
+  assert said == (
+    "error: --config.run.seed=7 has no effect with --mode=eval; the run has 0\n"
+  )
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
+  asked = []
+
+  def run(config, workdir, mode):
+    asked.append((config.task.box_cols, str(workdir), mode))
+    return {"status": "preempted", "steps": 600}
+
+  monkeypatch.setattr(train, "run", run)
+  command = ["python", "-m", "loopjax.main", "--config=my configs/a.py"]
+  monkeypatch.setattr(sys, "orig_argv", command)
+  assert main(BARE) == 4
+  assert asked == [(3, "runs/sudoku_utm", "train_and_eval")]
+  said = capsys.readouterr()
+  assert said.out.splitlines()[1].startswith("preset: tiny; others: ")
+  assert said.err == (
+    "stopped after step 600 of 2600; to resume, run:\n"
+    "python -m loopjax.main '--config=my configs/a.py'\n"
+  )
+
+
+def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
+  monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
+  assert command(main_lib.main) == 2
+  missing = "error: --config=FILE is missing; --list shows the choices\n"
+  assert capsys.readouterr() == ("", missing)
+  assert command(main_lib.main, "--list") == 0
+  said = capsys.readouterr().out
+  assert said.startswith("python -m loopjax.main --config=FILE")
+  assert "\nconfigs/sudoku_utm.py: " in said
+
+
+def test_help_is_what_it_does_then_the_flags(monkeypatch, capsys):
+  monkeypatch.setattr(sys, "argv", [main_lib.__file__, "--help"])
+  monkeypatch.setattr(sys.modules["__main__"], "__doc__", "What it does.\n")
+  with pytest.raises(SystemExit) as ended:
+    command_line.run(main_lib.main)
+  assert not ended.value.code
+  said = capsys.readouterr().out
+  assert said.startswith("What it does.\n\n")
+
+
+def test_describe_prints_json_and_trains_nothing(main, capsys):
+  assert main("--config=configs/sudoku_utm.py:paper", "--mode=describe") == 0
+  described = json.loads(capsys.readouterr().out)
+  assert described["parameters"] == 3_177_612
+  assert described["config"]["model"]["name"] == "utm"
+  assert len(described["flops_per_example"]) == 18
+  each = [flops / 81 for flops in described["flops_per_example"]]
+  assert described["flops_per_token"] == each
+  # Parameters, their average and two moments, and two counts of steps.
+  assert described["state_bytes"] == 4 * (4 * 3_177_612 + 2)
+  assert described["cache_bytes_per_token"] == 0
+
+
+FULL_DISK = """
+import errno, os, threading
+from loopjax import command_line
+
+def fill():
+  raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def entry(argv):
+  threads = [threading.Thread(target=fill) for _ in range(8)]
+  for thread in threads: thread.start()
+  for thread in threads: thread.join()
+  fill()
+
+command_line.run(entry)
+"""
+
+
+READER = """
+import os, sys
+from loopjax import command_line
+
+def entry(argv):
+  while True:
+    print("a line", flush=True)
+
+command_line.run(entry)
+"""
+
+
+def test_a_reader_that_goes_away_ends_the_command_with_one_line():
+  with subprocess.Popen(
+    [sys.executable, "-c", READER],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    assert process.stdout.readline() == "a line\n"
+    process.stdout.close()
+    assert process.wait(60) == 1
+    assert process.stderr.read() == "error: standard output was closed\n"
+
+
+def test_a_disk_that_is_full_for_many_threads_is_one_line():
+  done = subprocess.run(
+    [sys.executable, "-c", FULL_DISK, "--workdir=runs/full"],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2
+  assert done.stderr == "error: --workdir=runs/full: No space left on device\n"

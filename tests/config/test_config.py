@@ -1,0 +1,417 @@
+"""Config files, presets and their mistakes."""
+
+import pytest
+from tests_support import CONFIGS, ROOT, load_config, namespace
+
+from loopjax import config as config_lib
+from loopjax import sections
+from loopjax.commands import describe
+from loopjax.config import presets
+from loopjax.errors import UserError
+from loopjax.models import MODELS, utm
+from loopjax.program import budget
+
+PRESETS = [
+  (name, preset) for name in CONFIGS for preset in namespace(name)["PRESETS"]
+]
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_every_preset_of_every_config_builds(name, preset):
+  described = describe.describe(load_config(name, preset))
+  assert described["parameters"] == sum(
+    described["parameters_by_module"].values()
+  )
+  flops = described["flops_per_example"]
+  assert flops == sorted(flops)
+  assert len(described["flops_per_token"]) == len(flops)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_has_the_presets_and_says_what_they_are(name):
+  names = namespace(name)
+  assert {"tiny", "gpu", "paper", "smoke"} <= names["PRESETS"].keys()
+  command = f"\n  python -m loopjax.main --config=configs/{name}.py\n"
+  assert command in names["__doc__"]
+  for preset in names["PRESETS"]:
+    assert f"\n  {preset:7} " in names["__doc__"]
+  assert (ROOT / "configs" / f"{name}.py").read_text().count("\n") < 150
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_every_sweep_item_resolves(name, preset):
+  base = load_config(name, preset)
+  for items in namespace(name)["sweeps"](base).values():
+    for place, item in enumerate(items):
+      earlier = [
+        x for x in item.values() if isinstance(x, config_lib.WorkdirOf)
+      ]
+      assert all(0 <= run.item < place for run in earlier)
+      # The sweep puts a directory in its place.
+      item = {key: "runs/a" if x in earlier else x for key, x in item.items()}
+      config = load_config(name, preset)
+      config_lib.override(config, item)
+      settings = config_lib.resolve(config)
+      got = sections.flatten(config_lib.to_dict(config))
+      for key, value in item.items():
+        expected = list(value) if isinstance(value, tuple) else value
+        assert got[key] == expected
+      assert settings.family is MODELS[got["model.name"]]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_alone_is_the_smallest_run_that_shows_the_effect(name):
+  assert load_config(name, "") == load_config(name, "tiny")
+  assert load_config(name, "run.seed=3") == load_config(name, "tiny,run.seed=3")
+  settings = config_lib.resolve(load_config(name, ""))
+  task = sections.flatten({"task": vars(settings.task)})
+  assert not any("hf://" in str(value) for value in task.values())
+
+
+def test_the_papers_scale():
+  config = load_config("sudoku_utm", "paper")
+  settings = config_lib.resolve(config)
+  assert settings.model == utm.Config()
+  assert settings.optim.learning_rate == 3e-4
+  assert settings.run.num_steps >= 59_872
+  assert settings.run.batch_size == 256
+  assert settings.task.train_csv.startswith("hf://")
+  assert describe.describe(config)["parameters"] == 3_177_612
+
+
+MUON = {"optim.learning_rate": 5e-5, "optim.muon_learning_rate": 2e-3}
+PAPERS = {
+  # 4 epochs of Sudoku-Extreme (section 4.1 and the authors' code).
+  "sudoku_utm": {
+    "run.num_steps": 4 * (3_831_994 // 256), "run.batch_size": 256,
+    "optim.learning_rate": 3e-4, "optim.warmup_steps": 1000,
+    "model.num_loops": 18, "model.num_memory_tokens": 16,
+  },
+  # 50,000 epochs of 1,000 puzzles, an example for up to 16 steps; the mixer is
+  # an MLP on Sudoku (section 5 and the authors' code).
+  "sudoku_trm": {
+    "run.num_steps": 65_104, "run.batch_size": 768,
+    "task.num_train_puzzles": 1000, "optim.learning_rate": 1e-4,
+    "optim.warmup_steps": 2000, "optim.weight_decay": 1.0,
+    "optim.ema_decay": 0.999, "model.mixer": "mlp", "model.num_loops": 16,
+    "model.num_cycles": 3, "model.num_latent_steps": 6,
+  },
+  "maze_trm": {
+    "run.num_steps": 65_104, "run.batch_size": 768, "task.size": 30,
+    "task.num_train_mazes": 1000, "optim.learning_rate": 1e-4,
+    "model.mixer": "attention", "model.num_latent_steps": 4,
+  },
+  # 20,000 epochs of 1,000 puzzles, the recipe for eight GPUs.
+  "sudoku_hrm": {
+    "run.num_steps": 26_040, "run.batch_size": 768,
+    "task.num_train_puzzles": 1000, "optim.learning_rate": 1e-4,
+    "optim.weight_decay": 1.0, "optim.ema_decay": 0.0, "model.num_loops": 16,
+    "model.num_cycles": 2, "model.num_low_steps": 2,
+  },
+  # 50,000 epochs of 1,000 puzzles.
+  "sudoku_urm": {
+    "run.num_steps": 390_624, "run.batch_size": 128,
+    "task.num_train_puzzles": 1000, "optim.learning_rate": 1e-4,
+    "optim.weight_decay": 1.0, "optim.ema_decay": 0.999,
+    "model.num_layers": 4, "model.num_loops": 16, "model.num_cycles": 2,
+    "model.num_inner_steps": 6,
+  },
+  # 3,000 epochs of 20,000 sequences (section 3.1), 5,000 in English (A.3).
+  "multihop_disco": {
+    "run.num_steps": 3000 * 20_000 // 500, "run.batch_size": 500,
+    "optim.learning_rate": 1e-4, "model.num_loops": 2,
+  },
+  "language_disco": {
+    "run.num_steps": 5000 * 20_000 // 500, "run.batch_size": 500,
+    "model.gate": "learned",
+  },
+  # Appendix B; 20 billion tokens.
+  "lm_disco": {
+    "run.num_steps": 19_074, "run.batch_size": 128, "task.name": "text",
+    "task.sequence_length": 8192, "task.vocab_size": 129_280,
+    "model.width": 1024, "model.num_layers": 24, "model.num_heads": 16,
+    "model.num_loops": 4, "model.top_k": 128, "model.mlp": "swiglu",
+    "model.rope_base": 1e6, "optim.name": "muon", "optim.learning_rate": 3e-3,
+    "optim.eps": 1e-15, "optim.muon_momentum": 0.95, "optim.clip_norm": 1.0,
+    "optim.warmup_steps": 1000, "optim.schedule": "linear",
+    "optim.final_learning_rate": 1e-5,
+  },
+  # About 5 billion tokens, 100 an example (section 6.1).
+  "automaton_sleep": {
+    "run.num_steps": 98_000, "run.batch_size": 512, "task.num_steps": 32, **MUON
+  },
+  # About 360,000 tokens a step (section A.1).
+  "lm_adaptive": {
+    "run.num_steps": 38_620, "run.batch_size": 352,
+    "task.sequence_length": 1024, "task.vocab_size": 50_304,
+    "optim.learning_rate": 3e-3, "model.width": 768, "model.num_layers": 12,
+    "model.num_local_slots": 1024, "model.num_global_slots": 512,
+    "model.loop_scale": -7.0, "model.loop_update": "literal",
+  },
+  # MELT-1.6B (table 6).
+  "lm_melt": {
+    "run.num_steps": 500, "run.batch_size": 32, "task.sequence_length": 10_000,
+    "model.chunk_size": 500, "model.num_layers": 24, "model.width": 2048,
+    "model.num_loops": 4, "optim.learning_rate": 8e-6, "optim.gate_rate": 62.5,
+    "optim.b2": 0.95, "optim.weight_decay": 1e-4, "optim.clip_norm": 1.0,
+  },
+  # Stage 1b: 3 trillion tokens, 4 loops (arXiv 2510.25741).
+  "lm_looped": {
+    "run.num_steps": 715_000, "run.batch_size": 1024,
+    "task.sequence_length": 4096, "task.vocab_size": 49_152,
+    "model.num_loops": 4, "model.exit_gate": "joint",
+    "model.entropy_weight": 0.05, "model.rope_base": 1e4,
+    "optim.learning_rate": 3e-4, "optim.schedule": "constant",
+    "optim.b2": 0.95, "optim.weight_decay": 0.1,
+  },
+  "depo_sleep": {"run.batch_size": 128, "task.num_nodes": 75, **MUON},
+  "gsm_sleep": {
+    "run.batch_size": 256, **MUON, "optim.muon_learning_rate": 1e-3,
+    "task.context_length": 3300, "task.min_length": 2000,
+    "task.max_length": 3300, "model.window": 2000,
+  },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_presets_have_the_papers_numbers(name):
+  config = sections.flatten(config_lib.to_dict(load_config(name, "paper")))
+  assert {key: config[key] for key in PAPERS[name]} == PAPERS[name]
+
+
+def language_models(sweep):
+  """(model.name, resolved settings) of every item of a sweep, first seeds."""
+  base = load_config("lm_disco", "paper")
+  for item in namespace("lm_disco")["sweeps"](base)[sweep]:
+    if not item.get("run.seed"):
+      config = load_config("lm_disco", "paper")
+      config_lib.override(config, item)
+      yield config.model.name, config_lib.resolve(config)
+
+
+def test_the_language_models_have_440_million_parameters():
+  """DiscoLoop, appendix B; every number by hand."""
+  width, features, layers, vocab = 1024, 2816, 24, 129_280
+  matrices = vocab * width + layers * (4 * width**2 + 3 * width * features)
+  assert matrices == 440_664_064
+  norms = layers * 4 * width + width  # Two around each branch, one at the end.
+  gate = width + 1
+  found = {
+    name: budget.parameters(settings)
+    for name, settings in language_models("language_models")
+  }
+  assert found == {
+    "disco": matrices + norms + gate,
+    "looped": matrices + norms,
+    "ponderlm": matrices + norms,
+  }
+  assert found["disco"] == 440_764_417  # As the config says.
+
+
+@pytest.mark.parametrize(
+  ("preset", "parameters"),
+  [
+    ("paper", 1_434_652_673),
+    ("looplm_1_4b", 1_434_652_673),
+    ("looplm_2_6b", 2_667_974_657),
+  ],
+)
+def test_looplm_has_the_published_sizes(preset, parameters):
+  settings = config_lib.resolve(load_config("lm_looped", preset))
+  assert budget.parameters(settings) == parameters
+  assert f"{parameters:,}" in namespace("lm_looped")["__doc__"]
+
+
+@pytest.mark.parametrize(
+  ("sweep", "measure", "tolerance"),
+  [
+    ("equal_parameters", budget.parameters, 1e-5),
+    ("equal_flops", budget.flops, 1e-3),
+  ],
+)
+def test_language_models_are_compared_at_equal_cost(sweep, measure, tolerance):
+  """The tolerances: the gate's parameters, half a feature of each MLP."""
+  amounts = {name: measure(s) for name, s in language_models(sweep)}
+  assert amounts.keys() == {"disco", "looped", "ponderlm", "transformer"}
+  for amount in amounts.values():
+    assert amount == pytest.approx(amounts["disco"], rel=tolerance)
+
+
+def test_the_papers_ponder_cost_warms_up_over_20_000_steps():
+  config = load_config("sudoku_utm", "paper")
+  sweeps = namespace("sudoku_utm")["sweeps"](config)
+  items = [*sweeps["tradeoff"], *sweeps["lambda"], *sweeps["fixed_depth"]]
+  steps = {item["model.ponder_warmup_steps"] for item in items}
+  assert steps == {0, 20_000}
+  # Table 4 at 64 tokens: half the batch, as many puzzles (Figure 4).
+  (half,) = [i for i in items if i.get("model.num_memory_tokens") == 64]
+  assert half["run.batch_size"] == 128
+  assert half["run.num_steps"] == 2 * config.run.num_steps
+  assert half["model.ponder_warmup_steps"] == 20_000
+
+
+def test_without_memory_every_start_mode_and_depth_is_tried():
+  """UTM, contribution 1; Muon is an open question of its section 7."""
+  sweeps = namespace("sudoku_utm")["sweeps"](load_config("sudoku_utm", "paper"))
+  items = sweeps["no_memory"]
+  tried = {
+    (
+      item.get("model.halting", "act"),
+      item.get("model.router_bias", -3.0),  # The preset's.
+      item["model.num_loops"],
+    )
+    for item in items
+  }
+  assert {item["model.num_memory_tokens"] for item in items} == {0}
+  starts = [("act", 0.0), ("act", -3.0), ("act", 1.0), ("fixed", -3.0)]
+  assert tried == {(*start, loops) for start in starts for loops in (18, 36)}
+  assert {item["optim.name"] for item in sweeps["muon"]} == {"adamw", "muon"}
+  assert "model.router_bias" not in sweeps["muon"][0]  # The deep start.
+
+
+def test_the_argument_overrides_the_preset():
+  config = load_config("sudoku_utm", "smoke,model.width=32,model.norm=rmsnorm")
+  assert (config.model.width, config.model.norm) == (32, "rmsnorm")
+  assert config.is_locked
+  # Wherever the preset stands.
+  assert load_config("sudoku_utm", "model.width=32,smoke").model.width == 32
+
+
+def test_changes_come_after_a_preset():
+  config = load_config("gsm_sleep", "smoke,inserted,run.seed=1")
+  assert not config.model.memory_mlp
+  assert config.model.width == 16
+  config = load_config("gsm_sleep", "inserted")
+  assert config.model.width == load_config("gsm_sleep", "tiny").model.width
+
+
+def test_blocks_lie_on_top_of_each_other():
+  below = {"run": {"seed": 1, "num_steps": 2}, "eval": {"every": 3}}
+  got = presets.merged(below, {"run": {"seed": 4}, "loop": {"remat": "full"}})
+  assert got == {
+    "run": {"seed": 4, "num_steps": 2},
+    "eval": {"every": 3},
+    "loop": {"remat": "full"},
+  }
+  assert below["run"]["seed"] == 1
+
+
+@pytest.mark.parametrize(
+  ("arg", "message"),
+  [
+    ("huge", "no preset 'huge'; there are gpu, nine, paper, smoke, tiny"),
+    ("nin", "smoke, tiny; did you mean 'nine'?"),
+    ("model.name=lopped", "utm; did you mean 'looped'?"),
+    ("tiny,gpu", "presets tiny and gpu: name one"),
+    ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
+    ("smoke,model.width=wide", "model.width='wide'"),
+    ("smoke,model.width=1.5", "model.width=1.5"),
+  ],
+)
+def test_wrong_arguments_are_named(arg, message):
+  with pytest.raises(UserError, match=message) as caught:
+    load_config("sudoku_utm", arg)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    ({"model.name": "gpt"}, "model.name='gpt'"),
+    ({"task.name": "chess"}, "task.name='chess'"),
+    ({"model.halting": "atc"}, "act, ponder, fixed; did you mean 'act'"),
+    ({"loop.kind": "while"}, "loop.kind='while'"),
+    ({"loop.remat": "some"}, "loop.remat='some'"),
+    ({"run.num_steps": 0}, "run.num_steps=0"),
+    ({"run.checkpoint_every": 12}, "run.checkpoint_every=12 must be a multi"),
+    ({"run.keep_best": 1}, "run.keep_best=1 needs steps"),
+    ({"run.init_fresh": "gate"}, "run.init_fresh has no effect"),
+    ({"run.init_from": "x", "run.init_fresh": "("}, "run.init_fresh="),
+    ({"run.profile_steps": "5"}, "run.profile_steps='5'"),
+    ({"run.profile_steps": "5:21"}, "run.profile_steps='5:21'"),
+    ({"run.num_microbatches": 0}, "run.num_microbatches=0"),
+    ({"eval.checkpoint": "last"}, "eval.checkpoint='last'"),
+    ({"run.log_every": 1}, "run.log_every=1 must be a multiple"),
+    ({"eval.every": 7}, "eval.every=7"),
+    ({"eval.loop_kind": "unroll"}, "eval.loop_kind='unroll'"),
+    ({"eval.num_examples": 64}, "eval.num_examples has no effect"),
+    ({"mesh.data": 0}, "needs positive sizes"),
+    ({"model.router_bias": float("nan")}, "must be a finite float"),
+    ({"model.rope_base": 0.0}, "model.rope_base=0.0"),
+    ({"model.mlp_ratio": 0.0}, "model.mlp_ratio=0.0"),
+    ({"optim.eps": float("inf")}, "must be a finite float"),
+    ({"optim.eps": 0.0}, "optim.eps=0.0"),
+    ({"run.seed": None}, "run.seed=None must be of type int"),
+    ({"eval.num_loops": -1}, "eval.num_loops=-1"),
+    ({"optim.warmup_steps": 20}, "optim.warmup_steps=20"),
+  ],
+)
+def test_impossible_settings_are_named(overrides, message):
+  config = load_config("sudoku_utm", "smoke")
+  with pytest.raises(UserError, match=message):
+    config_lib.override(config, overrides)
+    config_lib.resolve(config)
+
+
+def test_another_family_keeps_what_both_have():
+  config = load_config("multihop_disco", "smoke,model.name=transformer")
+  assert config.model.name == "transformer"
+  assert config.model.width == 16
+  assert "gate" not in config.model
+  assert config_lib.resolve(config).family.__name__.endswith("transformer")
+  with pytest.raises(UserError, match="model.name='none' is not one of"):
+    load_config("multihop_disco", "smoke,model.name=none")
+
+
+def test_another_task_keeps_what_both_have():
+  config = load_config("lm_disco", "smoke")
+  assert (config.task.name, "train_files" in config.task) == (
+    "arithmetic",
+    False,
+  )
+  config = load_config(
+    "depo_sleep", "smoke,task.context_length=64,task.name=gsm"
+  )
+  assert config.task.name == "gsm"
+  assert config.task.context_length == 64
+  assert "num_nodes" not in config.task
+
+
+@pytest.mark.parametrize(
+  ("section", "name"), [("model", "transformer"), ("task", "sudoku")]
+)
+def test_another_name_on_the_command_line_goes_after_the_colon(section, name):
+  config = load_config("multihop_disco", "smoke")
+  config[section].name = name
+  message = f"{section}.name='{name}' has other settings and goes after the col"
+  with pytest.raises(UserError, match=message):
+    config_lib.resolve(config)
+
+
+def test_a_tuple_and_text_after_the_colon():
+  config = load_config(
+    "multihop_disco",
+    "smoke,task.num_train_chains=(30,),eval.checkpoint=10,run.seed=3",
+  )
+  assert config.task.num_train_chains == (30,)
+  assert config.eval.checkpoint == "10"
+  assert config.run.seed == 3
+
+
+def test_items_of_a_sweep_are_every_combination():
+  rates = config_lib.axis("optim.learning_rate", 1, 2)
+  items = config_lib.product(rates, [{}, {"optim.learning_rate": 3, "a.b": 4}])
+  assert items == [
+    {"optim.learning_rate": 1},
+    {"optim.learning_rate": 3, "a.b": 4},
+    {"optim.learning_rate": 2},
+    {"optim.learning_rate": 3, "a.b": 4},
+  ]
+
+
+@pytest.mark.parametrize("setting", ["eval.num_loops=9", "eval.depth_factor=4"])
+def test_a_depth_that_a_transformer_has_not_is_named_before_training(setting):
+  argument = f"smoke,model.name=transformer,eval.depth_factor=0,{setting}"
+  config = load_config("multihop_disco", argument)
+  with pytest.raises(UserError, match=f"{setting}: num_loops=.* must be 1 to"):
+    config_lib.resolve(config)

@@ -1,0 +1,89 @@
+"""Nothing goes between host and devices at a step unless it says so.
+
+An upload is refused on every platform. A CPU's arrays lie on the host, so that
+JAX refuses no read of them; here each is noticed where JAX makes one.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests_support import smoke
+
+from loopjax import sharding, train
+from loopjax.run import metrics
+from loopjax.train import procedure
+
+REFUSED = "Disallowed"
+
+
+@pytest.fixture
+def reads_are_refused(monkeypatch):
+  """A read that is not `jax.device_get` fails as on an accelerator."""
+  explicit = []
+  kind, device_get = type(jnp.zeros(())), jax.device_get
+  value = kind._value
+
+  def read(array):
+    guard = jax.config.jax_transfer_guard_device_to_host
+    if guard == "disallow" and not explicit:
+      raise RuntimeError(f"{REFUSED} device-to-host transfer")
+    return value.fget(array)
+
+  def get(tree):
+    explicit.append(True)
+    try:
+      return device_get(tree)
+    finally:
+      explicit.pop()
+
+  monkeypatch.setattr(kind, "_value", property(read))
+  monkeypatch.setattr(jax, "device_get", get)
+
+
+def at_every_step(monkeypatch, function):
+  """The training loop also calls this."""
+  count = metrics.Clock.count
+
+  def changed(self, steps):
+    function()
+    count(self, steps)
+
+  monkeypatch.setattr(metrics.Clock, "count", changed)
+
+
+def run(workdir, **overrides):
+  """Steps, logs, evaluations and checkpoints, with the smoke config's data."""
+  config = smoke(run__num_steps=10, run__steps_per_call=1, **overrides)
+  return train.run(config, workdir, "train_and_eval")
+
+
+@pytest.mark.usefixtures("reads_are_refused")
+def test_a_run_makes_none(monkeypatch, tmp_path):
+  # After the loop.
+  monkeypatch.setattr(procedure, "_final_scores", lambda *_: [])
+  evaluated = {"eval__every": 5, "run__checkpoint_every": 5}
+  profiled = {"run__profile_steps": "1:2", "run__debug_nans": True}
+  assert run(tmp_path, **evaluated, **profiled)["status"] == "completed"
+
+
+@pytest.mark.usefixtures("reads_are_refused")
+@pytest.mark.parametrize(
+  "transfer",
+  [
+    float,
+    lambda x: x.item(),
+    bool,
+    np.asarray,
+    lambda _: jnp.asarray(np.ones(3)),
+    lambda x: x + 1,
+  ],
+  ids=("float", "item", "bool", "asarray", "upload", "scalar"),
+)
+def test_one_at_a_step_is_an_error(monkeypatch, tmp_path, transfer):
+  # On all devices: NumPy reads what lies on one CPU past JAX.
+  mesh = sharding.make_mesh(sharding.Config(), jax.devices())
+  x = jax.device_put(np.float32(1), sharding.replicated(mesh))
+  at_every_step(monkeypatch, lambda: transfer(x))
+  with pytest.raises(RuntimeError, match=REFUSED):
+    run(tmp_path)

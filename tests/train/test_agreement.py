@@ -1,0 +1,44 @@
+"""Greedy continuations of a model and of its teacher."""
+
+import jax
+from flax import nnx
+from tests_support import load_config
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax import train
+from loopjax.train import agreement
+
+
+def test_what_is_shared_ends_with_the_first_difference():
+  assert agreement.shared_length([1, 2, 3], [1, 2, 3]) == 3
+  assert agreement.shared_length([1, 2, 3], [1, 5, 3]) == 1
+  assert agreement.shared_length([1, 2, 3], [5, 2, 3]) == 0
+
+
+def params_of(settings, seed):
+  model = settings.family.Model(
+    settings.model, settings.spec, settings.loop, rngs=nnx.Rngs(params=seed)
+  )
+  return nnx.to_pure_dict(nnx.state(model))
+
+
+def test_a_model_agrees_with_a_teacher_that_it_is(monkeypatch):
+  """With one loop MELT is the looped model; with other parameters it is not."""
+  monkeypatch.setattr(agreement, "_NUM_PROMPTS", 4)
+  base = "smoke,model.num_loops=1,model.init_std=0.5"
+  taught, teacher = (
+    config_lib.resolve(load_config("lm_melt", f"{base},{change}"))
+    for change in ("model.gate=last,optim.gate_rate=1.0", "model.name=looped")
+  )
+  program = program_lib.make_program(taught, jax.devices()[:1], teacher=teacher)
+  dataset = train.make_datasets(taught, program.mesh, ("test",))["test"]
+  teacher_params = params_of(teacher, 0)
+  same = agreement.measure(program, teacher_params, teacher_params, dataset)
+  assert same == {"agreement": 1.0, "agreement/standard_error": 0.0}
+  other = agreement.measure(
+    program, params_of(teacher, 1), teacher_params, dataset
+  )
+  assert other["agreement"] < 0.5
+  alone = program._replace(teacher=None)
+  assert agreement.measure(alone, teacher_params, {}, dataset) == {}

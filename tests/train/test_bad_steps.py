@@ -1,0 +1,229 @@
+"""Steps with numbers that are not finite change nothing and are counted."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests_support import make_datasets, smoke
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax import sharding, train
+from loopjax.data import pipeline
+from loopjax.run import integrity
+from loopjax.run import workdir as workdir_lib
+from loopjax.train import loop as train_loop
+
+
+def make(loss=None, **overrides):
+  settings = config_lib.resolve(smoke(**overrides))
+  if loss:
+    family = types.SimpleNamespace(**vars(settings.family))
+    family.loss = loss(settings.family.loss)
+    settings = settings._replace(family=family)
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  dataset = make_datasets(settings)["train"]
+  batches = pipeline.iterate(dataset.batches, num_threads=0)
+  return settings, program, [next(batches) for _ in range(4)]
+
+
+def put(program, batches):
+  tree = jax.tree.map(lambda *rows: np.stack(rows), *batches)
+  size = len(batches[0]["weights"])
+  return sharding.put_batch(program.mesh, tree, size, stacked=True)
+
+
+def spoiled(batch, value=np.nan):
+  weights = batch["weights"].copy()
+  weights[3, 2] = value
+  return {**batch, "weights": weights}
+
+
+def assert_equal(tree, other):
+  jax.tree.map(np.testing.assert_array_equal, tree, other)
+
+
+def learned(state):
+  return jax.device_get((state.params, state.ema, state.opt_state))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_batch_changes_nothing_but_the_count(value):
+  _, program, batches = make()
+  good = program.train(
+    program.init(jax.random.key(0)), put(program, batches[:1]), {}
+  )[0]
+  before = learned(good)
+  bad, metrics = program.train(
+    good, put(program, [spoiled(batches[1], value)]), {}
+  )
+  assert_equal(learned(bad), before)
+  assert int(bad.step) == 2
+  assert (int(bad.bad.streak), int(bad.bad.first)) == (1, 1)
+  assert np.asarray(bad.bad.hit).any()
+  np.testing.assert_array_equal(metrics["accepted"], [0])
+  after, metrics = program.train(bad, put(program, batches[2:3]), {})
+  assert int(after.bad.streak) == 0
+  assert not np.asarray(after.bad.hit).any()
+  np.testing.assert_array_equal(metrics["accepted"], [1])
+  assert not np.array_equal(
+    after.params["head"]["bias"], before[0]["head"]["bias"]
+  )
+
+
+def with_bad_gradient(loss):
+  """The loss stays finite; one parameter's gradient is not, at step 1."""
+
+  def changed(model, batch, key, step, teacher):
+    total, metrics = loss(model, batch, key, step, teacher)
+    weight = model.memory_tokens[...][0, 0]
+    zero = jnp.where(step == 1, 0.0 * weight, 1.0)
+    total += jnp.sqrt(zero) - jax.lax.stop_gradient(jnp.sqrt(zero))
+    return total, metrics
+
+  return changed
+
+
+def test_a_bad_gradient_is_laid_at_its_parameter():
+  _, program, batches = make(with_bad_gradient)
+  state, metrics = program.train(
+    program.init(jax.random.key(0)), put(program, batches[:2]), {}
+  )
+  assert np.isfinite(metrics["loss"]).all()
+  np.testing.assert_array_equal(metrics["accepted"], [1, 0])
+  names = integrity.names(state.params)
+  hit = [n for n, was in zip(names, state.bad.hit, strict=True) if was]
+  assert hit == ["memory_tokens"]
+  assert jax.tree.all(
+    jax.tree.map(lambda x: jnp.isfinite(x).all(), state.params)
+  )
+
+
+def test_a_streak_stops_for_good():
+  """What comes after it in the same call does not count either."""
+  _, program, batches = make(run__max_bad_steps=2)
+  bad = [spoiled(batch) for batch in batches]
+  state, _ = program.train(
+    program.init(jax.random.key(0)), put(program, batches[:1]), {}
+  )
+  before = learned(state)
+  state, _ = program.train(state, put(program, [*bad[1:3], batches[3]]), {})
+  assert_equal(learned(state), before)
+  assert (int(state.bad.streak), int(state.bad.first)) == (2, 1)
+
+
+def test_single_bad_steps_do_not_stop():
+  _, program, batches = make(run__max_bad_steps=2)
+  mixed = [spoiled(batches[0]), batches[1], spoiled(batches[2]), batches[3]]
+  state, _ = program.train(
+    program.init(jax.random.key(0)), put(program, mixed), {}
+  )
+  alone, _ = program.train(
+    program.init(jax.random.key(0)), put(program, batches[1:2]), {}
+  )
+  assert int(state.bad.streak) == 0
+  assert int(optimizer_steps(state)) == 2
+  assert int(optimizer_steps(alone)) == 1
+
+
+def optimizer_steps(state):
+  """Steps that the optimizer itself has counted."""
+  return optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
+
+
+def test_means_leave_bad_steps_out():
+  pending = [
+    {"accepted": np.array([1.0, 0.0]), "loss": np.array([2.0, np.nan])},
+    {"accepted": np.array([1.0]), "loss": np.array([4.0])},
+  ]
+  row = train_loop.mean_of_good_steps(pending)
+  assert row == {"loss": 3.0, "skipped_steps": 1.0}
+  only_bad = [{"accepted": np.zeros(2), "loss": np.full(2, np.nan)}]
+  row = train_loop.mean_of_good_steps(only_bad)
+  assert np.isnan(row["loss"])
+  assert row["skipped_steps"] == 2
+
+
+def spoil_data(monkeypatch, first, last):
+  """Batches first .. last of training hold a NaN."""
+  iterate = pipeline.iterate
+
+  def spoiling(batches, start=0, num_threads=2):
+    for index, batch in enumerate(iterate(batches, start, num_threads), start):
+      yield spoiled(batch) if first <= index <= last else batch
+
+  monkeypatch.setattr(train_loop.pipeline, "iterate", spoiling)
+
+
+def test_a_run_goes_on_past_bad_batches(monkeypatch, tmp_path):
+  spoil_data(monkeypatch, 11, 13)
+  summary = train.run(smoke(), tmp_path, "train")
+  assert summary["status"] == "completed"
+  skipped = [r["skipped_steps"] for r in workdir_lib.read_metrics(tmp_path)]
+  assert skipped == [0, 3]
+  assert all("loss" in r for r in workdir_lib.read_metrics(tmp_path))
+
+
+def test_a_run_that_diverges_says_where(monkeypatch, tmp_path):
+  spoil_data(monkeypatch, 13, 99)
+  config = smoke(run__max_bad_steps=4, eval__depth_factor=0)
+  summary = train.run(config, tmp_path, "train_and_eval")
+  assert summary["status"] == "diverged"
+  assert "4 steps in a row, the first at step 13" in summary["reason"]
+  assert "block/" in summary["reason"]
+  assert not any(name.startswith("test/") for name in summary["metrics"])
+  assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["10"]
+
+
+def with_logarithm_of_zero(loss):
+  def changed(model, batch, key, step, teacher):
+    total, metrics = loss(model, batch, key, step, teacher)
+    total += jnp.log(jnp.where(step == 12, -1.0, 1.0))
+    return total, {**metrics, "loss": total}
+
+  return changed
+
+
+@pytest.mark.long  # Every operation of a call runs by itself.
+def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
+  from loopjax.models import utm
+
+  monkeypatch.setattr(utm, "loss", with_logarithm_of_zero(utm.loss))
+  summary = train.run(smoke(run__debug_nans=True), tmp_path, "train")
+  assert summary["status"] == "diverged"
+  assert "encountered in log" in summary["reason"]
+  assert (
+    "loopjax/program/step.py:" in summary["reason"]
+  )  # Where the loss is called.
+  assert summary["steps"] == 15  # The call of steps 10 .. 14.
+
+
+def test_a_stopped_state_is_not_saved(monkeypatch, tmp_path):
+  """It has counted steps that were none; a later start would miss them."""
+  spoil_data(monkeypatch, 3, 6)
+  options = {
+    "run__log_every": 20, "run__checkpoint_every": 5, "run__keep_checkpoints": 9
+  }  # fmt: skip
+  config = smoke(run__max_bad_steps=3, **options)
+  assert train.run(config, tmp_path, "train")["status"] == "diverged"
+  kept = [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")]
+  assert kept == ["5"]  # Two bad steps are no reason to stop.
+  straight = train.run(
+    smoke(run__max_bad_steps=9, **options), tmp_path / "straight", "train"
+  )
+  again = train.run(smoke(run__max_bad_steps=9, **options), tmp_path, "train")
+  assert again["status"] == straight["status"] == "completed"
+  assert again["digest"] == straight["digest"]
+
+
+def test_what_a_stopped_state_skips_is_counted():
+  _, program, batches = make(run__max_bad_steps=1)
+  _, metrics = program.train(
+    program.init(jax.random.key(0)),
+    put(program, [spoiled(batches[0]), *batches[1:3]]),
+    {},
+  )
+  np.testing.assert_array_equal(metrics["accepted"], [0, 0, 0])

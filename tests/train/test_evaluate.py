@@ -1,0 +1,134 @@
+"""Means, errors and counts over a whole split."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from tests_support import make_datasets, smoke
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.data import pipeline
+from loopjax.program import step
+from loopjax.train import evaluate
+
+
+def test_scores_are_those_of_the_examples_one_by_one():
+  """Padding of the last batch does not count; groups partition the split."""
+  settings = config_lib.resolve(smoke(eval__batch_size=64))
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  dataset = make_datasets(settings)["test"]
+  num_examples = dataset.facts["test_examples"]
+  assert num_examples % 64  # There is padding.
+
+  def regrouped(batch):  # All of them are rated 0.
+    return {**batch, "group/rating": batch["targets"][:, 0] % 3}
+
+  batches = dataset.batches.map(regrouped)
+  dataset = dataclasses.replace(dataset, batches=batches)
+  params = program.init(jax.random.key(0)).params
+  evaluator = evaluate.make_evaluator(program, {"test": dataset})
+  got = evaluator(params, "test")["test"]
+
+  model = nnx.merge(program.graphdef, params)
+  values, ratings = [], []
+
+  @jax.jit
+  def score(batch):
+    return settings.task_module.score(model(batch["inputs"]), batch)
+
+  for batch in pipeline.iterate(dataset.batches, num_threads=0):
+    accuracy = np.asarray(score(batch)["blank_accuracy"])
+    values.append(accuracy[batch["valid"]])
+    ratings.append(batch["group/rating"][batch["valid"]])
+  values, ratings = np.concatenate(values), np.concatenate(ratings)
+  assert got["count"] == len(values) == num_examples
+  np.testing.assert_allclose(got["blank_accuracy"], values.mean(), rtol=1e-5)
+  np.testing.assert_allclose(
+    got["blank_accuracy/standard_error"],
+    values.std() / np.sqrt(len(values)),
+    rtol=1e-3,
+  )
+  for rating, name in enumerate(("0", "1-2", "3-9")):
+    group = values[ratings == rating]
+    assert got[f"count/rating={name}"] == len(group) > 0
+    np.testing.assert_allclose(
+      got[f"blank_accuracy/rating={name}"], group.mean(), rtol=1e-5
+    )
+
+
+def test_groups_that_are_splits_have_names_of_their_own():
+  """And other groups may be of one of these splits only."""
+
+  def right(*groups):  # Numbers of examples, and of right ones.
+    counts, sums = np.array(groups, float).T
+    powers = np.stack([counts, sums, counts, sums, sums], axis=1)
+    return {"count": counts, "right": powers}
+
+  sums = {
+    "": right((4, 2)),
+    "split": right((3, 2), (1, 0)),
+    "kind": right((1, 1), (2, 1)),
+  }
+  groups = {"split": ("near", "far"), "kind": ("near/old", "new/er")}
+  scores = evaluate._means(sums, groups, "test")
+  assert set(scores) == {"test", "near", "far"}
+  assert "right" not in scores["test"]  # A mean over splits says nothing.
+  assert scores["near"]["right"] == pytest.approx(2 / 3)
+  assert scores["far"]["count"] == 1
+  assert scores["near"]["right/kind=old"] == 1.0
+  assert scores["test"]["right/kind=new/er"] == 0.5
+
+
+def test_a_part_of_the_split_is_its_first_batches():
+  settings = config_lib.resolve(smoke(eval__batch_size=64))
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  evaluator = evaluate.make_evaluator(program, make_datasets(settings))
+  params = program.init(jax.random.key(0)).params
+  assert evaluator(params, "test", 100)["test"]["count"] == 128
+
+
+def test_examples_that_count_differently():
+  """A ratio of sums, and its error by the delta method."""
+  rng = np.random.default_rng(0)
+  values, weights = rng.normal(5, 1, 40), rng.uniform(1, 9, 40)
+  powers = [weights**n * values**m for n, m in ((1, 0), (1, 1), (2, 0))]
+  powers += [weights**2 * values, weights**2 * values**2]
+  sums = {"": {"count": np.array([40.0]), "bits": np.sum(powers, 1)[None]}}
+  got = evaluate._means(sums, {}, "test")["test"]
+  mean = np.average(values, weights=weights)
+  assert got["bits"] == pytest.approx(mean)
+  error = np.sqrt(np.sum((weights * (values - mean)) ** 2)) / weights.sum()
+  assert got["bits/standard_error"] == pytest.approx(error)
+
+
+def test_scores_with_weights_are_ratios_of_sums():
+  """Of valid examples, for each group."""
+  settings = config_lib.resolve(smoke(eval__batch_size=64))
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  dataset = make_datasets(settings)["test"]
+  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+  rng = np.random.default_rng(0)
+  values = rng.normal(5, 1, 64).astype(np.float32)
+  weights = rng.uniform(1, 9, 64).astype(np.float32)
+  valid, group = np.arange(64) < 50, np.arange(64) % 2
+  sums = step.eval_step(
+    program.init(jax.random.key(0)).params,
+    {**batch, "valid": valid, "group/half": group},
+    graphdef=program.graphdef,
+    score=lambda *_: {"bits": (values, weights)},
+    group_sizes=(("half", 2),),
+    num_loops=1,
+    kind="scan",
+  )
+  sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
+  got = evaluate._means(sums, {"half": ("even", "odd")}, "test")["test"]
+  for suffix, chosen in (
+    ("", valid),
+    ("/half=even", valid & (group == 0)),
+    ("/half=odd", valid & (group == 1)),
+  ):
+    expected = np.average(values[chosen], weights=weights[chosen])
+    assert got[f"bits{suffix}"] == pytest.approx(expected, rel=1e-5)
