@@ -12,11 +12,18 @@ project = "loopjax"
 author = "The loopjax authors"
 version = release = loopjax.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+  "myst_parser",
+  "sphinx.ext.autodoc",
+  "sphinx.ext.napoleon",
+  "sphinx.ext.viewcode",
+  "sphinx_copybutton",
+]
 root_doc = "docs/index"
 include_patterns = [
   "docs/**",
   "benchmarks/*.md",
+  "benchmarks/report/*.md",
   "benchmarks/results/*.md",
   "CHANGELOG.md",
   "CONTRIBUTING.md",

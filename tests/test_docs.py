@@ -265,7 +265,7 @@ def test_every_page_of_the_site_is_in_its_contents():
 
 @pytest.mark.long
 def test_the_site_builds_without_a_warning(tmp_path):
-  for package in ("sphinx", "myst_parser", "furo"):
+  for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
     pytest.importorskip(package)
   build = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "."]
   done = subprocess.run(
