@@ -1,20 +1,23 @@
-"""Command line: `python -m loopjax.report.keep WORKDIR... --out=FOLDER`.
+"""Command line: `loopjax.report.keep WORKDIR... --out=NAME.runs.json`.
 
-Keeps of runs what a report reads, a few KiB each, so that it can be committed
-and the report be made again without the runs: config.json, summary.json without
-the scores of training, and the evaluations of metrics.jsonl. With --sweep they
-are one table: seeds are averaged, and rows compared with a paper's.
+Keeps of runs what a report reads, a few KiB each, in one file that can be
+committed, so that the report can be made again without the runs: config,
+summary without the scores of training, and evaluations. With --sweep they are
+one table: seeds are averaged, and rows compared with a paper's. Runs are added
+to those that the file has.
 """
 
 import json
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax import sections
 from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.report import tables
 from loopjax.run import workdir as workdir_lib
 
 _RUNS = "runs"  # Written for the folder in which a run is.
@@ -36,7 +39,10 @@ def main(argv: list[str] | None = None) -> int:
     help="a run that is complete",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, required=True, help="folder to write to"
+    "--out",
+    type=pathlib.Path,
+    required=True,
+    help="where to write: NAME.runs.json",
   )
   parser.add_argument(
     "--sweep", help="they are its items, or were started as such by hand"
@@ -50,67 +56,82 @@ def main(argv: list[str] | None = None) -> int:
 def keep(
   workdirs: Sequence[pathlib.Path], out: pathlib.Path, sweep: str | None = None
 ) -> None:
-  """Copies runs; with a sweep, into the folder and manifest of that.
+  """Adds runs to a file, as items of a sweep or each by itself.
 
   Raises:
-    UserError: a run is not complete or names a path of this machine, two have
-      one name, or nothing can be written.
+    UserError: a run is not complete, names a path of this machine or has the
+      name of another, or nothing can be written.
   """
-  found = {workdir.name: _of_run(workdir) for workdir in workdirs}
-  if len(found) < len(workdirs):
-    raise UserError("two of the runs have the same name")
+  if not out.name.endswith(tables.KEPT):
+    raise UserError(f"--out={out}: the name must end with {tables.KEPT}")
+  kept = _kept(out, sweep or "")
+  for workdir in workdirs:
+    run = {"directory": workdir.name, **_of_run(workdir)}
+    if kept.setdefault(workdir.name, run) != run:
+      raise UserError(f"there is another run with the name {workdir.name}")
+  content = {
+    "sweep": sweep or "",
+    "config": "",  # No command runs them all: each has its own.
+    "overrides": {},
+    "task": next(iter(kept.values()))["config"]["task"]["name"],
+    "items": _with_overrides(list(kept.values())),
+  }
   try:
-    for name, (config, summary, rows) in found.items():
-      (out / name).mkdir(parents=True, exist_ok=True)
-      workdir_lib.write_json(out / name / "config.json", config)
-      workdir_lib.write_json(out / name / "summary.json", summary)
-      lines = (json.dumps(row) + "\n" for row in rows)
-      (out / name / "metrics.jsonl").write_text("".join(lines))
-    if sweep:
-      configs = {name: config for name, (config, *_) in found.items()}
-      workdir_lib.write_json(
-        out / f"sweep-{sweep}.json", manifest(sweep, configs)
-      )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(_as_text(content, levels=4) + "\n")
   except OSError as error:
     raise UserError(f"{out}: cannot be written: {error.strerror}") from error
 
 
-def manifest(sweep: str, configs: Mapping[str, Any]) -> dict[str, Any]:
-  """That of a sweep whose items are these runs, by directory.
+def _kept(out: pathlib.Path, sweep: str) -> dict[str, dict[str, Any]]:
+  """The runs that a file has, by name, without their overrides."""
+  if not out.exists():
+    return {}
+  content = workdir_lib.read_json(out)
+  if content["sweep"] != sweep:
+    raise UserError(f"{out}: its runs are of --sweep={content['sweep']}")
+  return {
+    item["directory"]: {k: v for k, v in item.items() if k != "overrides"}
+    for item in content["items"]
+  }
 
-  An item's overrides are the settings in which the runs differ. There is no
-  command of the sweep: each run has its own.
-  """
-  flat = {name: sections.flatten(config) for name, config in configs.items()}
-  first = next(iter(flat.values()))
-  keys = dict.fromkeys(key for settings in flat.values() for key in settings)
+
+def _with_overrides(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The runs with "overrides", the settings in which they differ."""
+  flat = [sections.flatten(run["config"]) for run in runs]
+  first = flat[0]
+  keys = dict.fromkeys(key for settings in flat for key in settings)
   differ = [
     key
     for key in keys
     if any(
       key not in settings or settings[key] != first.get(key)
-      for settings in flat.values()
+      for settings in flat
     )
   ]
-  return {
-    "sweep": sweep,
-    "config": "",
-    "overrides": {},
-    "task": first["task.name"],
-    "items": [
-      {
-        "overrides": {k: flat[name][k] for k in differ if k in flat[name]},
-        "directory": name,
-        "config": config,
-      }
-      for name, config in configs.items()
-    ],
-  }
+  return [
+    {"overrides": {k: settings[k] for k in differ if k in settings}, **run}
+    for run, settings in zip(runs, flat, strict=True)
+  ]
 
 
-def _of_run(
-  workdir: pathlib.Path,
-) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+def _as_text(value: Any, levels: int) -> str:
+  """JSON whose outermost levels have a line for every entry."""
+  if not levels or not value or not isinstance(value, dict | list):
+    return json.dumps(value, allow_nan=False)
+  if isinstance(value, list):
+    entries, (first, last) = [_as_text(x, levels - 1) for x in value], "[]"
+  else:
+    first, last = "{}"
+    entries = [
+      f"{json.dumps(name)}: {_as_text(x, levels - 1)}"
+      for name, x in value.items()
+    ]
+  inner = textwrap.indent(",\n".join(entries), " ")
+  return f"{first}\n{inner}\n{last}"
+
+
+def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
   """Config, summary and evaluations of a run."""
   config = workdir_lib.read_json(workdir / "config.json")
   summary = workdir_lib.read_json(workdir / "summary.json")
@@ -139,7 +160,7 @@ def _of_run(
   if there := _MACHINE.search(text := json.dumps(kept)):
     path = text[there.start() :].split('"')[0].split(" ")[0]
     raise UserError(f"{workdir}: names {path}, which others do not have")
-  return kept["config"], kept["summary"], rows
+  return {**kept, "evaluations": rows}
 
 
 def _without(places: Mapping[str, str], value: Any) -> Any:

@@ -13,7 +13,6 @@ from matplotlib import figure as figure_lib
 from loopjax.analysis.plots import draw, series
 from loopjax.report import paper as paper_lib
 from loopjax.report import tables
-from loopjax.run import workdir as workdir_lib
 
 _MAX_PANELS = 2
 _LINE = 150  # Characters of a legend, side by side.
@@ -209,7 +208,7 @@ def _over(
   run: tables.Run, name: str, other: str
 ) -> tuple[np.ndarray, np.ndarray]:
   """Values of one "split/metric", and of another at the same steps."""
-  rows = workdir_lib.read_metrics(run.directory)
+  rows = run.rows
   (x_steps, x), (y_steps, y) = (
     series.scalar(rows, *metric.split("/", 1)) for metric in (other, name)
   )
@@ -219,7 +218,7 @@ def _over(
 def _over_examples(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Examples seen, and the values of "split/metric" there."""
   split, _, metric = name.partition("/")
-  rows = workdir_lib.read_metrics(run.directory)
+  rows = run.rows
   steps, values = series.scalar(rows, split, metric)
   return steps * run.config["run"]["batch_size"], values
 

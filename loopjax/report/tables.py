@@ -11,6 +11,7 @@ from loopjax.errors import UserError
 from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
 from loopjax.run import workdir as workdir_lib
 
+KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
 SEEDS = ("run.seed", "task.graph_seed", "task.split_seed")
 
 
@@ -25,6 +26,7 @@ class Run(NamedTuple):
     state: "completed", "not run", "incomplete, step 10 of 20", ...
     config: content of its config.json; empty if there is none.
     summary: content of its summary.json if the run is complete, else empty.
+    kept: its evaluations, if it is one that `report.keep` kept.
   """
 
   directory: pathlib.Path
@@ -33,6 +35,14 @@ class Run(NamedTuple):
   state: str
   config: Mapping[str, Any]
   summary: Mapping[str, Any]
+  kept: list[dict[str, Any]] | None = None
+
+  @property
+  def rows(self) -> list[dict[str, Any]]:
+    """The rows of its metrics.jsonl."""
+    if self.kept is not None:
+      return self.kept
+    return workdir_lib.read_metrics(self.directory)
 
   @property
   def done(self) -> bool:
@@ -41,10 +51,10 @@ class Run(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """A sweep as planned in its sweep-NAME.json.
+  """A sweep as planned in its sweep-NAME.json, or kept in a NAME.runs.json.
 
   Attributes:
-    directory: directory of the sweep.
+    directory: of the sweep; of kept runs, their file without its ending.
     name: name of the sweep.
     command: the command that runs it; "" if each run was started by itself.
     task: task.name of its config. model: model.name of its first item.
@@ -108,8 +118,12 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
     if not root.is_dir():
       raise UserError(f"{root}: there is no such directory")
     directories = list(_directories(root))
-    sweeps = [path for d in directories for path in sorted(d.glob("sweep-*"))]
-    sweeps = [path for path in sweeps if path.suffix == ".json"]
+    sweeps = [
+      path
+      for directory in directories
+      for path in sorted(directory.glob("*.json"))
+      if path.name.startswith("sweep-") or path.name.endswith(KEPT)
+    ]
     runs = [d for d in directories if (d / "config.json").is_file()]
     if not sweeps and not runs:
       raise UserError(f"{root}: contains no run and no sweep")
@@ -117,7 +131,8 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
     found |= {path.resolve(): path for path in runs}
   known = {run.directory.resolve() for p in plans.values() for run in p.runs}
   others = [read_run(found[key], {}, {}) for key in found if key not in known]
-  return list(plans.values()), others
+  others += [run for p in plans.values() if not p.name for run in p.runs]
+  return [plan for plan in plans.values() if plan.name], others
 
 
 def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -286,8 +301,12 @@ def as_text(overrides: Mapping[str, Any]) -> str:
 
 
 def _read_plan(path: pathlib.Path) -> Plan:
-  """Reads a sweep-NAME.json and the runs that it names."""
+  """Reads a sweep-NAME.json and the runs that it names, or kept runs."""
   manifest = workdir_lib.read_json(path)
+  is_kept = path.name.endswith(KEPT)
+  directory = path.parent
+  if is_kept:
+    directory /= path.name.removesuffix(KEPT)
   try:
     # Items have no config in sweeps of earlier versions.
     configs = [item.get("config", {}) for item in manifest["items"]]
@@ -300,9 +319,9 @@ def _read_plan(path: pathlib.Path) -> Plan:
       f"--workdir={path.parent}",
     ]
     return Plan(
-      directory=path.parent,
-      # The file name is safe as the name of a plot.
-      name=path.stem.removeprefix("sweep-"),
+      directory=directory,
+      # A file's name is safe as the name of a plot.
+      name=manifest["sweep"] if is_kept else path.stem.removeprefix("sweep-"),
       command=(  # Runs that were kept have commands of their own.
         " ".join(["python -m loopjax.sweep", *arguments])
         if manifest["config"]
@@ -312,8 +331,10 @@ def _read_plan(path: pathlib.Path) -> Plan:
       # The first may belong to the family that the others start from.
       model=models[-1] if models else "",
       runs=[
-        read_run(
-          path.parent / item["directory"],
+        _kept_run(directory, item)
+        if is_kept
+        else read_run(
+          directory / item["directory"],
           item["overrides"],
           {**sections.flatten(item.get("config", {})), **item["overrides"]},
         )
@@ -322,3 +343,16 @@ def _read_plan(path: pathlib.Path) -> Plan:
     )
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(f"{path}: is not a list of runs: {error!r}") from error
+
+
+def _kept_run(directory: pathlib.Path, item: Mapping[str, Any]) -> Run:
+  """A run that `report.keep` kept; only complete ones are."""
+  return Run(
+    directory=directory / item["directory"],
+    overrides=item["overrides"],
+    settings=sections.flatten(item["config"]),
+    state="completed",
+    config=item["config"],
+    summary=item["summary"],
+    kept=item["evaluations"],
+  )

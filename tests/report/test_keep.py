@@ -52,55 +52,85 @@ def runs(tmp_path):
 def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   runs, tmp_path, capsys
 ):
-  out = tmp_path / "kept"
+  out = tmp_path / "kept" / "rule.runs.json"
   assert keep.main([*map(str, runs), f"--out={out}", "--sweep=passes"]) == 0
   assert capsys.readouterr().out.strip() == str(out)
-  text = "".join(p.read_text() for p in out.rglob("*.json*"))
-  assert str(tmp_path) not in text
-  summary = workdir_lib.read_json(out / "n4_s2" / "summary.json")
-  assert summary["command"] == "python -m loopjax.main --workdir=runs/n4_s2"
-  assert summary["metrics"] == {"test/exact_match": 4.2}
-  assert workdir_lib.read_metrics(out / "n4_s2") == [
-    {"step": 10, "split": "validation", "loss": 1.5}
-  ]
-  [plan], others = tables.collect([out])
+  assert str(tmp_path) not in out.read_text()
+  [plan], others = tables.collect([out.parent])
   assert not others and plan.command == ""
+  run = plan.runs[4]
+  assert run.directory == tmp_path / "kept" / "rule" / "n4_s2"
+  said = run.summary["command"]
+  assert said == "python -m loopjax.main --workdir=runs/n4_s2"
+  assert run.summary["metrics"] == {"test/exact_match": 4.2}
+  assert run.rows == [{"step": 10, "split": "validation", "loss": 1.5}]
   groups = tables.group_by_seed(plan.runs)
   assert [group.overrides for group in groups] == [
     {"model.num_passes": 1}, {"model.num_passes": 4},
   ]  # fmt: skip
-  markdown = page.write([out], tmp_path / "report")[1].read_text()
+  pages = page.write([out.parent], tmp_path / "report")
+  markdown = pages[1].read_text()
   assert "<small>N = 4</small>" in markdown  # The paper's row.
   assert "420.0\u00a0±\u00a010.0" in markdown
   assert "loopjax.sweep" not in markdown
 
 
+def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):
+  """Also the settings in which all of them differ."""
+  one_by_one, at_once = tmp_path / "a.runs.json", tmp_path / "b.runs.json"
+  for run in (*runs, runs[0]):
+    keep.keep([run], one_by_one, "passes")
+  keep.keep(runs, at_once, "passes")
+  assert one_by_one.read_text() == at_once.read_text()
+  with pytest.raises(UserError, match="its runs are of --sweep=passes"):
+    keep.keep(runs, at_once, "seeds")
+  summary = workdir_lib.read_json(runs[0] / "summary.json")
+  summary["metrics"]["test/exact_match"] = 0.5
+  workdir_lib.write_json(runs[0] / "summary.json", summary)
+  with pytest.raises(UserError, match="another run with the name n1_s1"):
+    keep.keep(runs, at_once, "passes")
+  assert one_by_one.read_text() == at_once.read_text()
+
+
+def test_what_is_kept_has_a_line_for_every_evaluation(runs, tmp_path):
+  out = tmp_path / "a.runs.json"
+  keep.keep(runs, out)
+  lines = [line.strip() for line in out.read_text().splitlines()]
+  evaluation = '{"step": 10, "split": "validation", "loss": 1.5}'
+  assert lines.count(evaluation) == len(runs)
+  assert max(map(len, lines)) < 1500
+
+
 def test_runs_of_no_sweep_stay_by_themselves(runs, tmp_path):
-  keep.keep(runs[:2], tmp_path / "kept")
-  plans, others = tables.collect([tmp_path / "kept"])
-  assert not plans and len(others) == 2
+  keep.keep(runs[:2], tmp_path / "a.runs.json")
+  plans, others = tables.collect([tmp_path])
+  assert not plans
+  there = {run.directory.name for run in others if run.kept}
+  assert there == {"n1_s1", "n1_s2"}
 
 
 def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
   elsewhere = make_run(
     tmp_path / "b", 1, 1, **{"run.init_from": "/home/me/runs/x"}
   )
-  twin = make_run(tmp_path / "c", 1, 1)
+  twin = make_run(tmp_path / "c", 1, 1, **{"run.num_steps": 30})
   broken = make_run(tmp_path / "d", 1, 9)
   workdir_lib.write_json(broken / "summary.json", {"status": "diverged"})
-  out = tmp_path / "kept"
+  out = tmp_path / "kept" / "a.runs.json"
   for workdirs, message in (
     ([elsewhere], "names /home/me/runs/x, which others do not have"),
-    ([runs[0], twin], "two of the runs have the same name"),
+    ([runs[0], twin], "there is another run with the name n1_s1"),
     ([broken], "the run is not complete"),
     ([tmp_path], "config.json"),
   ):
     assert keep.main([*map(str, workdirs), f"--out={out}"]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-    assert not out.exists()
+    assert not out.parent.exists()
+  with pytest.raises(UserError, match="must end with .runs.json"):
+    keep.keep(runs, tmp_path / "kept")
   with pytest.raises(UserError, match="cannot be written"):
-    keep.keep(runs, runs[0] / "config.json")
+    keep.keep(runs, runs[0] / "config.json" / "a.runs.json")
 
 
 def test_the_committed_report_is_of_the_committed_runs(tmp_path):
