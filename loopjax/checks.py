@@ -11,12 +11,12 @@ from loopjax.types import TaskSpec
 
 def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
   """Raises UserError unless each named field is among its allowed values."""
-  for field, values in allowed.items():
-    if getattr(record, field) not in values:
-      raise UserError(
-        f"{section}.{field}={getattr(record, field)!r} is not one of"
-        f" {', '.join(values)}{similar(getattr(record, field), values)}"
-      )
+  _raise_all(
+    f"{section}.{field}={value!r} is not one of"
+    f" {', '.join(values)}{similar(value, values)}"
+    for field, values in allowed.items()
+    if (value := getattr(record, field)) not in values
+  )
 
 
 def plain_values(section: str, record: Any) -> None:
@@ -24,6 +24,7 @@ def plain_values(section: str, record: Any) -> None:
 
   An integer is accepted as a float; no other conversion is made.
   """
+  mistakes = []
   for field in dataclasses.fields(record):
     value = getattr(record, field.name)
     kind = type(field.default)
@@ -31,7 +32,8 @@ def plain_values(section: str, record: Any) -> None:
     finite = not isinstance(value, float) or math.isfinite(value)
     if type(value) not in allowed or not finite:
       wanted = "a finite float" if kind is float else f"of type {kind.__name__}"
-      raise UserError(f"{section}.{field.name}={value!r} must be {wanted}")
+      mistakes.append(f"{section}.{field.name}={value!r} must be {wanted}")
+  _raise_all(mistakes)
 
 
 def without_effect(
@@ -59,11 +61,11 @@ def one_document(spec: TaskSpec, reads: str) -> None:
 
 def at_least(section: str, record: Any, **bounds: float) -> None:
   """Raises UserError unless each named field is at least its bound."""
-  for field, bound in bounds.items():
-    if not getattr(record, field) >= bound:
-      raise UserError(
-        f"{section}.{field}={getattr(record, field)} must be at least {bound}"
-      )
+  _raise_all(
+    f"{section}.{field}={value} must be at least {bound}"
+    for field, bound in bounds.items()
+    if not (value := getattr(record, field)) >= bound
+  )
 
 
 def unicode(name: str, text: str) -> None:
@@ -78,3 +80,9 @@ def integer(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
   """Raises UserError unless `value` is an integer in [low, high]."""
   if type(value) is not int or not low <= value <= high:
     raise UserError(f"{name}={value!r} is not an integer in [{low}, {high}]")
+
+
+def _raise_all(mistakes: Iterable[str]) -> None:
+  """Raises UserError with a line for each mistake, if there are any."""
+  if message := "\n".join(mistakes):
+    raise UserError(message)

@@ -1,17 +1,47 @@
 """The error type for users' mistakes, and an argument parser that raises it."""
 
 import argparse
+import contextlib
 import difflib
 import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 
 class UserError(ValueError):
-  """A mistake by the user: main prints one line and exits with status 2."""
+  """A mistake by the user: main prints one line and exits with status 2.
+
+  The message of several mistakes has a line for each.
+  """
+
+
+class Mistakes:
+  """The mistakes that independent checks find, to name all of them at once."""
+
+  def __init__(self) -> None:
+    self._lines: dict[str, None] = {}  # In order, without repetitions.
+
+  @contextlib.contextmanager
+  def collected(self) -> Iterator[None]:
+    """A UserError raised inside ends the block only."""
+    try:
+      yield
+    except UserError as error:
+      self._lines |= dict.fromkeys(str(error).split("\n"))
+
+  def raise_all(self) -> None:
+    """Raises UserError if there are any."""
+    if self._lines:
+      raise UserError("\n".join(self._lines))
+
+
+def print_error(error: object) -> None:
+  """Writes "error: ..." to standard error, a line for each mistake."""
+  for line in str(error).split("\n"):
+    print(f"error: {line}", file=sys.stderr)
 
 
 def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
@@ -28,7 +58,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       sys.stdout.flush()  # Fails here rather than at the exit.
       return status
     except UserError as error:
-      print(f"error: {error}", file=sys.stderr)
+      print_error(error)
       return 2
     except BrokenPipeError:
       end_without_a_reader()

@@ -11,7 +11,12 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from loopjax.errors import UserError, end_without_a_reader, similar
+from loopjax.errors import (
+  UserError,
+  end_without_a_reader,
+  print_error,
+  similar,
+)
 
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, FILE[:preset][,section.key=value...]."
@@ -38,7 +43,7 @@ def run(entry: Callable[[list[str]], int]) -> None:
     try:
       return parse_or_entry(*args)
     except UserError as error:
-      print(f"error: {error}", file=sys.stderr)
+      print_error(error)
       sys.exit(2)
     except BrokenPipeError:
       end_without_a_reader()

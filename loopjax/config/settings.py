@@ -19,7 +19,7 @@ import ml_collections
 from loopjax import checks, sharding
 from loopjax.config import run_config
 from loopjax.data import TASKS
-from loopjax.errors import UserError, similar
+from loopjax.errors import Mistakes, UserError, similar
 from loopjax.kernels import KERNELS
 from loopjax.models import CAUSAL, MODELS
 from loopjax.nn import remat
@@ -28,6 +28,7 @@ from loopjax.protocols import (
   CausalFamily,
   Dataclass,
   Family,
+  HasSchedule,
   LearnsFromTeacher,
   LeavesUntrained,
   ModelConfig,
@@ -40,6 +41,13 @@ from loopjax.types import LoopOptions, TaskSpec
 
 MAX_LOOPS = 2**16
 _NAMES: Mapping[str, Mapping[str, Any]] = {"model": MODELS, "task": TASKS}
+_SECTIONS: Mapping[str, Any] = {
+  "optim": chain.Config,
+  "loop": LoopOptions,
+  "mesh": sharding.Config,
+  "run": run_config.Run,
+  "eval": run_config.Eval,
+}
 
 
 class Settings(NamedTuple):
@@ -110,12 +118,9 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   sections = {
     "model": {"name": model, **_fields(MODELS[model].Config())},
     "task": {"name": task, **_fields(TASKS[task].Config())},
-    "optim": _fields(chain.Config()),
-    "loop": _fields(LoopOptions(remat="auto")),
-    "mesh": _fields(sharding.Config()),
-    "run": _fields(run_config.Run()),
-    "eval": _fields(run_config.Eval()),
+    **{name: _fields(record()) for name, record in _SECTIONS.items()},
   }
+  sections["loop"]["remat"] = "auto"
   return ml_collections.ConfigDict(sections)
 
 
@@ -171,52 +176,73 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   """Checks a config and converts it to settings.
 
   Raises:
-    UserError: a value or a combination is invalid.
+    UserError: values or combinations are invalid; all of them that can be told
+      apart are named, a line each.
   """
-  sections = {name: dict(section) for name, section in config.items()}
-  for section, names in _NAMES.items():
-    name = sections[section].pop("name")
+  mistakes = Mistakes()
+  records: dict[str, Any] = {}
+  for name, section in config.items():
+    with mistakes.collected():
+      records[name] = _record(name, dict(section))
+  mistakes.raise_all()
+  family, task = MODELS[config.model.name], TASKS[config.task.name]
+  if isinstance(family, LeavesUntrained):
+    optim = records["optim"]
+    patterns = filter(None, (optim.frozen, family.untrained(records["model"])))
+    records["optim"] = dataclasses.replace(optim, frozen="|".join(patterns))
+  with mistakes.collected():
+    records["spec"] = task.spec(records["task"])
+  mistakes.raise_all()
+  settings = Settings(
+    plain=to_dict(config), family=family, task_module=task, **records
+  )
+  for check in (
+    _check_intervals,
+    _check_schedules,
+    lambda settings: check_loops(
+      settings, settings.model.num_loops, "model.num_loops"
+    ),
+    _check_depths,
+    _check_teacher,
+  ):
+    with mistakes.collected():
+      check(settings)
+  mistakes.raise_all()
+  return settings
+
+
+def _record(section: str, values: dict[str, Any]) -> Dataclass:
+  """The checked record of a section of the config."""
+  if section in _NAMES:
+    name, names = values.pop("name"), _NAMES[section]
     _check_name(section, name, names)
-    if sections[section].keys() != _fields(names[name].Config()).keys():
+    if values.keys() != _fields(names[name].Config()).keys():
       raise UserError(
         f"{section}.name={name!r} has other settings and goes after the colon:"
         f" --config=FILE:PRESET,{section}.name={name}"
       )
-  family, task = MODELS[config.model.name], TASKS[config.task.name]
-  options = LoopOptions(**sections["loop"])
-  # The third kind, "while", has no reverse-mode gradient.
-  checks.one_of(
-    "loop",
-    options,
-    kind=("scan", "unroll"),
-    remat=("auto", *remat.POLICIES),
-    kernels=KERNELS,
-  )
-  task_config = task.Config(**sections["task"])
-  model = family.Config(**sections["model"])
-  optim = chain.Config(**sections["optim"])
-  if isinstance(family, LeavesUntrained):
-    patterns = filter(None, (optim.frozen, family.untrained(model)))
-    optim = dataclasses.replace(optim, frozen="|".join(patterns))
-  settings = Settings(
-    plain=to_dict(config),
-    family=family,
-    task_module=task,
-    spec=task.spec(task_config),
-    model=model,
-    task=task_config,
-    optim=optim,
-    loop=options,
-    mesh=sharding.Config(**sections["mesh"]),
-    run=run_config.Run(**sections["run"]),
-    eval=run_config.Eval(**sections["eval"]),
-  )
-  if settings.eval.every % settings.run.steps_per_call:
-    raise UserError(
-      f"eval.every={settings.eval.every} must be a multiple of"
-      f" run.steps_per_call={settings.run.steps_per_call}"
+    return names[name].Config(**values)
+  record = _SECTIONS[section](**values)
+  if isinstance(record, LoopOptions):
+    # The third kind, "while", has no reverse-mode gradient.
+    checks.one_of(
+      "loop",
+      record,
+      kind=("scan", "unroll"),
+      remat=("auto", *remat.POLICIES),
+      kernels=KERNELS,
     )
+  return record
+
+
+def _check_intervals(settings: Settings) -> None:
+  """Raises UserError for evaluations or checkpoints at impossible steps."""
   run, every = settings.run, settings.eval.every
+  if every % run.steps_per_call:
+    raise UserError(
+      f"eval.every={every} must be a multiple of"
+      f" run.steps_per_call={run.steps_per_call}"
+    )
   both = math.lcm(every, run.checkpoint_every)
   if run.keep_best and not 0 < both < run.num_steps:
     raise UserError(
@@ -224,11 +250,14 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
       f" evaluated and saved; eval.every={every},"
       f" run.checkpoint_every={run.checkpoint_every}"
     )
-  chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks both.
-  check_loops(settings, settings.model.num_loops, "model.num_loops")
-  _check_depths(settings)
-  _check_teacher(settings)
-  return settings
+
+
+def _check_schedules(settings: Settings) -> None:
+  """Raises UserError for a schedule that does not fit the run."""
+  num_steps = settings.run.num_steps
+  chain.make_schedule(settings.optim, num_steps)  # Checks it.
+  if isinstance(settings.family, HasSchedule):
+    settings.family.check_schedule(settings.model, num_steps)
 
 
 def _check_teacher(settings: Settings) -> None:

@@ -12,7 +12,9 @@ import numpy as np
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data import pipeline
+from loopjax.errors import UserError
 from loopjax.program import step
+from loopjax.run import metrics
 from loopjax.types import Dataset
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
@@ -44,9 +46,64 @@ def make_evaluator(
     "exact_match", "exact_match/standard_error", "exact_match/rating=3-9",
     "count", ...
   """
+  mesh, batch_size = program.mesh, program.settings.eval.batch_size
+  eval_fn = _step(program)
+
+  def evaluate(
+    params: Any, split: str, num_examples: int = 0
+  ) -> dict[str, dict[str, float]]:
+    dataset = datasets[split]
+    sizes = _group_sizes(dataset)
+    num_batches = math.ceil(num_examples / batch_size) or None
+    batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
+    total: Any = None
+    running: Any = None
+    for batch in batches:
+      between_batches()
+      placed = sharding.put_batch(mesh, batch, batch_size)
+      last, running = running, eval_fn(params, placed, group_sizes=sizes)
+      # The device has the next batch while the host waits for the last one.
+      total = _added(total, last)
+    return _means(_added(total, running), dataset.groups, split)
+
+  return evaluate
+
+
+def check_metric(
+  program: program_lib.Program, dataset: Dataset, metric: str
+) -> None:
+  """Raises UserError unless a score of the validation split has the name.
+
+  Nothing is computed: names follow from shapes.
+
+  Args:
+    program: the run's program.
+    dataset: the validation split.
+    metric: "split/score", with a leading minus if lower is better.
+  """
+  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+  params = program.abstract_state.params
+  sizes = _group_sizes(dataset)
+  shapes = jax.eval_shape(_step(program), params, batch, group_sizes=sizes)
+  sums = jax.tree.map(lambda leaf: np.ones(leaf.shape), shapes)
+  names = [
+    name
+    for split, scores in _means(sums, dataset.groups, "validation").items()
+    for name in metrics.named(split, scores)
+    if "standard_error" not in name
+  ]
+  if metric.removeprefix("-") not in names:
+    raise UserError(
+      f"run.best_metric={metric!r} is not an evaluation score; those are"
+      f" {', '.join(names)}"
+    )
+
+
+def _step(program: program_lib.Program) -> Callable[..., Any]:
+  """The compiled `step.eval_step`: (params, batch, group_sizes) -> sums."""
   settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
-  eval_fn = jax.jit(
+  return jax.jit(
     functools.partial(
       program_lib.on_mesh(mesh, step.eval_step),
       graphdef=program.graphdef,
@@ -62,26 +119,11 @@ def make_evaluator(
     static_argnames="group_sizes",
     out_shardings=sharding.replicated(mesh),
   )
-  batch_size = settings.eval.batch_size
 
-  def evaluate(
-    params: Any, split: str, num_examples: int = 0
-  ) -> dict[str, dict[str, float]]:
-    dataset = datasets[split]
-    sizes = tuple((name, len(group)) for name, group in dataset.groups.items())
-    num_batches = math.ceil(num_examples / batch_size) or None
-    batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
-    total: Any = None
-    running: Any = None
-    for batch in batches:
-      between_batches()
-      placed = sharding.put_batch(mesh, batch, batch_size)
-      last, running = running, eval_fn(params, placed, group_sizes=sizes)
-      # The device has the next batch while the host waits for the last one.
-      total = _added(total, last)
-    return _means(_added(total, running), dataset.groups, split)
 
-  return evaluate
+def _group_sizes(dataset: Dataset) -> tuple[tuple[str, int], ...]:
+  """Groupings, and the number of groups of each."""
+  return tuple((name, len(group)) for name, group in dataset.groups.items())
 
 
 def _added(total: Any, sums: Any) -> Any:
@@ -111,15 +153,15 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
       name = groups[grouping][group] if grouping else ""
       split, name = _place(grouping, name, whole, groups.get(SPLIT, ()))
       suffix = f"/{grouping}={name}" if name else ""
-      metrics = splits.setdefault(split, {})
-      metrics[f"count{suffix}"] = float(count)
+      means = splits.setdefault(split, {})
+      means[f"count{suffix}"] = float(count)
       for score, powers in scores.items():
         weight, total, *squares = powers[group]
         mean = total / max(weight, 1e-9)
         # Variance of a ratio of sums: sum w^2 (v - mean)^2 / (sum w)^2.
         variance = np.dot(squares, (mean**2, -2 * mean, 1))
-        metrics[f"{score}{suffix}"] = float(mean)
-        metrics[f"{score}{suffix}/standard_error"] = float(
+        means[f"{score}{suffix}"] = float(mean)
+        means[f"{score}{suffix}/standard_error"] = float(
           math.sqrt(max(variance, 0.0)) / max(weight, 1e-9)
         )
   return splits

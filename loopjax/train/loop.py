@@ -212,15 +212,13 @@ def _evaluate(
   for split, values in scores.items():
     writer.write(at, split, values)
   rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
-  context.checkpoints.scores |= metrics.scores(rows, options.best_metric)
-  names = [
-    name for split, row in scores.items() for name in metrics.named(split, row)
-  ]
-  if options.keep_best and options.best_metric.removeprefix("-") not in names:
+  best = metrics.scores(rows, options.best_metric)
+  if options.keep_best and not best:  # Its name is right: it was checked.
     raise UserError(
-      f"run.best_metric={options.best_metric!r} is not an evaluation score;"
-      f" those are {', '.join(n for n in names if 'standard_error' not in n)}"
+      f"run.best_metric={options.best_metric!r}: none of the examples that were"
+      f" evaluated counts; eval.num_examples={settings.eval.num_examples}"
     )
+  context.checkpoints.scores |= best
 
 
 @jax.transfer_guard("allow")

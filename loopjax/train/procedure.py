@@ -95,6 +95,10 @@ def run(
   program = program_lib.make_program(settings, teacher=teacher)
   splits = (settings.eval.split,) if mode == "eval" else SPLITS
   datasets = make_datasets(settings, program.mesh, splits)
+  if mode != "eval" and settings.run.keep_best:
+    evaluate.check_metric(
+      program, datasets["validation"], settings.run.best_metric
+    )
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
     processes.from_process_0(

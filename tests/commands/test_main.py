@@ -57,6 +57,18 @@ def test_mistakes_are_one_line(arguments, message, capsys):
   assert message in error
 
 
+def test_each_of_several_mistakes_has_its_line(tmp_path, capsys):
+  workdir = tmp_path / "run"
+  wrong = ("optim.schedule=x", "eval.every=-1", "model.halting=atc")
+  flags = [f"--config.{setting}" for setting in wrong]
+  config = "--config=configs/sudoku_utm.py:smoke"
+  assert command(main_lib.main, config, *flags, f"--workdir={workdir}") == 2
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 3
+  assert all(line.startswith("error: ") for line in lines)
+  assert not workdir.exists()
+
+
 def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
   """In a process of its own, which ends with that status."""
   workdir = tmp_path / "run"
@@ -194,7 +206,7 @@ def test_describe_prints_json_and_trains_nothing(main, capsys):
 
 FULL_DISK = """
 import errno, os, threading
-from loopjax import command_line
+from loopjax.commands import command_line
 
 def fill():
   raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -211,7 +223,7 @@ command_line.run(entry)
 
 READER = """
 import os, sys
-from loopjax import command_line
+from loopjax.commands import command_line
 
 def entry(argv):
   while True:

@@ -353,6 +353,40 @@ def test_impossible_settings_are_named(overrides, message):
     config_lib.resolve(config)
 
 
+def test_all_mistakes_are_named_at_once():
+  """Of one section, of several, and of sections that do not fit together."""
+  config = load_config("sudoku_utm", "smoke")
+  wrong = {
+    "model.num_loops": 0, "model.rope_base": 0.0, "optim.schedule": "x",
+    "optim.name": "sgd", "eval.loop_kind": "unroll",
+  }  # fmt: skip
+  config_lib.override(config, wrong)
+  with pytest.raises(UserError) as raised:
+    config_lib.resolve(config)
+  lines = str(raised.value).splitlines()
+  assert len(lines) == len(wrong)
+  for key in wrong:
+    assert sum(line.startswith(f"{key}=") for line in lines) == 1, key
+  config = load_config("sudoku_utm", "smoke")
+  config_lib.override(config, {"eval.every": 7, "optim.warmup_steps": 20})
+  with pytest.raises(UserError) as raised:
+    config_lib.resolve(config)
+  assert str(raised.value).count("\n") == 1
+  assert "eval.every=7 must be" in str(raised.value)
+  assert "optim.warmup_steps=20" in str(raised.value)
+
+
+def test_a_schedule_ends_with_the_run():
+  """Else MELT would be read with a latent that it was not trained with."""
+  steps = {"model.alpha": 0.0, "run.num_steps": 20}
+  config = load_config("lm_melt", "smoke")
+  config_lib.override(config, {**steps, "model.interpolation_steps": 20})
+  config_lib.resolve(config)
+  config_lib.override(config, {"model.interpolation_steps": 21})
+  with pytest.raises(UserError, match=r"^model.interpolation_steps=21 .*=20: "):
+    config_lib.resolve(config)
+
+
 def test_another_family_keeps_what_both_have():
   config = load_config("multihop_disco", "smoke,model.name=transformer")
   assert config.model.name == "transformer"

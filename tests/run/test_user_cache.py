@@ -94,7 +94,7 @@ def test_what_is_damaged_is_made_anew(damage, kind, capsys):
 def test_a_writer_that_is_killed_leaves_nothing_that_counts(kind):
   code = (
     "import os, signal\n"
-    "from loopjax import user_cache\n"
+    "from loopjax.run import user_cache\n"
     "def write(folder):\n"
     "  (folder / 'words').write_text('one')\n"
     "  os.kill(os.getpid(), signal.SIGKILL)\n"

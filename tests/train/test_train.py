@@ -290,8 +290,10 @@ def test_a_score_that_is_none_is_named(tmp_path):
   config = smoke(
     eval__every=10, run__keep_best=1, run__best_metric="validation/exactmatch"
   )
-  with pytest.raises(UserError, match="is not an evaluation score"):
-    train.run(config, tmp_path, "train_and_eval")
+  workdir = tmp_path / "a"
+  with pytest.raises(UserError, match="score; those are .*/exact_match, "):
+    train.run(config, workdir, "train_and_eval")
+  assert not workdir.exists()  # Said before the first step.
   with pytest.raises(UserError, match="keep_best has no effect"):
     train.run(smoke(eval__every=10, run__keep_best=1), tmp_path / "b", "train")
 

@@ -5,7 +5,7 @@ phases of training, `reading.py` the cache, and `config.py` the settings.
 """
 
 from loopjax.models.exiting import check_exits, exit_rule, untrained
-from loopjax.models.melt.config import Config, costs
+from loopjax.models.melt.config import Config, check_schedule, costs
 from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
 from loopjax.models.melt.reading import empty_cache, read
 from loopjax.models.melt.training import check_teacher, loss
@@ -17,6 +17,7 @@ __all__ = [
   "Config",
   "Model",
   "check_exits",
+  "check_schedule",
   "check_teacher",
   "costs",
   "empty_cache",

@@ -52,8 +52,8 @@ class Config:
     alpha: initial weight of the latent in keys and values, as opposed to the
       loop's own input, which a looped model uses (phase 1; section 3.3). It
       must rise: the model is evaluated and read with a weight of 1.
-    interpolation_steps: number of steps over which alpha rises linearly to 1;
-      with more than run.num_steps the run ends before that.
+    interpolation_steps: number of steps over which alpha rises linearly to 1,
+      at most run.num_steps.
     distill: loops whose read-outs learn those of run.teacher: "all" or "last";
       "none" for next-token prediction without a teacher.
     distill_beta: beta of the generalised Jensen-Shannon divergence; 0 gives
@@ -181,6 +181,15 @@ class Config:
         f"model.chunk_size={self.chunk_size} does not divide the"
         f" {spec.sequence_length} tokens of a sequence"
       )
+
+
+def check_schedule(config: Config, num_steps: int) -> None:
+  """Raises UserError if alpha does not reach 1 in so many steps."""
+  if config.interpolation_steps > num_steps:
+    raise UserError(
+      f"model.interpolation_steps={config.interpolation_steps} are more than"
+      f" run.num_steps={num_steps}: the model is read with a weight of 1"
+    )
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
