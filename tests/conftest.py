@@ -4,6 +4,7 @@ The environment has to be set before JAX starts its backends.
 """
 
 import faulthandler
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -45,14 +46,17 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tracing makes many objects that stay: to look for garbage after every 700 of
+# them takes up to a tenth of a test's time.
+gc.set_threshold(100_000, 20, 20)
 
 # A shell that runs the tests in the background has these ignored, and what is
 # started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Seconds for a test that is marked as long.
-LONG = 600
+# Seconds for a test that is marked as manual.
+MANUAL = 600
 _STDERR = pytest.StashKey[int]()
 
 
@@ -62,8 +66,8 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
   for item in items:
-    if item.get_closest_marker("long"):
-      item.add_marker(pytest.mark.timeout(LONG))
+    if item.get_closest_marker("manual"):
+      item.add_marker(pytest.mark.timeout(MANUAL))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -263,7 +263,7 @@ def test_every_page_of_the_site_is_in_its_contents():
   assert pages <= listed
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_the_site_builds_without_a_warning(tmp_path):
   for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
     pytest.importorskip(package)

@@ -10,8 +10,14 @@ import json
 
 import jax
 import numpy as np
-import pytest
-from tests_support import ROOT, SMOKE, load_config, make_datasets
+from tests_support import (
+  ROOT,
+  SMOKE,
+  by_size,
+  crossing,
+  load_config,
+  make_datasets,
+)
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -53,7 +59,7 @@ def golden():
   return json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@crossing("name", by_size(CASES))
 def test_one_step(name):
   expected, found = golden()[name], one_step(name)
   assert found.keys() == expected.keys()

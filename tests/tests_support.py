@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from unittest import mock
 
 import jax
@@ -36,6 +37,30 @@ SMOKE = {
   "urm": ("sudoku_urm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
 }
+# Families by how long a step of theirs takes to compile, the shortest first.
+SIZES = (
+  "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
+  "melt", "adaptive", "sleep",
+)  # fmt: skip
+
+
+def by_size(families: Iterable[str]) -> list[str]:
+  """Names of families, the smallest first; new ones are last."""
+  known = [name for name in SIZES if name in families]
+  return known + sorted(set(families) - set(known))
+
+
+def crossing(names: str | tuple[str, ...], cases: Iterable, **options):
+  """Parametrizes a test of what its first case shows; the others are long."""
+  first, *others = cases
+  one = isinstance(names, str)
+  long = [long_case(*((case,) if one else case)) for case in others]
+  return pytest.mark.parametrize(names, [first, *long], **options)
+
+
+def long_case(*values):
+  """A case of a parametrized test that `pytest` leaves to `.ci/run`."""
+  return pytest.param(*values, marks=pytest.mark.long)
 
 
 def load_config(name: str, arg: str):

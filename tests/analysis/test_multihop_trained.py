@@ -10,7 +10,7 @@ from loopjax.analysis.multihop import rows
 from loopjax.run import workdir as workdir_lib
 
 # Minutes on two cores; what it checks is checked in parts elsewhere.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.manual
 
 
 @pytest.mark.parametrize("family", ["looped", "disco"])

@@ -135,7 +135,7 @@ def test_a_mistake_in_the_arguments(harness, run):
     harness.Model(workdir=str(run), loops=3)
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_the_command(harness, run, tmp_path):
   """The tasks of the package through the real command, and ours."""
   folder = tmp_path / "data"

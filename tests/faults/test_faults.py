@@ -1,13 +1,13 @@
 """Faults inflicted on real runs; `benchmarks/fault_drill.py` has more of them.
 
-`pytest -m long` adds the drills that take minutes.
+`pytest -m long` runs them, `pytest -m manual` those that take minutes.
 """
 
 import drills
 import pytest
 
 # Each starts several processes, which compile on two cores that others use.
-pytestmark = pytest.mark.timeout(580)
+pytestmark = [pytest.mark.timeout(580), pytest.mark.long]
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +29,13 @@ def test_killed_and_started_again(tmp_path, never_killed):
   assert "bit-identical" in drills.sigkill(tmp_path, never_killed, kills=2)
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_killed_twenty_times(tmp_path, never_killed):
   said = drills.sigkill(tmp_path, never_killed, kills=20, seed=1)
   assert "bit-identical" in said
 
 
-@pytest.mark.long  # tests/run/test_preemption.py stops runs at every place.
+@pytest.mark.manual  # tests/run/test_preemption.py stops runs at every place.
 def test_asked_to_stop(tmp_path, never_killed):
   assert "status 4" in drills.sigterm(tmp_path, never_killed)
 
@@ -43,9 +43,9 @@ def test_asked_to_stop(tmp_path, never_killed):
 @pytest.mark.parametrize(
   ("how", "seed"),
   [
-    pytest.param(drills.truncate, 0, marks=pytest.mark.long),
+    pytest.param(drills.truncate, 0, marks=pytest.mark.manual),
     (drills.flip, 4),
-    pytest.param(drills.empty, 0, marks=pytest.mark.long),
+    pytest.param(drills.empty, 0, marks=pytest.mark.manual),
     (drills.edit_record, 0),
   ],
 )
@@ -77,13 +77,13 @@ def test_two_processes_and_one_of_them_killed(tmp_path, never_killed):
   assert "same losses" in drills.processes(tmp_path, never_killed, 2, then=1)
 
 
-@pytest.mark.long
+@pytest.mark.manual
 @pytest.mark.parametrize(("count", "then"), [(4, 2), (2, 4)])
 def test_more_processes(tmp_path, never_killed, count, then):
   said = drills.processes(tmp_path, never_killed, count, then)
   assert "same losses" in said
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_one_of_two_processes_is_asked_to_stop(tmp_path, never_killed):
   assert "one went on" in drills.group_sigterm(tmp_path, never_killed, 2)

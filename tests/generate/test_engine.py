@@ -19,6 +19,7 @@ from generate_examples import (
   requests,
   written_out,
 )
+from tests_support import by_size, crossing
 
 from loopjax import sharding
 from loopjax.errors import UserError
@@ -32,7 +33,7 @@ from loopjax.models import CAUSAL
 GREEDY = Sampling(temperature=0)
 
 
-@pytest.mark.parametrize("name", sorted(CAUSAL))
+@crossing("name", by_size(CAUSAL))
 def test_greedy_text_is_that_of_full_forward_passes(name):
   """In slots that change hands: four prompts and two slots."""
   prompts = [prompt for prompt in PROMPTS if len(prompt) < 16]

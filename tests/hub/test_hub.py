@@ -369,7 +369,7 @@ def test_no_code_is_asked_for(tmp_path):
   assert "auto_map" not in json.loads((out / "config.json").read_text())
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_training_starts_from_an_imported_run(tmp_path):
   """On text with the model's own tokenizer and end of documents."""
   folder = examples.make_folder(tmp_path / "hub")

@@ -167,7 +167,7 @@ def test_lowers_for_hopper():
   assert sum("@mosaic_gpu" in x for x in text.split("\n")) == 3
 
 
-@pytest.mark.long
+@pytest.mark.manual
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "h100:1"])
 def test_compiles_ahead_of_time(name, monkeypatch):
   """With the state in VMEM or shared memory."""

@@ -268,7 +268,7 @@ def test_lowers_for_hopper(size):
   assert sorted(aliases) == [0, 0, 2]  # Blend and pull back, and project.
 
 
-@pytest.mark.long
+@pytest.mark.manual
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "h100:1"])
 def test_compiles_ahead_of_time(name, size, monkeypatch):

@@ -9,6 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from test_families import CAUSAL, SPEC, VOCABULARY, config_of
+from tests_support import by_size, crossing
 
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -21,7 +22,7 @@ INPUTS = jax.random.randint(jax.random.key(3), DOCUMENTS.shape, 0, 20)
 LOOPS = 3
 # Families whose memory goes along a row.
 REFUSING = ("hrm", "sleep", "trm", "urm", "utm")
-APART = sorted(set(CAUSAL) - set(REFUSING))
+APART = by_size(set(CAUSAL) - set(REFUSING))
 
 
 @functools.cache
@@ -43,8 +44,8 @@ def run(name, inputs, documents, kind="scan"):
   return _logits(name, kind, inputs.shape)(params, inputs, documents)
 
 
-@pytest.mark.parametrize("kind", ["scan", "while"])
-@pytest.mark.parametrize("name", APART)
+@crossing("kind", ["scan", "while"])
+@crossing("name", APART)
 def test_tokens_of_another_document_change_no_bit(name, kind):
   plain = run(name, INPUTS, DOCUMENTS, kind)
   for document in range(4):
@@ -54,7 +55,7 @@ def test_tokens_of_another_document_change_no_bit(name, kind):
     assert jnp.array_equal(changed, there)
 
 
-@pytest.mark.parametrize("name", APART)
+@crossing("name", APART)
 def test_a_packed_row_is_its_documents_alone(name):
   packed = run(name, INPUTS, DOCUMENTS)
   for row, document in ((0, 1), (0, 2), (1, 2), (1, 3)):
@@ -78,7 +79,7 @@ def batch_of(inputs):
   }
 
 
-@pytest.mark.parametrize("name", APART)
+@crossing("name", APART)
 def test_losses_and_scores_keep_documents_apart(name):
   family, config = MODELS[name], config_of(name)
   graphdef = examples.graph(family, config, PACKED)

@@ -10,7 +10,13 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import array_sizes, strict_dtypes
+from tests_support import (
+  array_sizes,
+  by_size,
+  crossing,
+  long_case,
+  strict_dtypes,
+)
 
 from loopjax import models
 from loopjax.data import TASKS
@@ -63,14 +69,14 @@ SMALL = {
   "trm": {**SEGMENTS, "num_latent_steps": 2},
   "urm": {**SEGMENTS, "num_layers": 1, "num_inner_steps": 2},
 }  # fmt: skip
-FAMILIES = sorted(MODELS)
-CAUSAL = sorted(models.CAUSAL)
+FAMILIES = by_size(MODELS)
+CAUSAL = by_size(models.CAUSAL)
 # Those that run more loops than they are trained with, and leave earlier loops
 # as they were.
-LOOPED = sorted(set(MODELS) - {"adaptive", "melt", "transformer"})
+LOOPED = by_size(set(MODELS) - {"adaptive", "melt", "transformer"})
 # Those that read out after every loop, and keep keys and values of each.
-READ_OUT = sorted(set(CAUSAL) - {"adaptive", "sleep"})
-DROPPING = sorted(set(READ_OUT) - {"melt"})
+READ_OUT = by_size(set(CAUSAL) - {"adaptive", "sleep"})
+DROPPING = by_size(set(READ_OUT) - {"melt"})
 # What a family calls its number of loops.
 NUM_LOOPS = {"sleep": "num_passes"}
 # Values of every setting, of which one is not that of a family's small model.
@@ -219,7 +225,7 @@ def leaves(tree):
   }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@crossing("name", FAMILIES)
 def test_every_parameter_gets_a_gradient(name):
   value, metrics, grads = value_and_grad(name)
   assert metrics["loss"] == value
@@ -227,7 +233,7 @@ def test_every_parameter_gets_a_gradient(name):
   assert all(jnp.isfinite(grad).all() for grad in grads.values())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@crossing("name", FAMILIES)
 def test_loop_kinds_and_rematerialisation_agree(name):
   value, _, grads = value_and_grad(name)
   other, _, other_grads = value_and_grad(name, LoopOptions("unroll", "full"))
@@ -238,7 +244,7 @@ def test_loop_kinds_and_rematerialisation_agree(name):
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@crossing("name", FAMILIES)
 def test_rematerialisation_is_in_the_program(name):
   def is_rematerialised(remat):
     graphdef, params = split(name, LoopOptions("scan", remat))
@@ -252,7 +258,7 @@ def test_rematerialisation_is_in_the_program(name):
   assert not is_rematerialised("none")
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@crossing("name", LOOPED)
 def test_while_and_more_loops_than_trained_go_the_same_way(name):
   few, many = forward(name), forward(name, 3 * LOOPS, "while")
   assert jnp.isfinite(many.logits).all()
@@ -264,20 +270,20 @@ def test_while_and_more_loops_than_trained_go_the_same_way(name):
       )
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@crossing("name", CAUSAL)
 def test_no_logit_depends_on_a_later_token(name):
   by_token, _ = jacobians(name)
   depends = jnp.abs(by_token).max(axis=(1, 3)) > 0  # [t, s]
   assert jnp.array_equal(depends, jnp.tril(jnp.ones((LENGTH, LENGTH), bool)))
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@crossing("name", CAUSAL)
 def test_a_prefix_has_the_same_logits(name):
   prefix = forward(name, length=5).logits
   np.testing.assert_allclose(prefix, forward(name).logits[:, :5], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@crossing("name", CAUSAL)
 def test_padding_ids_are_never_predicted_and_move_nothing(name):
   output = forward(name)
   assert (output.logits[..., -PADDING:] < -1e8).all()
@@ -289,7 +295,7 @@ def test_padding_ids_are_never_predicted_and_move_nothing(name):
   assert not moves[-PADDING:].any()
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@crossing("name", CAUSAL)
 def test_padding_targets_without_weight_leave_the_loss_alone(name):
   data = batch()
   token_loss = token_losses.token_cross_entropy(
@@ -300,9 +306,9 @@ def test_padding_targets_without_weight_leave_the_loss_alone(name):
   np.testing.assert_allclose(loss, value_and_grad(name)[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@crossing(
   ("name", "top_k"),
-  [*((name, 0) for name in sorted(CAUSAL)), ("disco", 4), ("ponderlm", 4)],
+  [*((name, 0) for name in CAUSAL), ("disco", 4), ("ponderlm", 4)],
 )
 def test_training_makes_no_array_of_tokens_by_vocabulary(name, top_k):
   """Of 24 tokens by 8,192 ids; the table has 16 numbers an id."""
@@ -331,7 +337,7 @@ def read_out(hidden, table, targets):
   )
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@crossing("name", CAUSAL)
 def test_what_scores_read_of_hidden_states_is_what_they_read_of_logits(name):
   output, targets = forward(name), batch()["targets"]
   model = examples.merged(MODELS[name], config_of(name), SPEC)
@@ -379,7 +385,7 @@ def test_no_task_reads_logits_where_there_are_scores(name):
   assert {x.shape for x in jax.tree.leaves(scores)} == {(4,)}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@crossing("name", FAMILIES)
 def test_trace_is_what_the_model_did(name):
   output = forward(name)
   assert set(output.trace) == set(MODELS[name].TRACES)
@@ -407,7 +413,7 @@ def keys_of(seed):
   return jax.random.split(jax.random.key(seed), len(batch()["inputs"]))
 
 
-@pytest.mark.parametrize("name", DROPPING)
+@crossing("name", DROPPING)
 def test_dropout_needs_keys_and_follows_them(name):
   def run(keys, **changes):
     call = {"keys": keys, "num_loops": LOOPS, "kind": "unroll"}
@@ -445,7 +451,13 @@ def programs(name, config):
 
 
 # Sleep takes long to trace, and MELT needs a teacher; their own tests have it.
-@pytest.mark.parametrize("name", sorted({*FAMILIES} - {"melt", "sleep"}))
+@pytest.mark.parametrize(
+  "name",
+  [
+    long_case(name) if name in ("adaptive", "hrm", "trm") else name
+    for name in by_size({*FAMILIES} - {"melt", "sleep"})
+  ],
+)
 def test_no_setting_is_ignored(name):
   config = config_of(name, **MATTER.get(name, {}))
   plain, ignored = list(programs(name, config)), []
@@ -463,7 +475,7 @@ def test_no_setting_is_ignored(name):
   assert not ignored
 
 
-@pytest.mark.parametrize("name", DROPPING)
+@crossing("name", DROPPING)
 def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
   """Layers that show their key in the place of what they make."""
 
@@ -484,7 +496,7 @@ def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
     assert jnp.abs(first - second).max() > 0.1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@crossing("name", FAMILIES)
 def test_bfloat16_multiplies_and_float32_adds(name):
   model = examples.abstract(
     MODELS[name], config_of(name, precision="bfloat16"), SPEC
@@ -501,7 +513,7 @@ def test_bfloat16_multiplies_and_float32_adds(name):
   assert "bf16" in str(program)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@crossing("name", FAMILIES)
 def test_costs_are_what_xla_counts(name):
   """An unrolled forward pass; point-wise operations make up the rest."""
   width, length = 128, 32

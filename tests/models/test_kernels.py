@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.extend import core as jax_core
 from jax.sharding import AxisType
-from tests_support import load_config
+from tests_support import load_config, long_case
 
 from loopjax import config as config_lib
 from loopjax import program
@@ -86,12 +86,12 @@ def interpreted(monkeypatch):
 
 
 def slow(*cases):
-  return [pytest.param(case, marks=pytest.mark.long) for case in cases]
+  return [pytest.param(case, marks=pytest.mark.manual) for case in cases]
 
 
 @pytest.mark.parametrize(
   "case",
-  ["melt", "looped", *slow("melt, scalar gate", "sleep")],
+  ["looped", long_case("melt"), *slow("melt, scalar gate", "sleep")],
 )
 def test_the_model_is_the_same(case, interpreted):
   found = {}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from test_families import SPEC
+from tests_support import crossing
 
 from loopjax.errors import UserError
 from loopjax.loop import chunks
@@ -117,7 +118,7 @@ def test_loops_are_those_of_the_definition(changes, chunk, alpha):
     np.testing.assert_allclose(got[:, row], expected, atol=2e-4)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 8])
+@crossing("chunk", [1, 4, 8])
 def test_without_latents_every_loop_is_the_looped_models(chunk):
   """B.3, 1: alpha = 0, any chunk size."""
   config = config_of()
@@ -238,6 +239,7 @@ def test_fixed_gates_are_the_papers_variants(mode, shares):
   )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [None, 0.4])
 def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
   """Through all earlier chunks, with documents; and of fewer, if asked."""
@@ -492,6 +494,7 @@ def test_a_full_cache_stays_as_it_is():
   np.testing.assert_array_equal(after.value, full.value)
 
 
+@pytest.mark.long
 def test_training_keeps_one_buffer():
   """Of 16 chunks; autodiff of the scan keeps the buffer of each."""
   count, size = 16, 8

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
-import pytest
 from test_families import SPEC, VOCABULARY, config_of
-from tests_support import load_config
+from tests_support import by_size, crossing, load_config
 
 from loopjax.commands.describe import describe
 from loopjax.models import CAUSAL, MODELS
@@ -20,10 +19,10 @@ LENGTHS = (9, 4, 6)
 # Changes of a family's small model that change what has to be kept; sleep reads
 # windows of four tokens.
 KEPT = [
+  ("looped", {"num_loops": 3}),
   ("adaptive", {}),
   ("adaptive", {"loop_update": "delta", "num_loops": 3}),
   ("disco", {"num_loops": 3, "loop_norm": "final_only"}),
-  ("looped", {"num_loops": 3}),
   ("melt", {"num_loops": 3}),
   ("melt", {"gate": "scalar", "num_key_value_heads": 1}),
   ("ponderlm", {"num_loops": 3, "residual": "running"}),
@@ -35,7 +34,7 @@ KEPT = [
   ("sleep", {"num_passes": 1, "eviction": "sliding", "memory": "jet"}),
   ("transformer", {"num_loops": 3}),
 ]  # fmt: skip
-kept = pytest.mark.parametrize(
+kept = crossing(
   ("name", "changes"), KEPT, ids=[f"{n}-{'-'.join(c)}" for n, c in KEPT]
 )
 
@@ -88,7 +87,7 @@ def make(name, changes):
 
 
 @kept
-@pytest.mark.parametrize("sizes", [(9,), (4, 4, 1), (1,) * 9], ids=str)
+@crossing("sizes", [(4, 4, 1), (9,), (1,) * 9], ids=str)
 def test_reading_in_parts_is_reading_at_once(name, changes, sizes):
   model, valid = make(name, changes), jnp.ones(TOKENS.shape, bool)
   got = model.parts(TOKENS, valid, sizes)
@@ -144,7 +143,7 @@ def test_rows_that_wait_stay_as_they_are(name, changes):
   np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("name", sorted(CAUSAL))
+@crossing("name", by_size(CAUSAL))
 def test_decoding_updates_the_cache_in_place(name):
   """A step makes no second cache: at most what attention reads of a slot."""
   family, config = CAUSAL[name], config_of(name, **LARGE.get(name, {}))

@@ -12,6 +12,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from test_families import SPEC, config_of
+from tests_support import by_size, crossing
 
 from loopjax.loop import exits
 from loopjax.models import CAUSAL, MODELS, looped
@@ -20,7 +21,7 @@ from loopjax.nn import attention, rope
 BATCH, LENGTH, ROOM, LOOPS = 3, 7, 9, 3
 TOKENS = jax.random.randint(jax.random.key(5), (BATCH, LENGTH), 0, 20)
 SHARED = ("last_loop", "first_loop", "mean")
-SHARING = sorted(name for name in CAUSAL if len(CAUSAL[name].CACHES) > 1)
+SHARING = by_size(name for name in CAUSAL if len(CAUSAL[name].CACHES) > 1)
 
 
 @functools.cache
@@ -77,15 +78,15 @@ def whole(name):
   return np.asarray(examples.run(family, config, SPEC, TOKENS, params).logits)
 
 
-@pytest.mark.parametrize("name", SHARING)
+@crossing("name", SHARING)
 def test_one_reading_with_the_last_loops_keys_is_the_full_forward(name):
   """Tokens that are read at once see each other's keys of the same loop."""
   found, _ = in_parts(name, "last_loop", (LENGTH,))
   np.testing.assert_allclose(found, whole(name), atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", SHARED)
-@pytest.mark.parametrize("name", SHARING)
+@crossing("kind", SHARED)
+@crossing("name", SHARING)
 def test_sharing_is_another_model_and_depends_on_what_is_read_together(
   name, kind
 ):
@@ -97,8 +98,8 @@ def test_sharing_is_another_model_and_depends_on_what_is_read_together(
     np.testing.assert_allclose(alone[:, :1], expected[:, :1], atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", SHARED)
-@pytest.mark.parametrize("name", SHARING)
+@crossing("kind", SHARED)
+@crossing("name", SHARING)
 def test_padding_and_neighbours_change_nothing(name, kind):
   """Rows that wait for a token now and then are what they are without."""
   plain, _ = in_parts(name, kind, (3, 1, 1, 1, 1))
@@ -248,8 +249,8 @@ def test_exits_by_the_gate_leave_what_they_are_said_to(kept):
     np.testing.assert_allclose(found[row], expected, atol=5e-5)
 
 
-@pytest.mark.parametrize("kind", looped.CACHES)
-@pytest.mark.parametrize("rule", exits.RULES)
+@crossing("kind", looped.CACHES)
+@crossing("rule", exits.RULES)
 def test_no_loop_is_skipped_at_a_threshold_of_one(rule, kind):
   sizes = (3, 1, 1, 1, 1)
   found, loops = in_parts("looped", kind, sizes, rule=rule)

@@ -9,6 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from jax.extend import core
+from tests_support import crossing, long_case
 
 from loopjax.errors import UserError
 from loopjax.loop import windows
@@ -60,7 +61,7 @@ def test_answers_are_all_that_is_predicted():
   assert run(tokens(27), answer=0).logits.shape == (2, 27, VOCABULARY)
 
 
-@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"])
 def test_one_pass_predicts_every_token_as_the_plain_hybrid(eviction):
   """Answers are read as any other window is if nobody sleeps."""
   inputs = tokens(20)
@@ -77,7 +78,7 @@ def test_passes_change_what_is_read_later_and_not_what_was_predicted():
   assert np.abs(once[:, 8:] - thrice[:, 8:]).max() > 1e-3
 
 
-@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"])
 def test_no_prediction_reads_of_a_later_token(eviction):
   """Though passes past the first have fast weights that know all of them."""
   inputs = tokens(24)
@@ -95,14 +96,14 @@ def test_no_prediction_reads_of_a_later_token(eviction):
   assert (moved[:, :8] == 0).all()
 
 
-def test_windows_of_padding_change_no_bit():
+@crossing("eviction", ["hard", "sliding"])
+def test_windows_of_padding_change_no_bit(eviction):
   inputs = tokens(20)
   padding = jnp.full((2, 16), VOCABULARY - 1)
   padded = jnp.concatenate([padding, inputs], axis=1)
-  for eviction in ("hard", "sliding"):
-    plain = run(inputs, eviction=eviction).logits
-    later = run(padded, eviction=eviction).logits
-    np.testing.assert_array_equal(plain, later)
+  plain = run(inputs, eviction=eviction).logits
+  later = run(padded, eviction=eviction).logits
+  np.testing.assert_array_equal(plain, later)
 
 
 def test_padding_within_a_window_is_not_there():
@@ -189,6 +190,7 @@ def test_one_pass_with_all_carried_is_any_window_length():
   np.testing.assert_allclose(whole, parts, atol=1e-5)
 
 
+@pytest.mark.long
 def test_prelude_and_coda_run_once_a_window():
   """With no pass but one they are layers like any other."""
   inputs = tokens(20)
@@ -246,6 +248,7 @@ def slopes(**changes):
   return np.abs(both_gradients(**changes)[1]).max(axis=(0, 2))
 
 
+@pytest.mark.long
 def test_a_cut_is_where_it_says():
   """Through what is not cut, windows that slept still have a gradient.
 
@@ -264,6 +267,7 @@ def test_a_cut_is_where_it_says():
   assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
 
 
+@pytest.mark.long
 def test_rematerialised_windows_have_the_same_gradients():
   full, again = gradients(), gradients(remat="full")
   jax.tree.map(
@@ -273,7 +277,7 @@ def test_rematerialised_windows_have_the_same_gradients():
   )
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_what_is_read_outside_of_any_scan_is_computed_again():
   """An answer, with no window before it."""
   spec, inputs = spec_of(8, 4), tokens(8)
@@ -487,6 +491,7 @@ def test_the_number_of_parameters():
   )
 
 
+@pytest.mark.long
 def test_implicit_passes_are_the_same_passes():
   fixed = {"inject": True, "carry_state": False, "pass_norm": True}
   for num_passes in (1, 4):
@@ -498,6 +503,7 @@ def test_implicit_passes_are_the_same_passes():
       np.testing.assert_allclose(values, implicit.loops[name], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_implicit_gradients_are_those_of_passes_that_settled():
   """A large input next to what a norm hands on: each pass is a contraction."""
   inputs, spec = tokens(20), spec_of(20, 4)
@@ -523,7 +529,7 @@ def test_implicit_gradients_are_those_of_passes_that_settled():
   assert max(jax.tree.leaves(errors)) < 1e-5
 
 
-@pytest.mark.parametrize("memory", ["gated_delta", "jet"])
+@crossing("memory", ["gated_delta", "jet"])
 def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   memory,
 ):
@@ -572,12 +578,12 @@ READ = [
   [
     ("hard", READ[0]),
     ("sliding", READ[1]),
-    ("hard", READ[2]),
-    ("sliding", READ[3]),
-    pytest.param("sliding", READ[0], marks=pytest.mark.long),
-    pytest.param("hard", READ[1], marks=pytest.mark.long),
-    pytest.param("sliding", READ[2], marks=pytest.mark.long),
-    pytest.param("hard", READ[3], marks=pytest.mark.long),
+    long_case("hard", READ[2]),
+    long_case("sliding", READ[3]),
+    pytest.param("sliding", READ[0], marks=pytest.mark.manual),
+    pytest.param("hard", READ[1], marks=pytest.mark.manual),
+    pytest.param("sliding", READ[2], marks=pytest.mark.manual),
+    pytest.param("hard", READ[3], marks=pytest.mark.manual),
   ],
 )
 def test_token_by_token_is_the_whole(eviction, changes):
@@ -723,7 +729,7 @@ def test_what_is_left_after_whole_windows_is_read_once():
   assert np.abs(every[:, -4:] - apart).max() > 1e-3
 
 
-@pytest.mark.parametrize("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"])
 def test_before_a_separate_answer_all_windows_are_whole(eviction):
   options = {"answer_chunk": "separate", "eviction": eviction}
   padding = jnp.full((2, 6), VOCABULARY - 1)

@@ -108,7 +108,7 @@ def kernel(tmp_path_factory):
     yield client
 
 
-@pytest.mark.long  # Half a minute each, most of it compiling.
+@pytest.mark.manual  # Half a minute each, most of it compiling.
 @every_notebook
 def test_it_runs_at_smoke_size(path, kernel):
   kernel.nb = jupytext.read(path.with_suffix(".py"))

@@ -16,7 +16,7 @@ from loopjax.data import pipeline
 from loopjax.run import checkpoint, restore
 
 # Minutes on two cores; what it checks is checked in parts elsewhere.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.manual
 
 
 def train(mesh, num_steps=3):

@@ -8,7 +8,15 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tests_support import CONFIGS, SMOKE, load_config, make_datasets
+from tests_support import (
+  CONFIGS,
+  SMOKE,
+  by_size,
+  crossing,
+  load_config,
+  long_case,
+  make_datasets,
+)
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -28,6 +36,7 @@ MESHES = {
 }
 
 MIXED = "all"  # It has every axis; the others are there to say which fails.
+FAMILIES = by_size(MODELS)
 
 
 def make(name, mesh, microbatches=1):
@@ -73,7 +82,9 @@ def assert_close(got, expected):
   )
 
 
-@pytest.fixture(scope="module", params=sorted(MODELS))
+@pytest.fixture(
+  scope="module", params=[FAMILIES[0], *map(long_case, FAMILIES[1:])]
+)
 def family(request):
   """A family's name, and two of its steps on one device."""
   settings = make(request.param, (1, 1, 1))
@@ -83,7 +94,9 @@ def family(request):
 @pytest.mark.parametrize(
   "mesh",
   [
-    pytest.param(mesh, id=name, marks=() if name == MIXED else pytest.mark.long)
+    pytest.param(
+      mesh, id=name, marks=() if name == MIXED else pytest.mark.manual
+    )
     for name, mesh in MESHES.items()
   ],
 )
@@ -115,7 +128,7 @@ def test_microbatches_add_up_to_the_batch(family, mesh):
   assert_close(got, expected)
 
 
-@pytest.mark.parametrize("name", ["looped", "melt"])
+@crossing("name", ["looped", "melt"])
 def test_copies_add_their_gradients_up_once_a_step(name):
   """Not once a loop, layer and microbatch."""
   config = load_config(*SMOKE[name])

@@ -46,14 +46,14 @@ def test_steps_are_gradient_optimizer_and_average():
 
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   opt_state, ema = tx.init(params), params
+
+  def loss(params, batch, at):
+    model = nnx.merge(program.graphdef, params)
+    return settings.family.loss(model, batch, jax.random.key(0), at, None)[0]
+
+  gradients = jax.jit(jax.grad(loss))
   for at, batch in enumerate(batches):
-
-    def loss(params, batch=batch, at=at):
-      model = nnx.merge(program.graphdef, params)
-      key = jax.random.key(0)
-      return settings.family.loss(model, batch, key, jnp.asarray(at), None)[0]
-
-    grads = jax.grad(loss)(params)
+    grads = gradients(params, batch, jnp.asarray(at))
     updates, opt_state = tx.update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
     ema = jax.tree.map(lambda e, p: 0.7 * e + 0.3 * p, ema, params)

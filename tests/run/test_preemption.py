@@ -51,15 +51,16 @@ def stop_at(monkeypatch, polls):
   return asked
 
 
+@pytest.mark.long
 # A run asks before every call of 5 steps and every batch of an evaluation.
 @pytest.mark.parametrize(
   ("polls", "step"),
   [
     (1, 0),
     (2, 5),
-    pytest.param(3, 10, marks=pytest.mark.long),
+    pytest.param(3, 10, marks=pytest.mark.manual),
     (5, 10),
-    pytest.param(26, 20, marks=pytest.mark.long),
+    pytest.param(26, 20, marks=pytest.mark.manual),
   ],
 )
 def test_stopped_anywhere_it_ends_as_if_not(

@@ -10,7 +10,7 @@ from loopjax.run import profiling
 from loopjax.run import workdir as workdir_lib
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_a_trace_of_some_steps(tmp_path):
   """Whole calls are traced; the run itself is not changed."""
   traced, plain = tmp_path / "traced", tmp_path / "plain"

@@ -127,7 +127,7 @@ def process(folder, *arguments):
       child.kill()
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_64_streams_of_the_client_of_openai(tmp_path):
   openai = pytest.importorskip("openai")
   folder = hub_examples.make_folder(tmp_path / "ouro")
@@ -174,7 +174,7 @@ def test_64_streams_of_the_client_of_openai(tmp_path):
     assert child.poll() is None
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_a_signal_ends_it_after_what_is_being_written(tmp_path):
   folder = hub_examples.make_folder(tmp_path / "ouro")
   with process(folder, "--slots=1", "--max_tokens=4096") as (child, address):

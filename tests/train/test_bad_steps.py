@@ -187,7 +187,7 @@ def with_logarithm_of_zero(loss):
   return changed
 
 
-@pytest.mark.long  # Every operation of a call runs by itself.
+@pytest.mark.manual  # Every operation of a call runs by itself.
 def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
   from loopjax.models import utm
 

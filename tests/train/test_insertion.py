@@ -59,7 +59,7 @@ def test_parameters_that_are_there_take_the_place_of_fresh_ones():
   assert integrity.merged(fresh, there) == {**fresh, **there}
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_only_what_was_inserted_is_trained_at_first(tmp_path):
   kept = []
   for item, config in stages(tmp_path):

@@ -258,7 +258,7 @@ def test_there_are_processes_for_the_cpus_that_may_be_used(monkeypatch):
   assert parallel._num_cpus() == os.cpu_count()
 
 
-@pytest.mark.long  # A process takes seconds to start.
+@pytest.mark.manual  # A process takes seconds to start.
 def test_several_processes_pack_the_same_rows(config, monkeypatch):
   config = change(config, train_files=config.sources[0])
   monkeypatch.setattr(files, "CHUNK_BYTES", 4000)
@@ -351,7 +351,7 @@ def test_a_cache_entry_of_a_killed_process_is_made_again(config, cache, capsys):
   assert said.count("rebuilding it") == said.count("reading, packing") == 2
 
 
-@pytest.mark.long  # A process takes seconds to start.
+@pytest.mark.manual  # A process takes seconds to start.
 def test_a_killed_process_is_one_line(config, monkeypatch):
   monkeypatch.setattr(parallel, "_MIN_BYTES", 0)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
