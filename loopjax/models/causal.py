@@ -7,12 +7,14 @@ statistics and traces (`record`), and the output. Functions whose first argument
 is a model are used as methods: `logits = causal.logits` in its class.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.losses import tokens as token_losses
@@ -36,6 +38,27 @@ from loopjax.types import (
 Carry = tuple[Array, Cache | None]
 # The statistics of a loop, and its requested traces.
 Record = tuple[dict[str, Array], dict[str, Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(stack.StackConfig):
+  """The settings of a stack and of its loops; configs of families extend it.
+
+  Attributes:
+    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
+      arXiv 2510.25741).
+    num_loops: K, number of loops in training.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
+  """
+
+  post_norm: bool = False
+  num_loops: int = 2
+  dropout: float = 0.0
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    checks.at_least("model", self, num_loops=1)
 
 
 def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
@@ -111,6 +134,18 @@ def begin(
   keys: Array | None = None,
 ) -> Call:
   """Checks the arguments of a model's `__call__`, and makes its `Call`.
+
+  Args:
+    model: the model.
+    inputs: token ids [B, T]; any T. Padding must be at the end.
+    num_loops: K >= 1; may differ from the number in training.
+    kind: how the loop is executed; as in the model's options if None.
+    documents: i32 [B, T], a number for each document of a row; tokens attend
+      within their document. None if a row is one document.
+    cache: cache of the tokens that precede these, or None.
+    valid: bool [B, T], False for padding; only with a cache. None without
+      padding.
+    keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
 
   Raises:
     UserError: the number of loops is less than one.

@@ -19,10 +19,9 @@ from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block, stack
+from loopjax.nn import block
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -37,15 +36,12 @@ HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(causal.Config):
   """Hyper-parameters; K, alpha and tau are the paper's, the others GPT-2's.
 
+  Those of `causal.Config`, and:
+
   Attributes:
-    width: D. num_layers: L. num_heads: H.
-    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741).
-    num_loops: K, number of loops in training.
     loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
       "final_only": the norm is part of the read-out and of the input of Phi.
     gate: "fixed" alpha, or "learned" from Phi (equation 6).
@@ -64,21 +60,8 @@ class Config:
       output is 0.53 for V = 1,051 (the symbolic task) and would be 0.056 for
       V = 129,280, instead of 1. When Phi is close to the embedding of a single
       token, its mean square is about init_std^2 and the damping vanishes.
-    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
-      in training.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
-  width: int = 768
-  num_layers: int = 4
-  num_heads: int = 12
-  mlp: str = "gelu"
-  mlp_ratio: float = 4.0
-  post_norm: bool = False
-  num_loops: int = 2
   loop_norm: str = "per_loop"
   gate: str = "fixed"
   gate_value: float = 1.0
@@ -86,23 +69,17 @@ class Config:
   top_k: int = 0
   decode_gradient: str = "full"
   epsilon: float = 1e-6
-  dropout: float = 0.0
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
-  precision: str = "float32"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
       loop_norm=("per_loop", "final_only"),
       gate=("fixed", "learned"),
       decode_gradient=channel.GRADIENTS,
-      precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1, top_k=0, gate_value=0)
-    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
     for field in ("temperature", "epsilon"):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
@@ -111,19 +88,6 @@ class Config:
     if not self.gate_value:
       decoding = ("temperature", "top_k", "decode_gradient", "epsilon")
       checks.without_effect("model", self, "model.gate_value=0", *decoding)
-    self.block_shape()
-
-  def block_shape(self) -> Shape:
-    """Structure of the stack's blocks; raises UserError if it is invalid."""
-    return stack.block_shape(
-      width=self.width,
-      num_heads=self.num_heads,
-      mlp=self.mlp,
-      mlp_ratio=self.mlp_ratio,
-      post_norm=self.post_norm,
-      dropout=self.dropout,
-      init_std=self.init_std,
-    )
 
 
 class Model(nnx.Module):
@@ -165,20 +129,13 @@ class Model(nnx.Module):
     """Predicts every next token (equation 4).
 
     Args:
-      inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; may differ from the number in training.
-      kind: how the loop is executed; as in the model's options if None.
+      inputs, num_loops, kind, documents, cache, valid, keys: see
+        `causal.begin`.
       trace: names from TRACES: "hidden" H^1 .. H^K and "mixed" H~^1 .. H~^K
         f32 [K, B, T, D], where H~^K = H^K; "gate" alpha^0 .. alpha^{K-1} f32
         [K, B, T], where alpha^{K-1} = 0; "prediction", argmax of the read-out
         after every loop, i32 [K, B, T]; "confidence", its probability, f32
         [K, B, T].
-      documents: i32 [B, T], a number for each document of a row; tokens attend
-        within their document. None if a row is one document.
-      cache: cache of the tokens that precede these, or None.
-      valid: bool [B, T], False for padding; only with a cache. None without
-        padding.
-      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
       edit: function (H~^{k+1} [B, T, D], k i32 scalar) -> the state that loop
         k < K - 1 passes on instead (equation 3). Traces contain H~^{k+1} before
         the edit.

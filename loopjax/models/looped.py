@@ -26,11 +26,10 @@ from loopjax.models.exiting import read as read
 from loopjax.models.exiting import untrained as untrained
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block, stack
+from loopjax.nn import block
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
-from loopjax.nn.shape import Shape
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
@@ -49,23 +48,18 @@ EXIT_GATES = ("none", "joint", "alone", "unused")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(causal.Config):
   """Hyper-parameters; DiscoLoop states only K, the other defaults are GPT-2's.
 
+  Those of `causal.Config`, and:
+
   Attributes:
-    width: D. num_layers: L. num_heads: H.
     num_key_value_heads: G, each shared by H / G query heads; 0 for H.
     head_width: d_h; 0 for D / H.
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
-    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741).
-    num_loops: K, number of loops in training.
     loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
       "final_only": the norm is part of the read-out.
-    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
-      in training.
     tied: whether the read-out uses the embedding table; else it has its own.
     exit_gate: "none": no gate; "unused": a gate that is not trained; the loss
       of both is the cross-entropy after the last loop. "joint": the gate is
@@ -73,42 +67,25 @@ class Config:
       gate is trained, on the improvement of the loss by each loop.
     entropy_weight: beta, weight of the entropy of the exit distribution in
       "joint"; Ouro uses 0.1, later 0.05.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
-  width: int = 768
-  num_layers: int = 4
-  num_heads: int = 12
   num_key_value_heads: int = 0
   head_width: int = 0
   qk_norm: bool = False
-  mlp: str = "gelu"
-  mlp_ratio: float = 4.0
-  post_norm: bool = False
-  num_loops: int = 2
   loop_norm: str = "per_loop"
-  dropout: float = 0.0
   tied: bool = True
   exit_gate: str = "none"
   entropy_weight: float = 0.05
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
-  precision: str = "float32"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
       loop_norm=("per_loop", "final_only"),
       exit_gate=EXIT_GATES,
-      precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1, entropy_weight=0)
-    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
     if self.exit_gate != "joint":
       because = f"model.exit_gate={self.exit_gate!r}"
       checks.without_effect("model", self, because, "entropy_weight")
@@ -117,22 +94,6 @@ class Config:
         f"model.exit_gate={self.exit_gate!r} needs model.num_loops of at least"
         " 2: with one loop there is only one exit"
       )
-    self.block_shape()
-
-  def block_shape(self) -> Shape:
-    """Structure of the stack's blocks; raises UserError if it is invalid."""
-    return stack.block_shape(
-      width=self.width,
-      num_heads=self.num_heads,
-      num_key_value_heads=self.num_key_value_heads,
-      head_width=self.head_width,
-      qk_norm=self.qk_norm,
-      mlp=self.mlp,
-      mlp_ratio=self.mlp_ratio,
-      post_norm=self.post_norm,
-      dropout=self.dropout,
-      init_std=self.init_std,
-    )
 
 
 class Model(nnx.Module):
@@ -177,18 +138,11 @@ class Model(nnx.Module):
     """Predicts every next token (equation 2).
 
     Args:
-      inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; may differ from the number in training.
-      kind: how the loop is executed; as in the model's options if None.
+      inputs, num_loops, kind, documents, cache, valid, keys: see
+        `causal.begin`.
       trace: names from TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D];
         "prediction", argmax of the read-out after every loop, i32 [K, B, T];
         "confidence", its probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row; tokens attend
-        within their document. None if a row is one document.
-      cache: cache of the tokens that precede these, or None.
-      valid: bool [B, T], False for padding; only with a cache. None without
-        padding.
-      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
       edit: function (H^{k+1} [B, T, D], k i32 scalar) -> the state that loop
         k < K - 1 passes on instead (DiscoLoop, equation 3). Traces contain
         H^{k+1} before the edit.

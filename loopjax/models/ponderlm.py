@@ -18,12 +18,11 @@ from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block, stack
+from loopjax.nn import block
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.dropout import dropout
 from loopjax.nn.keys import fold_in
-from loopjax.nn.shape import Shape
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -38,14 +37,12 @@ HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(causal.Config):
   """Hyper-parameters; defaults as in `loopjax.models.disco`, for comparison.
 
+  Those of `causal.Config`, and:
+
   Attributes:
-    width: D. num_layers: L. num_heads: H.
-    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741).
     num_loops: K, number of loops in training; the authors use 3 pondering
       steps, that is, K = 4.
     residual: what Phi is added to: "initial": the embedding e^0; "running":
@@ -58,20 +55,8 @@ class Config:
     temperature: tau; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised; 0 for the
       whole vocabulary.
-    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
-      in training.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
-  width: int = 768
-  num_layers: int = 4
-  num_heads: int = 12
-  mlp: str = "gelu"
-  mlp_ratio: float = 4.0
-  post_norm: bool = False
   num_loops: int = 4
   residual: str = "initial"
   tied: bool = True
@@ -79,38 +64,19 @@ class Config:
   input_scale: float = 1.0
   temperature: float = 1.0
   top_k: int = 0
-  dropout: float = 0.0
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
-  precision: str = "float32"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
       residual=("initial", "running"),
       embedding_scale=("none", "sqrt_width"),
-      precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1, top_k=0)
-    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
     for field in ("temperature", "input_scale"):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
-    self.block_shape()
-
-  def block_shape(self) -> Shape:
-    """Structure of the stack's blocks; raises UserError if it is invalid."""
-    return stack.block_shape(
-      width=self.width,
-      num_heads=self.num_heads,
-      mlp=self.mlp,
-      mlp_ratio=self.mlp_ratio,
-      post_norm=self.post_norm,
-      dropout=self.dropout,
-      init_std=self.init_std,
-    )
 
 
 class Model(nnx.Module):
@@ -161,19 +127,12 @@ class Model(nnx.Module):
     """Predicts every next token.
 
     Args:
-      inputs: token ids [B, T]; any T. Padding must be at the end.
-      num_loops: K >= 1; may differ from the number in training.
-      kind: how the loop is executed; as in the model's options if None.
+      inputs, num_loops, kind, documents, cache, valid, keys: see
+        `causal.begin`.
       trace: names from TRACES: "hidden" LM(e^0) .. LM(e^{K-1}) f32
         [K, B, T, D]; "mixed" e^1 .. e^{K-1}, e^{K-1} f32 [K, B, T, D];
         "prediction", argmax of the read-out after every loop, i32 [K, B, T];
         "confidence", its probability, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row; tokens attend
-        within their document. None if a row is one document.
-      cache: cache of the tokens that precede these, or None.
-      valid: bool [B, T], False for padding; only with a cache. None without
-        padding.
-      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
     """
     config = self.config
     call = causal.begin(

@@ -19,11 +19,9 @@ from loopjax.models import causal
 from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
-from loopjax.nn import block, stack
+from loopjax.nn import block
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.shape import Shape
 from loopjax.types import (
-  PRECISIONS,
   Array,
   LoopOptions,
   Output,
@@ -36,61 +34,28 @@ HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(causal.Config):
   """Hyper-parameters, as in `loopjax.models.looped`.
 
+  Those of `causal.Config`, and:
+
   Attributes:
-    width: D. num_layers: L, layers of one copy. num_heads: H.
-    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741).
+    num_layers: L, layers of one copy.
     num_loops: K, number of copies of the stack.
     loop_norm: "per_loop": every copy ends with its own RMS norm; "final_only":
       there is one norm, which is part of the read-out.
-    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
-      in training.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
-  width: int = 768
-  num_layers: int = 4
-  num_heads: int = 12
-  mlp: str = "gelu"
-  mlp_ratio: float = 4.0
-  post_norm: bool = False
-  num_loops: int = 2
   loop_norm: str = "per_loop"
-  dropout: float = 0.0
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
-  precision: str = "float32"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
       loop_norm=("per_loop", "final_only"),
-      precision=PRECISIONS,
     )
     checks.at_least("model", self, num_loops=1)
-    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
-    self.block_shape()
-
-  def block_shape(self) -> Shape:
-    """Structure of the stack's blocks; raises UserError if it is invalid."""
-    return stack.block_shape(
-      width=self.width,
-      num_heads=self.num_heads,
-      mlp=self.mlp,
-      mlp_ratio=self.mlp_ratio,
-      post_norm=self.post_norm,
-      dropout=self.dropout,
-      init_std=self.init_std,
-    )
 
 
 class Model(nnx.Module):
@@ -133,19 +98,13 @@ class Model(nnx.Module):
     """Predicts every next token.
 
     Args:
-      inputs: token ids [B, T]; any T. Padding must be at the end.
+      inputs, documents, cache, valid, keys: see `causal.begin`.
       num_loops: number of copies to run before the read-out; K if None.
       kind: "unroll" compiles every block separately, other kinds compile one;
         as in the model's options if None.
       trace: names from TRACES: "hidden" after every copy, f32 [K, B, T, D];
         "prediction", argmax of its read-out, i32 [K, B, T]; "confidence", the
         probability of the prediction, f32 [K, B, T].
-      documents: i32 [B, T], a number for each document of a row; tokens attend
-        within their document. None if a row is one document.
-      cache: cache of the tokens that precede these, or None.
-      valid: bool [B, T], False for padding; only with a cache. None without
-        padding.
-      keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
 
     Raises:
       UserError: num_loops is less than 1 or more than K.

@@ -5,6 +5,7 @@ one block is compiled, whatever the number of layers, and a parameter's path is
 the same for all of them.
 """
 
+import dataclasses
 import operator
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax import checks
 from loopjax.kernels import Kernels
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
@@ -19,7 +21,47 @@ from loopjax.nn import shape as shape_lib
 from loopjax.nn.attention.cache import Cache, KeyValues
 from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
-from loopjax.types import Array, Precision
+from loopjax.types import PRECISIONS, Array, Precision
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig:
+  """The settings of any stack of causal blocks; configs of families extend it.
+
+  Of the settings that `block_shape` takes, a family may have others as well.
+
+  Attributes:
+    width: D. num_layers: L. num_heads: H.
+    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
+    rope_base: longest wavelength over 2 pi, in tokens.
+    init_std: standard deviation of the initial values of every matrix,
+      including the embedding table.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
+
+  Raises:
+    UserError: a value is invalid.
+  """
+
+  width: int = 768
+  num_layers: int = 4
+  num_heads: int = 12
+  mlp: str = "gelu"
+  mlp_ratio: float = 4.0
+  rope_base: float = 10_000.0
+  init_std: float = 0.02
+  precision: str = "float32"
+
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of("model", self, precision=PRECISIONS)
+    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
+    self.block_shape()
+
+  def block_shape(self) -> Shape:
+    """Structure of the blocks; raises UserError if it is invalid."""
+    settings = {field.name for field in dataclasses.fields(self)}
+    taken = settings & block_shape.__annotations__.keys()
+    return block_shape(**{name: getattr(self, name) for name in taken})
 
 
 def block_shape(

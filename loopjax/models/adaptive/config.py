@@ -7,18 +7,18 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import memory
-from loopjax.nn import block, norm
+from loopjax.nn import block, norm, stack
 from loopjax.nn import shape as shape_lib
-from loopjax.types import PRECISIONS, TaskSpec
+from loopjax.types import TaskSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's model with memory.
 
+  Those of `stack.StackConfig`, where init_std is also that of the banks, and:
+
   Attributes:
-    width: D. num_layers: L. num_heads: H.
-    mlp: "gelu", "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     norm: "layernorm" (the paper), or "rmsnorm" as in the other families.
     num_loops: N, maximum number of iterations of every layer.
     loop_update: "literal": h + s_t Block(LN h), as printed in equation 5;
@@ -43,17 +43,9 @@ class Config:
       after N iterations (lambda_p of PonderNet, arXiv 2107.05407, equation 8).
     z_weight: weight of the mean squared log-normaliser of the logits.
     tied: whether the read-out uses the embedding table; else it has its own.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix and bank,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
-  width: int = 768
   num_layers: int = 12
-  num_heads: int = 12
-  mlp: str = "gelu"
-  mlp_ratio: float = 4.0
   norm: str = "layernorm"
   num_loops: int = 3
   loop_update: str = "literal"
@@ -69,25 +61,20 @@ class Config:
   ponder_prior: float = 0.0
   z_weight: float = 0.0
   tied: bool = False
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
-  precision: str = "float32"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    checks.one_of("model", self, norm=("layernorm", "rmsnorm"))
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
-      norm=("layernorm", "rmsnorm"),
       loop_update=("literal", "delta"),
       halting_mass=("remainder", "printed", "renormalised"),
       memory_placement=("in_loop", "pre_layer", "post_layer"),
       memory_gate=memory.GATES,
-      precision=PRECISIONS,
     )
-    checks.at_least("model", self, num_loops=1, num_layers=1, scale_from_step=1)
+    checks.at_least("model", self, num_loops=1, scale_from_step=1)
     checks.at_least("model", self, num_local_slots=0, num_global_slots=0)
-    checks.at_least("model", self, rope_base=1, init_std=0)
     checks.at_least("model", self, ponder_weight=0, z_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
       of_memory = ("memory_placement", "memory_gate", "gate_bias")
@@ -100,7 +87,6 @@ class Config:
       because = "model.num_loops=1"
       idle = ("ponder_weight", "halting_mass")
       checks.without_effect("model", self, because, *idle)
-    self.block_shape()
 
   def _check_prior(self) -> None:
     """Raises UserError for a prior that is invalid or has no effect."""

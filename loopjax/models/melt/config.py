@@ -5,8 +5,7 @@ import dataclasses
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.nn import block, stack
-from loopjax.nn.shape import Shape
-from loopjax.types import PRECISIONS, LoopOptions, TaskSpec
+from loopjax.types import LoopOptions, TaskSpec
 
 # The gate z of the latent: learned, per feature ("element") or per token
 # ("scalar"); or fixed, so that the latent is the mean of all loops' inputs so
@@ -18,14 +17,14 @@ _HISTORY = ("history_reach", "history_hops")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are those of MELT-1.6B.
 
+  Those of `stack.StackConfig`, and:
+
   Attributes:
-    width: D. num_layers: L. num_heads: H.
     num_key_value_heads: G, each shared by H / G query heads; 0 for H.
     head_width: d_h; 0 for D / H.
-    mlp: a key of `mlp.MLPS`. mlp_ratio: F = floor(mlp_ratio D).
     post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
       arXiv 2510.25741).
     num_loops: K, number of loops in training.
@@ -60,19 +59,17 @@ class Config:
       KL(teacher || model), 1 gives KL(model || teacher).
     align_weight: weight of the mean squared distance between the attention
       outputs and the teacher's, over features, layers and loops (phase 2).
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 2048
   num_layers: int = 24
   num_heads: int = 16
-  num_key_value_heads: int = 0
-  head_width: int = 0
   mlp: str = "swiglu"
   mlp_ratio: float = 2.75
+  rope_base: float = 1e6
+  precision: str = "bfloat16"
+  num_key_value_heads: int = 0
+  head_width: int = 0
   post_norm: bool = True
   num_loops: int = 4
   tied: bool = False
@@ -90,25 +87,20 @@ class Config:
   distill: str = "all"
   distill_beta: float = 0.5
   align_weight: float = 0.0
-  rope_base: float = 1e6
-  init_std: float = 0.02
-  precision: str = "bfloat16"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
       exit_gate=("none", "unused"),
       gate=GATES,
       distill=DISTILL,
-      precision=PRECISIONS,
     )
     checks.at_least(
       "model",
       self,
       num_loops=1,
-      num_layers=1,
       chunk_size=0,
       prefill_chunk=0,
       history_reach=-1,
@@ -116,8 +108,6 @@ class Config:
       sweeps=0,
       interpolation_steps=0,
       align_weight=0,
-      rope_base=1,
-      init_std=0,
     )
     for name in ("alpha", "distill_beta"):
       if not 0 <= getattr(self, name) <= 1:
@@ -128,7 +118,6 @@ class Config:
         " 2: the model is read with a weight of 1"
       )
     self._check_effects()
-    self.block_shape()
 
   def _check_effects(self) -> None:
     """Raises UserError if a setting has no effect because of another one."""
@@ -147,19 +136,6 @@ class Config:
     if self.sweeps:
       because = f"model.sweeps={self.sweeps}"
       checks.without_effect("model", self, because, *_HISTORY)
-
-  def block_shape(self) -> Shape:
-    """Structure of the stack's blocks; raises UserError if it is invalid."""
-    return stack.block_shape(
-      width=self.width,
-      num_heads=self.num_heads,
-      num_key_value_heads=self.num_key_value_heads,
-      head_width=self.head_width,
-      mlp=self.mlp,
-      mlp_ratio=self.mlp_ratio,
-      post_norm=self.post_norm,
-      init_std=self.init_std,
-    )
 
   def read_chunk(self, spec: TaskSpec) -> int:
     """Number of tokens processed in parallel where no gradient is needed."""

@@ -6,24 +6,22 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.nn import block, hybrid, stack
 from loopjax.nn.fast_weights import layer as fast_weights
-from loopjax.nn.shape import Shape
-from loopjax.types import PRECISIONS, TaskSpec
+from loopjax.types import TaskSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's small model.
 
   The paper states width and layers; the rest is from flash-linear-attention.
+  Those of `stack.StackConfig`, and:
 
   Attributes:
-    width: D.
     num_layers: number of attention layers.
     num_heads: number of attention heads.
     num_memory_layers: number of memory layers. The smaller of the two numbers
       of layers must divide the other: it is the number of groups. A group has
       its attention layers first, then its memory layers.
-    mlp: "swiglu", "geglu" or "gelu". mlp_ratio: F = floor(mlp_ratio D).
     post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
       arXiv 2510.25741); memory layers never have one.
     tied: whether the read-out uses the embedding table; else it has its own.
@@ -68,18 +66,14 @@ class Config:
     implicit_terms: if not 0, the passes are treated as converged to a fixed
       point, whose gradient is a Neumann series of this many terms; 0 for
       back-propagation through the passes.
-    rope_base: longest wavelength over 2 pi, in tokens.
-    init_std: standard deviation of the initial values of every matrix,
-      including the embedding table.
-    precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
   width: int = 256
   num_layers: int = 2
   num_heads: int = 4
-  num_memory_layers: int = 2
   mlp: str = "swiglu"
   mlp_ratio: float = 2.75
+  num_memory_layers: int = 2
   post_norm: bool = False
   tied: bool = True
   exit_gate: str = "none"
@@ -104,12 +98,9 @@ class Config:
   gradient_passes: int = 0
   gradient_cut: str = "hidden"
   implicit_terms: int = 0
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
-  precision: str = "float32"
 
   def __post_init__(self) -> None:
-    checks.plain_values("model", self)
+    super().__post_init__()
     checks.one_of(
       "model",
       self,
@@ -117,13 +108,11 @@ class Config:
       eviction=("hard", "sliding"),
       exit_gate=("none", "unused"),
       gradient_cut=("hidden", "fast_weights", "both"),
-      precision=PRECISIONS,
     )
     # The short convolutions of the memory layers span four tokens.
     checks.at_least("model", self, window=4, num_passes=1)
     checks.at_least("model", self, gradient_passes=0, implicit_terms=0)
     self._check_layers()
-    self.block_shape()
     self.memory_shape()
     if self.gradient_passes > self.num_passes:
       raise UserError(
@@ -169,15 +158,12 @@ class Config:
     checks.at_least(
       "model",
       self,
-      num_layers=1,
       num_memory_layers=1,
       num_prelude_layers=0,
       num_coda_layers=0,
       num_memory_heads=1,
       key_width=1,
       value_width=1,
-      rope_base=1,
-      init_std=0,
     )
     if max(self.num_layers, self.num_memory_layers) % self.num_groups:
       raise UserError(
@@ -198,17 +184,6 @@ class Config:
         f" model.num_prelude_layers={self.num_prelude_layers} and"
         f" model.num_coda_layers={self.num_coda_layers}"
       )
-
-  def block_shape(self) -> Shape:
-    """Structure of the attention blocks; raises UserError if it is invalid."""
-    return stack.block_shape(
-      width=self.width,
-      num_heads=self.num_heads,
-      mlp=self.mlp,
-      mlp_ratio=self.mlp_ratio,
-      post_norm=self.post_norm,
-      init_std=self.init_std,
-    )
 
   def memory_shape(self) -> hybrid.MemoryShape:
     """Structure of the memory blocks; raises UserError for invalid gates."""
