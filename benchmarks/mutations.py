@@ -47,6 +47,7 @@ class Mutation(NamedTuple):
     after: what replaces it.
     tests: node ids, or files; one of them must fail.
     why: what is wrong with the change.
+    tier: "long" if `pytest` runs none of the tests, but `.ci/run` or a person.
   """
 
   name: str
@@ -55,6 +56,7 @@ class Mutation(NamedTuple):
   after: str
   tests: Sequence[str]
   why: str
+  tier: str = ""
 
 
 def load(table: pathlib.Path = TABLE) -> list[Mutation]:
@@ -76,6 +78,24 @@ def stale(mutation: Mutation, root: pathlib.Path = ROOT) -> str:
   return ""
 
 
+def without_quick_tests(mutations: Sequence[Mutation]) -> list[str]:
+  """Names of the rows that have no test among those that `pytest` runs."""
+  files = {test.partition("::")[0] for row in mutations for test in row.tests}
+  listed = subprocess.run(
+    [sys.executable, *_PYTEST, "-v", "--collect-only", *sorted(files)],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout.splitlines()
+  quick = {
+    name
+    for test in listed
+    for name in (test, test.partition("[")[0], test.partition("::")[0])
+  }
+  return [row.name for row in mutations if not quick.intersection(row.tests)]
+
+
 def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
   """Makes a change below `root`, runs its tests, and reverts it.
 
@@ -86,14 +106,17 @@ def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
   original = path.read_text()
   path.write_text(original.replace(mutation.before, mutation.after))
   try:
-    result = run_tests(mutation.tests, root, seconds)
+    result = run_tests(mutation.tests, root, seconds, mutation.tier)
   finally:
     path.write_text(original)
   return {"failed": "caught", "passed": "missed"}.get(result, result)
 
 
 def control(
-  test_sets: Sequence[Sequence[str]], root: pathlib.Path, seconds: float
+  test_sets: Sequence[Sequence[str]],
+  root: pathlib.Path,
+  seconds: float,
+  tier: str = "",
 ) -> dict[tuple[str, ...], str]:
   """Tests that do not pass without a change, and their results.
 
@@ -102,23 +125,29 @@ def control(
   distinct = list(dict.fromkeys(map(tuple, test_sets)))
   tests = list(dict.fromkeys(itertools.chain.from_iterable(distinct)))
   start = time.monotonic()
-  together = run_tests(tests, root, seconds * len(distinct)) if tests else ""
+  limit = seconds * len(distinct)
+  together = run_tests(tests, root, limit, tier) if tests else ""
   took = time.monotonic() - start
   print(f"without a change: {together} in {took:.0f} s", flush=True)
   if together in ("", "passed"):
     return {}
-  results = {each: run_tests(each, root, seconds) for each in distinct}
+  results = {each: run_tests(each, root, seconds, tier) for each in distinct}
   return {each: said for each, said in results.items() if said != "passed"}
 
 
-def run_tests(tests: Sequence[str], root: pathlib.Path, seconds: float) -> str:
-  """Runs tests below `root` in a separate process: "passed", "failed", ..."""
+def run_tests(
+  tests: Sequence[str], root: pathlib.Path, seconds: float, tier: str = ""
+) -> str:
+  """Runs tests below `root` in a separate process: "passed", "failed", ...
+
+  Only those that `pytest` runs, or with tier="long" those with any marker.
+  """
   # A compiled file could belong to a change of the same size and second.
   environment = {
     **os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"
   }  # fmt: skip
   with subprocess.Popen(
-    [sys.executable, *_PYTEST, *tests],
+    [sys.executable, *_PYTEST, *(("-m", "") if tier == "long" else ()), *tests],
     cwd=root,
     env=environment,
     stdout=subprocess.PIPE,
@@ -166,13 +195,19 @@ def try_all(
       trees.put(tree)
 
   reasons = {m.name: stale(m, tmp / "0") for m in mutations}
-  fitting = [m.tests for m in mutations if not reasons[m.name]]
-  unfit = control(fitting, tmp / "0", seconds)
+  unfit = {}
+  for tier in sorted({m.tier for m in mutations}):
+    fitting = [m for m in mutations if m.tier == tier and not reasons[m.name]]
+    tests = [m.tests for m in fitting]
+    failed = control(tests, tmp / "0", seconds, tier)
+    unfit |= {
+      m.name: said for m in fitting if (said := failed.get(tuple(m.tests)))
+    }
 
   def verdict(mutation: Mutation) -> tuple[str, float]:
     if reason := reasons[mutation.name]:
       return f"stale: {reason}", 0.0
-    if reason := unfit.get(tuple(mutation.tests)):
+    if reason := unfit.get(mutation.name):
       return f"unfit: without the change its tests {reason}", 0.0
     return in_a_tree(judge, mutation)
 

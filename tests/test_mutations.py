@@ -46,6 +46,15 @@ def test_every_row_fits_the_code():
   assert not [row.name for row in rows if not row.tests or not row.why]
 
 
+@pytest.mark.long  # All files of tests are imported.
+def test_rows_without_a_quick_test_are_few_and_say_so():
+  rows = mutations.load()
+  found = mutations.without_quick_tests(rows)
+  assert found == [row.name for row in rows if row.tier == "long"]
+  assert len(found) <= 0.05 * len(rows)
+  assert {row.tier for row in rows} <= {"", "long"}
+
+
 @pytest.mark.parametrize(
   ("changes", "reason"),
   [

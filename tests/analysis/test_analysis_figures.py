@@ -6,6 +6,7 @@ import analysis_examples
 import matplotlib.image
 import numpy as np
 import pytest
+from tests_support import crossing
 
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import figures
@@ -92,11 +93,11 @@ def test_ponder_model_without_metrics(tmp_path):
   _check(tmp_path, result, _ALWAYS | _HALTING)
 
 
-@pytest.mark.parametrize(
+@crossing(
   ("family", "names"),
   [
-    ("adaptive", {"curves", "exits"}),
     ("looped", {"curves", "depth", "puzzle", "puzzle_failed"}),
+    ("adaptive", {"curves", "exits"}),
     ("sleep", {"curves"}),  # It shows no prediction of a pass.
   ],
 )

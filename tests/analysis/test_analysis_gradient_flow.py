@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from analysis_examples import make_model, make_settings
 from flax import nnx
-from tests_support import load_config
+from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
 from loopjax.analysis import gradient_flow, jacobians
@@ -33,7 +33,7 @@ def model_of(name, bias=0.0, **changes):
   return nnx.merge(graphdef, params)
 
 
-@pytest.mark.parametrize("name", ["looped", "melt"])
+@crossing("name", ["looped", "melt"])
 def test_numbers_are_those_of_dense_jacobians(name):
   model = model_of(name)
   found = jacobians.measure(model, TOKENS, COUNT, TARGETS)
@@ -67,7 +67,7 @@ def test_numbers_are_those_of_dense_jacobians(name):
     )
 
 
-@pytest.mark.parametrize("name", ["looped", "melt"])
+@crossing("name", ["looped", "melt"])
 def test_the_last_state_is_what_is_read_out(name):
   """The loops over a last token are those of the full forward pass."""
   model = model_of(name)
@@ -80,6 +80,7 @@ def test_the_last_state_is_what_is_read_out(name):
   np.testing.assert_allclose(state[:, :WIDTH], expected, atol=1e-4)
 
 
+@pytest.mark.long
 def test_saturated_gates_pass_everything_or_nothing():
   """Proposition E.1: z = 1 is a radius of 1; z = 0 of 0."""
   for bias, radius, part in ((50.0, 1.0, "kept"), (-50.0, 0.0, "replaced")):
@@ -90,7 +91,7 @@ def test_saturated_gates_pass_everything_or_nothing():
     assert found["gate"][part] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("gate", ["scalar", "ema"])
+@crossing("gate", ["scalar", "ema"])
 def test_a_gate_that_all_features_share_scales_them_all(gate):
   found = jacobians.measure(
     model_of("melt", model__gate=gate), TOKENS, COUNT, TARGETS

@@ -2,7 +2,7 @@
 
 import multihop_runs
 import pytest
-from tests_support import load_config
+from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
 from loopjax.analysis.multihop import __main__ as command
@@ -10,7 +10,7 @@ from loopjax.analysis.multihop import rows, tables
 from loopjax.run import workdir as workdir_lib
 
 
-@pytest.mark.parametrize("family", ["transformer", "ponderlm", "utm"])
+@crossing("family", ["transformer", "ponderlm", "utm"])
 def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, family)

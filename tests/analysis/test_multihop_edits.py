@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from multihop_models import LENGTH, STATE, TOKENS, model_of
+from tests_support import by_size, crossing
 
 from loopjax.analysis.multihop import edits
 
@@ -71,7 +72,7 @@ class _Given:
     return self.states
 
 
-@pytest.mark.parametrize("name", sorted(STATE))
+@crossing("name", by_size(STATE))
 @pytest.mark.parametrize("loop", [1, 2])
 def test_the_next_loop_starts_from_the_edited_state(name, loop):
   """The rest of an edited run is a run that starts from the edited state."""
@@ -134,7 +135,7 @@ def test_an_edit_can_take_the_channel_away():
   assert jnp.abs(plain.logits - expected.logits).max() > 0.1
 
 
-@pytest.mark.parametrize("name", sorted(STATE))
+@crossing("name", by_size(STATE))
 @pytest.mark.parametrize("num_loops", [1, 3])
 def test_what_is_read_out_is_not_edited(name, num_loops):
   build, params, _ = model_of(name)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import multihop_examples as examples
 import numpy as np
-import pytest
 from flax import nnx
 from multihop_models import PADDING, STATE, TOKENS, model_of
+from tests_support import by_size, crossing
 
 from loopjax.analysis.multihop import edits, instrumented, readings
 from loopjax.models import MODELS
@@ -31,7 +31,7 @@ def instrumented_model(name):
   )
 
 
-@pytest.mark.parametrize("name", sorted(STATE))
+@crossing("name", by_size(STATE))
 def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
   """In batches of two, which three questions do not fill."""
   build, params, table = model_of(name)
@@ -62,7 +62,7 @@ def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
     assert got.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["looped", "disco", "ponderlm", "transformer"])
+@crossing("name", ["looped", "disco", "ponderlm", "transformer"])
 def test_stages_and_lens_are_those_of_the_model(name):
   """Padding is never a rival, and each loop is read as the family reads it."""
   family = MODELS[name]

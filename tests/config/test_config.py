@@ -1,5 +1,7 @@
 """Config files, presets and their mistakes."""
 
+import copy
+
 import pytest
 from tests_support import CONFIGS, ROOT, load_config, namespace
 
@@ -49,7 +51,7 @@ def test_every_sweep_item_resolves(name, preset):
       assert all(0 <= run.item < place for run in earlier)
       # The sweep puts a directory in its place.
       item = {key: "runs/a" if x in earlier else x for key, x in item.items()}
-      config = load_config(name, preset)
+      config = copy.deepcopy(base)
       config_lib.override(config, item)
       settings = config_lib.resolve(config)
       got = sections.flatten(config_lib.to_dict(config))

@@ -60,7 +60,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), [
+@crossing(("name", "options"), [
   ("looped", {}), ("melt", {}),
   ("looped", {"cache_kind": "mean", "prompt_tokens": 10, "max_tokens": 32}),
 ], ids=["looped", "melt", "prompted"])  # fmt: skip
@@ -141,7 +141,7 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
   assert engine._programs.decode._cache_size() == 1
 
 
-@pytest.mark.parametrize("options", [
+@crossing("options", [
   {}, {"exit_kept": "state"}, {"exit_kept": "computed"},
   {"cache_kind": "last_loop"}, {"cache_kind": "mean"},
   {"cache_kind": "first_loop", "prompt_tokens": 20, "max_tokens": 32},

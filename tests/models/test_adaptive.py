@@ -9,6 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import crossing
 
 from loopjax.errors import UserError
 from loopjax.models import adaptive, transformer
@@ -313,8 +314,8 @@ def test_the_prior_is_a_truncated_geometric_distribution():
   assert np.isfinite(slope)
 
 
-@pytest.mark.parametrize("placement", ["in_loop", "pre_layer", "post_layer"])
-@pytest.mark.parametrize("gate", ["vector", "scalar"])
+@crossing("placement", ["in_loop", "pre_layer", "post_layer"])
+@crossing("gate", ["vector", "scalar"])
 def test_closed_gates_are_no_memory(placement, gate):
   config = dataclasses.replace(
     SMALL, gate_bias=-1e4, memory_placement=placement, memory_gate=gate
@@ -339,7 +340,7 @@ def test_gates_start_at_their_bias():
       np.testing.assert_allclose(stats[name], sigmoid(bias), rtol=1e-5)
 
 
-@pytest.mark.parametrize("placement", ["in_loop", "pre_layer", "post_layer"])
+@crossing("placement", ["in_loop", "pre_layer", "post_layer"])
 def test_slots_that_are_read_alike_have_full_entropy(placement):
   """Equal keys: attention is uniform, whatever the query."""
   config = dataclasses.replace(SMALL, memory_placement=placement)

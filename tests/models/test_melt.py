@@ -296,6 +296,7 @@ def loss_of(config, params, step=0, batch=BATCH):
 PHASE_1 = {"distill": "all", "alpha": 0.0, "interpolation_steps": 5}
 
 
+@pytest.mark.long
 def test_phase_1_begins_as_its_teacher():
   """No loss, whatever the chunks and their jitter; then the latents come."""
   for changes in ({}, {"chunk_jitter": True}):
@@ -357,7 +358,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@crossing("name", SETTINGS)
 def test_no_setting_is_ignored(name):
   value, needs = SETTINGS[name]
   plain = config_of(**{"distill": "all", **needs})

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
-from tests_support import ROOT, strict_dtypes
+from tests_support import ROOT, crossing, strict_dtypes
 
 from loopjax.errors import UserError
 from loopjax.models import MODELS, supervised
@@ -30,7 +30,7 @@ CONFIGS = {
   "hrm": {"num_low_steps": 2},
   "urm": {"num_inner_steps": 2},
 }  # fmt: skip
-NAMES = sorted(CONFIGS)
+NAMES = list(CONFIGS)
 PUBLISHED = {  # Parameters without the puzzle vector; HRM's and URM's too.
   "trm_attention": 6_828_034,
   "trm_mlp": 5_028_866,
@@ -136,7 +136,7 @@ def stablemax(output):
   return np.asarray(jax.nn.softmax(output.logits))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@crossing("name", NAMES)
 def test_a_forward_pass_is_segments_in_a_row(name):
   expected, (family, config) = stored(name), model_of(name)
   call = family, config, SPEC, expected["inputs"][0], params_of(name)

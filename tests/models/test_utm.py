@@ -8,6 +8,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import crossing
 
 from loopjax.analysis.loops.attention import quadrants
 from loopjax.errors import UserError
@@ -84,7 +85,7 @@ def test_the_paper_has_3_177_612_parameters():
   }
 
 
-@pytest.mark.parametrize(
+@crossing(
   ("halting", "norm"),
   [
     *(("act", norm) for norm in ("derf_utm", "derf", "rmsnorm", "layernorm")),
@@ -123,7 +124,7 @@ def test_the_ponder_weight_warms_up():
     )
 
 
-@pytest.mark.parametrize("freeze", ["pre", "post", "none"])
+@crossing("freeze", ["pre", "post", "none"])
 def test_loop_kinds_agree(freeze):
   config = dataclasses.replace(SMALL, freeze=freeze, router_bias=0.5)
   scan, unrolled, early = (

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import crossing
 
 from loopjax.errors import UserError
 from loopjax.nn.fast_weights import layer as fast_weights
@@ -20,7 +21,7 @@ FAST = {"xla_backend_optimization_level": 0}
 LAYERS = {"gated_delta": GatedDeltaNet, "jet": JetBlock}
 WIDTH, HEADS, KEYS, VALUES, TOKENS = 12, 2, 4, 8, 15
 X = jax.random.normal(jax.random.key(1), (3, TOKENS, WIDTH))
-BOTH = pytest.mark.parametrize("name", LAYERS)
+BOTH = crossing("name", LAYERS)
 
 
 def build(name, precision=Precision(), **options):

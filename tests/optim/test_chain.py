@@ -145,7 +145,7 @@ def test_a_step_without_gradient_decays_what_the_mask_says(decay):
   tx = chain.make_optimizer(config, 10)
   params = utm_params()
   zeros = jax.tree.map(jnp.zeros_like, params)
-  updates, _ = tx.update(zeros, tx.init(params), params)
+  updates, _ = jax.jit(tx.update)(zeros, tx.init(params), params)
   changed = optax.apply_updates(params, updates)
   kernel = params["head"]["kernel"]
   np.testing.assert_allclose(

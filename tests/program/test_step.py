@@ -51,10 +51,10 @@ def test_steps_are_gradient_optimizer_and_average():
     model = nnx.merge(program.graphdef, params)
     return settings.family.loss(model, batch, jax.random.key(0), at, None)[0]
 
-  gradients = jax.jit(jax.grad(loss))
+  gradients, update = jax.jit(jax.grad(loss)), jax.jit(tx.update)
   for at, batch in enumerate(batches):
     grads = gradients(params, batch, jnp.asarray(at))
-    updates, opt_state = tx.update(grads, opt_state, params)
+    updates, opt_state = update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
     ema = jax.tree.map(lambda e, p: 0.7 * e + 0.3 * p, ema, params)
   state, metrics = program.train(state, stacked(program, batches), {})

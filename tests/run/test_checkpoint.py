@@ -285,6 +285,7 @@ def test_restored_on_another_mesh(tmp_path):
   np.testing.assert_array_equal(state["x"], value)
 
 
+@pytest.mark.long
 def test_a_run_starts_from_the_parameters_of_another(tmp_path):
   """From the averaged ones; hardly a step changes them here."""
   source, tuned = tmp_path / "source", tmp_path / "tuned"
