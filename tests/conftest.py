@@ -46,8 +46,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 import jax
 import pytest
 
-from loopjax.analysis.plots import draw
-
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects that stay: to look for garbage after every 700 of
 # them takes up to a tenth of a test's time.
@@ -92,9 +90,11 @@ def pytest_timeout_cancel_timer():
   return (yield)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _sketches():
+@pytest.fixture(scope="session")
+def sketches():
   """Figures are drawn small and with no layout, in a tenth of the time."""
+  from loopjax.analysis.plots import draw  # Not needed by most files of tests.
+
   save = draw.save
 
   def sketch(figure, path):

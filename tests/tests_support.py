@@ -1,4 +1,7 @@
-"""Configs for tests, and commands."""
+"""Configs for tests, and commands.
+
+Imports loopjax only where it is needed: tests of models start without training.
+"""
 
 import contextlib
 import math
@@ -15,11 +18,6 @@ import jax.numpy as jnp
 import pytest
 from absl import app
 from absl.testing import flagsaver
-
-from loopjax import config as config_lib
-from loopjax import sharding, train
-from loopjax.commands import command_line
-from loopjax.config import presets
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
@@ -70,17 +68,23 @@ def load_config(name: str, arg: str):
 
 def namespace(name: str) -> dict:
   """What configs/NAME.py defines."""
+  from loopjax.config import presets
+
   return presets.read(ROOT / "configs" / f"{name}.py")
 
 
 def make_datasets(settings):
   """Both splits as one process reads them."""
+  from loopjax import sharding, train
+
   mesh = sharding.make_mesh(sharding.Config(), jax.devices()[:1])
   return train.make_datasets(settings, mesh)
 
 
 def smoke(**overrides):
   """The Sudoku smoke config; section__key=value overrides."""
+  from loopjax import config as config_lib
+
   config = load_config("sudoku_utm", "smoke")
   config_lib.override(
     config, {key.replace("__", "."): v for key, v in overrides.items()}
@@ -117,6 +121,8 @@ def strict_dtypes():
 @flagsaver.flagsaver
 def command(entry, *arguments: str, directory=ROOT) -> int:
   """Runs a command in this process; returns its exit status."""
+  from loopjax.commands import command_line
+
   least = jax.config.jax_persistent_cache_min_compile_time_secs
 
   def run(main, flags_parser):

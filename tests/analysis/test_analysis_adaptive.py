@@ -12,6 +12,8 @@ from loopjax.analysis import positions
 from loopjax.analysis.loops import adaptive
 from loopjax.analysis.plots import draw
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
 
 @pytest.fixture
 def drawn(monkeypatch):

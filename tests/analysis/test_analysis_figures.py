@@ -15,6 +15,8 @@ from loopjax.analysis.loops import depth
 from loopjax.analysis.plots import series
 from loopjax.run import workdir as workdir_lib
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
 _ALWAYS = {"attention", "attention_heads", "depth", "puzzle", "puzzle_failed"}
 _HALTING = {"halting", "halting_map"}
 

@@ -6,6 +6,7 @@ import re
 import grain
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from loopjax import config as config_lib
@@ -52,6 +53,7 @@ def _view(directory, name="looped"):
   )
 
 
+@pytest.mark.long
 def test_the_likeliest_text_is_what_the_model_says(tmp_path):
   evaluated = _view(tmp_path)
   (path,) = samples.draw_samples(evaluated)

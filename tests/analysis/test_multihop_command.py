@@ -9,6 +9,8 @@ from loopjax.analysis.multihop import __main__ as command
 from loopjax.analysis.multihop import rows, tables
 from loopjax.run import workdir as workdir_lib
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
 
 @crossing("family", ["transformer", "ponderlm", "utm"])
 def test_what_a_family_has_not_is_said(family, tmp_path, capsys):

@@ -15,6 +15,8 @@ from loopjax.analysis.multihop import (
 )
 from loopjax.analysis.plots import draw
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
 
 @pytest.fixture
 def drawn(monkeypatch):

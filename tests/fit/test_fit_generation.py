@@ -22,6 +22,7 @@ def settings():
   return config_lib.resolve(load_config("lm_looped", "smoke"))
 
 
+@pytest.mark.long
 def test_as_many_texts_as_fit(settings):
   model = generation.model_of(settings, machine(1), "float32")
   one = generation.measured(model, machine(2**20), 1, LENGTH)

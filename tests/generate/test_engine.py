@@ -222,6 +222,11 @@ def test_a_text_ends_when_the_cache_is_full():
   (found,) = engine_of("looped").generate([request])
   assert len(found) == LENGTH - len(request.prompt) + 1
   assert ids(found) == [token for token, _ in written_out("looped", request)]
+
+
+@pytest.mark.long
+def test_a_cache_that_does_not_fill_ends_no_text():
+  request = GenerationRequest(PROMPTS[2], 99, GREEDY)
   (endless,) = engine_of("sleep").generate([request])
   assert len(endless) == 99
 

@@ -10,6 +10,8 @@ from loopjax import train
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
 TIMING = (
   "steps_per_second",
   "examples_per_second",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests_support import make_datasets, smoke
+from tests_support import crossing, make_datasets, smoke
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -50,7 +50,7 @@ def learned(state):
   return jax.device_get((state.params, state.ema, state.opt_state))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@crossing("value", [np.nan, np.inf])
 def test_a_bad_batch_changes_nothing_but_the_count(value):
   _, program, batches = make()
   good = program.train(
@@ -201,6 +201,7 @@ def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
   assert summary["steps"] == 15  # The call of steps 10 .. 14.
 
 
+@pytest.mark.long
 def test_a_stopped_state_is_not_saved(monkeypatch, tmp_path):
   """It has counted steps that were none; a later start would miss them."""
   spoil_data(monkeypatch, 3, 6)

@@ -12,6 +12,8 @@ from loopjax.analysis import sudoku
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
 TIMING = (
   "steps_per_second",
   "examples_per_second",
@@ -110,6 +112,7 @@ def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
   assert summary(copy)["metrics"] == summary(finished)["metrics"]
 
 
+@pytest.mark.long
 def test_a_trained_run_is_scored_when_asked(tmp_path, finished):
   train.run(smoke(), tmp_path, "train")
   assert not any(k.startswith("test/") for k in summary(tmp_path)["metrics"])
@@ -271,6 +274,7 @@ def test_a_diverged_run_says_so(tmp_path):
   )
 
 
+@pytest.mark.long
 def test_training_alone_keeps_the_rows_of_an_evaluation(tmp_path):
   """They would not come again."""
   options = {"eval__every": 10, "eval__batch_size": 64, "eval__depth_factor": 0}
