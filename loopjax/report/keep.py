@@ -17,7 +17,7 @@ from typing import Any
 
 from loopjax import sections
 from loopjax.errors import Parser, UserError, one_line_errors
-from loopjax.report import tables
+from loopjax.report import runs as runs_lib
 from loopjax.run import workdir as workdir_lib
 
 _RUNS = "runs"  # Written for the folder in which a run is.
@@ -62,8 +62,8 @@ def keep(
     UserError: a run is not complete, names a path of this machine or has the
       name of another, or nothing can be written.
   """
-  if not out.name.endswith(tables.KEPT):
-    raise UserError(f"--out={out}: the name must end with {tables.KEPT}")
+  if not out.name.endswith(runs_lib.KEPT):
+    raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
   kept = _kept(out, sweep or "")
   for workdir in workdirs:
     run = {"directory": workdir.name, **_of_run(workdir)}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from loopjax.commands import document
 from loopjax.errors import UserError
 from loopjax.report import papers, rows, sections, tables
+from loopjax.report import runs as runs_lib
 
 MAX_RUNS_WITH_FIGURES = 6
 
@@ -36,7 +37,7 @@ def write(
   Raises:
     UserError: there is nothing to report, or the report cannot be written.
   """
-  plans, others = tables.collect(workdirs)
+  plans, others = runs_lib.collect(workdirs)
   plans.sort(key=_place)
   title = f"loopjax: {', '.join(path.resolve().name for path in workdirs)}"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
@@ -56,8 +57,8 @@ def write(
 
 def _body(
   out: pathlib.Path,
-  plans: Sequence[tables.Plan],
-  others: Sequence[tables.Run],
+  plans: Sequence[runs_lib.Plan],
+  others: Sequence[runs_lib.Run],
 ) -> list[document.Block]:
   if not plans and len(others) == 1:
     figures = _figures(others[0], out)
@@ -89,7 +90,7 @@ def _body(
   return [*blocks, _missing(plans)]
 
 
-def _missing(plans: Sequence[tables.Plan]) -> document.Fold:
+def _missing(plans: Sequence[runs_lib.Plan]) -> document.Fold:
   """The papers' tables and figures for which there is no sweep."""
   absent = rows.missing(plans)
   table = document.Table(
@@ -107,7 +108,7 @@ def _missing(plans: Sequence[tables.Plan]) -> document.Fold:
   return document.Fold(f"{title} in report.csv", [table])
 
 
-def _place(plan: tables.Plan) -> tuple[str, int, str]:
+def _place(plan: runs_lib.Plan) -> tuple[str, int, str]:
   """Sort key: the paper's order; other sweeps come last."""
   paper = papers.of(plan.task, plan.model)
   known = list(paper.sweeps) if paper else []
@@ -116,8 +117,8 @@ def _place(plan: tables.Plan) -> tuple[str, int, str]:
 
 
 def _representatives(
-  plans: Sequence[tables.Plan], others: Sequence[tables.Run]
-) -> list[tables.Run]:
+  plans: Sequence[runs_lib.Plan], others: Sequence[runs_lib.Run]
+) -> list[runs_lib.Run]:
   """One run per setting, taken from the sweeps in turn, without repetition."""
   by_sweep = [
     [
@@ -130,7 +131,7 @@ def _representatives(
   return list({run.directory: run for run in turns if run}.values())
 
 
-def _figures(run: tables.Run, out: pathlib.Path) -> list[document.Block]:
+def _figures(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
   return [
     document.Image(
       path.read_bytes(),

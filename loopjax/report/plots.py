@@ -12,6 +12,7 @@ from matplotlib import figure as figure_lib
 
 from loopjax.analysis.plots import draw, series
 from loopjax.report import paper as paper_lib
+from loopjax.report import runs as runs_lib
 from loopjax.report import tables
 
 _MAX_PANELS = 2
@@ -196,7 +197,7 @@ def _by_setting(
 
 
 def _read(
-  run: tables.Run, name: str, over: str
+  run: runs_lib.Run, name: str, over: str
 ) -> tuple[np.ndarray, np.ndarray]:
   """The points of one curve of a run."""
   if over == "examples":
@@ -205,7 +206,7 @@ def _read(
 
 
 def _over(
-  run: tables.Run, name: str, other: str
+  run: runs_lib.Run, name: str, other: str
 ) -> tuple[np.ndarray, np.ndarray]:
   """Values of one "split/metric", and of another at the same steps."""
   rows = run.rows
@@ -215,7 +216,9 @@ def _over(
   return x[np.isin(x_steps, y_steps)], y[np.isin(y_steps, x_steps)]
 
 
-def _over_examples(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _over_examples(
+  run: runs_lib.Run, name: str
+) -> tuple[np.ndarray, np.ndarray]:
   """Examples seen, and the values of "split/metric" there."""
   split, _, metric = name.partition("/")
   rows = run.rows
@@ -223,7 +226,7 @@ def _over_examples(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
   return steps * run.config["run"]["batch_size"], values
 
 
-def _over_loops(run: tables.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _over_loops(run: runs_lib.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Numbers of loops, from 1, and the metric of the output after each."""
   pattern = re.compile(rf"{re.escape(name)}/loop=(\d+)")
   found = sorted(

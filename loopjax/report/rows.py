@@ -8,6 +8,7 @@ from typing import Any
 
 from loopjax.report import paper as paper_lib
 from loopjax.report import papers, sections, tables
+from loopjax.report import runs as runs_lib
 
 COLUMNS = (
   "paper", "source", "sweep", "directory", "setting", "row", "quantity",
@@ -17,7 +18,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def to_csv(plans: Sequence[tables.Plan]) -> str:
+def to_csv(plans: Sequence[runs_lib.Plan]) -> str:
   """All numbers of the sweeps, and the papers' numbers for missing sweeps."""
   text = io.StringIO()
   writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -37,7 +38,7 @@ def to_csv(plans: Sequence[tables.Plan]) -> str:
 
 
 def missing(
-  plans: Sequence[tables.Plan],
+  plans: Sequence[runs_lib.Plan],
 ) -> list[tuple[paper_lib.Paper, str]]:
   """(paper, sweep) of all tables and figures for which there is no sweep."""
   there = {
@@ -54,7 +55,7 @@ def missing(
   ]
 
 
-def _of_plan(plan: tables.Plan) -> Iterator[dict[str, Any]]:
+def _of_plan(plan: runs_lib.Plan) -> Iterator[dict[str, Any]]:
   """The numbers of a sweep."""
   paper = papers.of(plan.task, plan.model)
   sweep = sections.sweep_of(plan, paper)

@@ -10,12 +10,13 @@ from loopjax.commands import document
 from loopjax.commands.document import Cell
 from loopjax.report import paper as paper_lib
 from loopjax.report import papers, plots, tables
+from loopjax.report import runs as runs_lib
 
 _MAX_VALUES = 6  # Values shown of one fact about the scale.
 
 
 def sweep_blocks(
-  plan: tables.Plan, pictures: pathlib.Path
+  plan: runs_lib.Plan, pictures: pathlib.Path
 ) -> list[document.Block]:
   """A sweep: our numbers next to the paper's, scale, plot and commands.
 
@@ -50,7 +51,7 @@ def sweep_blocks(
   return [*blocks, commands_block(plan.runs)]
 
 
-def run_blocks(run: tables.Run) -> list[document.Block]:
+def run_blocks(run: runs_lib.Run) -> list[document.Block]:
   """A single run: its state, scale, scores and command."""
   paper = _paper_of(run)
   blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
@@ -75,7 +76,7 @@ def run_blocks(run: tables.Run) -> list[document.Block]:
   return [*blocks, *scale_blocks([run], paper), commands_block([run])]
 
 
-def runs_block(runs: Sequence[tables.Run]) -> document.Table:
+def runs_block(runs: Sequence[runs_lib.Run]) -> document.Table:
   """Runs that belong to no sweep, one row each."""
   rows = []
   for run in runs:
@@ -94,7 +95,7 @@ def runs_block(runs: Sequence[tables.Run]) -> document.Table:
 
 
 def scale_blocks(
-  runs: Sequence[tables.Run], paper: paper_lib.Paper | None
+  runs: Sequence[runs_lib.Run], paper: paper_lib.Paper | None
 ) -> list[document.Block]:
   """The size of our experiment, next to the paper's."""
   there = [run for run in runs if run.config]
@@ -124,7 +125,7 @@ def scale_blocks(
   return [document.Fold(title, [document.Table(header, rows)])]
 
 
-def commands_block(runs: Sequence[tables.Run]) -> document.Fold:
+def commands_block(runs: Sequence[runs_lib.Run]) -> document.Fold:
   """Every run, its state, and the command that made it."""
   lines = []
   for run in runs:
@@ -157,7 +158,7 @@ _DEFAULT_COLUMNS = (
 )
 
 
-def _paper_of(run: tables.Run) -> paper_lib.Paper | None:
+def _paper_of(run: runs_lib.Run) -> paper_lib.Paper | None:
   names = (run.config.get(part, {}).get("name") for part in ("task", "model"))
   return papers.of(*names)
 
@@ -170,7 +171,7 @@ def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
 
 
 def sweep_of(
-  plan: tables.Plan, paper: paper_lib.Paper | None
+  plan: runs_lib.Plan, paper: paper_lib.Paper | None
 ) -> paper_lib.Sweep:
   """The paper's record of a sweep, or a plain table for an unknown sweep."""
   if paper and plan.name in paper.sweeps:
@@ -278,7 +279,7 @@ def _same_everywhere(groups: Sequence[tables.Group]) -> str:
   return tables.as_text({k: v for k, v in first.items() if k not in keys})
 
 
-def _values(value, runs: Iterable[tables.Run]) -> str:
+def _values(value, runs: Iterable[runs_lib.Run]) -> str:
   """The distinct values of one fact over runs; "–" if it is unknown."""
   found = []
   for run in runs:

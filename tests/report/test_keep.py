@@ -10,6 +10,7 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
 from loopjax.report import keep, page, tables
+from loopjax.report import runs as runs_lib
 from loopjax.run import workdir as workdir_lib
 
 
@@ -56,7 +57,7 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert keep.main([*map(str, runs), f"--out={out}", "--sweep=passes"]) == 0
   assert capsys.readouterr().out.strip() == str(out)
   assert str(tmp_path) not in out.read_text()
-  [plan], others = tables.collect([out.parent])
+  [plan], others = runs_lib.collect([out.parent])
   assert not others and plan.command == ""
   run = plan.runs[4]
   assert run.directory == tmp_path / "kept" / "rule" / "n4_s2"
@@ -103,7 +104,7 @@ def test_what_is_kept_has_a_line_for_every_evaluation(runs, tmp_path):
 
 def test_runs_of_no_sweep_stay_by_themselves(runs, tmp_path):
   keep.keep(runs[:2], tmp_path / "a.runs.json")
-  plans, others = tables.collect([tmp_path])
+  plans, others = runs_lib.collect([tmp_path])
   assert not plans
   there = {run.directory.name for run in others if run.kept}
   assert there == {"n1_s1", "n1_s2"}

@@ -14,6 +14,7 @@ from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import page, plots, sections, tables
 from loopjax.report import paper as paper_lib
+from loopjax.report import runs as runs_lib
 from loopjax.report.papers import (
   PAPERS,
   adaptive,
@@ -104,7 +105,7 @@ def written(workdir):
 
 
 def plan_of(workdir):
-  (plan,), others = tables.collect([workdir])
+  (plan,), others = runs_lib.collect([workdir])
   assert others == []
   return plan
 
@@ -135,7 +136,7 @@ def of_the_papers_size(exact):
   config = flatten(load_config("sudoku_utm", "paper").to_dict())
   values = (exact - 1.0, exact, exact + 1.0)
   runs = [
-    tables.Run(
+    runs_lib.Run(
       None,
       {},
       {**config, "model.num_memory_tokens": 8},
@@ -609,7 +610,7 @@ def test_settings_of_one_task_alone_follow_from_its_name():
   def keys(*items):
     groups = [
       tables.Group(
-        item, [tables.Run(None, item, {**item, "x.y": 1}, "", {}, {})]
+        item, [runs_lib.Run(None, item, {**item, "x.y": 1}, "", {}, {})]
       )
       for item in items
     ]
@@ -625,7 +626,7 @@ def test_settings_of_one_task_alone_follow_from_its_name():
 def test_only_one_varying_number_makes_a_curve():
   def key(name, file="sudoku_utm"):
     runs = [
-      tables.Run(None, item.overrides, {}, "not run", {}, {})
+      runs_lib.Run(None, item.overrides, {}, "not run", {}, {})
       for item in items_of(name, file=file)
     ]
     return plots.numeric_key(tables.group_by_seed(runs))

@@ -1,0 +1,185 @@
+"""Finds the runs and sweeps under a directory, and reads them."""
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from loopjax import sections
+from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
+
+KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
+
+
+class Run(NamedTuple):
+  """One run, planned or existing.
+
+  Attributes:
+    directory: its work directory, which may not exist yet.
+    overrides: the settings that its sweep sets; empty outside of a sweep.
+    settings: all settings planned by its sweep, by "section.key"; empty outside
+      of a sweep.
+    state: "completed", "not run", "incomplete, step 10 of 20", ...
+    config: content of its config.json; empty if there is none.
+    summary: content of its summary.json if the run is complete, else empty.
+    kept: its evaluations, if it is one that `report.keep` kept.
+  """
+
+  directory: pathlib.Path
+  overrides: Mapping[str, Any]
+  settings: Mapping[str, Any]
+  state: str
+  config: Mapping[str, Any]
+  summary: Mapping[str, Any]
+  kept: list[dict[str, Any]] | None = None
+
+  @property
+  def rows(self) -> list[dict[str, Any]]:
+    """The rows of its metrics.jsonl."""
+    if self.kept is not None:
+      return self.kept
+    return workdir_lib.read_metrics(self.directory)
+
+  @property
+  def done(self) -> bool:
+    """Whether the run is complete, so that its numbers count."""
+    return self.state == "completed"
+
+
+class Plan(NamedTuple):
+  """A sweep as planned in its sweep-NAME.json, or kept in a NAME.runs.json.
+
+  Attributes:
+    directory: of the sweep; of kept runs, their file without its ending.
+    name: name of the sweep.
+    command: the command that runs it; "" if each run was started by itself.
+    task: task.name of its config. model: model.name of its first item.
+    runs: its runs, in order.
+  """
+
+  directory: pathlib.Path
+  name: str
+  command: str
+  task: str
+  model: str
+  runs: list[Run]
+
+
+def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
+  """The sweeps under the given directories, and the runs outside of sweeps.
+
+  Raises:
+    UserError: a directory is missing or contains no run, or a file in it is
+      malformed.
+  """
+  plans: dict[pathlib.Path, Plan] = {}
+  found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.
+  for root in roots:
+    if not root.is_dir():
+      raise UserError(f"{root}: there is no such directory")
+    directories = list(_directories(root))
+    sweeps = [
+      path
+      for directory in directories
+      for path in sorted(directory.glob("*.json"))
+      if path.name.startswith("sweep-") or path.name.endswith(KEPT)
+    ]
+    runs = [d for d in directories if (d / "config.json").is_file()]
+    if not sweeps and not runs:
+      raise UserError(f"{root}: contains no run and no sweep")
+    plans |= {path.resolve(): _read_plan(path) for path in sweeps}
+    found |= {path.resolve(): path for path in runs}
+  known = {run.directory.resolve() for p in plans.values() for run in p.runs}
+  others = [read_run(found[key], {}, {}) for key in found if key not in known]
+  others += [run for p in plans.values() if not p.name for run in p.runs]
+  return [plan for plan in plans.values() if plan.name], others
+
+
+def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A directory and its subdirectories, except those inside a run."""
+  yield root
+  if not (root / "config.json").is_file():
+    for path in sorted(root.iterdir()):
+      if path.is_dir():
+        yield from _directories(path)
+
+
+def read_run(
+  directory: pathlib.Path,
+  overrides: Mapping[str, Any],
+  settings: Mapping[str, Any],
+) -> Run:
+  """Reads a run and determines its state."""
+  planned = directory, overrides, settings
+  if not (directory / "config.json").is_file():
+    return Run(*planned, "not run", {}, {})
+  config = workdir_lib.read_json(directory / "config.json")
+  flat = sections.flatten(config)
+  if any(flat.get(key) != value for key, value in overrides.items()):
+    return Run(*planned, "another configuration", {}, {})
+  if not (directory / "summary.json").is_file():
+    rows = workdir_lib.read_metrics(directory)
+    step = rows[-1]["step"] if rows else 0
+    state = f"incomplete, step {step} of {flat.get('run.num_steps')}"
+    return Run(*planned, state, config, {})
+  summary = workdir_lib.read_json(directory / "summary.json")
+  state = str(summary.get("status"))
+  return Run(*planned, state, config, summary if state == "completed" else {})
+
+
+def _read_plan(path: pathlib.Path) -> Plan:
+  """Reads a sweep-NAME.json and the runs that it names, or kept runs."""
+  manifest = workdir_lib.read_json(path)
+  is_kept = path.name.endswith(KEPT)
+  directory = path.parent
+  if is_kept:
+    directory /= path.name.removesuffix(KEPT)
+  try:
+    # Items have no config in sweeps of earlier versions.
+    configs = [item.get("config", {}) for item in manifest["items"]]
+    models = [config.get("model", {}).get("name", "") for config in configs]
+    common = manifest.get("overrides", {})
+    arguments = [
+      f"--config={manifest['config']}",
+      *(f"--config.{key}={value}" for key, value in common.items()),
+      f"--sweep={manifest['sweep']}",
+      f"--workdir={path.parent}",
+    ]
+    return Plan(
+      directory=directory,
+      # A file's name is safe as the name of a plot.
+      name=manifest["sweep"] if is_kept else path.stem.removeprefix("sweep-"),
+      command=(  # Runs that were kept have commands of their own.
+        " ".join(["python -m loopjax.sweep", *arguments])
+        if manifest["config"]
+        else ""
+      ),
+      task=manifest.get("task", ""),
+      # The first may belong to the family that the others start from.
+      model=models[-1] if models else "",
+      runs=[
+        _kept_run(directory, item)
+        if is_kept
+        else read_run(
+          directory / item["directory"],
+          item["overrides"],
+          {**sections.flatten(item.get("config", {})), **item["overrides"]},
+        )
+        for item in manifest["items"]
+      ],
+    )
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{path}: is not a list of runs: {error!r}") from error
+
+
+def _kept_run(directory: pathlib.Path, item: Mapping[str, Any]) -> Run:
+  """A run that `report.keep` kept; only complete ones are."""
+  return Run(
+    directory=directory / item["directory"],
+    overrides=item["overrides"],
+    settings=sections.flatten(item["config"]),
+    state="completed",
+    config=item["config"],
+    summary=item["summary"],
+    kept=item["evaluations"],
+  )
