@@ -17,7 +17,6 @@ import ml_collections
 from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.analysis import figures
 from loopjax.config import run_config
 from loopjax.errors import UserError
 from loopjax.program import step
@@ -34,7 +33,7 @@ from loopjax.run import (
 )
 from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
-from loopjax.train import agreement, evaluate
+from loopjax.train import evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
@@ -129,7 +128,10 @@ def run(
       program, datasets, checkpoints, evaluator, notice, workdir
     )
     if mode == "eval":
-      summary, directory = _evaluate(context), workdir / "evaluation"
+      summary, directory = (
+        scoring.score_checkpoint(context),
+        workdir / "evaluation",
+      )
     else:
       summary = _train_and_evaluate(context, restored, mode)
       directory = workdir
@@ -238,13 +240,13 @@ def _train_and_evaluate(
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        failed = _final_scores(context, state, teacher.params, writer)
+        failed = scoring.final_scores(context, state, teacher.params, writer)
       except preemption.Preempted:
         # The state is saved; a restart scores again.
         outcome = outcome._replace(status="preempted")
   finally:
     writer.close()
-  summary = _summary(
+  summary = scoring.run_facts(
     context, step.scored_params(state), int(state.step), started
   )
   return {
@@ -293,93 +295,3 @@ def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
   params = integrity.merged(state.params, loaded)
   ema = jax.tree.map(jnp.copy, params) if state.ema else {}
   return state._replace(params=params, ema=ema)
-
-
-def _final_scores(
-  context: train_loop.RunContext,
-  state: step.TrainState,
-  teacher_params: Any,
-  writer: metrics.Writer,
-) -> list[str]:
-  """Final scores and figures; names of the figures that failed."""
-  params, at = step.scored_params(state), int(state.step)
-  # Both may score the same training examples, with the same result.
-  found = context.evaluator(params, "validation") | context.evaluator(
-    params, "test"
-  )
-  for split, scores in found.items():
-    writer.write(at, split, scores)
-  test = context.datasets["test"]
-  if scores := agreement.measure(context.program, params, teacher_params, test):
-    writer.write(at, "teacher", scores)
-  drawn = _figures(context, params, "test", context.workdir / "figures")
-  for split, scores in drawn.scores.items():
-    writer.write(at, split, scores)
-  writer.images(at, drawn.files)
-  return drawn.failed
-
-
-def _evaluate(context: train_loop.RunContext) -> dict[str, Any]:
-  """Scores a checkpoint and draws figures; the run itself is unchanged."""
-  started, workdir = time.monotonic(), context.workdir
-  split = context.program.settings.eval.split
-  wanted, at = context.program.settings.eval.checkpoint, None
-  if wanted == "best":
-    at = restore.best(workdir, context.checkpoints.scores)
-  elif wanted != "newest":
-    at = int(wanted)
-  abstract = context.program.abstract_state.params
-  at, params = restore.chosen_params(
-    workdir, at, abstract, f"--workdir={workdir}"
-  )
-  values: dict[str, float] = {}
-  failed: list[str] = []
-  try:
-    for part, scores in context.evaluator(params, split).items():
-      values |= metrics.named(part, scores)
-    directory = context.workdir / "evaluation" / "figures"
-    drawn = _figures(context, params, split, directory)
-    for part, scores in drawn.scores.items():
-      values |= metrics.named(part, scores)
-    failed = drawn.failed
-    status = "completed"
-  except preemption.Preempted:
-    status = "preempted"
-  for name, value in values.items() if jax.process_index() == 0 else ():
-    print(f"{name} {value:.6g}")
-  return {
-    "status": status,
-    **({"figures_failed": failed} if failed else {}),
-    "metrics": values,
-    **_summary(context, params, at, started),
-    "digest": integrity.digest(integrity.record(params)),
-  }
-
-
-def _figures(
-  context: train_loop.RunContext,
-  params: Any,
-  split: str,
-  directory: pathlib.Path,
-) -> figures.Drawn:
-  return figures.make_figures(
-    context.program.settings,
-    context.program.graphdef,
-    params,
-    context.datasets[split],
-    workdir_lib.read_metrics(context.workdir),
-    directory,
-  )
-
-
-def _summary(
-  context: train_loop.RunContext, params: Any, at: int, started: float
-) -> dict[str, Any]:
-  """The entries that training and evaluation share."""
-  facts = [dataset.facts for dataset in context.datasets.values()]
-  return {
-    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-    "steps": at,
-    "wall_seconds": round(time.monotonic() - started, 2),
-    "data": {name: value for fact in facts for name, value in fact.items()},
-  }

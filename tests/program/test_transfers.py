@@ -12,7 +12,7 @@ from tests_support import smoke
 
 from loopjax import sharding, train
 from loopjax.run import metrics
-from loopjax.train import procedure
+from loopjax.train import scoring
 
 REFUSED = "Disallowed"
 
@@ -61,7 +61,7 @@ def run(workdir, **overrides):
 @pytest.mark.usefixtures("reads_are_refused")
 def test_a_run_makes_none(monkeypatch, tmp_path):
   # After the loop.
-  monkeypatch.setattr(procedure, "_final_scores", lambda *_: [])
+  monkeypatch.setattr(scoring, "final_scores", lambda *_: [])
   evaluated = {"eval__every": 5, "run__checkpoint_every": 5}
   profiled = {"run__profile_steps": "1:2", "run__debug_nans": True}
   assert run(tmp_path, **evaluated, **profiled)["status"] == "completed"

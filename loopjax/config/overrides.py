@@ -1,0 +1,145 @@
+"""Configs with all their sections, and changes of their values.
+
+A config is an `ml_collections.ConfigDict` with the sections model, task, optim,
+loop, mesh, run and eval. Its defaults are those of the dataclasses that the
+sections become, so each name and type is stated once.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from loopjax import sharding
+from loopjax.config import run_config
+from loopjax.data import TASKS
+from loopjax.errors import UserError, similar
+from loopjax.models import MODELS
+from loopjax.optim import chain
+from loopjax.sections import flatten
+from loopjax.types import LoopOptions
+
+NAMES: Mapping[str, Mapping[str, Any]] = {"model": MODELS, "task": TASKS}
+
+
+SECTIONS: Mapping[str, Any] = {
+  "optim": chain.Config,
+  "loop": LoopOptions,
+  "mesh": sharding.Config,
+  "run": run_config.Run,
+  "eval": run_config.Eval,
+}
+
+
+class WorkdirOf(NamedTuple):
+  """A setting's value in a sweep: the work directory of an earlier item.
+
+  It can be a value of `run.init_from` or `run.teacher`; the item runs only
+  after the earlier one is complete.
+  """
+
+  item: int
+
+
+def make(model: str, task: str) -> ml_collections.ConfigDict:
+  """All sections with their defaults, unlocked.
+
+  Args:
+    model: a key of MODELS. task: a key of TASKS.
+
+  Raises:
+    UserError: there is no such model or task.
+  """
+  check_name("model", model, MODELS)
+  check_name("task", task, TASKS)
+  sections = {
+    "model": {"name": model, **dataclasses.asdict(MODELS[model].Config())},
+    "task": {"name": task, **dataclasses.asdict(TASKS[task].Config())},
+    **{name: dataclasses.asdict(record()) for name, record in SECTIONS.items()},
+  }
+  sections["loop"]["remat"] = "auto"
+  return ml_collections.ConfigDict(sections)
+
+
+def override(
+  config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> None:
+  """Sets "section.key" values in place.
+
+  A new "model.name" or "task.name" replaces the section with the fields of that
+  family or task; fields that both have keep their values.
+
+  Raises:
+    UserError: a key is unknown, or a value has the wrong type.
+  """
+  for key, value in values.items():
+    if key in ("model.name", "task.name"):
+      _switch(config, key.removesuffix(".name"), value)
+      continue
+    check_key(key, flatten(config))
+    try:
+      config.update_from_flattened_dict({key: value})
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+      raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
+
+
+def check_key(key: str, known: Mapping[str, Any]) -> None:
+  """Raises UserError for an unknown setting, and suggests similar names."""
+  if key in known:
+    return
+  section = f"{key.partition('.')[0]}."
+  near = difflib.get_close_matches(key, known, n=3)
+  if near:
+    raise UserError(f"no setting {key!r}; there is {', '.join(near)}")
+  names = [name for name in known if name.startswith(section)]
+  names = names or sorted({name.partition(".")[0] for name in known})
+  raise UserError(f"no setting {key!r}; there are {', '.join(names)}")
+
+
+def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
+  """Replaces the section model or task by that of another family or task."""
+  if name == config[section].name:
+    return
+  known = NAMES[section]
+  check_name(section, name, known)
+  fields = {"name": name, **dataclasses.asdict(known[name].Config())}
+  old = dict(config[section])
+  kept = {key: old[key] for key in fields if key in old and key != "name"}
+  with config.unlocked():
+    config[section] = ml_collections.ConfigDict({**fields, **kept})
+
+
+def check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
+  """Raises UserError unless the name of a model or task is known."""
+  if name not in names:
+    raise UserError(
+      f"{section}.name={name!r} is not one of {', '.join(sorted(names))}"
+      + similar(name, names)
+    )
+
+
+def axis(key: str, *values: Any) -> list[dict[str, Any]]:
+  """The overrides that set one setting to each of the values, for a sweep."""
+  return [{key: value} for value in values]
+
+
+def product(*axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Every combination of one override per axis; later axes take precedence."""
+  combinations = itertools.product(*axes)
+  return [
+    {k: v for item in items for k, v in item.items()} for items in combinations
+  ]
+
+
+def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Plain nested dict, as after a round trip through JSON."""
+  return json.loads(config.to_json())
+
+
+def _first_line(error: Exception) -> str:
+  message = error.args[0] if error.args else error
+  return " ".join(str(message).split())

@@ -1,0 +1,187 @@
+"""Checks configs and converts them to settings."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from loopjax import checks
+from loopjax.config.overrides import (
+  NAMES,
+  SECTIONS,
+  check_name,
+  make,
+  override,
+  to_dict,
+)
+from loopjax.config.settings import Settings
+from loopjax.data import TASKS
+from loopjax.errors import Mistakes, UserError
+from loopjax.kernels import KERNELS
+from loopjax.models import MODELS
+from loopjax.nn import remat
+from loopjax.optim import chain
+from loopjax.protocols import (
+  Dataclass,
+  HasSchedule,
+  LearnsFromTeacher,
+  LeavesUntrained,
+)
+from loopjax.run import workdir as workdir_lib
+from loopjax.sections import flatten
+from loopjax.types import LoopOptions
+
+MAX_LOOPS = 2**16
+
+
+def resolve(config: ml_collections.ConfigDict) -> Settings:
+  """Checks a config and converts it to settings.
+
+  Raises:
+    UserError: values or combinations are invalid; all of them that can be told
+      apart are named, a line each.
+  """
+  mistakes = Mistakes()
+  records: dict[str, Any] = {}
+  for name, section in config.items():
+    with mistakes.collected():
+      records[name] = _record(name, dict(section))
+  mistakes.raise_all()
+  family, task = MODELS[config.model.name], TASKS[config.task.name]
+  if isinstance(family, LeavesUntrained):
+    optim = records["optim"]
+    patterns = filter(None, (optim.frozen, family.untrained(records["model"])))
+    records["optim"] = dataclasses.replace(optim, frozen="|".join(patterns))
+  with mistakes.collected():
+    records["spec"] = task.spec(records["task"])
+  mistakes.raise_all()
+  settings = Settings(
+    plain=to_dict(config), family=family, task_module=task, **records
+  )
+  for check in (
+    _check_intervals,
+    _check_schedules,
+    lambda settings: check_loops(
+      settings, settings.model.num_loops, "model.num_loops"
+    ),
+    _check_depths,
+    _check_teacher,
+  ):
+    with mistakes.collected():
+      check(settings)
+  mistakes.raise_all()
+  return settings
+
+
+def _record(section: str, values: dict[str, Any]) -> Dataclass:
+  """The checked record of a section of the config."""
+  if section in NAMES:
+    name, names = values.pop("name"), NAMES[section]
+    check_name(section, name, names)
+    if values.keys() != dataclasses.asdict(names[name].Config()).keys():
+      raise UserError(
+        f"{section}.name={name!r} has other settings and goes after the colon:"
+        f" --config=FILE:PRESET,{section}.name={name}"
+      )
+    return names[name].Config(**values)
+  record = SECTIONS[section](**values)
+  if isinstance(record, LoopOptions):
+    # The third kind, "while", has no reverse-mode gradient.
+    checks.one_of(
+      "loop",
+      record,
+      kind=("scan", "unroll"),
+      remat=("auto", *remat.POLICIES),
+      kernels=KERNELS,
+    )
+  return record
+
+
+def _check_intervals(settings: Settings) -> None:
+  """Raises UserError for evaluations or checkpoints at impossible steps."""
+  run, every = settings.run, settings.eval.every
+  if every % run.steps_per_call:
+    raise UserError(
+      f"eval.every={every} must be a multiple of"
+      f" run.steps_per_call={run.steps_per_call}"
+    )
+  both = math.lcm(every, run.checkpoint_every)
+  if run.keep_best and not 0 < both < run.num_steps:
+    raise UserError(
+      f"run.keep_best={run.keep_best} needs steps before run.num_steps that are"
+      f" evaluated and saved; eval.every={every},"
+      f" run.checkpoint_every={run.checkpoint_every}"
+    )
+
+
+def _check_schedules(settings: Settings) -> None:
+  """Raises UserError for a schedule that does not fit the run."""
+  num_steps = settings.run.num_steps
+  chain.make_schedule(settings.optim, num_steps)  # Checks it.
+  if isinstance(settings.family, HasSchedule):
+    settings.family.check_schedule(settings.model, num_steps)
+
+
+def _check_teacher(settings: Settings) -> None:
+  """Raises UserError for a teacher without effect, or a missing one."""
+  family, teacher = settings.family, settings.run.teacher
+  if isinstance(family, LearnsFromTeacher):
+    if not teacher:
+      family.check_teacher(settings.model, settings.spec, None)
+  elif teacher:
+    raise UserError(
+      f"run.teacher={teacher} has no effect:"
+      f" model.name={settings.model_name!r} has no teacher"
+    )
+
+
+def _check_depths(settings: Settings) -> None:
+  """Raises UserError if evaluation asks for depths the model does not have."""
+  for name, times in (
+    ("num_loops", 1),
+    ("depth_factor", settings.model.num_loops),
+  ):
+    value = getattr(settings.eval, name)
+    check_loops(settings, max(value, 1) * times, f"eval.{name}={value}")
+
+
+def check_loops(settings: Settings, num_loops: int, label: str) -> None:
+  """Raises UserError, with a label, unless the model can run so many loops."""
+  if num_loops > MAX_LOOPS:
+    raise UserError(f"{label}: {num_loops} loops are more than {MAX_LOOPS:,}")
+  try:
+    settings.family.costs(settings.model, settings.spec, num_loops)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
+
+
+def of_run(workdir: pathlib.Path, label: str) -> Settings:
+  """The settings of a run, from its config.json.
+
+  Args:
+    workdir: the run's work directory.
+    label: the run's name in messages.
+
+  Raises:
+    UserError: there is no run, or it is from an incompatible version.
+  """
+  path = workdir / "config.json"
+  if not path.exists():
+    raise UserError(workdir_lib.no_run(workdir, label))
+  try:
+    there = workdir_lib.read_json(path)
+    if "model_type" in there:
+      raise UserError(
+        "is a folder of the Hub; make a work directory of it with python -m"
+        f" loopjax.hub import {workdir} WORKDIR"
+      )
+    config = make(there["model"]["name"], there["task"]["name"])
+    config.lock()
+    override(config, flatten(there))
+    return resolve(config)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{label}: config.json does not describe a run") from error
