@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.program import step
+from loopjax.program import eval_step as eval_step_lib
 from loopjax.protocols import MemoryTokens
 from loopjax.types import Dataset, Output, TaskSpec
 
@@ -160,7 +160,7 @@ def make_forward(
   """
   device = jax.local_devices()[0]
   params = on_one_device(params)
-  inputs = step.model_inputs(batch)
+  inputs = eval_step_lib.model_inputs(batch)
 
   @functools.partial(jax.jit, static_argnums=(4, 5, 6))
   def run(params, inputs, counted, more, trace, averaged, num_loops):

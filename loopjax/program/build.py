@@ -15,8 +15,13 @@ from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.nn import remat
-from loopjax.optim import chain, parameters
+from loopjax.optim import chain
 from loopjax.program import step
+from loopjax.program.layout import (
+  param_shardings,
+  state_shardings,
+  with_shardings,
+)
 from loopjax.protocols import CarriesState, Model
 from loopjax.types import Carried, LoopOptions
 
@@ -88,9 +93,9 @@ def make_program(
   init = functools.partial(fresh_state, settings, tx)
   shapes = jax.eval_shape(init, jax.random.key(0))
   params_sharding = functools.partial(
-    _param_shardings, mesh, settings.mesh.min_split_size
+    param_shardings, mesh, settings.mesh.min_split_size
   )
-  shardings = _state_shardings(mesh, shapes, tx, params_sharding(shapes.params))
+  shardings = state_shardings(mesh, shapes, tx, params_sharding(shapes.params))
   if teacher:
     options = dataclasses.replace(teacher.loop, kernels=settings.loop.kernels)
     teacher = _resolve_remat(teacher._replace(loop=options), platform)
@@ -120,8 +125,8 @@ def make_program(
       out_shardings=(shardings, sharding.replicated(mesh)),
     ),
     uncompiled=train,
-    abstract_state=_with_shardings(shapes, shardings),
-    abstract_teacher=_with_shardings(
+    abstract_state=with_shardings(shapes, shardings),
+    abstract_teacher=with_shardings(
       teacher_params, params_sharding(teacher_params)
     ),
     teacher=teacher,
@@ -274,56 +279,4 @@ def _init_carried(settings: config_lib.Settings) -> Carried:
     return Carried()
   return settings.family.init_carried(
     settings.model, settings.spec, settings.run.batch_size
-  )
-
-
-def _param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
-  """Shardings of the parameters, from the table in `optim.parameters`."""
-  return sharding.parameter_shardings(
-    mesh, params, parameters.splits(params), min_split_size
-  )
-
-
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
-  """Abstract arrays with these shapes and shardings."""
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    shardings,
-  )
-
-
-def _state_shardings(
-  mesh: Mesh,
-  shapes: step.TrainState,
-  tx: optax.GradientTransformation,
-  params: Any,
-) -> step.TrainState:
-  """Shardings of the train state: EMA and moments as their parameters."""
-
-  def is_masked(moment: Any) -> bool:
-    """Whether the parameter is updated by another optimizer."""
-    return isinstance(moment, optax.MaskedNode)
-
-  replicated = sharding.replicated(mesh)
-  return step.TrainState(
-    step=replicated,
-    params=params,
-    ema=params if shapes.ema else {},
-    opt_state=optax.tree.map_params(
-      tx,
-      lambda moment, like: moment if is_masked(moment) else like,
-      shapes.opt_state,
-      params,
-      transform_non_params=lambda _: replicated,
-      is_leaf=is_masked,
-    ),
-    key=replicated,
-    bad=jax.tree.map(lambda _: replicated, shapes.bad),
-    carried=Carried(
-      jax.tree.map(
-        lambda _: sharding.batch_sharding(mesh), shapes.carried.by_example
-      ),
-      jax.tree.map(lambda _: replicated, shapes.carried.shared),
-    ),
   )

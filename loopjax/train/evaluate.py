@@ -13,7 +13,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data import pipeline
 from loopjax.errors import UserError
-from loopjax.program import step
+from loopjax.program import eval_step as eval_step_lib
 from loopjax.run import metrics
 from loopjax.types import Dataset
 
@@ -100,12 +100,12 @@ def check_metric(
 
 
 def _step(program: program_lib.Program) -> Callable[..., Any]:
-  """The compiled `step.eval_step`: (params, batch, group_sizes) -> sums."""
+  """The compiled `eval_step`: (params, batch, group_sizes) -> sums."""
   settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
   return jax.jit(
     functools.partial(
-      program_lib.on_mesh(mesh, step.eval_step),
+      program_lib.on_mesh(mesh, eval_step_lib.eval_step),
       graphdef=program.graphdef,
       score=task.score,
       num_loops=settings.eval_loops,
@@ -138,7 +138,7 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
   """Means, standard errors and counts from sums and sums of squares.
 
   Args:
-    sums: results of `step.eval_step`, by grouping and score; "" is overall.
+    sums: results of `eval_step`, by grouping and score; "" is overall.
     groups: names of the groups, by grouping.
     whole: the split that was scored.
   """

@@ -24,7 +24,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import stack
-from loopjax.program import step
+from loopjax.program import eval_step as eval_step_lib
 from loopjax.protocols import CarriesState
 from loopjax.types import (
   PRECISIONS,
@@ -356,7 +356,7 @@ def test_evaluation_makes_no_array_of_tokens_by_vocabulary():
   model = examples.abstract(MODELS["looped"], config_of("looped"), spec)
   graphdef, params = nnx.split(model)
   evaluate = functools.partial(
-    step.eval_step,
+    eval_step_lib.eval_step,
     graphdef=graphdef,
     score=TASKS["text"].score,
     group_sizes=(),

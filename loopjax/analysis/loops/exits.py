@@ -24,7 +24,7 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped
-from loopjax.program.step import model_inputs
+from loopjax.program.eval_step import model_inputs
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import PRECISIONS, Array
 

@@ -1,0 +1,64 @@
+"""How the train state lies on the mesh."""
+
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from loopjax import sharding
+from loopjax.optim import parameters
+from loopjax.program import step
+from loopjax.types import Carried
+
+
+def param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
+  """Shardings of the parameters, from the table in `optim.parameters`."""
+  return sharding.parameter_shardings(
+    mesh, params, parameters.splits(params), min_split_size
+  )
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+  """Abstract arrays with these shapes and shardings."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    shardings,
+  )
+
+
+def state_shardings(
+  mesh: Mesh,
+  shapes: step.TrainState,
+  tx: optax.GradientTransformation,
+  params: Any,
+) -> step.TrainState:
+  """Shardings of the train state: EMA and moments as their parameters."""
+
+  def is_masked(moment: Any) -> bool:
+    """Whether the parameter is updated by another optimizer."""
+    return isinstance(moment, optax.MaskedNode)
+
+  replicated = sharding.replicated(mesh)
+  return step.TrainState(
+    step=replicated,
+    params=params,
+    ema=params if shapes.ema else {},
+    opt_state=optax.tree.map_params(
+      tx,
+      lambda moment, like: moment if is_masked(moment) else like,
+      shapes.opt_state,
+      params,
+      transform_non_params=lambda _: replicated,
+      is_leaf=is_masked,
+    ),
+    key=replicated,
+    bad=jax.tree.map(lambda _: replicated, shapes.bad),
+    carried=Carried(
+      jax.tree.map(
+        lambda _: sharding.batch_sharding(mesh), shapes.carried.by_example
+      ),
+      jax.tree.map(lambda _: replicated, shapes.carried.shared),
+    ),
+  )
