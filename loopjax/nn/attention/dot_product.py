@@ -3,8 +3,7 @@
 The residuals are the output and two numbers per query and head, never the
 [T, S] attention weights. Every product contracts the last dimension of its left
 operand with the first of its right operand, so that compilers do not transpose
-arrays of that size. On CPUs these copies, and writing and reading the weights,
-take as long as everything else (benchmarks/results/).
+arrays of that size: on CPUs that takes as long as everything else.
 """
 
 import functools
@@ -13,44 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from loopjax.nn.attention.layout import by_head, by_token, columns, product
+from loopjax.nn.attention.mask import Mask, hide
 from loopjax.types import Array
 
-_HIDDEN = -1e30  # Finite, so that a query without keys has finite weights.
 _PART = 256  # Maximum number of queries that are processed together.
 # Causal attention splits many queries into blocks of consecutive queries.
 _MIN_BLOCK = 128  # Minimum number of queries of a block.
 _NUM_BLOCKS = 4  # Maximum number of blocks.
-
-
-class Mask(NamedTuple):
-  """The keys that each query attends to: those that all fields allow.
-
-  Attributes:
-    visible: bool [B or 1, T, S]; None allows all keys.
-    query_documents, key_documents: i32 [B, T] and [B, S]; queries attend to
-      keys with the same number. None allows all keys.
-    start: i32 scalar; query t attends to keys 0 .. start + t. None allows all
-      keys.
-  """
-
-  visible: Array | None = None
-  query_documents: Array | None = None
-  key_documents: Array | None = None
-  start: Array | None = None
-
-  def to_array(self, num_queries: int, num_keys: int) -> Array | None:
-    """The mask as bool [B or 1, T, S]; None if all keys are allowed."""
-    mask = self.visible
-    if self.query_documents is not None:
-      assert self.key_documents is not None
-      same = self.query_documents[:, :, None] == self.key_documents[:, None]
-      mask = same if mask is None else mask & same
-    if self.start is not None:
-      pairs = (1, num_queries, num_keys)
-      place = jax.lax.broadcasted_iota(jnp.int32, pairs, 1) + self.start
-      earlier = place >= jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
-      mask = earlier if mask is None else mask & earlier
-    return mask
 
 
 class _Residuals(NamedTuple):
@@ -221,13 +190,13 @@ def attend_by_head(
   Keys and values are not transposed. Differentiated by JAX, which stores the
   attention weights.
   """
-  queries = _by_head(query, key.shape[1])
-  logits = _product("bgtd,bgsd->bgts", queries, key)
-  logits = _hide(logits * query.shape[-1] ** -0.5, visible)
+  queries = by_head(query, key.shape[1])
+  logits = product("bgtd,bgsd->bgts", queries, key)
+  logits = hide(logits * query.shape[-1] ** -0.5, visible)
   weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
   total = jnp.sum(weights, axis=-1, keepdims=True)
-  mixed = _product("bgts,bgsd->bgtd", weights.astype(value.dtype), value)
-  return _by_token((mixed / total).astype(value.dtype), query)
+  mixed = product("bgts,bgsd->bgtd", weights.astype(value.dtype), value)
+  return by_token((mixed / total).astype(value.dtype), query)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -255,13 +224,13 @@ def _forward(
   largest = jnp.max(logits, axis=-1, keepdims=True)
   weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, axis=-1, keepdims=True)
-  mixed = _product(
+  mixed = product(
     "bgts,bgsd->bgtd",
     weights.astype(value.dtype),
-    _by_head(value, value.shape[2]),
+    by_head(value, value.shape[2]),
   )
-  output = _by_token((mixed / total).astype(value.dtype), query)
-  sums = _by_token(largest + jnp.log(total), query)
+  output = by_token((mixed / total).astype(value.dtype), query)
+  sums = by_token(largest + jnp.log(total), query)
   return (output, sums), _Residuals(*arguments, output, largest, total)
 
 
@@ -284,20 +253,20 @@ def _backward(
     axis=-1,
     keepdims=True,
   )
-  d_output = (_by_head(cotangent, groups) / residuals.total).astype(value.dtype)
-  d_weights = _product("bgtd,bgds->bgts", d_output, _columns(value, groups))
+  d_output = (by_head(cotangent, groups) / residuals.total).astype(value.dtype)
+  d_weights = product("bgtd,bgds->bgts", d_output, columns(value, groups))
   # The derivative of the log of the sum by a logit is its attention weight.
-  mean = _by_head(mean - d_sums, groups)
+  mean = by_head(mean - d_sums, groups)
   d_logits = weights * (d_weights - mean / residuals.total)
   weights, d_logits = (x.astype(value.dtype) for x in (weights, d_logits))
-  d_query = _product("bgts,bgsd->bgtd", d_logits, _by_head(key, groups))
-  d_key = _product("bgdt,bgts->bgds", _columns(query, groups), d_logits)
-  d_value = _product("bgdt,bgts->bgds", jnp.swapaxes(d_output, 2, 3), weights)
+  d_query = product("bgts,bgsd->bgtd", d_logits, by_head(key, groups))
+  d_key = product("bgdt,bgts->bgds", columns(query, groups), d_logits)
+  d_value = product("bgdt,bgts->bgds", jnp.swapaxes(d_output, 2, 3), weights)
   omitted = [(0, 0), (0, residuals.key.shape[1] - num_keys), (0, 0), (0, 0)]
   d_key = jnp.transpose(scale * d_key, (0, 3, 1, 2)).astype(key.dtype)
   d_value = jnp.transpose(d_value, (0, 3, 1, 2)).astype(value.dtype)
   return (
-    _by_token((scale * d_query).astype(query.dtype), query),
+    by_token((scale * d_query).astype(query.dtype), query),
     jnp.pad(d_key, omitted),
     jnp.pad(d_value, omitted),
     None,
@@ -323,41 +292,9 @@ def _first_keys(
 def _logits(query: Array, key: Array, mask: Mask) -> Array:
   """Scaled logits, f32 [B, G, R T, S]; -1e30 for masked keys."""
   groups = key.shape[2]
-  logits = _product(
-    "bgtd,bgds->bgts", _by_head(query, groups), _columns(key, groups)
+  logits = product(
+    "bgtd,bgds->bgts", by_head(query, groups), columns(key, groups)
   )
   logits *= query.shape[-1] ** -0.5
   visible = mask.to_array(query.shape[1], key.shape[1])
-  return logits if visible is None else _hide(logits, visible)
-
-
-def _hide(logits: Array, visible: Array) -> Array:
-  """Logits [B, G, R T, S] with -1e30 where not `visible` [B or 1, T, S]."""
-  by_head = logits.reshape(*logits.shape[:2], -1, *visible.shape[1:])
-  by_head = jnp.where(visible[:, None, None], by_head, _HIDDEN)
-  return by_head.reshape(logits.shape)
-
-
-def _by_head(x: Array, groups: int) -> Array:
-  """[B, T, H, d_h] -> [B, G, R T, d_h], the R heads of a group in order."""
-  batch, length, heads, width = x.shape
-  x = jnp.transpose(x, (0, 2, 1, 3))
-  return x.reshape(batch, groups, heads // groups * length, width)
-
-
-def _columns(x: Array, groups: int) -> Array:
-  """[B, T, H, d_h] -> [B, G, d_h, R T]: the transpose of `_by_head`."""
-  return jnp.swapaxes(_by_head(x, groups), 2, 3)
-
-
-def _by_token(x: Array, query: Array) -> Array:
-  """[B, G, R T, d_h] -> [B, T, H, d_h], the inverse of `_by_head`."""
-  batch, length, heads, _ = query.shape
-  x = x.reshape(batch, heads, length, x.shape[-1])
-  return jnp.transpose(x, (0, 2, 1, 3))
-
-
-def _product(equation: str, left: Array, right: Array) -> Array:
-  """einsum that accumulates and returns float32, or a wider input dtype."""
-  wide: Any = jnp.promote_types(jnp.float32, left.dtype)
-  return jnp.einsum(equation, left, right, preferred_element_type=wide)
+  return logits if visible is None else hide(logits, visible)

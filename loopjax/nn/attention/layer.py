@@ -9,6 +9,7 @@ from flax import nnx
 from loopjax.kernels import Kernels
 from loopjax.nn import linear, rope
 from loopjax.nn.attention import dot_product
+from loopjax.nn.attention import mask as mask_lib
 from loopjax.nn.attention.attend import attend
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.shape import Shape
@@ -216,7 +217,7 @@ class Attention(nnx.Module):
     )
     first = jnp.zeros((), jnp.int32) if self.causal else None
     ids = metadata.documents
-    mask = dot_product.Mask(metadata.visible, ids, ids, first)
+    mask = mask_lib.Mask(metadata.visible, ids, ids, first)
     visible = mask.to_array(*logits.shape[-2:])
     if visible is not None:
       logits = jnp.where(visible[:, None], logits, -jnp.inf)
