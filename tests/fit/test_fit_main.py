@@ -46,6 +46,7 @@ def too_small():
   return run(*STEP)
 
 
+@pytest.mark.long
 def test_the_report(too_small):
   assert too_small.returncode == 1, too_small.stderr
   assert too_small.stderr == ""
@@ -74,6 +75,7 @@ def test_the_report(too_small):
   assert any("loopjax/nn/mlp.py:" in line for line in largest)
 
 
+@pytest.mark.long
 def test_the_suggestion_fits(too_small):
   *_, verdict, title, tried, advice = too_small.stdout.splitlines()
   assert verdict.startswith("does not fit: ")

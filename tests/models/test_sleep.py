@@ -454,6 +454,7 @@ def test_retention_is_of_the_memories_that_run_in_every_pass():
   assert found == {f"retention/memory={n}" for n in (3, 4, 5)}
 
 
+@pytest.mark.long
 def test_cut_gradients_by_hand():
   """Of three passes, the last one's; windows are reached by fast weights."""
   inputs = tokens(20)
@@ -463,7 +464,8 @@ def test_cut_gradients_by_hand():
   def value(params):
     return jnp.sum(by_hand(config, params, inputs, 4) ** 2)
 
-  expected, got = jax.grad(value)(params), gradients(gradient_passes=1)
+  run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
+  expected, got = run(params), gradients(gradient_passes=1)
   for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y).max())
 
@@ -479,8 +481,8 @@ def test_statistics_leave_padding_out():
 def test_gradients_are_finite_after_a_window_of_padding():
   """Fast weights are zero there, where norms have no gradient."""
   inputs = tokens(20).at[:, :9].set(VOCABULARY - 1)
-  found = gradients(inputs, gradient_passes=1)  # As above: compiled already.
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+  full = gradients(inputs)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(full))
 
 
 def test_the_number_of_parameters():
