@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
 from loopjax.report.runs import Run
 
-SEEDS = ("run.seed", "task.graph_seed", "task.split_seed")
+SEEDS = (
+  "run.seed",
+  "task.eval_seed",
+  "task.graph_seed",
+  "task.split_seed",
+)
 
 
 class Group(NamedTuple):

@@ -19,7 +19,8 @@ def make_run(folder, passes, seed, **more):
   workdir = folder / f"n{passes}_s{seed}"
   workdir.mkdir(parents=True)
   config = load_config("automaton_sleep", "smoke")
-  values = {"model.num_passes": passes, "run.seed": seed, **more}
+  seeds = {"run.seed": seed, "task.eval_seed": seed}
+  values = {"model.num_passes": passes, **seeds, **more}
   config_lib.override(config, values)
   workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
   summary = {
