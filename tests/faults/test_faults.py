@@ -1,6 +1,6 @@
 """Faults inflicted on real runs; `benchmarks/fault_drill.py` has more of them.
 
-`pytest -m long` runs them, `pytest -m manual` those that take minutes.
+`.ci/run` runs them, `pytest -m manual` those that take minutes.
 """
 
 import drills
