@@ -95,7 +95,7 @@ def sleep(params, inputs, num_passes):
   """What is kept after each window."""
   model = nnx.merge(run.graphdef, params)
   kept = model.empty_state(
-    len(inputs), num_past=model.num_past, carry_convolutions=False
+    len(inputs), num_past=model.config.num_past, carry_convolutions=False
   )
   after = []
   for start in range(0, inputs.shape[1] - answer, length):

@@ -70,6 +70,7 @@ def test_a_row_that_does_not_fit_is_stale(project, changes, reason):
   assert reason in mutations.stale(row(**changes), project)
 
 
+@pytest.mark.long
 def test_who_notices(project):
   """One test does and one does not; one fails without a change as well."""
   three, anything, four = (

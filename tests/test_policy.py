@@ -102,6 +102,7 @@ OPTIONAL = {
     "serve/app.py",
     "serve/command.py",
     "serve/metrics.py",
+    "serve/streams.py",
   )
 }
 
@@ -141,7 +142,7 @@ def test_files_and_functions_stay_short():
   long = []
   for path in FILES:
     text = path.read_text()
-    lines, of_function = (450, 100) if "kernels" in path.parts else (400, 90)
+    lines, of_function = (450, 100) if "kernels" in path.parts else (300, 90)
     if text.count("\n") > lines:
       long.append(str(path))
     long += [

@@ -7,7 +7,7 @@ do not depend on the other requests, except for the rounding of sums.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from loopjax.generate.cached_model import CachedModel, default_exit_rule
 from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling
-from loopjax.generate.scheduler import RunningSequence, Scheduler
+from loopjax.generate.scheduler import RunningSequence, Scheduler, num_top
 from loopjax.protocols import CausalFamily, ExitsEarly
 
 MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
@@ -88,7 +88,7 @@ class Engine:
     checks.integer("tokens_per_dispatch", tokens_per_dispatch, 1)
     checks.integer("prompt_chunk", prompt_chunk, 2)  # Families decode with one.
     devices = jax.tree.leaves(params)[0].devices()
-    self.num_slots, self._params = num_slots, _placed(params, devices)
+    self.num_slots, self._params = num_slots, slots_lib.placed(params, devices)
     model: Any = nnx.merge(graphdef, params)
     spec, config = model.spec, model.config
     self._num_tokens = spec.vocab_size - spec.num_padding_tokens
@@ -120,7 +120,7 @@ class Engine:
         vocab_size=spec.vocab_size,
       )
     )
-    self._state = _placed(make(params), devices)
+    self._state = slots_lib.placed(make(params), devices)
     self.cache_bytes = sum(x.nbytes for x in jax.tree.leaves(self._state.cache))
     self._programs = program.programs(
       cached_model, cached_model.batch_axes(params), tokens_per_dispatch
@@ -208,11 +208,9 @@ class Engine:
         f"the prompt has {len(request.prompt)} tokens, and the cache has room"
         f" for {capacity}"
       )
-    low, high = self._min_loops, self.num_loops
-    if request.num_loops and not low <= request.num_loops <= high:
-      raise UserError(
-        f"num_loops={request.num_loops} is not in [{low}, {high}]"
-      )
+    loops, low, high = request.num_loops, self._min_loops, self.num_loops
+    if loops and not low <= loops <= high:
+      raise UserError(f"num_loops={loops} is not in [{low}, {high}]")
     if request.exit_threshold < 1 and self.exit_rule == "fixed":
       raise UserError(
         f"exit_threshold={request.exit_threshold} has no effect on a fixed"
@@ -240,7 +238,7 @@ class Engine:
       self._params,
       self._state,
       chunks,
-      num_top=_num_top(sequences.values()),
+      num_top=num_top(sequences.values()),
       span=None if is_later else self._span(length),
     )
     for row, (slot, sequence) in enumerate(sequences.items()):
@@ -263,7 +261,7 @@ class Engine:
       self._params,
       self._state,
       active,
-      num_top=_num_top(sequences),
+      num_top=num_top(sequences),
       span=self._span(longest + self._tokens_per_dispatch),
       with_exits=any(x.request.exit_threshold < 1 for x in sequences),
     )
@@ -297,14 +295,3 @@ class Engine:
     """Number of cache entries to read for so many tokens; None for all."""
     most = self.max_tokens
     return None if most is None else sizes.span(num_tokens, most)
-
-
-def _num_top(sequences: Iterable[RunningSequence]) -> int:
-  """Number of most likely tokens to report: two programs, not 21."""
-  any_top = any(x.request.top_log_probabilities for x in sequences)
-  return slots_lib.MAX_TOP if any_top else 0
-
-
-def _placed(tree: Any, devices: set[jax.Device]) -> Any:
-  """Sharded like the programs' results, so that nothing is compiled twice."""
-  return jax.device_put(tree, *devices) if len(devices) == 1 else tree

@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 
+from loopjax.generate import slots as slots_lib
 from loopjax.generate.requests import GenerationRequest
 
 
@@ -81,3 +83,9 @@ class Scheduler:
     self.prefilling.pop(slot, None)
     self.generating.pop(slot, None)
     self._free.append(slot)
+
+
+def num_top(sequences: Iterable[RunningSequence]) -> int:
+  """Number of most likely tokens to report: two programs, not 21."""
+  any_top = any(x.request.top_log_probabilities for x in sequences)
+  return slots_lib.MAX_TOP if any_top else 0

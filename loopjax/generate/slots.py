@@ -111,3 +111,8 @@ def empty_state(
     exit_threshold=jnp.ones(num_slots),
   )
   return State(model.empty_cache(params, num_slots, model.max_tokens), slots)
+
+
+def placed(tree: Any, devices: set[jax.Device]) -> Any:
+  """Sharded like the programs' results, so that nothing is compiled twice."""
+  return jax.device_put(tree, *devices) if len(devices) == 1 else tree

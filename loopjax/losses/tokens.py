@@ -1,10 +1,20 @@
 """Losses in nats, in float32."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from loopjax.kernels.token_loss import token_loss, token_scores
-from loopjax.types import Array, Batch, Output, Precision, TokenScores
+from loopjax.types import (
+  PRECISIONS,
+  Array,
+  Batch,
+  Metrics,
+  Output,
+  Precision,
+  TokenScores,
+)
 
 
 def token_cross_entropy(logits: Array, targets: Array) -> Array:
@@ -184,3 +194,21 @@ def scores(output: Output, targets: Array) -> TokenScores:
   targets = targets[:, targets.shape[1] - output.logits.shape[1] :]
   predicted = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
   return TokenScores(token_cross_entropy(output.logits, targets), predicted)
+
+
+def of_output(
+  model: Any, output: Output, batch: Batch
+) -> tuple[Array, Metrics]:
+  """Cross-entropy of an output's predictions, weighted by token.
+
+  Returns:
+    (f32 scalar, metrics: scalars and per-loop vectors by name).
+  """
+  total, _ = next_token(
+    output.hidden,
+    model.readout_table(),
+    batch,
+    num_padding_tokens=model.spec.num_padding_tokens,
+    precision=PRECISIONS[model.config.precision],
+  )
+  return total, {"loss": total, **output.loops}

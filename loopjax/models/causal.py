@@ -34,8 +34,7 @@ from loopjax.types import (
   TaskSpec,
 )
 
-# The residual stream, and the cache, if any.
-Carry = tuple[Array, Cache | None]
+Carry = tuple[Array, Cache | None]  # The residual stream, and the cache.
 # The statistics of a loop, and its requested traces.
 Record = tuple[dict[str, Array], dict[str, Array]]
 
@@ -64,7 +63,10 @@ class Config(stack.StackConfig):
 def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
   """The embedding table W, [V, D]."""
   return linear.embedding(
-    spec.vocab_size, config.width, init=_normal(config), **_shared(config, rngs)
+    spec.vocab_size,
+    config.width,
+    init=nnx.initializers.normal(config.init_std),
+    **_shared(config, rngs),
   )
 
 
@@ -88,19 +90,26 @@ def final_norm(config: Any, rngs: nnx.Rngs) -> nnx.RMSNorm:
 def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:
   """The read-out matrix of a model whose embedding is not tied, [D, V]."""
   return linear.linear(
-    config.width, spec.vocab_size, init=_normal(config), **_shared(config, rngs)
+    config.width,
+    spec.vocab_size,
+    init=nnx.initializers.normal(config.init_std),
+    **_shared(config, rngs),
   )
 
 
 def exit_gate(config: Any, rngs: nnx.Rngs) -> nnx.Linear:
   """The exit gate of Ouro (arXiv 2510.25741), [D, 1], with a bias."""
   return linear.readout(
-    config.width, 1, init=_normal(config), **_shared(config, rngs)
+    config.width,
+    1,
+    init=nnx.initializers.normal(config.init_std),
+    **_shared(config, rngs),
   )
 
 
-def _normal(config: Any) -> linear.Initializer:
-  return nnx.initializers.normal(config.init_std)
+def _drawn(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
+  normal = nnx.initializers.normal(config.init_std)
+  return {"init": normal, **_shared(config, rngs)}
 
 
 def _shared(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
@@ -221,11 +230,6 @@ def readout_table(model: Any) -> Array:
   return model.token_embedding.embedding[...]
 
 
-def mean_norm(x: Array) -> Array:
-  """The mean Euclidean norm of vectors [..., D], f32 scalar."""
-  return jnp.mean(jnp.linalg.norm(x, axis=-1))
-
-
 def record(
   model: Any,
   names: tuple[str, ...],
@@ -291,11 +295,4 @@ def loss(
   documents = batch.get("documents")
   keys = by_example(key, batch)
   output = model(batch["inputs"], documents=documents, keys=keys)
-  cross_entropy, _ = token_losses.next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
-  return cross_entropy, {"loss": cross_entropy, **output.loops}
+  return token_losses.of_output(model, output, batch)

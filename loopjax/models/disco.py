@@ -19,7 +19,7 @@ from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block
+from loopjax.nn import block, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.types import (
@@ -147,7 +147,7 @@ class Model(nnx.Module):
 
     def record(hidden: Array, mixed: Array, gate: Array) -> causal.Record:
       stats = {
-        "hidden_norm": causal.mean_norm(hidden),
+        "hidden_norm": norm.mean_norm(hidden),
         "gate_mean": jnp.mean(gate),
       }
       shown = {"hidden": hidden, "mixed": mixed, "gate": gate}

@@ -26,7 +26,7 @@ from loopjax.models.exiting import read as read
 from loopjax.models.exiting import untrained as untrained
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block
+from loopjax.nn import block, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
@@ -155,7 +155,7 @@ class Model(nnx.Module):
       carry: causal.Carry, k: Array
     ) -> tuple[causal.Carry, causal.Record]:
       hidden, cache = self.transform(call, carry, k)  # H^{k+1} = f(H^k)
-      stats = {"hidden_norm": causal.mean_norm(hidden)}
+      stats = {"hidden_norm": norm.mean_norm(hidden)}
       record = causal.record(self, trace, stats, hidden=hidden)
       if edit is not None:  # H^K is read out without an edit.
         hidden = jnp.where(k < call.num_loops - 1, edit(hidden, k), hidden)

@@ -18,7 +18,7 @@ from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block
+from loopjax.nn import block, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.dropout import dropout
@@ -146,7 +146,7 @@ class Model(nnx.Module):
     initial = dropout(initial, config.dropout, fold_in(keys, 0))
 
     def record(hidden: Array, embedding: Array) -> causal.Record:
-      stats = {"embedding_norm": causal.mean_norm(embedding)}
+      stats = {"embedding_norm": norm.mean_norm(embedding)}
       shown = {"hidden": hidden, "mixed": embedding}
       return causal.record(self, trace, stats, **shown)
 

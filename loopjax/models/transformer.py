@@ -19,7 +19,7 @@ from loopjax.models import causal
 from loopjax.models.causal import loss as loss
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
-from loopjax.nn import block
+from loopjax.nn import block, norm
 from loopjax.nn.attention.cache import Cache
 from loopjax.types import (
   Array,
@@ -122,7 +122,7 @@ class Model(nnx.Module):
       copy, copy_norm, index = of_copy
       hidden, cache = causal.run_stack(self, copy, call, carry, index)
       hidden = hidden if copy_norm is None else copy_norm(hidden)
-      stats = {"hidden_norm": causal.mean_norm(hidden)}
+      stats = {"hidden_norm": norm.mean_norm(hidden)}
       return (hidden, cache), causal.record(self, trace, stats, hidden=hidden)
 
     copies = jax.tree.map(  # [K L, ...] -> [copies, L, ...]

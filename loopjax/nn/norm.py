@@ -123,3 +123,8 @@ NORMS: dict[str, MakeNorm] = {
   "rmsnorm": rms_norm,
   "layernorm": layer_norm,
 }
+
+
+def mean_norm(x: Array) -> Array:
+  """The mean Euclidean norm of vectors [..., D], f32 scalar."""
+  return jnp.mean(jnp.linalg.norm(x, axis=-1))

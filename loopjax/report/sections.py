@@ -3,16 +3,14 @@
 import collections
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from loopjax.commands import document
 from loopjax.commands.document import Cell
 from loopjax.report import paper as paper_lib
 from loopjax.report import papers, plots, tables
 from loopjax.report import runs as runs_lib
-
-_MAX_VALUES = 6  # Values shown of one fact about the scale.
+from loopjax.report.words import distinct, duration, number, pairs, score
 
 
 def sweep_blocks(
@@ -65,7 +63,7 @@ def run_blocks(run: runs_lib.Run) -> list[document.Block]:
   by_group: list[list[Cell]] = []
   for name, value in scores.items():
     if not name.endswith("/standard_error"):
-      text = _score(value, scores.get(f"{name}/standard_error"))
+      text = score(value, scores.get(f"{name}/standard_error"))
       rows = by_group if "=" in name else whole
       rows.append([Cell(name), Cell(text)])
   if whole:
@@ -112,7 +110,7 @@ def scale_blocks(
   facts += [
     (label, _values(value, there), "")
     for label, value in (
-      ("versions", lambda _, s: _pairs(s["versions"])),
+      ("versions", lambda _, s: pairs(s["versions"])),
       ("revision", lambda _, s: s["revision"] or "not in a checkout"),
     )
   ]
@@ -134,20 +132,6 @@ def commands_block(runs: Sequence[runs_lib.Run]) -> document.Fold:
     lines += [command] if command else []
   title = f"Runs and their commands ({len(runs)})"
   return document.Fold(title, [document.Code("\n".join(lines))])
-
-
-def number(value: float, digits: int) -> str:
-  """A number as text, with commas between thousands."""
-  return f"{value:,.{digits}f}"
-
-
-def duration(seconds: float) -> str:
-  """A duration in a convenient unit."""
-  if seconds < 120:
-    return f"{seconds:.0f}\u00a0s"
-  if seconds < 7200:
-    return f"{seconds / 60:.0f}\u00a0min"
-  return f"{seconds / 3600:.1f}\u00a0h"
 
 
 _DEFAULT_COLUMNS = (
@@ -266,9 +250,9 @@ def _facts(group: tables.Group) -> list[Cell]:
   mean_wall = duration(statistics.fmean(walls)) if walls else "–"
   return [
     Cell(f"{len(done)}\u00a0of\u00a0{len(group.runs)}", missing, "ours"),
-    Cell(_distinct(counts), kind="ours"),
-    Cell(_distinct(s.get("steps") for s in done), kind="ours"),
-    Cell(_distinct(s.get("parameters") for s in done), kind="ours"),
+    Cell(distinct(counts), kind="ours"),
+    Cell(distinct(s.get("steps") for s in done), kind="ours"),
+    Cell(distinct(s.get("parameters") for s in done), kind="ours"),
     Cell(mean_wall, kind="ours"),
   ]
 
@@ -287,23 +271,4 @@ def _values(value, runs: Iterable[runs_lib.Run]) -> str:
       found.append(value(run.config, run.summary))
     except KeyError:  # Another task, or a run that is not complete.
       continue
-  return _distinct(found)
-
-
-def _distinct(values: Iterable[Any]) -> str:
-  known = dict.fromkeys(v for v in values if v is not None)
-  texts = [
-    _score(v, None) if isinstance(v, (int, float)) else str(v) for v in known
-  ]
-  more = [f"and {len(texts) - _MAX_VALUES} more"]
-  shown = texts[:_MAX_VALUES] + (more if len(texts) > _MAX_VALUES else [])
-  return ", ".join(shown) or "–"
-
-
-def _pairs(mapping: Mapping[str, Any]) -> str:
-  return " ".join(f"{key} {value}" for key, value in mapping.items())
-
-
-def _score(value: float, standard_error: float | None) -> str:
-  text = f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
-  return f"{text} ± {standard_error:.2g}" if standard_error else text
+  return distinct(found)

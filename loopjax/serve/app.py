@@ -8,9 +8,8 @@ and streamed responses alike.
 import asyncio
 import contextlib
 import hmac
-import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import prometheus_client
@@ -19,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from loopjax.errors import UserError
@@ -29,9 +28,11 @@ from loopjax.serve.errors import (
   ClientError,
   EngineFailedError,
   QueueFullError,
+  engine_failed,
 )
 from loopjax.serve.metrics import ServerMetrics
-from loopjax.serve.protocol import CompletionRequest, ServedModel
+from loopjax.serve.protocol import ServedModel
+from loopjax.serve.streams import Stream, events, unless_disconnected, whole
 from loopjax.serve.worker import Job, Worker
 
 MAX_BODY = 1 << 20  # Bytes of a request body.
@@ -71,22 +72,6 @@ class _Middleware:
       )
     await app(scope, receive, counted)
     return None
-
-
-class _Stream(StreamingResponse):
-  """A streamed response that always closes its generator."""
-
-  def __init__(self, events: AsyncGenerator[str, None]):
-    super().__init__(
-      events,
-      media_type="text/event-stream",
-      headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )
-    self._events = events
-
-  async def stream_response(self, send: Any) -> None:
-    async with contextlib.aclosing(self._events):
-      await super().stream_response(send)
 
 
 class Service:
@@ -159,8 +144,8 @@ class Service:
     answer = Answer(completion, self._model, chat=chat)
     chunks = self._chunks(job, answer, started)
     if not completion.stream:
-      return await _unless_disconnected(request, _whole(chunks, answer))
-    return _Stream(_events(chunks, answer, completion))
+      return await unless_disconnected(request, whole(chunks, answer))
+    return Stream(events(chunks, answer, completion))
 
   async def _chunks(
     self, job: Job, answer: Answer, started: float
@@ -225,7 +210,9 @@ def make_app(
     ],
     exception_handlers={
       ClientError: lambda request, error: _error_response(error),
-      EngineFailedError: lambda request, error: _error_response(_failed()),
+      EngineFailedError: lambda request, error: _error_response(
+        engine_failed()
+      ),
       ClientDisconnect: lambda request, error: Response(status_code=400),
       HTTPException: lambda request, error: _error_response(
         ClientError(
@@ -266,66 +253,6 @@ async def _body(request: Request) -> bytes:
       f"the body did not arrive within {_BODY_SECONDS} s", status=408
     ) from None
   return b"".join(parts)
-
-
-async def _whole(
-  chunks: AsyncGenerator[dict[str, Any], None], answer: Answer
-) -> Response:
-  """The response that is not streamed; waits for all tokens."""
-  async with contextlib.aclosing(chunks):
-    async for _ in chunks:
-      pass
-  return JSONResponse(answer.body())
-
-
-async def _unless_disconnected(
-  request: Request, response: Coroutine[Any, Any, Response]
-) -> Response:
-  """Awaits the response; cancels it if the client disconnects."""
-
-  async def disconnected() -> Response:
-    while (await request.receive())["type"] != "http.disconnect":
-      pass
-    return Response(status_code=400)  # Nobody receives it.
-
-  tasks = [
-    asyncio.ensure_future(response), asyncio.ensure_future(disconnected()),
-  ]  # fmt: skip
-  try:
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return done.pop().result()
-  finally:
-    for task in tasks:
-      task.cancel()
-    await asyncio.wait(tasks)
-
-
-async def _events(
-  chunks: AsyncGenerator[dict[str, Any], None],
-  answer: Answer,
-  completion: CompletionRequest,
-) -> AsyncGenerator[str, None]:
-  """The server-sent events of a streamed response, one per chunk."""
-  try:
-    async with contextlib.aclosing(chunks):
-      for chunk in answer.first_chunks():
-        yield _event(chunk)
-      async for chunk in chunks:
-        yield _event(chunk)
-    if completion.include_usage:
-      yield _event(answer.last_chunk())
-    yield "data: [DONE]\n\n"
-  except EngineFailedError:
-    yield _event(_failed().content)
-
-
-def _event(content: Any) -> str:
-  """A server-sent event with JSON content."""
-  return f"data: {json.dumps(content)}\n\n"
-
-
-def _failed() -> ClientError:
-  return ClientError("the engine has failed; see the server's log", status=503)
 
 
 def _error_response(error: ClientError) -> JSONResponse:

@@ -46,3 +46,8 @@ class QueueFullError(Exception):
 
 class EngineFailedError(Exception):
   """The engine has failed and accepts no more requests."""
+
+
+def engine_failed() -> ClientError:
+  """The error of every request after the engine has failed."""
+  return ClientError("the engine has failed; see the server's log", status=503)

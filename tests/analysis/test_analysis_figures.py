@@ -62,6 +62,7 @@ def _check(workdir, result, names):
     assert np.std(pixels[..., :3]) > 0.02, path
 
 
+@pytest.mark.long
 def test_all_pictures_of_a_model_that_halts(tmp_path):
   _write_metrics(tmp_path)
   result = _draw(tmp_path)

@@ -33,6 +33,7 @@ def model_of(name, bias=0.0, **changes):
   return nnx.merge(graphdef, params)
 
 
+@pytest.mark.long
 @crossing("name", ["looped", "melt"])
 def test_numbers_are_those_of_dense_jacobians(name):
   model = model_of(name)
@@ -91,6 +92,7 @@ def test_saturated_gates_pass_everything_or_nothing():
     assert found["gate"][part] == [1.0, 1.0]
 
 
+@pytest.mark.long
 @crossing("gate", ["scalar", "ema"])
 def test_a_gate_that_all_features_share_scales_them_all(gate):
   found = jacobians.measure(

@@ -26,6 +26,7 @@ def evaluate_model(directory, **overrides):
   )
 
 
+@pytest.mark.long
 def test_exits_are_measured_token_by_token(tmp_path, monkeypatch):
   monkeypatch.setattr(skipping, "THRESHOLDS", (0.3, 0.5, 1.0))
   evaluated = evaluate_model(tmp_path)

@@ -29,6 +29,7 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   assert "stages.png: left out, metrics.jsonl" in printed
 
 
+@pytest.mark.long
 def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   """Bridge 2 comes after the last loop; position 6 is in long ones alone."""
   workdir = tmp_path / "run"

@@ -90,6 +90,7 @@ def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
   assert not workdir.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("variables", "message"),
   [

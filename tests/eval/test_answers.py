@@ -218,6 +218,7 @@ def test_more_samples_leave_the_first_as_they_were(run, answered, tmp_path):
   assert result["metrics"]["pass@1"] == pytest.approx(np.mean(of_two))
 
 
+@pytest.mark.long
 def test_answers_of_other_settings_are_not_mixed(run, answered, capsys):
   folder, questions = answered
   before = (folder / "q.answers.jsonl").read_text()

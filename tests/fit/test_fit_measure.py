@@ -17,6 +17,7 @@ from loopjax.fit import measure, quiet, topology
 SMALL = {"model__norm": "rmsnorm", "model__halting": "fixed"}
 
 
+@pytest.mark.long
 def test_sizes_of_the_arguments_on_a_chip():
   machine = topology.machine(topology.parse("cpu:8"), 1.0)
   config = smoke(

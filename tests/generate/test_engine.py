@@ -60,6 +60,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.long
 @crossing(("name", "options"), [
   ("looped", {}), ("melt", {}),
   ("looped", {"cache_kind": "mean", "prompt_tokens": 10, "max_tokens": 32}),
@@ -118,6 +119,7 @@ def test_in_bfloat16_tokens_are_read_out_as_they_are_scored():
   np.testing.assert_allclose(found.log_probability, expected, atol=1e-4)
 
 
+@pytest.mark.long
 def test_parts_of_a_prompt_are_whole_chunks():
   """Chunks end where those of a whole row do, not at a part of 16 tokens."""
   changes = {"chunk_size": 6}

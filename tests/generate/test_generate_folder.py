@@ -37,6 +37,7 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
     assert token.log_probability == pytest.approx(row.max(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
   pytest.importorskip("jinja2")
   folder = examples.make_folder(tmp_path / "ouro")
@@ -65,6 +66,7 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
     said += f" {answer.strip()} w1 w7 w2"
 
 
+@pytest.mark.long
 def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
   pytest.importorskip("jinja2")
   folder = examples.make_folder(tmp_path / "ouro")

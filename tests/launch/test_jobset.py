@@ -115,6 +115,7 @@ def test_one_host_needs_no_others():
     assert (container["args"], container["env"]) == (RUN, [])
 
 
+@pytest.mark.long
 def test_a_sweep_is_an_indexed_job(world):
   done = world.start(
     LAUNCH / "jobset.py",

@@ -163,6 +163,7 @@ def test_how_far_a_gradient_goes_back():
       assert reached[-1]
 
 
+@pytest.mark.long
 def test_one_buffer_is_kept():
   """Of 16 chunks; autodiff of the scan keeps the buffer of each."""
   num_chunks, size = 16, 8

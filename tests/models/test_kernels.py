@@ -145,6 +145,7 @@ def test_reading_with_a_cache_is_the_same(interpreted):
   )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_every_device_runs_kernels_on_its_own_examples(case):
   """The compiler cannot split them."""

@@ -319,6 +319,7 @@ def test_phase_1_begins_as_its_teacher():
   np.testing.assert_allclose(shares, [0.25, 1.0, 1.0])
 
 
+@pytest.mark.long
 def test_alignment_is_the_distance_of_attention_outputs():
   config = config_of(distill="last", align_weight=0.5)
   params = student(config)

@@ -103,6 +103,7 @@ def plain(params):
   return losses, hidden @ gate["kernel"][:, 0] + gate["bias"][0], logits
 
 
+@pytest.mark.long
 def test_the_first_stage_is_the_expected_loss_and_its_gradient():
   def objective(params):
     losses, gate, _ = plain(params)

@@ -104,7 +104,7 @@ def data(num_steps=1, rows=2):
   }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@crossing("name", NAMES)
 def test_two_segments_are_those_of_the_pseudo_code(name):
   """Losses, gradients and who halts; the second goes on, or takes the next."""
   expected = stored(name)
@@ -186,6 +186,7 @@ def test_published_numbers_of_parameters(name):
   assert count == PUBLISHED[name] + config.width
 
 
+@pytest.mark.long
 def test_a_row_without_segments_left_takes_the_next_example():
   """After N_sup segments, whatever its head says; and no row before."""
   model = model_of("trm_attention")

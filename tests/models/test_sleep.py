@@ -14,7 +14,9 @@ from tests_support import crossing, long_case
 from loopjax.errors import UserError
 from loopjax.loop import windows
 from loopjax.models import looped, sleep
-from loopjax.nn import attention, block, hybrid, rope
+from loopjax.models.sleep import passes
+from loopjax.nn import attention, block, rope
+from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.types import LoopOptions, TaskSpec
 
 VOCABULARY, PADDING = 7, 1
@@ -56,6 +58,7 @@ def run(inputs, answer=4, params=None, call=None, **changes):
   return examples.run(sleep, config, spec, inputs, params, **(call or {}))
 
 
+@pytest.mark.long
 def test_answers_are_all_that_is_predicted():
   assert run(tokens(28)).logits.shape == (2, 4, VOCABULARY)
   assert run(tokens(27), answer=0).logits.shape == (2, 27, VOCABULARY)
@@ -96,6 +99,7 @@ def test_no_prediction_reads_of_a_later_token(eviction):
   assert (moved[:, :8] == 0).all()
 
 
+@pytest.mark.long
 @crossing("eviction", ["hard", "sliding"])
 def test_windows_of_padding_change_no_bit(eviction):
   inputs = tokens(20)
@@ -106,6 +110,7 @@ def test_windows_of_padding_change_no_bit(eviction):
   np.testing.assert_array_equal(plain, later)
 
 
+@pytest.mark.long
 def test_padding_within_a_window_is_not_there():
   """Tokens see each other at the same distance, wherever the window begins."""
   inputs = tokens(9)
@@ -169,6 +174,7 @@ def test_a_sliding_window_sees_its_last_tokens_and_no_more():
   assert np.abs(plain[:, 0] - near[:, 0]).max() > 1e-4
 
 
+@pytest.mark.long
 def test_one_pass_with_all_carried_is_any_window_length():
   """Nothing is evicted that a window of the whole sequence would have seen,
   and memory layers do not know where windows end."""
@@ -254,8 +260,8 @@ def slopes(**changes):
 )
 def test_a_cut_stops_what_it_names(cut, slopes):
   config = config_of(gradient_passes=1, gradient_cut=cut)
-  model = examples.abstract(sleep, config, spec_of(20, 4))
-  assert jax.grad(lambda carry: sum(model._cut(carry)))((1.0, 1.0)) == slopes
+  grad = jax.grad(lambda carry: sum(passes._cut(config, carry)))
+  assert grad((1.0, 1.0)) == slopes
 
 
 @pytest.mark.long
@@ -306,6 +312,7 @@ def test_what_is_read_outside_of_any_scan_is_computed_again():
   assert flops[1] > 1.2 * flops[0]
 
 
+@pytest.mark.long
 def test_passes_may_read_the_window_and_what_it_began_with_again():
   """By hand: a window of 8, then an answer of 4, with two passes."""
   options = {"num_passes": 2, "pass_norm": True, "inject": True}
@@ -432,7 +439,7 @@ def by_hand(config, params, inputs, num_answer):
         "carry_convolutions": True,
       },
     ),
-    (28, {"num_memory_layers": 6, "num_prelude_layers": 1}),
+    long_case(28, {"num_memory_layers": 6, "num_prelude_layers": 1}),
   ],
   ids=["plain", "sliding", "coda", "prelude", "memories"],
 )
@@ -478,6 +485,7 @@ def test_statistics_leave_padding_out():
     np.testing.assert_allclose(values, padded.loops[name], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_gradients_are_finite_after_a_window_of_padding():
   """Fast weights are zero there, where norms have no gradient."""
   inputs = tokens(20).at[:, :9].set(VOCABULARY - 1)
@@ -628,7 +636,7 @@ def test_every_pass_costs_the_same_and_answers_one():
   spec = spec_of(28, 4)
   shape, memory = SMALL.block_shape(), SMALL.memory_shape()
   layers = [
-    block.flops(shape, n) + hybrid.memory_flops(shape, memory, n)
+    block.flops(shape, n) + shape_lib.memory_flops(shape, memory, n)
     for n in (8, 4)
   ]
   flops = sleep.costs(SMALL, spec, 3)["flops_per_example"]
@@ -639,7 +647,7 @@ def test_every_pass_costs_the_same_and_answers_one():
   assert flops == [3 * layers[0] * (1 + n) + answer for n in (1, 2, 3)]
   # Three memory layers after each attention layer.
   more = [
-    block.flops(shape, n) + 3 * hybrid.memory_flops(shape, memory, n)
+    block.flops(shape, n) + 3 * shape_lib.memory_flops(shape, memory, n)
     for n in (8, 4)
   ]
   flops = sleep.costs(config_of(num_memory_layers=6), spec, 3)
@@ -656,7 +664,7 @@ def test_every_pass_costs_the_same_and_answers_one():
     for n, codas in ((1, 1), (2, 2), (3, 2))
   ]
   # Two windows and six tokens; of the context alone, three windows.
-  layer = block.flops(shape, 6) + hybrid.memory_flops(shape, memory, 6)
+  layer = block.flops(shape, 6) + shape_lib.memory_flops(shape, memory, 6)
   head = 2 * 4 * 16 * VOCABULARY
   merged = sleep.costs(SMALL, spec_of(22, 4), 1)["flops_per_example"]
   assert merged == [2 * 2 * layers[0] + 2 * layer + head]
@@ -731,6 +739,7 @@ def test_impossible_settings_are_named(changes, message):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_what_is_left_after_whole_windows_is_read_once():
   """With the answer at its end, as where every token is predicted."""
   inputs = tokens(22)

@@ -13,6 +13,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.nn import attention, block, hybrid, norm, rope
 from loopjax.nn.fast_weights import layer as fast_weights
+from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.nn.shape import Shape
 from loopjax.types import Precision
 
@@ -197,7 +198,7 @@ def test_grouped_heads_are_repeated_ones():
 
 def test_memory_blocks_have_the_same_norms():
   gates = fast_weights.Gates()
-  memory = hybrid.MemoryShape("gated_delta", 2, 4, 4, gates, has_mlp=True)
+  memory = shape_lib.MemoryShape("gated_delta", 2, 4, 4, gates, has_mlp=True)
   layer = drawn(
     functools.partial(hybrid.MemoryBlock, memory=memory), SHAPES["ouro"]
   )

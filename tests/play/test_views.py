@@ -67,6 +67,7 @@ def merged(workdir):
   ), run
 
 
+@pytest.mark.long
 def test_a_text_is_read_out_where_the_gate_leaves(runs, gated):
   forward, run = merged(runs["looped"])
   ids = ids_of(PROMPT)

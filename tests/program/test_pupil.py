@@ -92,6 +92,7 @@ def averaged(workdir, at):
   return program.graphdef, state.ema
 
 
+@pytest.mark.long
 def test_the_loss_gets_the_averaged_model_of_the_newest_checkpoint(teacher):
   config = config_of(teacher)
   _, _, metrics, teacher_params = steps(config, jax.devices()[:1], 1)
@@ -147,6 +148,7 @@ def test_a_mesh_and_parts_of_a_batch_carry_the_same(teacher, microbatches):
   )
 
 
+@pytest.mark.long
 def test_resuming_is_bitwise_though_the_teacher_has_gone_on(teacher, tmp_path):
   """The run keeps to the checkpoint of the teacher that it began with."""
   source, straight, cut = (tmp_path / name for name in ("source", "a", "b"))

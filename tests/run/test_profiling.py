@@ -32,6 +32,7 @@ def test_a_trace_of_some_steps(tmp_path):
   assert not (plain / "profile").exists()
 
 
+@pytest.mark.long
 def test_a_summary_says_what_the_step_costs(tmp_path):
   done = train.run(smoke(), tmp_path, "train")
   assert done["compile_seconds"] > 0

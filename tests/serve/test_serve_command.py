@@ -33,6 +33,7 @@ def language_model(tmp_path_factory):
   return source.load_folder(folder, dtype="float32")
 
 
+@pytest.mark.long
 def test_the_endpoint_says_what_the_engine_writes(language_model):
   """Six texts over two slots, half of them with exits."""
   asked = {"temperature": 1.0, "top_k": 5, "seed": 3, "max_tokens": 9, "n": 3}

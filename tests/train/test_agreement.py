@@ -1,6 +1,7 @@
 """Greedy continuations of a model and of its teacher."""
 
 import jax
+import pytest
 from flax import nnx
 from tests_support import load_config
 
@@ -23,6 +24,7 @@ def params_of(settings, seed):
   return nnx.to_pure_dict(nnx.state(model))
 
 
+@pytest.mark.long
 def test_a_model_agrees_with_a_teacher_that_it_is(monkeypatch):
   """With one loop MELT is the looped model; with other parameters it is not."""
   monkeypatch.setattr(agreement, "_NUM_PROMPTS", 4)

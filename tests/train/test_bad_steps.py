@@ -158,6 +158,7 @@ def spoil_data(monkeypatch, first, last):
   monkeypatch.setattr(train_loop.pipeline, "iterate", spoiling)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_past_bad_batches(monkeypatch, tmp_path):
   spoil_data(monkeypatch, 11, 13)
   summary = train.run(smoke(), tmp_path, "train")

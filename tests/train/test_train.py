@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tests_support import load_config, smoke
+from tests_support import crossing, load_config, smoke
 
 from loopjax import train
 from loopjax.analysis import sudoku
@@ -79,7 +79,7 @@ def test_groups_add_up(finished):
   np.testing.assert_allclose(mean / total, metrics["test/blank_accuracy"])
 
 
-@pytest.mark.parametrize("cut_at", [10, 20])
+@crossing("cut_at", [20, 10])
 def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   """Cut off after a checkpoint, a run ends like one that was not.
 
@@ -152,6 +152,7 @@ def test_a_finished_run_is_not_scored_otherwise(finished):
     train.run(smoke(eval__num_loops=5), finished, "train_and_eval")
 
 
+@pytest.mark.long
 def test_data_that_have_changed_are_refused(tmp_path):
   path, workdir = tmp_path / "puzzles.csv", tmp_path / "run"
   other = tmp_path / "test.csv"
@@ -201,6 +202,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
     assert (copy / name).read_bytes() == content
 
 
+@pytest.mark.long
 def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
   """By the rows of the evaluations in training."""
   copy = tmp_path / "copy"
@@ -302,6 +304,7 @@ def test_a_score_that_is_none_is_named(tmp_path):
     train.run(smoke(eval__every=10, run__keep_best=1), tmp_path / "b", "train")
 
 
+@pytest.mark.long
 def test_a_source_can_be_corrected(tmp_path, finished):
   with pytest.raises(UserError, match="contains no checkpoints"):
     train.run(smoke(run__init_from="nowhere"), tmp_path, "train")

@@ -121,9 +121,7 @@ def _words(name: str) -> str:
 def _by_split(rows: series.Rows, score: str):
   """A panel with a score, one line for every evaluation split that has it."""
   found = {row["split"]: None for row in rows if score in row}  # In order.
-  splits = [
-    split for split in found if split not in ("train", "validation", "test")
-  ]
+  splits = [x for x in found if x not in ("train", "validation", "test")]
   lines = [
     (split, score, split, draw.PALETTE[index % len(draw.PALETTE)])
     for index, split in enumerate(splits)

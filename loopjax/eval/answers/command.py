@@ -15,10 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from loopjax import checks
-from loopjax.commands import text_table
 from loopjax.errors import UserError
-from loopjax.eval import bits_per_byte
-from loopjax.eval.answers import file, pass_at_k
+from loopjax.eval.answers import file, scores
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import chat, source, text_flags
@@ -95,7 +93,9 @@ def run(options: Options) -> None:
       right = is_right(row["text"], answer)
       answers.add(key, {"answer": answer, "right": right, **row})
     seconds = time.monotonic() - started
-  metrics = _metrics([answers.by_key[one.key] for one in samples], options, ks)
+  metrics = scores.metrics_of(
+    [answers.by_key[one.key] for one in samples], options.text.samples, ks
+  )
   result = {
     "task": options.questions.name,
     "workdir": str(options.model.folder),
@@ -110,7 +110,7 @@ def run(options: Options) -> None:
       f"{len(missing)} answers generated in {seconds:.0f} s, compilation"
       f" included; cache: {engine.cache_bytes:,} bytes for {engine.num_slots}"
     )
-  print(f"{path}\n\n{_table(options, metrics, ks)}")
+  print(f"{path}\n\n{scores.table(metrics, options.text.samples, ks)}")
 
 
 def _generate(
@@ -208,57 +208,6 @@ def _prompts(
     return tuple(ids.tolist())
 
   return prompt
-
-
-def _metrics(
-  rows: Sequence[dict[str, Any]], options: Options, ks: Sequence[int]
-) -> dict[str, float]:
-  """Means over questions, their standard errors, and the number of questions.
-
-  "NAME/standard_error" is over questions, "NAME/standard_error_of_samples" over
-  other samples of the same questions. "ended" is the share of answers that were
-  not cut at their maximum length; "loops" is a mean over tokens.
-  """
-
-  def column(name: str) -> np.ndarray:
-    values = np.array([row[name] for row in rows])
-    return values.reshape(-1, options.text.samples)
-
-  right, num_tokens = column("right"), column("num_tokens")
-  ended, num_loops = column("finish") == "stop", column("num_loops")
-  ones, lengths = np.ones(len(right)), num_tokens.sum(axis=1)
-  values = bits_per_byte.Values
-  metrics = bits_per_byte.summarise(
-    {f"pass@{k}": values(pass_at_k.of_questions(right, k), ones) for k in ks}
-    | {
-      "tokens": values(num_tokens.mean(axis=1), ones),
-      "ended": values(ended.mean(axis=1), ones),
-      "loops": values(num_loops.sum(axis=1) / lengths, lengths),
-    }
-  )
-  for k in ks:
-    error = pass_at_k.error_of_samples(right, k)
-    if error is not None:
-      metrics[f"pass@{k}/standard_error_of_samples"] = error
-  return metrics
-
-
-def _table(
-  options: Options, metrics: dict[str, float], ks: Sequence[int]
-) -> str:
-  lines = [("", "mean", "± questions", "± samples")]
-  for name in (*(f"pass@{k}" for k in ks), "tokens", "ended", "loops"):
-    of_samples = metrics.get(f"{name}/standard_error_of_samples")
-    lines.append(
-      (
-        name,
-        f"{metrics[name]:.4g}",
-        f"{metrics[f'{name}/standard_error']:.2g}",
-        "" if of_samples is None else f"{of_samples:.2g}",
-      )
-    )
-  header = f"{metrics['n']} questions, {options.text.samples} answers each"
-  return f"{header}\n{text_table.aligned(lines, num_left=1)}"
 
 
 def _facts(

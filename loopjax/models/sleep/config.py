@@ -6,6 +6,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.nn import block, hybrid, stack
 from loopjax.nn.fast_weights import layer as fast_weights
+from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.types import TaskSpec
 
 
@@ -185,9 +186,14 @@ class Config(stack.StackConfig):
         f" model.num_coda_layers={self.num_coda_layers}"
       )
 
-  def memory_shape(self) -> hybrid.MemoryShape:
+  @property
+  def num_past(self) -> int:
+    """P, number of tokens whose keys and values are kept after a window."""
+    return self.window - 1 if self.eviction == "sliding" else 0
+
+  def memory_shape(self) -> shape_lib.MemoryShape:
     """Structure of the memory blocks; raises UserError for invalid gates."""
-    return hybrid.MemoryShape(
+    return shape_lib.MemoryShape(
       self.memory,
       self.num_memory_heads,
       self.key_width,
@@ -241,7 +247,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
   def of_layer(num_tokens: int) -> float:
     """FLOPs of an attention layer and its share of the memory layers."""
-    memory = hybrid.memory_flops(shape, config.memory_shape(), num_tokens)
+    memory = shape_lib.memory_flops(shape, config.memory_shape(), num_tokens)
     return block.flops(shape, num_tokens, past) + memory * per_layer
 
   slept = num_windows * of_layer(length)

@@ -17,11 +17,12 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
-from loopjax.loop import driver, windows
+from loopjax.loop import windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
+from loopjax.models.sleep import passes
 from loopjax.models.sleep.config import Config, last_chunk
-from loopjax.models.sleep.state import Tokens, WindowState, padded
+from loopjax.models.sleep.state import Tokens, WindowState, split
 from loopjax.nn import attention, hybrid, norm, remat, rope
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
@@ -107,12 +108,12 @@ class Model(nnx.Module):
     if num_passes < 1:
       raise UserError(f"num_loops={num_passes} must be at least 1")
     kind = kind or self.options.kind
-    slept, last = self._split(inputs)
+    slept, last = split(self.embed(inputs), self.config, self.spec)
     state, records = remat.scan(
       lambda state, window: self.sleep(state, window, num_passes, kind, trace),
       self.empty_state(
         len(inputs),
-        num_past=self.num_past,
+        num_past=self.config.num_past,
         carry_convolutions=self.config.carry_convolutions,
       ),
       slept,
@@ -161,25 +162,30 @@ class Model(nnx.Module):
     window = self._window(tokens, state.past_mask)
     inputs, first, _ = read(prelude, tokens.hidden, window, old[0])
 
-    def one_pass(carry: Carry, n: Array) -> tuple[Carry, dict[str, Array]]:
+    def one_pass(carry: passes.Carry, n: Array) -> tuple:
       """h, S <- Blocks(h, S)."""
       hidden, memory = carry
       before = memory if self.config.carry_state else old[1]
       memory = hybrid.next_pass(before, old[1])
       hidden = self.next_input(hidden, inputs, n)
       hidden, memory, stats = read(core, hidden, window, memory)
-      record = self._record(hidden, memory, stats, tokens.mask)
+      record = passes.record(self.config, hidden, memory, stats, tokens.mask)
       return (hidden, memory), record | {name: hidden for name in trace}
 
-    first_pass, (asleep, memory), records = self._run_passes(
-      one_pass, (inputs, old[1]), num_passes, kind
+    first_pass, (asleep, memory), records = passes.run(
+      self.config,
+      one_pass,
+      (inputs, old[1]),
+      num_passes,
+      kind,
+      want_first=not self.spec.num_answer_tokens,
     )
     hidden, last, _ = read(coda, asleep, window, old[2])
     if first_pass is not None:  # Predictions are made from the first pass.
       if num_passes > 1:
         hidden, _, _ = read(coda, first_pass[0], window, old[2])
       records["awake"] = hidden
-    past_mask = windows.last(window.mask, self.num_past)
+    past_mask = windows.last(window.mask, self.config.num_past)
     return WindowState((first, memory, last), past_mask), records
 
   def next_input(self, hidden: Array, inputs: Array, n: Array) -> Array:
@@ -187,69 +193,6 @@ class Model(nnx.Module):
     next_input = self.final_norm(hidden) if self.config.pass_norm else hidden
     next_input = next_input + inputs if self.config.inject else next_input
     return jnp.where(n > 0, next_input, hidden)
-
-  def _run_passes(
-    self, one_pass: Any, carry: "Carry", num_passes: int, kind: str
-  ) -> tuple["Carry | None", "Carry", dict[str, Array]]:
-    """Runs the passes, with the gradient that the config describes.
-
-    Returns:
-      (the carry after the first pass, None if it does not predict tokens; the
-      carry after the last pass; records [N, ...]).
-    """
-    predicts = not self.spec.num_answer_tokens
-    if terms := self.config.implicit_terms:
-      first, last, records = driver.run_implicit(
-        one_pass, carry, num_passes, num_terms=terms, kind=kind
-      )
-      return first if predicts else None, last, records
-    return driver.run_truncated(
-      one_pass,
-      carry,
-      num_passes,
-      num_with_gradient=self.config.gradient_passes,
-      cut_fn=self._cut,
-      want_first=predicts,
-      kind=kind,
-    )
-
-  def _cut(self, carry: "Carry") -> "Carry":
-    """The carry, with gradients stopped as `gradient_cut` says."""
-    (hidden, memory), cut = carry, self.config.gradient_cut
-    if cut in ("hidden", "both"):
-      hidden = jax.lax.stop_gradient(hidden)
-    if cut in ("fast_weights", "both"):
-      memory = jax.lax.stop_gradient(memory)
-    return hidden, memory
-
-  def _record(
-    self,
-    hidden: Array,
-    memory: hybrid.Memory,
-    stats: dict[str, Array],
-    mask: Array | None,
-  ) -> dict[str, Array]:
-    """Statistics of a pass, summed over the window's tokens."""
-    fast = memory.state.fast
-    # Fast weights may be zero, where the norm has no gradient.
-    hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
-    weights = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
-    tokens = jnp.sum(weights, axis=1)
-    norms = jnp.linalg.norm(fast, axis=(-2, -1))  # [groups, layers, B, H]
-    norms = jnp.mean(norms, axis=(0, 1, 3))
-    record = {
-      "num_tokens": jnp.sum(tokens),
-      "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * weights),
-      "fast_weight_norm": jnp.sum(norms * tokens),
-    }
-    retentions = jnp.concatenate(stats["retention"])  # [layers, B, H]
-    config = self.config
-    per_layer = config.num_memory_layers / config.num_layers
-    first = round(per_layer * config.num_prelude_layers)
-    for layer, retention in enumerate(retentions, start=first):
-      means = jnp.mean(retention, axis=-1)
-      record[f"retention/memory={layer}"] = jnp.sum(means * tokens)
-    return record
 
   def awake(
     self, state: WindowState, tokens: Tokens
@@ -268,7 +211,7 @@ class Model(nnx.Module):
     for part, memory in zip(self.parts(), state.parts, strict=True):
       hidden, memory, _ = self._read(part, hidden, window, memory)
       memories.append(memory)
-    past_mask = windows.last(window.mask, self.num_past)
+    past_mask = windows.last(window.mask, self.config.num_past)
     return hidden, WindowState(tuple(memories), past_mask)
 
   def readout_input(self, hidden: Array) -> Array:
@@ -307,26 +250,6 @@ class Model(nnx.Module):
     )
     return WindowState(parts, jnp.zeros((batch, num_past), bool))
 
-  @property
-  def num_past(self) -> int:
-    """P, number of tokens whose keys and values are kept after a window."""
-    return self.config.window - 1 if self.config.eviction == "sliding" else 0
-
-  def _split(self, inputs: Array) -> tuple[Tokens, Tokens]:
-    """The windows [W, B, L] to sleep over, and the tokens after them [B, S]."""
-    tokens, length = self.embed(inputs), self.config.window
-    num_last = 0  # The remainder.
-    if self.config.answer_chunk == "separate":
-      num_last = self.spec.num_answer_tokens
-      short = (num_last - inputs.shape[1]) % length
-      tokens = padded(tokens, short) if short else tokens
-    parts = [
-      windows.split(x, length, num_last) for x in tokens if x is not None
-    ]
-    slept, last = zip(*parts, strict=True)
-    assert last[0].shape[1] >= self.spec.num_answer_tokens, inputs.shape
-    return Tokens(*slept), Tokens(*last)
-
   def embed(self, inputs: Array) -> Tokens:
     """Embeds token ids [B, S] and masks padding ids."""
     first_padding = self.spec.vocab_size - self.spec.num_padding_tokens
@@ -361,11 +284,8 @@ class Model(nnx.Module):
     hidden, memory, stats = run_groups(
       part, hidden, memory, tables, window.visible, window.packing
     )
-    past = [windows.last(x, self.num_past, axis=3) for x in memory.past]
+    past = [windows.last(x, self.config.num_past, axis=3) for x in memory.past]
     return hidden, memory._replace(past=attention.PastKeyValues(*past)), stats
-
-
-Carry = tuple[Array, hybrid.Memory]
 
 
 def loss(
@@ -377,12 +297,4 @@ def loss(
     (f32 scalar, metrics: scalars and per-pass vectors by name).
   """
   del key, step, teacher  # No dropout, no schedule, no teacher.
-  output = model(batch["inputs"])
-  cross_entropy, _ = token_losses.next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
-  return cross_entropy, {"loss": cross_entropy, **output.loops}
+  return token_losses.of_output(model, model(batch["inputs"]), batch)

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from loopjax.loop import windows
+from loopjax.models.sleep.config import Config
 from loopjax.nn import hybrid
-from loopjax.types import Array
+from loopjax.types import Array, TaskSpec
 
 
 class Tokens(NamedTuple):
@@ -20,7 +22,23 @@ class Tokens(NamedTuple):
   mask: Array | None = None
 
 
-def padded(tokens: Tokens, size: int) -> Tokens:
+def split(
+  tokens: Tokens, config: Config, spec: TaskSpec
+) -> tuple[Tokens, Tokens]:
+  """The windows [W, B, L] to sleep over, and the tokens after them [B, S]."""
+  size, length = tokens.hidden.shape[1], config.window
+  num_last = 0  # The remainder.
+  if config.answer_chunk == "separate":
+    num_last = spec.num_answer_tokens
+    short = (num_last - size) % length
+    tokens = _padded(tokens, short) if short else tokens
+  parts = [windows.split(x, length, num_last) for x in tokens if x is not None]
+  slept, last = zip(*parts, strict=True)
+  assert last[0].shape[1] >= spec.num_answer_tokens, size
+  return Tokens(*slept), Tokens(*last)
+
+
+def _padded(tokens: Tokens, size: int) -> Tokens:
   """Adds `size` padding tokens before tokens [B, S, D]."""
   hidden, mask = tokens
   mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask

@@ -16,8 +16,7 @@ from loopjax.report.paper import (
   metric,
 )
 
-_MEMORY = "model.num_memory_tokens"
-_BIAS = "model.router_bias"
+_MEMORY, _BIAS = "model.num_memory_tokens", "model.router_bias"
 _WEIGHT = "model.ponder_weight"
 _WARMUP = "model.ponder_warmup_steps"
 
@@ -33,19 +32,15 @@ def _token_steps(config, summary):
 _EXACT = Column("exact", "exact match, %", metric("test/exact_match", 100.0))
 _HALT = Column("halt", "mean ponder steps", metric("test/ponder_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "token-steps", _token_steps, 0)
-_TRAIN_EXACT = Column(
-  "train_exact", "exact match on train, %", metric("train/exact_match", 100.0)
-)
-_DEPTHS = (
-  Column(
-    "once",
-    "exact match at the trained depth, %",
-    at_depth("depth/exact_match", 100.0, 1),
-  ),
-  Column("twice", "at 2 times, %", at_depth("depth/exact_match", 100.0, 2)),
-  Column(
-    "most", "at 3.55 times, %", at_depth("depth/exact_match", 100.0, 64 / 18)
-  ),
+_OF_TRAIN = metric("train/exact_match", 100.0)
+_TRAIN_EXACT = Column("train_exact", "exact match on train, %", _OF_TRAIN)
+_DEPTHS = tuple(
+  Column(name, label, at_depth("depth/exact_match", 100.0, times))
+  for name, label, times in (
+    ("once", "exact match at the trained depth, %", 1),
+    ("twice", "at 2 times, %", 2),
+    ("most", "at 3.55 times, %", 64 / 18),
+  )
 )
 
 
@@ -66,12 +61,10 @@ _CURVE = {  # Table 3: exact match, then ponder steps (mean and range).
   64: (_seeds(56.7, 54.9, 4.5, text=_BIMODAL), Number(text="6.4-16.1")),
 }
 _TRAPPED = {  # Table 1.
-  0: _seeds(3.3, 2.7, 4.7),
-  8: _seeds(7.3, 3.3, 4.1),
-  16: _seeds(50.0, 50.6, 3.6),
-  32: _seeds(3.6, 57.2, 4.4),
+  0: _seeds(3.3, 2.7, 4.7), 8: _seeds(7.3, 3.3, 4.1),
+  16: _seeds(50.0, 50.6, 3.6), 32: _seeds(3.6, 57.2, 4.4),
   64: _seeds(40.5, None, None),
-}
+}  # fmt: skip
 _WARM_EXACT = _seeds(58.0, 57.0, 55.9, 57.0, 1.1)  # Table 5.
 
 _SWEEPS = {
@@ -263,22 +256,20 @@ _SWEEPS = {
 }  # fmt: skip
 
 
-def _board(config, summary):
-  del summary
-  return "{0} x {0}".format(
-    config["task"]["box_rows"] * config["task"]["box_cols"]
-  )
+def _board(config, _):
+  size = config["task"]["box_rows"] * config["task"]["box_cols"]
+  return f"{size} x {size}"
+
+
+def _steps(config, _):
+  return "{num_steps:,} x {batch_size}".format(**config["run"])
 
 
 _SCALE = (
   Scale("board", _board, "9 x 9"),
   Scale("width", lambda c, _: c["model"]["width"], "512"),
   Scale("loops", lambda c, _: c["model"]["num_loops"], "18"),
-  Scale(
-    "steps x batch",
-    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-    "59,872 x 256",
-  ),
+  Scale("steps x batch", _steps, "59,872 x 256"),
   Scale("positions", lambda c, _: c["model"]["positions"], "overlap"),
   Scale("heads", lambda c, _: c["model"]["num_heads"], "8"),
   Scale("parameters", lambda _, s: s["parameters"], "3,177,612 at T = 16"),
