@@ -3,13 +3,14 @@
   loopjax train --config=FILE[:preset]
 
 The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-answers, generate, serve, hub, watch and play; they take the flags of their
+answers, generate, serve, hub, watch, play and zoo; they take the flags of their
 modules, which `loopjax SUBCOMMAND --help` shows. `score` is `train
 --mode=eval`: a run on its own task; `eval` scores language models on request
 files, `answers` on questions that they answer in their own words, `generate`
 writes with them, `serve` answers over HTTP; `hub` reads and writes their
 published layout. `watch` shows runs in a terminal, in progress or finished;
-`play` shows in the browser what a model thinks, loop by loop.
+`play` shows in the browser what a model thinks, loop by loop; `zoo` lists
+trained models that come with the package, `zoo:NAME` wherever a run is read.
 `loopjax --list` lists the configs. `python -m loopjax` does the same.
 """
 
@@ -34,6 +35,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "serve": ("loopjax.serve",),
   "watch": ("loopjax.watch",),
   "play": ("loopjax.play",),
+  "zoo": ("loopjax.zoo",),
 }
 
 

@@ -35,7 +35,7 @@ LAYERS = (
   ("generate",),
   ("analysis",),
   ("train",),
-  ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch"),
+  ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch", "zoo"),
   ("__main__",),
 )
 
@@ -127,6 +127,25 @@ def test_what_is_imported_is_what_an_installation_asks_for():
   packages = metadata.packages_distributions()
   for name in foreign:
     assert asked & {package.lower() for package in packages[name]}, name
+
+
+def test_a_wheel_has_every_file():
+  """What is no module is in the package only if setup.cfg names it."""
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  known = {
+    path
+    for package, patterns in setup["options.package_data"].items()
+    for pattern in patterns.split(", ")
+    for path in ROOT.joinpath(*package.split(".")).glob(pattern)
+  }
+  there = {
+    path
+    for path in (ROOT / "loopjax").rglob("*")
+    if path.is_file() and path.suffix not in (".py", ".pyc")
+  }
+  assert known == there
+  assert setup["options.data_files"]["share/loopjax/configs"] == "configs/*.py"
 
 
 def test_one_place_calls_the_optimizer():

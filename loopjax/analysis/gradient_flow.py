@@ -29,6 +29,7 @@ from loopjax.analysis.plots import draw
 from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.models import looped, melt
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 from loopjax.saved import trained
 
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   found = {
     path.as_posix(): of_run(path, options.texts) for path in options.workdirs
   }
-  output = options.out or options.workdirs[0] / "analysis"
+  output = options.out or zoo.output(options.workdirs[0]) / "analysis"
   try:
     output.mkdir(parents=True, exist_ok=True)
     files = write(found, output)

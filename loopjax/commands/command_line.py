@@ -104,6 +104,7 @@ def _without_closed_loops(unraisable) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the flags; any error in them is a UserError."""
+  argv = [_located(word) for word in argv]
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -125,14 +126,33 @@ def _parse(argv: list[str]) -> list[str]:
   except (OSError, ImportError, NameError, SyntaxError) as error:
     given = [word for word in argv if word.startswith("--config=")]
     path = pathlib.Path(given[-1].partition("=")[2].partition(":")[0])
-    if path.suffix != ".py":
-      raise UserError(f"--config: {path} is not a Python file") from error
     if not path.exists():
       there = [other.name for other in path.parent.glob("*.py")]
-      said = f"--config: there is no file {path}{similar(path.name, there)}"
+      near = similar(path.name, there) or _similar_config(path)
+      said = f"--config: there is no file {path}{near}"
       raise UserError(said) from error
+    if path.suffix != ".py":
+      raise UserError(f"--config: {path} is not a Python file") from error
     last_line = str(error).strip().splitlines()[-1].strip()
     raise UserError(f"--config: {last_line}") from error
+
+
+def _located(word: str) -> str:
+  """A word of the command line, with the file that --config=NAME is."""
+  flag, equals, value = word.partition("=")
+  if flag != "--config" or not equals:
+    return word
+  from loopjax.config import presets  # Imports JAX: not for all flags.
+
+  return f"{flag}={presets.located(value)}"
+
+
+def _similar_config(path: pathlib.Path) -> str:
+  """A suggestion of a config of loopjax, or ""."""
+  from loopjax.config import presets
+
+  there = [other.stem for other in presets.folder().glob("*_*.py")]
+  return similar(path.stem, there)
 
 
 def _check_settings(argv: list[str]) -> None:

@@ -1,11 +1,9 @@
 """Lists configs and presets, with the time each takes on this machine."""
 
-import os
 import pathlib
 import re
 import textwrap
 
-import loopjax
 from loopjax import config as config_lib
 from loopjax.config import presets
 from loopjax.run import machine
@@ -17,38 +15,19 @@ python -m loopjax.main --config=FILE[:preset][,section.key=value...]
 
 The default preset is :tiny. Times are rough: counted FLOPs divided by this
 machine's current rate of matrix products."""
-_ELSEWHERE = """\
-The configs are in the folder configs/ of the loopjax repository, not in the
-installed package: run this in a checkout, or write a FILE of your own."""
 
 
 def listing() -> str:
   """The text on how to train, with a paragraph per config."""
-  paragraphs = [_config(path) for path in _files()]
-  return "\n\n".join([_USAGE, *(paragraphs or [_ELSEWHERE])])
-
-
-def _files() -> list[pathlib.Path]:
-  """Configs of the running checkout, or else of the current directory."""
-  checkout = pathlib.Path(loopjax.__file__).parents[1] / "configs"
-  for folder in (checkout, pathlib.Path("configs").absolute()):
-    # Unrelated files in the current directory must not be executed.
-    found = [
-      path
-      for path in sorted(folder.glob("*.py"))
-      if "\nfrom loopjax" in path.read_text()
-      and "\ndef get_config(" in path.read_text()
-    ]
-    if found:
-      return found
-  return []
+  files = sorted(presets.folder().glob("*_*.py"))
+  return "\n\n".join([_USAGE, *map(_config, files)])
 
 
 def _config(path: pathlib.Path) -> str:
   """The description of a config, and a few lines on each of its presets."""
   names = presets.read(path)
   summary, _, rest = names["__doc__"].partition("\n")
-  lines = [_wrapped("", f"{os.path.relpath(path)}: {summary}", 2)]
+  lines = [_wrapped("", f"configs/{path.name}: {summary}", 2)]
   for name, text in _DESCRIBED.findall(rest):
     if name in names["PRESETS"]:
       settings = config_lib.resolve(names["get_config"](name))

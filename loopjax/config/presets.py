@@ -4,6 +4,7 @@
 """
 
 import ast
+import importlib.metadata
 import pathlib
 import runpy
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import ml_collections
 
+import loopjax
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.errors import UserError, similar
@@ -94,6 +96,32 @@ def steps(config: ml_collections.ConfigDict, part: int, of: int) -> int:
   """A part of a run's steps, rounded down to whole calls, but not to none."""
   calls = config.run.num_steps // config.run.steps_per_call
   return max(calls * part // of, 1) * config.run.steps_per_call
+
+
+def folder() -> pathlib.Path:
+  """The folder of the configs: of the checkout, or installed with a wheel."""
+  checkout = pathlib.Path(loopjax.__file__).parents[1] / "configs"
+  if (checkout / "common.py").is_file():
+    return checkout
+  installed = importlib.metadata.files("loopjax") or []
+  places = [file for file in installed if file.match("loopjax/configs/*.py")]
+  assert places, "setup.cfg lists them in options.data_files"
+  return pathlib.Path(str(places[0].locate())).resolve().parent
+
+
+def located(config_name: str) -> str:
+  """--config with its file: `sudoku_utm:nine` is one of `folder`.
+
+  So is `configs/sudoku_utm.py` where there is no such file.
+  """
+  given, colon, argument = config_name.partition(":")
+  path = pathlib.Path(given)
+  short = path == pathlib.Path(path.stem)
+  if not path.exists() and (short or path.parent.name == "configs"):
+    known = folder() / f"{path.stem}.py"
+    if known.is_file():
+      return f"{known}{colon}{argument}"
+  return config_name
 
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:

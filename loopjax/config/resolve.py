@@ -30,6 +30,7 @@ from loopjax.protocols import (
   LeavesUntrained,
 )
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 from loopjax.sections import flatten
 from loopjax.types import LoopOptions
 
@@ -161,13 +162,13 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
   """The settings of a run, from its config.json.
 
   Args:
-    workdir: the run's work directory.
+    workdir: the run's work directory, or zoo:NAME.
     label: the run's name in messages.
 
   Raises:
     UserError: there is no run, or it is from an incompatible version.
   """
-  path = workdir / "config.json"
+  path = zoo.located(workdir) / "config.json"
   if not path.exists():
     raise UserError(workdir_lib.no_run(workdir, label))
   try:

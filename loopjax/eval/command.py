@@ -10,7 +10,7 @@ from loopjax.commands import text_table
 from loopjax.errors import UserError
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
-from loopjax.run import provenance
+from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import language_model
 
@@ -122,9 +122,9 @@ def _of_run(
     exit_threshold=options.exit_threshold,
     checkpoint=options.checkpoint,
   )
-  directory = workdir / DIRECTORY
+  directory = zoo.output(workdir) / DIRECTORY
   with _writing(directory):  # Before hours of work.
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
   scorer = Scorer(model, options.batch_tokens)
   all_scores = bits_per_byte.score(tasks, scorer)
   padding = scorer.num_padding / (scorer.num_tokens + scorer.num_padding)

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import integrity, processes, quiet
+from loopjax.run import integrity, processes, quiet, zoo
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
 STATE, META = "state", "meta"  # The items of each step.
@@ -152,7 +152,7 @@ def chosen_params(
   """The step and the `params` of a requested checkpoint.
 
   Args:
-    workdir: the run's work directory.
+    workdir: the run's work directory, or zoo:NAME.
     step: step of the checkpoint; None for the newest intact one.
     abstract_params, fresh: as in `params`.
     label: the run's name in messages.
@@ -161,6 +161,12 @@ def chosen_params(
     UserError: there is no such checkpoint, or it is damaged or does not fit the
       model.
   """
+  folder = zoo.located(workdir)
+  if folder != workdir:
+    only = json.loads((folder / "summary.json").read_text())["steps"]
+    if step not in (None, only):
+      raise UserError(f"{label}: no checkpoint of step {step}; there is {only}")
+    return only, zoo.read(folder, abstract_params, fresh)
 
   def read(at: int) -> tuple[int, Any]:
     return at, params(workdir, at, abstract_params, fresh)

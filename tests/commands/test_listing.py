@@ -1,10 +1,13 @@
 """What there is to train."""
 
+from importlib import metadata
+
 import pytest
 from tests_support import CONFIGS, ROOT, namespace
 
 import loopjax
 from loopjax.commands import listing
+from loopjax.config import presets
 from loopjax.run import machine
 
 
@@ -35,24 +38,39 @@ def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
   assert "days here. 59,872 steps" in paper
 
 
-def test_paths_are_those_to_give_from_here(monkeypatch, tmp_path):
-  (tmp_path / "configs").symlink_to(ROOT / "configs")
-  monkeypatch.chdir(ROOT / "docs")
-  assert "\n../configs/sudoku_utm.py: " in listing.listing()
-
-
-def test_an_installed_package_has_no_configs(monkeypatch, tmp_path):
+def test_a_wheel_has_the_configs(monkeypatch, tmp_path):
+  """Of a checkout, or where an installation says that it has put them."""
+  assert presets.folder() == ROOT / "configs"
   installed = tmp_path / "site-packages" / "loopjax" / "__init__.py"
   monkeypatch.setattr(loopjax, "__file__", str(installed))
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / "configs").mkdir()
-  other = "import torch\n\nraise ImportError\n\ndef get_config():\n  pass\n"
-  (tmp_path / "configs" / "other.py").write_text(other)
-  said = listing.listing()
-  assert "in the folder configs/ of the loopjax repository" in said
-  assert ".py: " not in said
-  # Unless it runs beside them.
+  folder = tmp_path / "share" / "loopjax" / "configs"
+  folder.mkdir(parents=True)
   for name in ("common", "sudoku_utm"):
     text = (ROOT / "configs" / f"{name}.py").read_text()
-    (tmp_path / "configs" / f"{name}.py").write_text(text)
+    (folder / f"{name}.py").write_text(text)
+  places = [
+    metadata.PackagePath(x)
+    for x in ("loopjax/main.py", "../share/loopjax/configs/sudoku_utm.py")
+  ]
+  for place in places:
+    place.dist = metadata.PathDistribution(tmp_path / "site-packages" / "x")
+  monkeypatch.setattr(metadata, "files", {"loopjax": places}.get)
+  assert presets.folder() == folder
   assert "\nconfigs/sudoku_utm.py: " in listing.listing()
+  monkeypatch.chdir(tmp_path)
+  there = f"{folder}/sudoku_utm.py"
+  assert presets.located("sudoku_utm:nine,x=1") == f"{there}:nine,x=1"
+  assert presets.located("configs/sudoku_utm.py") == there
+
+
+def test_own_files_go_before_those_of_loopjax(monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  known = str(ROOT / "configs" / "sudoku_utm.py")
+  assert presets.located("configs/sudoku_utm.py") == known
+  assert presets.located("sudoku_utm") == known
+  for other in ("mine/sudoku_utm.py", "sudoku_utm.py", "configs/other.py"):
+    assert presets.located(other) == other
+  (tmp_path / "configs").mkdir()
+  (tmp_path / "configs" / "sudoku_utm.py").write_text("")
+  assert presets.located("configs/sudoku_utm.py") == "configs/sudoku_utm.py"
+  assert presets.located("sudoku_utm") == known

@@ -5,6 +5,7 @@ import sys
 
 from loopjax.analysis.multihop import command
 from loopjax.errors import Parser, one_line_errors
+from loopjax.run import zoo
 
 
 @one_line_errors
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
   arguments = parser.parse_args(argv)
   command.analyse(
     arguments.workdir,
-    arguments.out or arguments.workdir / "analysis",
+    arguments.out or zoo.output(arguments.workdir) / "analysis",
     num_examples=arguments.limit,
     loop=arguments.loop,
     position=arguments.position,

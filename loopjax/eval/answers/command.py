@@ -23,7 +23,7 @@ from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.text import TextStream
-from loopjax.run import provenance
+from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved.language_model import LanguageModel
 
@@ -251,7 +251,7 @@ def _path(options: Options) -> pathlib.Path:
   }
   name = options.questions.name.removesuffix(".gz").removesuffix(".jsonl")
   named = (f"{flag}={x}" for flag, x in given.items() if x is not None)
-  folder = options.out or flags.folder / "eval"
+  folder = options.out or zoo.output(flags.folder) / "eval"
   return folder / f"{','.join([name, *named])}.answers.jsonl"
 
 

@@ -1,0 +1,99 @@
+"""Trained models that come with the package: `zoo:NAME` names one as a run.
+
+Each is a folder of `loopjax/zoo` with config.json and summary.json as a work
+directory has them, its parameters in `params.safetensors` instead of
+checkpoints, and a model card, README.md. `loopjax.zoo` writes and scores them.
+"""
+
+import pathlib
+import re
+from typing import Any
+
+import jax
+from safetensors import SafetensorError
+from safetensors.flax import load_file, save_file
+
+from loopjax.errors import UserError, one_line, similar
+from loopjax.run import integrity
+
+PREFIX, PARAMS = "zoo:", "params.safetensors"
+ROOT = pathlib.Path(__file__).parent.parent / "zoo"
+
+
+def names() -> list[str]:
+  """The models there are."""
+  return sorted(path.parent.name for path in ROOT.glob(f"*/{PARAMS}"))
+
+
+def located(workdir: pathlib.Path) -> pathlib.Path:
+  """Where a run is read: zoo:NAME in the package, others where they are.
+
+  Raises:
+    UserError: the package has no such model.
+  """
+  if not str(workdir).startswith(PREFIX):
+    return workdir
+  name = str(workdir).removeprefix(PREFIX)
+  if name not in names():
+    there_are = ", ".join(names())
+    near = similar(name, names())
+    raise UserError(f"{workdir}: no such model; there are {there_are}{near}")
+  return ROOT / name
+
+
+def output(workdir: pathlib.Path) -> pathlib.Path:
+  """Where to write what is computed with a run: for zoo:NAME, runs/NAME."""
+  name = str(workdir)
+  if not name.startswith(PREFIX):
+    return workdir
+  return pathlib.Path("runs", name.removeprefix(PREFIX))
+
+
+def write(folder: pathlib.Path, params: Any, dtype: Any) -> None:
+  """Writes nested parameters as `params.safetensors`, cast to a dtype."""
+  leaves = jax.tree.leaves(params)
+  cast = {
+    name: leaf.astype(dtype)
+    for name, leaf in zip(integrity.names(params), leaves, strict=True)
+  }
+  save_file(cast, folder / PARAMS)
+  (folder / PARAMS).chmod(0o644)  # It is written for its owner alone.
+
+
+def read(
+  folder: pathlib.Path, abstract_params: Any, fresh: str = ""
+) -> dict[str, Any]:
+  """Reads nested parameters, with the dtypes and shardings of the target.
+
+  Args:
+    folder: the folder of the model.
+    abstract_params: nested dict with target dtypes and shardings.
+    fresh: regular expression of parameters that may be missing.
+
+  Raises:
+    UserError: the file is damaged, or its parameters do not fit.
+  """
+  path = folder / PARAMS
+  try:
+    there = load_file(path)
+  except (OSError, SafetensorError) as error:
+    raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+  missing = {
+    name
+    for name in set(integrity.names(abstract_params)) - there.keys()
+    if fresh and re.search(fresh, name)
+  }
+  target = integrity.without(abstract_params, missing)
+  wanted = integrity.describe(target)
+  found = {
+    name: [list(array.shape), wanted.get(name, [None, str(array.dtype)])[1]]
+    for name, array in there.items()
+  }
+  integrity.compare(wanted, found, path)
+  return jax.tree.map(
+    lambda name, leaf: jax.device_put(
+      there[name].astype(leaf.dtype), leaf.sharding
+    ),
+    jax.tree.unflatten(jax.tree.structure(target), list(wanted)),
+    target,
+  )

@@ -1,0 +1,78 @@
+"""Command line: `python -m loopjax.zoo list|score|export`."""
+
+import pathlib
+import sys
+
+from loopjax.commands import text_table
+from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
+
+
+@one_line_errors
+def main(argv: list[str] | None = None) -> int:
+  """Lists, scores or makes entries; returns the exit status."""
+  parser = Parser(
+    prog="python -m loopjax.zoo",
+    description=(
+      "Trained models that come with loopjax. Commands that read a run, such"
+      " as play, generate and serve, take zoo:NAME."
+    ),
+  )
+  commands = parser.add_subparsers(dest="command", required=True)
+  commands.add_parser("list", help="what there is")
+  scores = commands.add_parser("score", help="scores an entry on its test")
+  scores.add_argument("name", metavar="NAME")
+  scores.add_argument(
+    "--limit", type=int, default=512, help="examples; 0 for all [512]"
+  )
+  exports = commands.add_parser("export", help="makes an entry of a run")
+  exports.add_argument("workdir", type=pathlib.Path, metavar="RUN")
+  exports.add_argument("name", metavar="NAME")
+  exports.add_argument("--about", required=True, help="what the model does")
+  exports.add_argument(
+    "--dtype", choices=("float32", "bfloat16"), default="float32"
+  )
+  exports.add_argument(
+    "--root", type=pathlib.Path, default=zoo.ROOT, help="[the package]"
+  )
+  options = vars(parser.parse_args(argv))
+  command = options.pop("command")
+  if command == "list":
+    print(_list())
+    return 0
+  from loopjax.zoo import entries  # Compiles: not needed to list.
+
+  if command == "export":
+    print(entries.export(**options))
+    return 0
+  if options["limit"] < 0:
+    raise UserError(f"--limit={options['limit']} must be at least 0")
+  for key, value in entries.score(options["name"], options["limit"]).items():
+    print(f"{key} {value:.6g}")
+  return 0
+
+
+def _list() -> str:
+  """A line for each entry: name, family, parameters, bytes, what it does."""
+  lines = [("name", "model", "parameters", "kB", "what it does")]
+  for name in zoo.names():
+    folder = zoo.ROOT / name
+    config = workdir_lib.read_json(folder / "config.json")
+    summary = workdir_lib.read_json(folder / "summary.json")
+    about = (folder / "README.md").read_text().split("\n\n")[1]
+    size = (folder / zoo.PARAMS).stat().st_size
+    lines.append(
+      (
+        f"{zoo.PREFIX}{name}",
+        config["model"]["name"],
+        f"{summary['parameters']:,}",
+        f"{size / 1000:.0f}",
+        about.partition(". ")[0],
+      )
+    )
+  return text_table.aligned(lines, num_left=5)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

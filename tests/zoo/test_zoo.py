@@ -1,0 +1,200 @@
+"""Trained models of the package: small, complete, and as good as they were."""
+
+import json
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.flax import load_file, save_file
+from tests_support import smoke
+
+from loopjax import config as config_lib
+from loopjax import train
+from loopjax.errors import UserError
+from loopjax.generate import source
+from loopjax.generate.engine import GenerationRequest, Sampling
+from loopjax.run import restore, zoo
+from loopjax.saved import language_model, trained
+from loopjax.zoo import __main__ as command
+from loopjax.zoo import entries
+
+# A score of the first examples of the test split. Texts are in no package.
+SAMPLES = {
+  "depo": ("test/answer_accuracy", 0.99),
+  "sudoku_6x6": ("test/exact_match", 0.95),
+}
+SUMS = ("sums_looped", "sums_melt")
+
+
+def test_there_is_a_test_of_every_entry():
+  assert set(zoo.names()) == {*SAMPLES, *SUMS}
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_an_entry_is_small_and_says_what_it_is(name):
+  folder = zoo.ROOT / name
+  there = {path.name for path in folder.iterdir()}
+  assert there == {"README.md", "config.json", "summary.json", zoo.PARAMS}
+  assert (folder / zoo.PARAMS).stat().st_size < 1.1 * entries.MAX_BYTES
+  card = (folder / "README.md").read_text()
+  summary = json.loads((folder / "summary.json").read_text())
+  for said in (summary["command"], summary["revision"], summary["digest"]):
+    assert said in card
+  assert len(set(re.findall(r"^\| (test\S+)", card, re.M))) >= 2
+  for text in (card, *map(pathlib.Path.read_text, folder.glob("*.json"))):
+    assert not re.search(r"(?<![\w.:/])/\w+/", text), "a place of one machine"
+  params = load_file(folder / zoo.PARAMS)
+  assert sum(x.size for x in params.values()) == summary["parameters"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_entry_is_as_good_as_it_was(name):
+  score, least = SAMPLES[name]
+  assert entries.score(name, 64)[score] >= least
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SUMS)
+def test_an_entry_adds(name):
+  model = language_model.load(pathlib.Path(f"zoo:{name}"))
+  engine = source.make_engine(model, num_slots=8, max_tokens=64)
+  terms = np.random.default_rng(7).integers(0, 10, (8, 8))
+  requests = [
+    GenerationRequest(
+      source.encode_prompt(model.tokenizer, "+".join(map(str, row)) + "="),
+      40,
+      Sampling(temperature=0),
+      stop_tokens=model.stop_tokens,
+    )
+    for row in terms
+  ]
+  sums = np.cumsum(terms, axis=1)[:, 1:]
+  right = 0
+  for found, row in zip(engine.generate(requests), sums, strict=True):
+    text = model.tokenizer.decode([token.token for token in found[:-1]])
+    right += text == ",".join(map(str, row))
+  assert right >= 7
+
+
+def test_the_list_says_what_they_do(capsys):
+  assert command.main(["list"]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 1 + len(zoo.names())
+  assert any("zoo:sudoku_6x6" in x and "6x6 Sudoku" in x for x in lines)
+
+
+def test_mistakes_in_a_name_are_said(capsys):
+  with pytest.raises(UserError, match="did you mean 'sudoku_6x6'"):
+    zoo.located(pathlib.Path("zoo:sudoku_6"))
+  with pytest.raises(UserError, match="no checkpoint of step 7; there is 2600"):
+    trained.read(pathlib.Path("zoo:sudoku_6x6"), 7)
+  assert command.main(["score", "sudoku_6x6", "--limit=-1"]) == 2
+  assert command.main(["score", "sums_melt"]) == 2  # Its text is elsewhere.
+  assert "train.jsonl" in capsys.readouterr().err
+
+
+def test_runs_are_where_they_are_and_write_there():
+  workdir = pathlib.Path("runs/mine")
+  assert zoo.located(workdir) == zoo.output(workdir) == workdir
+  there = zoo.output(pathlib.Path("zoo:sums_melt"))
+  assert there == pathlib.Path("runs/sums_melt")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("finished")
+  train.run(smoke(optim__ema_decay=0.5), workdir, "train_and_eval")
+  return workdir
+
+
+def abstract_params(workdir):
+  params = trained.read(workdir).params
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    params,
+  )
+
+
+def exported(finished, tmp_path, monkeypatch, dtype="float32"):
+  monkeypatch.setattr(zoo, "ROOT", tmp_path / "zoo")
+  return entries.export(finished, "own", "It is small.", dtype, zoo.ROOT)
+
+
+def test_an_entry_is_the_average_of_its_run(finished, tmp_path, monkeypatch):
+  exported(finished, tmp_path, monkeypatch)
+  run, entry = trained.read(finished), trained.read(pathlib.Path("zoo:own"))
+  jax.tree.map(np.testing.assert_array_equal, run.params, entry.params)
+  assert (entry.step, entry.settings.model) == (run.step, run.settings.model)
+  summary = json.loads((finished / "summary.json").read_text())
+  kept = json.loads((zoo.ROOT / "own" / "summary.json").read_text())
+  assert kept["metrics"].items() <= summary["metrics"].items()
+  with pytest.raises(UserError, match="File exists"):
+    exported(finished, tmp_path, monkeypatch)
+
+
+def test_half_the_bytes_are_read_as_the_model_wants_them(
+  finished, tmp_path, monkeypatch
+):
+  folder = exported(finished, tmp_path, monkeypatch, "bfloat16")
+  assert {x.dtype for x in load_file(folder / zoo.PARAMS).values()} == {
+    jnp.dtype(jnp.bfloat16)
+  }
+  run, entry = trained.read(finished), trained.read(pathlib.Path("zoo:own"))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_array_equal(x.astype(jnp.bfloat16), y),
+    run.params,
+    entry.params,
+  )
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(entry.params))
+
+
+def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
+  folder = exported(finished, tmp_path, monkeypatch)
+  params = load_file(folder / zoo.PARAMS)
+  name = min(params)
+  for change, message in (
+    ({name: params[name][None]}, f"other shape {name}"),
+    ({"extra": jnp.ones(3)}, "not in the model extra"),
+  ):
+    save_file({**params, **change}, folder / zoo.PARAMS)
+    with pytest.raises(UserError, match=re.escape(message)):
+      trained.read(pathlib.Path("zoo:own"))
+  less = {key: value for key, value in params.items() if key != name}
+  save_file(less, folder / zoo.PARAMS)
+  with pytest.raises(UserError, match=f"missing {name}"):
+    trained.read(pathlib.Path("zoo:own"))
+  # Unless it may be new.
+  abstract = abstract_params(finished)
+  _, found = restore.chosen_params(
+    pathlib.Path("zoo:own"), None, abstract, "", fresh=re.escape(name)
+  )
+  assert len(jax.tree.leaves(found)) == len(params) - 1
+  (folder / zoo.PARAMS).write_bytes(b"1234")
+  with pytest.raises(UserError, match="cannot be read"):
+    trained.read(pathlib.Path("zoo:own"))
+
+
+def test_only_complete_runs_become_entries(finished, tmp_path, monkeypatch):
+  monkeypatch.setattr(entries, "MAX_BYTES", 100)
+  with pytest.raises(UserError, match="more than 100"):
+    exported(finished, tmp_path, monkeypatch)
+  config = smoke(run__num_steps=10)
+  workdir = tmp_path / "begun"
+  train.run(config, workdir, "train")
+  (workdir / "summary.json").write_text('{"status": "preempted"}')
+  with pytest.raises(UserError, match="not the directory of a complete run"):
+    exported(workdir, tmp_path, monkeypatch)
+
+
+def test_a_run_begins_from_an_entry(finished, tmp_path, monkeypatch):
+  exported(finished, tmp_path, monkeypatch)
+  config = smoke(run__init_from="zoo:own", run__num_steps=10)
+  config_lib.resolve(config)
+  train.run(config, tmp_path / "next", "train")
+  start = restore.params(tmp_path / "next", 0, abstract_params(finished))
+  params = trained.read(finished).params
+  jax.tree.map(np.testing.assert_array_equal, start, params)
