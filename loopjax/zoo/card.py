@@ -36,7 +36,7 @@ def card(name: str, about: str, summary: Mapping[str, Any]) -> str:
     if score + _ERROR in metrics
   ]
   versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
-  blocks = [
+  blocks: list[document.Block] = [
     Heading(1, f"zoo:{name}"),
     Paragraph(about),
     Bullets(
