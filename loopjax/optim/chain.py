@@ -38,7 +38,8 @@ class Config:
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
     gate_rate: factor of the learning rate, for the gates of MELT.
-    ema_decay: decay of the parameter average that evaluation uses; 0 for none.
+    ema_decay: largest decay of the parameter average that evaluation uses,
+      which is at most (1 + t) / (10 + t) at step t; 0 for no average.
     frozen: regular expression of parameters that are not trained; "" for none.
       Parameters that the model leaves out of its loss need not be named.
   """

@@ -110,7 +110,8 @@ def train_step(
     teacher_graphdef: the teacher without its parameters, or None.
     loss_fn: the family's `loss`.
     tx: the optimizer.
-    ema_decay: decay of the parameters' moving average; 0 for no average.
+    ema_decay: largest decay of the parameters' moving average, which is at most
+      (1 + t) / (10 + t) at step t; 0 for no average.
     num_microbatches: number of parts over which gradients are accumulated.
     max_bad_steps: number of bad steps in a row after which updates stop.
 
@@ -144,7 +145,9 @@ def train_step(
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
   if ema_decay:
-    ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
+    # Warmed up: otherwise the average of a short run is mostly its start.
+    decay = jnp.minimum(ema_decay, (1 + state.step) / (10 + state.step))
+    ema = optax.incremental_update(params, ema, 1.0 - decay)
   accept = finite & (state.bad.streak < max_bad_steps)
   old = (state.params, state.ema, state.opt_state, state.carried)
   params, ema, opt_state, carried = jax.tree.map(

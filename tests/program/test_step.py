@@ -38,7 +38,7 @@ def stacked(program, batches):
 
 
 def test_steps_are_gradient_optimizer_and_average():
-  settings, batches = make(optim__ema_decay=0.7)
+  settings, batches = make(optim__ema_decay=0.2)
   program = one_device(settings)
   state = program.init(jax.random.key(3))
   params = jax.device_get(state.params)
@@ -56,7 +56,10 @@ def test_steps_are_gradient_optimizer_and_average():
     grads = gradients(params, batch, jnp.asarray(at))
     updates, opt_state = update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
-    ema = jax.tree.map(lambda e, p: 0.7 * e + 0.3 * p, ema, params)
+    decay = min(0.2, (1 + at) / (10 + at))  # The last of three is 0.2.
+    ema = jax.tree.map(
+      lambda e, p, d=decay: d * e + (1 - d) * p, ema, params
+    )
   state, metrics = program.train(state, stacked(program, batches), {})
   assert state.step == 3
   for got, expected in ((state.params, params), (state.ema, ema)):

@@ -25,6 +25,7 @@ from loopjax.zoo import entries
 SAMPLES = {
   "depo": ("test/answer_accuracy", 0.99),
   "sudoku_6x6": ("test/exact_match", 0.95),
+  "sudoku_nine": ("test/exact_match", 0.52),
 }
 SUMS = ("sums_looped", "sums_melt")
 
