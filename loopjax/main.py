@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
   del argv
   from loopjax import config as config_lib
   from loopjax import train
-  from loopjax.commands import describe, listing
+  from loopjax.commands import describe, ending, listing
   from loopjax.config import presets
   from loopjax.run import naming
 
@@ -67,7 +67,8 @@ def main(argv: list[str]) -> int:
   if _MODE.value == "describe":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
-  plain = config_lib.resolve(config).plain  # Report mistakes first.
+  settings = config_lib.resolve(config)  # Report mistakes first.
+  plain = settings.plain
   config_name, overrides = command_line.config_name(), command_line.overrides()
   default = naming.workdir(config_name, overrides, plain)
   workdir = pathlib.Path(command_line.WORKDIR.value or default)
@@ -88,6 +89,9 @@ def main(argv: list[str]) -> int:
     if not jax.distributed.is_initialized():
       raise
     _end_alone(error)
+  if jax.process_index() == 0:
+    headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
+    print(*ending.lines(summary, headline, workdir, _MODE.value), sep="\n")
   if "reason" in summary:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
   if summary["status"] == "preempted" and jax.process_index() == 0:

@@ -69,8 +69,6 @@ def score_checkpoint(context: train_loop.RunContext) -> dict[str, Any]:
     status = "completed"
   except preemption.Preempted:
     status = "preempted"
-  for name, value in values.items() if jax.process_index() == 0 else ():
-    print(f"{name} {value:.6g}")
   return {
     "status": status,
     **({"figures_failed": failed} if failed else {}),

@@ -66,7 +66,8 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert (ended.value.code, started) == (2, [])
   assert capsys.readouterr().err == (
     "error: no command 'dance'; there are train, score, describe, sweep,"
-    " report, fit, analysis, eval, answers, generate, hub, serve, watch, play, zoo\n"
+    " report, fit, analysis, eval, answers, generate, hub, serve, watch, play,"
+    " zoo\n"
   )
   with pytest.raises(SystemExit):
     start(monkeypatch, "swep")

@@ -141,7 +141,7 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   said = capsys.readouterr().out
-  assert said.endswith("runs/sudoku_utm-smoke is already complete\n")
+  assert "runs/sudoku_utm-smoke is already complete\ntrained: 3,447 par" in said
   there = "--workdir=runs/sudoku_utm-smoke"
   seed = "--config.run.seed=7"
   assert main(f"{BARE}:smoke", there, "--mode=eval", seed) == 2

@@ -104,7 +104,7 @@ def data(num_steps=1, rows=2):
   }
 
 
-@crossing("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_two_segments_are_those_of_the_pseudo_code(name):
   """Losses, gradients and who halts; the second goes on, or takes the next."""
   expected = stored(name)

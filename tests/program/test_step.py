@@ -57,9 +57,7 @@ def test_steps_are_gradient_optimizer_and_average():
     updates, opt_state = update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
     decay = min(0.2, (1 + at) / (10 + at))  # The last of three is 0.2.
-    ema = jax.tree.map(
-      lambda e, p, d=decay: d * e + (1 - d) * p, ema, params
-    )
+    ema = jax.tree.map(lambda e, p, d=decay: d * e + (1 - d) * p, ema, params)
   state, metrics = program.train(state, stacked(program, batches), {})
   assert state.step == 3
   for got, expected in ((state.params, params), (state.ema, ema)):

@@ -1,0 +1,66 @@
+"""What a run prints at its end: its scores in a line, and what to do next."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopjax.run import machine
+
+_ERROR = "/standard_error"
+_SPLITS = 4  # Most lines of scores.
+
+
+def lines(
+  summary: Mapping[str, Any],
+  headline: Sequence[str],
+  workdir: pathlib.Path,
+  mode: str,
+) -> list[str]:
+  """The lines; none for a run that is not complete.
+
+  Args:
+    summary: what `train.run` returns.
+    headline: names of the scores that matter, of the task and the family.
+    workdir: the run's work directory.
+    mode: "train", "eval" or "train_and_eval".
+  """
+  if summary["status"] != "completed":
+    return []
+  found = summary["metrics"]
+  directory = workdir / "evaluation" if mode == "eval" else workdir
+  counted = [key for key in found if key.endswith("/count") and "=" not in key]
+  splits = [
+    key.removesuffix("/count")
+    for key in counted
+    if mode == "eval" or not key.startswith(("train", "validation"))
+  ]
+  texts = [_scores(found, split, headline) for split in splits[:_SPLITS]]
+  if len(splits) > _SPLITS:
+    texts.append(f"and {len(splits) - _SPLITS} more splits")
+  time = machine.duration(summary["wall_seconds"])
+  parameters = f"{summary['parameters']:,} parameters, {time}"
+  if texts:
+    texts[0] += f"; {parameters}"
+  else:
+    texts = [f"trained: {parameters}"]
+  pictures = directory / "figures"
+  if pictures.is_dir():
+    texts.append(f"figures: {pictures}; all scores: {directory}/summary.json")
+  if mode != "eval":
+    texts.append(f"next: python -m loopjax.report {workdir}")
+  return texts
+
+
+def _scores(
+  found: Mapping[str, float], split: str, headline: Sequence[str]
+) -> str:
+  """`test: exact_match 0.959 ± 0.003, loss 0.015 ± 0.001 of 3,941 examples`."""
+  texts = []
+  for name in dict.fromkeys((*headline, "loss")):
+    key = f"{split}/{name}"
+    if key in found:
+      error = found.get(key + _ERROR)
+      more = f" ± {error:.1g}" if error else ""
+      texts.append(f"{name} {found[key]:.4g}{more}")
+  count = found[f"{split}/count"]
+  return f"{split}: {', '.join(texts)} of {count:,.0f} examples"
