@@ -153,6 +153,11 @@ def test_a_text_is_what_it_is_alone(options):
   together = engine_of("looped", **options)
   found = together.generate([*MIXED, *reversed(MIXED)])
   assert len({one.loops for text in found for one in text}) == 3
+  leaving = [
+    bool({one.loops for one in text} - {request.num_loops or 3})
+    for request, text in zip(MIXED, found, strict=False)
+  ]
+  assert leaving[3] and not any([*leaving[:3], leaving[5]])
   for request, first, again in zip(MIXED, found, found[::-1], strict=False):
     alone = engine_of("looped", **options).generate([request])[0]
     for text in (first, again):

@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.extend import core as jax_core
 from jax.sharding import AxisType
-from tests_support import load_config, long_case
+from tests_support import crossing, load_config, long_case
 
 from loopjax import config as config_lib
 from loopjax import program
@@ -145,8 +145,7 @@ def test_reading_with_a_cache_is_the_same(interpreted):
   )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
+@crossing("case", CASES)
 def test_every_device_runs_kernels_on_its_own_examples(case):
   """The compiler cannot split them."""
   loss, params = loss_of(case, "tpu")
