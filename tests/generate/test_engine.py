@@ -70,7 +70,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
 ):
   """The text is the same, whether the last place is its last token's or not."""
   asked = [
-    GenerationRequest(PROMPTS[3], 14, GREEDY),
+    GenerationRequest((*PROMPTS[3], 1, 2), 14, GREEDY),
     GenerationRequest(PROMPTS[1], 3, GREEDY),
   ]
   expected = engine_of(name, **options).generate(asked)
@@ -91,8 +91,8 @@ def test_attention_looks_at_no_more_places_than_are_needed(
       [one.log_probability for one in same],
       atol=1e-5,
     )
-  # Eight tokens of the prompt and four new ones; of these one is not read.
-  assert spans == [12, 16, 24, 24]
+  # Nine tokens of the prompt and four new ones: one more than twelve places.
+  assert spans == [16, 24, 24, 24]
 
 
 def test_in_bfloat16_tokens_are_read_out_as_they_are_scored():

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tests_support import crossing, load_config, smoke
+from tests_support import load_config, smoke
 
 from loopjax import train
 from loopjax.analysis import sudoku
@@ -79,7 +79,7 @@ def test_groups_add_up(finished):
   np.testing.assert_allclose(mean / total, metrics["test/blank_accuracy"])
 
 
-@crossing("cut_at", [20, 10])
+@pytest.mark.parametrize("cut_at", [10, 20])
 def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   """Cut off after a checkpoint, a run ends like one that was not.
 
