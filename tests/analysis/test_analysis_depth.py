@@ -29,6 +29,7 @@ def test_scores_of_known_predictions():
   np.testing.assert_allclose(scores["right/standard_error"], expected)
 
 
+@pytest.mark.long
 def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
   settings = analysis_examples.make_settings(
     model__halting="fixed", eval__depth_examples=20, eval__batch_size=20

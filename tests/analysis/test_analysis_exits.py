@@ -92,6 +92,7 @@ def test_a_curve_is_loss_against_loops():
   assert [row["loss"] for row in fixed] == pytest.approx([2, 2, 2, 9])
 
 
+@pytest.mark.long
 def test_what_is_measured_is_what_the_model_does(tmp_path):
   evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
   found = exits.measure(evaluated, 18)  # In parts that differ in size.

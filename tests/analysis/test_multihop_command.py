@@ -12,6 +12,7 @@ from loopjax.run import workdir as workdir_lib
 pytestmark = pytest.mark.usefixtures("sketches")
 
 
+@pytest.mark.long
 @crossing("family", ["transformer", "ponderlm", "utm"])
 def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   workdir = tmp_path / "run"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import multihop_examples as examples
 import numpy as np
+import pytest
 from flax import nnx
 from multihop_models import PADDING, STATE, TOKENS, model_of
 from tests_support import by_size, crossing
@@ -31,6 +32,7 @@ def instrumented_model(name):
   )
 
 
+@pytest.mark.long
 @crossing("name", by_size(STATE))
 def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
   """In batches of two, which three questions do not fill."""
@@ -62,6 +64,7 @@ def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
     assert got.tolist() == expected.tolist()
 
 
+@pytest.mark.long
 @crossing("name", ["looped", "disco", "ponderlm", "transformer"])
 def test_stages_and_lens_are_those_of_the_model(name):
   """Padding is never a rival, and each loop is read as the family reads it."""

@@ -69,6 +69,7 @@ def test_each_of_several_mistakes_has_its_line(tmp_path, capsys):
   assert not workdir.exists()
 
 
+@pytest.mark.long
 def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
   """In a process of its own, which ends with that status."""
   workdir = tmp_path / "run"

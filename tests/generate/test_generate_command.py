@@ -36,6 +36,7 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   )  # The first: 2.
 
 
+@pytest.mark.long
 def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
   flags = (str(run), "--prompt=L", "--max_new_tokens=9")
   texts = []

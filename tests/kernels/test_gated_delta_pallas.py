@@ -58,6 +58,7 @@ def test_kernels_are_the_chunks():
   assert_close(actual, differentiated(form, operands), 1e-5)
 
 
+@pytest.mark.long
 def test_float32_is_exact_and_bfloat16_is_rounded():
   """Against float64 of the same inputs, by example of EXAMPLES."""
   run = functools.partial(
@@ -105,6 +106,7 @@ def large(*, batch=1, tokens=100, heads=1, key_width=64, value_width=128):
   return [*(jnp.asarray(x, jnp.bfloat16) for x in inputs), jnp.float32(state)]
 
 
+@pytest.mark.long
 def test_gpu_kernels_are_the_chunks(gpu):
   """Two chunks, the last one ragged, and two tiles of columns."""
   operands = large()

@@ -147,6 +147,7 @@ def test_enough_hops_or_sweeps_are_exact():
       )
 
 
+@pytest.mark.long
 def test_how_far_a_gradient_goes_back():
   """The last chunk's output alone, into each chunk's inputs."""
   with jax.enable_x64(True):

@@ -265,6 +265,7 @@ def test_halting_weights_are_a_distribution(bias):
   np.testing.assert_allclose(weights.sum(0), 1.0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_router_learns_through_the_remainder():
   """E[n] = 1 + q + q^2 with q = 1 - p; without a remainder it were another."""
   graphdef = examples.graph(adaptive, SMALL, SPEC)

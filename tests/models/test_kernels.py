@@ -115,6 +115,7 @@ def test_the_model_is_the_same(case, interpreted):
   )
 
 
+@pytest.mark.long
 def test_reading_with_a_cache_is_the_same(interpreted):
   """A prompt, one more token, and rows of their own lengths."""
   spec = TaskSpec(11, 8, tuple((i,) for i in range(8)), 1)

@@ -189,6 +189,7 @@ def test_outputs_depend_on_where_chunks_end():
   assert np.abs(two - four).max() > 1e-2
 
 
+@pytest.mark.long
 def test_sweeps_over_all_chunks_become_exact():
   """B.3, 8: s sweeps are exact for s chunks."""
   config = config_of()

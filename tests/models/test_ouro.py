@@ -211,6 +211,7 @@ def test_the_gate_reads_the_normed_state_in_float32(loop_norm):
   np.testing.assert_allclose(found, (state @ weight)[..., 0], atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_sure_gate_in_bfloat16_still_learns():
   """At a logit of 8 its chance to go on is 3.4e-4, and 0 in bfloat16."""
   config = dataclasses.replace(SMALL, precision="bfloat16")

@@ -64,6 +64,7 @@ def test_answers_are_all_that_is_predicted():
   assert run(tokens(27), answer=0).logits.shape == (2, 27, VOCABULARY)
 
 
+@pytest.mark.long
 @crossing("eviction", ["hard", "sliding"])
 def test_one_pass_predicts_every_token_as_the_plain_hybrid(eviction):
   """Answers are read as any other window is if nobody sleeps."""

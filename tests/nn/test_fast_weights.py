@@ -80,6 +80,7 @@ def in_pieces(layer, state):
   return jnp.concatenate(outputs, axis=1), state
 
 
+@pytest.mark.long
 @BOTH
 def test_any_split_is_the_whole_if_convolutions_are_carried(name):
   """Pieces of 1, 1, 2, 2 and 9 tokens; convolutions see 4."""

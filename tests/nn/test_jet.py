@@ -74,6 +74,7 @@ def test_taps_come_from_the_token_and_not_from_its_value():
   np.testing.assert_array_equal(own, jnp.diag(jnp.diag(own)))
 
 
+@pytest.mark.long
 def test_it_learns_although_a_matrix_starts_at_zero():
   """W_2 = 0 stops the gradient of W_1 for one step and no longer."""
   graphdef, params = nnx.split(

@@ -136,6 +136,7 @@ def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
   assert (plain.readout[..., 0] == plain.lens).all()
 
 
+@pytest.mark.long
 def test_a_text_of_its_own_is_of_its_seed(inspectors):
   random = inspectors["looped"].random
   assert random(1) == random(1) != random(2)
@@ -166,6 +167,7 @@ def test_a_text_that_is_too_long_is_refused(inspectors):
     inspectors["looped"].inspect("x" * 64)
 
 
+@pytest.mark.long
 def test_a_question_is_decoded_everywhere_in_every_loop(runs, inspectors):
   inspector = inspectors["questions"]
   question = inspector.random(3)["prompt"]

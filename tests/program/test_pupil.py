@@ -124,6 +124,7 @@ def test_state_is_carried_from_step_to_step(teacher):
   assert np.abs(moved).max() > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_mesh_and_parts_of_a_batch_carry_the_same(teacher, microbatches):
   expected = steps(config_of(teacher), jax.devices()[:1])[1]

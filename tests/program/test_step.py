@@ -38,7 +38,7 @@ def stacked(program, batches):
 
 
 def test_steps_are_gradient_optimizer_and_average():
-  settings, batches = make(optim__ema_decay=0.2)
+  settings, batches = make(optim__ema_decay=0.2, optim__warmup_steps=0)
   program = one_device(settings)
   state = program.init(jax.random.key(3))
   params = jax.device_get(state.params)

@@ -342,6 +342,7 @@ def test_mistakes():
 CONFIG = "--config=configs/sudoku_utm.py:smoke"
 
 
+@pytest.mark.long
 def test_a_dry_run_writes_nothing(tmp_path):
   """In a process of its own, which ends with the status."""
   workdir = tmp_path / "sweep"

@@ -102,6 +102,7 @@ def test_a_bad_gradient_is_laid_at_its_parameter():
   )
 
 
+@pytest.mark.long
 def test_a_streak_stops_for_good():
   """What comes after it in the same call does not count either."""
   _, program, batches = make(run__max_bad_steps=2)
@@ -168,6 +169,7 @@ def test_a_run_goes_on_past_bad_batches(monkeypatch, tmp_path):
   assert all("loss" in r for r in workdir_lib.read_metrics(tmp_path))
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_says_where(monkeypatch, tmp_path):
   spoil_data(monkeypatch, 13, 99)
   config = smoke(run__max_bad_steps=4, eval__depth_factor=0)

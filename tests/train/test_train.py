@@ -95,6 +95,7 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   assert rows(cut) == rows(finished)
 
 
+@pytest.mark.long
 def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
   copy = tmp_path / "copy"
   shutil.copytree(finished, copy)
@@ -121,6 +122,7 @@ def test_a_trained_run_is_scored_when_asked(tmp_path, finished):
   assert rows(tmp_path) == rows(finished)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
   """Only the model has to be the run's own."""
   copy = tmp_path / "copy"
@@ -135,6 +137,7 @@ def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
   assert result["steps"] == 20  # The newest checkpoint.
 
 
+@pytest.mark.long
 def test_the_digest_sees_the_seed(finished, tmp_path):
   train.run(smoke(run__seed=1), tmp_path, "train")
   assert summary(tmp_path)["digest"] != summary(finished)["digest"]
@@ -183,6 +186,7 @@ def test_another_configuration_is_refused_by_its_keys(finished):
     train.run(smoke(model__width=32), finished, "train")
 
 
+@pytest.mark.long
 def test_eval_mode_at_another_depth(finished, tmp_path):
   copy = tmp_path / "copy"
   shutil.copytree(finished, copy)
