@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.flax import load_file, save_file
 from tests_support import smoke
 
@@ -16,6 +17,7 @@ from loopjax import train
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.engine import GenerationRequest, Sampling
+from loopjax.losses import tokens
 from loopjax.run import restore, zoo
 from loopjax.saved import language_model, trained
 from loopjax.zoo import __main__ as command
@@ -25,13 +27,19 @@ from loopjax.zoo import entries
 SAMPLES = {
   "depo": ("test/answer_accuracy", 0.99),
   "sudoku_6x6": ("test/exact_match", 0.95),
+  "sudoku_urm": ("test/exact_match", 0.88),
   "sudoku_nine": ("test/exact_match", 0.52),
 }
 SUMS = ("sums_looped", "sums_melt")
+PROSE = (
+  "When the old man had finished his story there was a long silence in the"
+  " room, and nobody looked at the fire. At last his daughter rose, went to the"
+  " window and said that the rain was over, and that it was time to go home."
+)
 
 
 def test_there_is_a_test_of_every_entry():
-  assert set(zoo.names()) == {*SAMPLES, *SUMS}
+  assert set(zoo.names()) == {*SAMPLES, *SUMS, "novels"}
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -79,6 +87,15 @@ def test_an_entry_adds(name):
     text = model.tokenizer.decode([token.token for token in found[:-1]])
     right += text == ",".join(map(str, row))
   assert right >= 7
+
+
+@pytest.mark.long
+def test_an_entry_has_read_novels():
+  model = language_model.load(pathlib.Path("zoo:novels"))
+  ids = np.array([source.encode_prompt(model.tokenizer, PROSE)])
+  output = nnx.merge(model.graphdef, model.params)(ids[:, :-1], **model.call)
+  nats = tokens.token_cross_entropy(output.logits, jnp.asarray(ids[:, 1:]))
+  assert nats.mean() / np.log(2) < 2.1  # Bits a byte.
 
 
 def test_the_list_says_what_they_do(capsys):
