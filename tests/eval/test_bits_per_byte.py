@@ -60,6 +60,12 @@ def test_variants_by_hand():
   assert summary["bits_per_byte/standard_error"] == pytest.approx(
     deviation / math.sqrt(2)
   )
+  # Of a ratio of sums: residuals by their weights.
+  mean = summary["bits_per_byte_corpus"]
+  away = bits[0] - 3 * mean, bits[1] - 10 * mean
+  assert summary["bits_per_byte_corpus/standard_error"] == pytest.approx(
+    math.hypot(*away) / 13
+  )
   assert "accuracy" not in summary
 
 

@@ -61,6 +61,16 @@ def test_scores_are_those_of_all_logits():
   assert np.std(np.concatenate([s.log_probs for s in scores])) > 1
 
 
+def test_a_context_that_begins_a_document_gets_no_second_end():
+  language_model = language_model_of()
+  end = np.int32([language_model.tokenizer.end])
+  scorer = Scorer(language_model, batch_tokens=128)
+  plain = [ScoringRequest(np.int32([5, 6]), np.int32([7, 8]))]
+  begun = [plain[0]._replace(context=np.append(end, plain[0].context))]
+  (score,), (same,) = scorer(plain), scorer(begun)
+  np.testing.assert_array_equal(score.log_probs, same.log_probs)
+
+
 # The text task refuses sleep, whose fast weights cross documents.
 @pytest.mark.parametrize(
   "family", ["adaptive", "disco", "ponderlm", "transformer"]

@@ -9,13 +9,15 @@ from loopjax.errors import UserError
 from loopjax.generate import sampling
 from loopjax.generate.sampling import Sampling
 
-LOGITS = np.random.default_rng(0).normal(size=(5, 13)).astype(np.float32) * 2
+LOGITS = np.random.default_rng(0).normal(size=(6, 13)).astype(np.float32) * 2
 RULES = [
   Sampling(),
   Sampling(0.5, top_k=4),
   Sampling(1.5, top_p=0.7),
   Sampling(min_p=0.2),
   Sampling(0.8, 6, 0.8, 0.1),
+  # Of five tokens, whose probabilities are those among five.
+  Sampling(2.0, top_k=5, top_p=0.75),
 ]
 
 

@@ -188,8 +188,9 @@ def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
   assert "\n" not in str(caught.value)
 
 
-def test_a_tied_table_may_be_there_twice(tmp_path):
+def test_a_tied_table_may_be_there_twice(tmp_path, monkeypatch):
   """As some tied models are saved; one that differs is not left out."""
+  monkeypatch.setattr(weights, "_ROWS", 16)  # The row is in the second part.
   tensors = examples.tensors_of("qwen3")
   tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
   read(examples.make_folder(tmp_path / "hub", "qwen3", tensors), "qwen3")
@@ -197,6 +198,28 @@ def test_a_tied_table_may_be_there_twice(tmp_path):
   folder = examples.make_folder(tmp_path / "other", "qwen3", tensors)
   with pytest.raises(UserError, match="not in the model lm_head.weight"):
     read(folder, "qwen3")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_is_read_as_it_was_written(name):
+  """With heads that are not width / heads wide, and turns of their own."""
+  layout = layouts.LAYOUTS[name]
+  for changes in ({"rope_base": 12_345.0}, {"head_width": 12}):
+    model = config_of(name, **changes)
+    written = layouts.config(layout, model, 31)
+    again = looped.Config(**layouts.settings(layout, written))
+    assert again.rope_base == model.rope_base
+    assert again.block_shape().head_width == model.block_shape().head_width
+
+
+def test_either_file_names_the_ends_of_a_text(tmp_path):
+  assert convert.end_tokens(tmp_path) == ()
+  for name, ids, known in (
+    ("config.json", 7, (7,)),
+    ("generation_config.json", [5, 7, 0], (7, 5, 0)),
+  ):
+    (tmp_path / name).write_text(json.dumps({"eos_token_id": ids}))
+    assert convert.end_tokens(tmp_path) == known
 
 
 def test_tensors_without_parameters_are_left_out(tmp_path):

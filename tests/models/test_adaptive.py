@@ -400,6 +400,9 @@ def test_every_layer_has_scales_of_its_own():
     np.testing.assert_allclose(
       loops[f"loop_scale/layer={i}"], np.log1p(np.exp(alpha[i])), rtol=1e-5
     )
+  fewer = run(params=params, num_loops=2).loops
+  for name in ("loop_scale/layer=0", "loop_scale/layer=1"):
+    np.testing.assert_allclose(fewer[name], loops[name][:2])
 
 
 def test_no_scale_is_the_identity():

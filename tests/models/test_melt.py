@@ -320,6 +320,31 @@ def test_phase_1_begins_as_its_teacher():
   np.testing.assert_allclose(shares, [0.25, 1.0, 1.0])
 
 
+def test_the_last_loop_learns_the_teachers_last():
+  config = config_of(distill="all")
+  params = student(config)
+  _, of_all, _ = loss_of(config, params)
+  _, of_last, _ = loss_of(config_of(distill="last"), params)
+  found, expected = of_last["distill"], of_all["distill"]
+  np.testing.assert_allclose(found, expected[-1:], rtol=1e-5)
+  assert np.abs(expected[:-1] - found).min() > 1e-3 * found
+
+
+def test_the_key_shifts_the_bounds_of_chunks():
+  """With jitter alone; there are as many shifts as tokens in a chunk."""
+  for jitter, num in ((True, 4), (False, 1)):
+    config = config_of(distill="none", chunk_size=4, chunk_jitter=jitter)
+    params = student(config)
+
+    def of(key, config=config, params=params):
+      model = examples.merged(melt, config, SPEC, params)
+      return melt.loss(model, BATCH, key, jnp.asarray(0), None)[0]
+
+    keys = jax.random.split(jax.random.key(0), 24)
+    losses = jax.lax.map(of, keys)
+    assert len(np.unique(np.round(losses, 5))) == num
+
+
 @pytest.mark.long
 def test_alignment_is_the_distance_of_attention_outputs():
   config = config_of(distill="last", align_weight=0.5)

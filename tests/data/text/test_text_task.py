@@ -240,6 +240,7 @@ def test_rows_are_packed_once(config, capsys, monkeypatch):
     {"sequence_length": 65},
     {"validation_share": 0.06},
     {"prompt_field": "x"},
+    {"test_share": 0.06},
   ):
     with pytest.raises(TypeError):
       task.make_dataset(
