@@ -95,6 +95,19 @@ def test_attention_looks_at_no_more_places_than_are_needed(
   assert spans[:3] == [16, 24, 24]
 
 
+def test_later_parts_of_a_prompt_read_all_before_them(monkeypatch):
+  asked = [GenerationRequest(PROMPTS[3] * 2, 4, GREEDY)]
+  (expected,) = engine_of("looped").generate(asked)
+  monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
+  (found,) = engine_of("looped", prompt_chunk=4).generate(asked)
+  assert ids(found) == ids(expected)
+  np.testing.assert_allclose(
+    [one.log_probability for one in found],
+    [one.log_probability for one in expected],
+    atol=1e-5,
+  )
+
+
 def test_in_bfloat16_tokens_are_read_out_as_they_are_scored():
   changes = {"precision": "bfloat16", "init_std": 1.0, "num_loops": 1}
   changes["exit_gate"] = "none"
