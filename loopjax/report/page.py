@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loopjax.commands import document
 from loopjax.errors import UserError
-from loopjax.report import papers, rows, sections, tables
+from loopjax.report import grouping, papers, rows, tables
 from loopjax.report import runs as runs_lib
 
 MAX_RUNS_WITH_FIGURES = 6
@@ -62,7 +62,7 @@ def _body(
 ) -> list[document.Block]:
   if not plans and len(others) == 1:
     figures = _figures(others[0], out)
-    return [*sections.run_blocks(others[0]), *figures]
+    return [*tables.run_blocks(others[0]), *figures]
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
   caveats: dict[str, dict[str, None]] = {}  # Tasks of one paper share some.
   for task, model in sorted({(plan.task, plan.model) for plan in plans}):
@@ -72,12 +72,12 @@ def _body(
     lines = (f"{name}. {' '.join(of)}" for name, of in caveats.items())
     blocks.append(document.Bullets(tuple(lines)))
   for plan in plans:
-    blocks += sections.sweep_blocks(plan, out / "report_figures")
+    blocks += tables.sweep_blocks(plan, out / "report_figures")
   if others:
     blocks += [
       document.Heading(2, "Runs of no sweep"),
-      sections.runs_block(others),
-      sections.commands_block(others),
+      tables.runs_block(others),
+      tables.commands_block(others),
     ]
   folds = [
     document.Fold(f"{run.directory.name} (figures: {len(figures)})", figures)
@@ -123,7 +123,7 @@ def _representatives(
   by_sweep = [
     [
       next((run for run in group.runs if run.done), None)
-      for group in tables.group_by_seed(plan.runs)
+      for group in grouping.group_by_seed(plan.runs)
     ]
     for plan in plans
   ]

@@ -11,9 +11,9 @@ from matplotlib import axes as axes_lib
 from matplotlib import figure as figure_lib
 
 from loopjax.analysis.plots import draw, series
+from loopjax.report import grouping
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report import tables
 
 _MAX_PANELS = 2
 _LINE = 150  # Characters of a legend, side by side.
@@ -22,9 +22,9 @@ _UNITS = {
 }  # fmt: skip
 
 
-def numeric_key(groups: Sequence[tables.Group]) -> str | None:
+def numeric_key(groups: Sequence[grouping.Group]) -> str | None:
   """The setting that a sweep varies, if it is numeric and the only one."""
-  keys = tables.varying(groups)
+  keys = grouping.varying(groups)
   if len(keys) != 1:
     return None
   values = [group.overrides.get(keys[0]) for group in groups]
@@ -33,7 +33,7 @@ def numeric_key(groups: Sequence[tables.Group]) -> str | None:
 
 
 def draw_curve(
-  groups: Sequence[tables.Group], sweep: paper_lib.Sweep, key: str
+  groups: Sequence[grouping.Group], sweep: paper_lib.Sweep, key: str
 ) -> bytes | None:
   """Draws the first columns against a setting; None if there are no runs.
 
@@ -49,7 +49,7 @@ def draw_curve(
   columns = [
     column
     for column in sweep.columns
-    if any(tables.ours(group, column) for group in groups)
+    if any(grouping.ours(group, column) for group in groups)
   ][:_MAX_PANELS]
   if not columns:
     return None
@@ -60,8 +60,8 @@ def draw_curve(
     axes.set_xticks(
       range(len(groups)), [f"{group.overrides[key]:g}" for group in groups]
     )
-    _points(axes, "ours", [tables.ours(g, column) for g in groups])
-    rows = [tables.row_of(group.settings, sweep.rows) for group in groups]
+    _points(axes, "ours", [grouping.ours(g, column) for g in groups])
+    rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
     numbers = [row.values.get(column.key) if row else None for row in rows]
     _points(axes, "paper", numbers)
     axes.set_ylim(bottom=0)
@@ -70,7 +70,7 @@ def draw_curve(
 
 
 def draw_panels(
-  groups: Sequence[tables.Group], sweep: paper_lib.Sweep
+  groups: Sequence[grouping.Group], sweep: paper_lib.Sweep
 ) -> bytes | None:
   """Draws the curves of all items, overlaid.
 
@@ -147,23 +147,23 @@ class _Curve(NamedTuple):
 
 
 def _by_run(
-  groups: Sequence[tables.Group],
+  groups: Sequence[grouping.Group],
   panel: paper_lib.Panel,
   rows: Sequence[paper_lib.Row],
 ) -> list[_Curve]:
   """Every curve that a completed run has; groups differ in colour."""
-  keys = tables.distinguishing(groups)
-  found = [tables.row_of(group.settings, rows) for group in groups]
+  keys = grouping.distinguishing(groups)
+  found = [grouping.row_of(group.settings, rows) for group in groups]
   curves = []
   for number, (group, row) in enumerate(zip(groups, found, strict=True)):
-    if not tables.fits(panel.settings, group.settings):
+    if not grouping.fits(panel.settings, group.settings):
       continue
     changed = {
       key: group.overrides[key]
       for key in keys
       if key in group.overrides and key not in panel.settings
     }
-    label = tables.as_text(changed) or "as the config is"
+    label = grouping.as_text(changed) or "as the config is"
     if row and found.count(row) == 1:
       label = row.label
     for run in filter(lambda run: run.done, group.runs):
@@ -176,22 +176,22 @@ def _by_run(
 
 
 def _by_setting(
-  groups: Sequence[tables.Group], panel: paper_lib.Panel
+  groups: Sequence[grouping.Group], panel: paper_lib.Panel
 ) -> list[_Curve]:
   """Means over seeds against a setting; one line for each value of another."""
   lines: dict[object, list[tuple[float, float]]] = {}
   for group in groups:
-    if not tables.fits(panel.settings, group.settings):
+    if not grouping.fits(panel.settings, group.settings):
       continue
     column = paper_lib.Column("", "", paper_lib.metric(panel.names[0]))
-    if found := tables.ours(group, column):
+    if found := grouping.ours(group, column):
       place = group.settings[panel.over]
       line = lines.setdefault(group.settings[panel.lines], [])
       line.append((place, panel.factor * found.mean))
   curves = []
   for number, (value, points) in enumerate(lines.items()):
     x, y = np.array(sorted(points), float).T
-    label = tables.as_text({panel.lines: value})
+    label = grouping.as_text({panel.lines: value})
     curves.append(_Curve(number, label, False, x, y))
   return curves
 
@@ -247,7 +247,7 @@ def _png(figure: figure_lib.Figure) -> bytes:
 def _points(
   axes: axes_lib.Axes,
   label: str,
-  numbers: Sequence[tables.Spread | paper_lib.Number | None],
+  numbers: Sequence[grouping.Spread | paper_lib.Number | None],
 ) -> None:
   """A line through the means and a small mark for every seed."""
   color, marker, line, side = {

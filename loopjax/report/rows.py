@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loopjax.report import grouping, papers, tables
 from loopjax.report import paper as paper_lib
-from loopjax.report import papers, sections, tables
 from loopjax.report import runs as runs_lib
 
 COLUMNS = (
@@ -58,18 +58,18 @@ def missing(
 def _of_plan(plan: runs_lib.Plan) -> Iterator[dict[str, Any]]:
   """The numbers of a sweep."""
   paper = papers.of(plan.task, plan.model)
-  sweep = sections.sweep_of(plan, paper)
-  groups = tables.group_by_seed(plan.runs)
-  keys = tables.varying(groups)
+  sweep = tables.sweep_of(plan, paper)
+  groups = grouping.group_by_seed(plan.runs)
+  keys = grouping.varying(groups)
   for group in groups:
-    row = tables.row_of(group.settings, sweep.rows)
+    row = grouping.row_of(group.settings, sweep.rows)
     changed = {k: v for k, v in group.overrides.items() if k in keys}
     done = [run.summary for run in group.runs if run.done]
     facts: dict[str, Any] = {
       "directory": plan.directory.as_posix(),
       "setting": ", ".join(f"{k}={v}" for k, v in changed.items()),
       "row": row.label if row else "",
-      "verdict": tables.verdict(group, sweep, paper) if paper else "",
+      "verdict": grouping.verdict(group, sweep, paper) if paper else "",
       "command": plan.command,
     }
     if done:
@@ -84,7 +84,7 @@ def _of_plan(plan: runs_lib.Plan) -> Iterator[dict[str, Any]]:
     for column in sweep.columns:
       cells = _about(paper, sweep, plan.name) | facts
       cells["quantity"] = column.label
-      if mine := tables.ours(group, column):
+      if mine := grouping.ours(group, column):
         cells |= {
           "ours": mine.mean,
           "ours_std": mine.std,

@@ -1,185 +1,275 @@
-"""Finds the runs under a directory and averages them over seeds."""
+"""Tables of one sweep, ours beside the paper's, and of one run."""
 
-import math
+import collections
+import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
 
-from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
-from loopjax.report.runs import Run
+from loopjax.commands import document
+from loopjax.commands.document import Cell
+from loopjax.report import grouping, papers, plots
+from loopjax.report import paper as paper_lib
+from loopjax.report import runs as runs_lib
+from loopjax.report.words import distinct, duration, number, pairs, score
 
-SEEDS = (
-  "run.seed",
-  "task.eval_seed",
-  "task.graph_seed",
-  "task.split_seed",
+
+def sweep_blocks(
+  plan: runs_lib.Plan, pictures: pathlib.Path
+) -> list[document.Block]:
+  """A sweep: our numbers next to the paper's, scale, plot and commands.
+
+  Args:
+    plan: the sweep and its runs.
+    pictures: directory for the plot, beside the document.
+  """
+  paper = papers.of(plan.task, plan.model)
+  sweep = sweep_of(plan, paper)
+  groups = grouping.group_by_seed(plan.runs)
+  # Two directories may have a sweep of one name.
+  directory = plan.directory.resolve().name
+  blocks: list[document.Block] = [
+    document.Heading(2, f"{sweep.title} ({directory}: {plan.name})"),
+    document.Paragraph(_source(sweep, paper)),
+    _comparison(sweep, groups, paper),
+  ]
+  if same := _same_everywhere(groups):
+    blocks.insert(2, document.Paragraph(f"In every run: {same}."))
+  picture_name = f"{directory}-{plan.name}"
+  key = plots.numeric_key(groups)
+  if key and (picture := plots.draw_curve(groups, sweep, key)):
+    text = "Ours and the paper's. Bars: sample standard deviation over seeds."
+    blocks.append(_image(picture, pictures / f"{picture_name}.png", text))
+  if picture := plots.draw_panels(groups, sweep):
+    text = "Ours, a line for every seed."
+    blocks.append(_image(picture, pictures / f"{picture_name}_runs.png", text))
+  if sweep.caveats:
+    blocks.append(document.Bullets(sweep.caveats))
+  blocks += scale_blocks(plan.runs, paper)
+  blocks += [document.Code(plan.command)] if plan.command else []
+  return [*blocks, commands_block(plan.runs)]
+
+
+def run_blocks(run: runs_lib.Run) -> list[document.Block]:
+  """A single run: its state, scale, scores and command."""
+  paper = _paper_of(run)
+  blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
+  scores = {
+    name.removeprefix("test/"): value
+    for name, value in run.summary.get("metrics", {}).items()
+    if not name.startswith(("train/", "depth/"))
+  }
+  header = [Cell("evaluation"), Cell("mean ± standard error", kind="ours")]
+  whole: list[list[Cell]] = []
+  by_group: list[list[Cell]] = []
+  for name, value in scores.items():
+    if not name.endswith("/standard_error"):
+      text = score(value, scores.get(f"{name}/standard_error"))
+      rows = by_group if "=" in name else whole
+      rows.append([Cell(name), Cell(text)])
+  if whole:
+    blocks.append(document.Table(header, whole))
+  if by_group:
+    table = document.Table(header, by_group)
+    blocks.append(document.Fold("By group", [table]))
+  return [*blocks, *scale_blocks([run], paper), commands_block([run])]
+
+
+def runs_block(runs: Sequence[runs_lib.Run]) -> document.Table:
+  """Runs that belong to no sweep, one row each."""
+  rows = []
+  for run in runs:
+    paper = _paper_of(run)
+    columns = paper.columns if paper else _DEFAULT_COLUMNS
+    group = grouping.Group({}, [run])
+    scores = [(column, grouping.ours(group, column)) for column in columns]
+    text = "; ".join(
+      f"{column.label}: {number(found.mean, column.digits)}"
+      for column, found in scores
+      if found
+    )
+    rows.append([Cell(run.directory.name), Cell(text), Cell(run.state)])
+  header = [Cell("run"), Cell("result", kind="ours"), Cell("state")]
+  return document.Table(header, rows)
+
+
+def scale_blocks(
+  runs: Sequence[runs_lib.Run], paper: paper_lib.Paper | None
+) -> list[document.Block]:
+  """The size of our experiment, next to the paper's."""
+  there = [run for run in runs if run.config]
+  if not there:
+    return [document.Paragraph("None of these runs is there yet.")]
+  facts = [
+    (fact.label, _values(fact.value, there), fact.paper)
+    for fact in (paper.scale if paper else ())
+  ]
+  headline = ", ".join(
+    f"{label} {value} (paper {theirs})"
+    for label, value, theirs in facts[: paper_lib.HEADLINE]
+  )
+  facts += [
+    (label, _values(value, there), "")
+    for label, value in (
+      ("versions", lambda _, s: pairs(s["versions"])),
+      ("revision", lambda _, s: s["revision"] or "not in a checkout"),
+    )
+  ]
+  header = [Cell("scale"), Cell("", kind="ours"), Cell("", kind="paper")]
+  rows = [
+    [Cell(label), Cell(value, kind="ours"), Cell(theirs, kind="paper")]
+    for label, value, theirs in facts
+  ]
+  title = f"Scale: {headline or 'ours'}"
+  return [document.Fold(title, [document.Table(header, rows)])]
+
+
+def commands_block(runs: Sequence[runs_lib.Run]) -> document.Fold:
+  """Every run, its state, and the command that made it."""
+  lines = []
+  for run in runs:
+    command = run.summary.get("command", "")
+    lines.append(f"# {run.directory.name}: {run.state}")
+    lines += [command] if command else []
+  title = f"Runs and their commands ({len(runs)})"
+  return document.Fold(title, [document.Code("\n".join(lines))])
+
+
+_DEFAULT_COLUMNS = (
+  paper_lib.Column(
+    "exact", "exact match, %", paper_lib.metric("test/exact_match", 100.0)
+  ),
+  paper_lib.Column("loss", "loss, nats", paper_lib.metric("test/loss"), 3),
 )
 
 
-class Group(NamedTuple):
-  """Runs that differ only in their seed."""
-
-  overrides: Mapping[str, Any]
-  runs: list[Run]
-
-  @property
-  def settings(self) -> Mapping[str, Any]:
-    """The settings of its runs, with the seed of one."""
-    return self.runs[0].settings
+def _paper_of(run: runs_lib.Run) -> paper_lib.Paper | None:
+  names = (run.config.get(part, {}).get("name") for part in ("task", "model"))
+  return papers.of(*names)
 
 
-class Spread(NamedTuple):
-  """One quantity over several seeds.
-
-  Attributes:
-    mean: mean over seeds.
-    std: sample standard deviation (n - 1); None for a single number.
-    seeds: the numbers, by seed.
-    evaluation: standard error over the examples of the evaluation, averaged
-      over seeds; None if unknown.
-  """
-
-  mean: float
-  std: float | None
-  seeds: Mapping[int, float]
-  evaluation: float | None = None
-
-  @property
-  def standard_error(self) -> float | None:
-    """Standard error of the mean, over seeds, or over examples for one seed."""
-    if self.std is None:
-      return self.evaluation
-    return self.std / math.sqrt(len(self.seeds))
+def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
+  """Writes a picture; returns its block."""
+  path.parent.mkdir(exist_ok=True)
+  path.write_bytes(picture)
+  return document.Image(picture, f"{path.parent.name}/{path.name}", text)
 
 
-def group_by_seed(runs: Iterable[Run]) -> list[Group]:
-  """Groups runs by their overrides except the seeds, in order."""
-  groups: list[Group] = []
-  for run in runs:
-    key = {k: v for k, v in run.overrides.items() if k not in SEEDS}
-    for group in groups:
-      if group.overrides == key:
-        group.runs.append(run)
-        break
-    else:
-      groups.append(Group(key, [run]))
-  return groups
+def sweep_of(
+  plan: runs_lib.Plan, paper: paper_lib.Paper | None
+) -> paper_lib.Sweep:
+  """The paper's record of a sweep, or a plain table for an unknown sweep."""
+  if paper and plan.name in paper.sweeps:
+    return paper.sweeps[plan.name]
+  columns = paper.columns if paper else _DEFAULT_COLUMNS
+  return paper_lib.Sweep(plan.name, "ours", columns)
 
 
-def spread(values: Mapping[int, float]) -> Spread | None:
-  """Mean and sample standard deviation; None without values."""
-  if not values:
-    return None
-  numbers = list(values.values())
-  std = statistics.stdev(numbers) if len(numbers) > 1 else None
-  return Spread(statistics.fmean(numbers), std, values)
+def _source(sweep: paper_lib.Sweep, paper: paper_lib.Paper | None) -> str:
+  if not sweep.rows or paper is None:
+    return f"Source: {sweep.source}; there are no numbers of a paper."
+  return f"Source: {sweep.source}. Paper: {paper.name}."
 
 
-def ours(group: Group, column: Column) -> Spread | None:
-  """One quantity over the completed runs of a group."""
-  values, errors = {}, []
-  for run in group.runs:
-    if run.done:
-      value = column.value(run.config, run.summary)
-      if value is not None:
-        values[run.config["run"]["seed"]] = value
-        if isinstance(column.value, Metric):
-          errors.append(column.value.standard_error(run.summary))
-  found, known = spread(values), [e for e in errors if e is not None]
-  if found is None or not known:
-    return found
-  return found._replace(evaluation=statistics.fmean(known))
+def _comparison(
+  sweep: paper_lib.Sweep,
+  groups: Sequence[grouping.Group],
+  paper: paper_lib.Paper | None,
+) -> document.Table:
+  """The table of our numbers and the paper's."""
+  header = [Cell("setting")]
+  if sweep.rows:
+    header.append(Cell("with the paper"))
+  for column in sweep.columns:
+    header.append(Cell(column.label, kind="ours"))
+    if sweep.rows:
+      header.append(Cell(column.label, kind="paper"))
+  labels = ("runs", "evaluated", "steps", "parameters", "wall time")
+  header += [Cell(label, kind="ours") for label in labels]
+  keys = grouping.distinguishing(groups)
+  rows = []
+  for group in groups:
+    row = grouping.row_of(group.settings, sweep.rows)
+    changed = {k: v for k, v in group.overrides.items() if k in keys}
+    cells = [
+      Cell(
+        grouping.as_text(changed) or "as the config is",
+        row.label if row else "",
+      )
+    ]
+    if sweep.rows:
+      assert paper is not None  # Whose rows they are.
+      cells.append(Cell(grouping.verdict(group, sweep, paper) or "–"))
+    for column in sweep.columns:
+      cells.append(_ours_cell(group, column))
+      if sweep.rows:
+        cells.append(_paper_cell(row, column))
+    rows.append([*cells, *_facts(group)])
+  return document.Table(header, rows)
 
 
-def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
-  """The most specific of the paper's rows that fit an item, or None."""
-  fitting = [row for row in rows if fits(row.settings, settings)]
-  return max(fitting, key=lambda row: len(row.settings), default=None)
+def _ours_cell(group: grouping.Group, column: paper_lib.Column) -> Cell:
+  found = grouping.ours(group, column)
+  if found is None:
+    states = {run.state for run in group.runs}
+    nothing_run = states == {"not run"}
+    return Cell("not run" if nothing_run else "–", kind="ours")
+  error = found.standard_error
+  text = f"se\u00a0{error:.2g}" if error is not None else ""
+  return _spread_cell(found, column.digits, text, "ours")
 
 
-def verdict(group: Group, sweep: Sweep, paper: Paper) -> str:
-  """Whether a group's numbers agree with the paper's.
+def _paper_cell(row: paper_lib.Row | None, column: paper_lib.Column) -> Cell:
+  found = row.values.get(column.key) if row else None
+  if found is None:
+    return Cell("–", kind="paper")
+  return _spread_cell(found, column.digits, found.text, "paper")
 
-  Numbers agree if they differ by at most two standard errors of the difference,
-  which combines our error and the paper's over its seeds, in every column that
-  both have.
 
-  Returns:
-    "agrees", "disagrees", "not run", or "not run at this scale"; "" if the
-    paper has no numbers for it.
-  """
-  row = row_of(group.settings, sweep.rows)
-  pairs = [
-    (ours(group, column), theirs.mean, theirs.standard_error)
-    for column in sweep.columns
-    if (theirs := row and row.values.get(column.key))
-    and theirs.mean is not None
-  ]
-  if not pairs:
-    return ""
-  if not any(mine for mine, _, _ in pairs):
-    return "not run"
-  if paper.size is None or not fits(paper.size, group.settings):
-    return "not run at this scale"
-  agree = all(
-    abs(mine.mean - mean) <= 2 * math.hypot(mine.standard_error or 0.0, error)
-    for mine, mean, error in pairs
-    if mine
+def _spread_cell(
+  found: grouping.Spread | paper_lib.Number, digits: int, text: str, kind: str
+) -> Cell:
+  """Mean and standard deviation; in small print, the text and all seeds."""
+  main = "–" if found.mean is None else number(found.mean, digits)
+  if found.std is not None:
+    main += f"\u00a0±\u00a0{number(found.std, digits)}"
+  lonely = len(found.seeds) == 1 and found.mean is not None and kind == "ours"
+  seeds = "\u00a0· ".join(
+    f"s{seed}:\u00a0{number(value, digits)}"
+    for seed, value in found.seeds.items()
   )
-  return "agrees" if agree else "disagrees"
+  notes = [text, "" if lonely else seeds]
+  return Cell(main, "; ".join(filter(None, notes)), kind)
 
 
-def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-  """Whether an item has all of these settings."""
-  return all(
-    key in settings
-    and (
-      settings[key] in value
-      if isinstance(value, frozenset)
-      else settings[key] == value
-    )
-    for key, value in wanted.items()
-  )
-
-
-def varying(groups: Sequence[Group]) -> list[str]:
-  """Keys whose values differ between groups, in order."""
-  keys = dict.fromkeys(key for group in groups for key in group.overrides)
+def _facts(group: grouping.Group) -> list[Cell]:
+  """Seeds, examples, steps, parameters and time of a group's runs."""
+  done = [run.summary for run in group.runs if run.done]
+  states = collections.Counter(run.state for run in group.runs if not run.done)
+  missing = "; ".join(f"{n} {state}" for state, n in states.items())
+  counts = [s.get("metrics", {}).get("test/count") for s in done]
+  walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
+  mean_wall = duration(statistics.fmean(walls)) if walls else "–"
   return [
-    key
-    for key in keys
-    if any(
-      key not in group.overrides
-      or group.overrides[key] != groups[0].overrides.get(key)
-      for group in groups
-    )
+    Cell(f"{len(done)}\u00a0of\u00a0{len(group.runs)}", missing, "ours"),
+    Cell(distinct(counts), kind="ours"),
+    Cell(distinct(s.get("steps") for s in done), kind="ours"),
+    Cell(distinct(s.get("parameters") for s in done), kind="ours"),
+    Cell(mean_wall, kind="ours"),
   ]
 
 
-def distinguishing(groups: Sequence[Group]) -> list[str]:
-  """The varying keys without those that follow from others.
-
-  A key that only one task or model has follows from its name, unless groups
-  differ in nothing else.
-  """
-  names = varying(groups)
-  for key in tuple(names):
-    fewer = [name for name in names if name != key]
-    if any(key not in group.settings for group in groups) and (
-      _num_different(groups, fewer) == _num_different(groups, names)
-    ):
-      names = fewer
-  return names
+def _same_everywhere(groups: Sequence[grouping.Group]) -> str:
+  keys = grouping.varying(groups)
+  first = groups[0].overrides if groups else {}
+  return grouping.as_text({k: v for k, v in first.items() if k not in keys})
 
 
-def _num_different(groups: Sequence[Group], keys: Sequence[str]) -> int:
-  rows = {repr([group.overrides.get(key) for key in keys]) for group in groups}
-  return len(rows)
-
-
-def as_text(overrides: Mapping[str, Any]) -> str:
-  """Overrides as readable text."""
-  return ", ".join(
-    f"{key.partition('.')[2]}\u00a0=\u00a0{value}"
-    for key, value in overrides.items()
-  )
+def _values(value, runs: Iterable[runs_lib.Run]) -> str:
+  """The distinct values of one fact over runs; "–" if it is unknown."""
+  found = []
+  for run in runs:
+    try:
+      found.append(value(run.config, run.summary))
+    except KeyError:  # Another task, or a run that is not complete.
+      continue
+  return distinct(found)

@@ -9,7 +9,7 @@ from tests_support import ROOT, load_config
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
-from loopjax.report import keep, page, tables
+from loopjax.report import grouping, keep, page
 from loopjax.report import runs as runs_lib
 from loopjax.run import workdir as workdir_lib
 
@@ -66,7 +66,7 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert said == "python -m loopjax.main --workdir=runs/n4_s2"
   assert run.summary["metrics"] == {"test/exact_match": 4.2}
   assert run.rows == [{"step": 10, "split": "validation", "loss": 1.5}]
-  groups = tables.group_by_seed(plan.runs)
+  groups = grouping.group_by_seed(plan.runs)
   assert [group.overrides for group in groups] == [
     {"model.num_passes": 1}, {"model.num_passes": 4},
   ]  # fmt: skip

@@ -12,7 +12,7 @@ from tests_support import load_config, namespace
 from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import page, plots, tables
+from loopjax.report import grouping, page, plots
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import words as words_lib
@@ -112,21 +112,21 @@ def plan_of(workdir):
 
 
 def test_mean_and_sample_deviation(workdir):
-  groups = tables.group_by_seed(plan_of(workdir).runs)
+  groups = grouping.group_by_seed(plan_of(workdir).runs)
   exact = utm.PAPER.sweeps["memory_curve"].columns[0]
-  found = tables.ours(groups[0], exact)
+  found = grouping.ours(groups[0], exact)
   assert found.mean == pytest.approx(30.0)
   assert found.std == pytest.approx(26.457513)  # sqrt((400 + 100 + 900) / 2)
   assert found.seeds == pytest.approx({0: 10.0, 42: 20.0, 123: 60.0})
-  alone = tables.ours(groups[1], exact)
+  alone = grouping.ours(groups[1], exact)
   assert (alone.mean, alone.std) == (pytest.approx(50.0), None)
-  assert tables.ours(groups[2], exact) is None
+  assert grouping.ours(groups[2], exact) is None
 
 
 def test_the_standard_error_is_that_of_seeds_or_else_of_examples(workdir):
-  groups = tables.group_by_seed(plan_of(workdir).runs)
+  groups = grouping.group_by_seed(plan_of(workdir).runs)
   exact = utm.PAPER.sweeps["memory_curve"].columns[0]
-  three, one = (tables.ours(group, exact) for group in groups[:2])
+  three, one = (grouping.ours(group, exact) for group in groups[:2])
   assert three.standard_error == pytest.approx(26.457513 / 3**0.5)
   assert one.standard_error == pytest.approx(1.0)  # 0.01, in percent.
   assert "se\u00a015; s0:\u00a010.0" in written(workdir)[1].read_text()
@@ -147,7 +147,7 @@ def of_the_papers_size(exact):
     )
     for seed, value in enumerate(values)
   ]
-  return tables.Group({}, runs)
+  return grouping.Group({}, runs)
 
 
 def test_numbers_agree_within_two_standard_errors_of_both():
@@ -160,15 +160,15 @@ def test_numbers_agree_within_two_standard_errors_of_both():
     (57.4 + 1.01 * bound, "disagrees"),
   ):
     group = of_the_papers_size(exact)
-    assert tables.verdict(group, sweep, utm.PAPER) == expected
+    assert grouping.verdict(group, sweep, utm.PAPER) == expected
   small = utm.PAPER._replace(size={"model.width": 2048})
   for paper in (small, utm.PAPER._replace(size=None)):
-    said = tables.verdict(of_the_papers_size(57.4), sweep, paper)
+    said = grouping.verdict(of_the_papers_size(57.4), sweep, paper)
     assert said == "not run at this scale"
-  none = tables.Group({}, [r._replace(state="not run") for r in group.runs])
-  assert tables.verdict(none, sweep, utm.PAPER) == "not run"
+  none = grouping.Group({}, [r._replace(state="not run") for r in group.runs])
+  assert grouping.verdict(none, sweep, utm.PAPER) == "not run"
   ours = sweep._replace(rows=())
-  assert tables.verdict(of_the_papers_size(57.4), ours, utm.PAPER) == ""
+  assert grouping.verdict(of_the_papers_size(57.4), ours, utm.PAPER) == ""
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
   fitting = [
     preset
     for preset in namespace(file)["PRESETS"]
-    if tables.fits(paper.size, flatten(load_config(file, preset).to_dict()))
+    if grouping.fits(paper.size, flatten(load_config(file, preset).to_dict()))
   ]
   assert {"paper"} <= set(fitting) <= {"paper", "hybrid"}
 
@@ -252,9 +252,9 @@ def test_a_diverged_run_does_not_count(workdir):
   run = plan_of(workdir).runs[2]
   summary = {**run.summary, "status": "diverged"}
   workdir_lib.write_json(run.directory / "summary.json", summary)
-  groups = tables.group_by_seed(plan_of(workdir).runs)
+  groups = grouping.group_by_seed(plan_of(workdir).runs)
   exact = utm.PAPER.sweeps["memory_curve"].columns[0]
-  assert tables.ours(groups[0], exact).mean == pytest.approx(15.0)
+  assert grouping.ours(groups[0], exact).mean == pytest.approx(15.0)
   assert "1 diverged" in written(workdir)[0].read_text()
 
 
@@ -288,7 +288,7 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
   rows = paper.sweeps[name].rows
   items = items_of(name, preset, file)
   planned = [flatten(item.config) for item in items]
-  matched = [tables.row_of(settings, rows) for settings in planned]
+  matched = [grouping.row_of(settings, rows) for settings in planned]
   formats = {None, *(settings.get("task.format") for settings in planned)}
   expected = {  # The other form of a task is another config's.
     row.label for row in rows if row.settings.get("task.format") in formats
@@ -306,7 +306,7 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
     assert all(i.overrides["model.name"] in outside for i in others)
   for settings in planned:  # No two rows fit equally well.
     fits = [
-      len(row.settings) for row in rows if tables.fits(row.settings, settings)
+      len(row.settings) for row in rows if grouping.fits(row.settings, settings)
     ]
     assert fits.count(max(fits, default=0)) <= 1
 
@@ -361,7 +361,7 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
     ]
     lines = "\n".join(map(json.dumps, rows))
     (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
-  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   panels = disco.PAPER.sweeps["models"].panels
   drawn = drawn_by(monkeypatch, groups, panels)
   assert list(drawn) == [
@@ -388,7 +388,7 @@ def test_models_are_compared_by_the_loops_they_run(tmp_path, monkeypatch):
     scores = {f"depth/exact_match/loop={k}": k / 20 for k in range(12)}
     scores["depth/exact_match/standard_error/loop=0"] = 9.0
     make_run(tmp_path / item.slug, item.config, 0.5, metrics=scores)
-  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   (lines,) = drawn_by(
     monkeypatch, groups, utm.PAPER.sweeps["depth"].panels
   ).values()
@@ -458,7 +458,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
     3,
     6,
   ]
-  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   panels = adaptive.PAPER.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
   assert [line[0] for line in lines] == [
@@ -475,7 +475,7 @@ def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
   row = {"step": 10, "split": "validation", "bits_per_byte": 2.0}
   for item in items:
     (tmp_path / item.slug / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   sweep = adaptive.PAPER.sweeps["table_1"]
   names = [row.label for row in sweep.rows]
   figures = []
@@ -509,7 +509,7 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
   ]
   lines = "\n".join(map(json.dumps, rows))
   (tmp_path / items[1].slug / "metrics.jsonl").write_text(lines + "\n")
-  groups = tables.group_by_seed(plan_of(tmp_path).runs)
+  groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   panels = adaptive.PAPER.sweeps["table_1"].panels
   ((_, _, x, y),) = drawn_by(monkeypatch, groups, panels)[panels[1].title]
   assert (x, y) == ([3.0, 2.0], [1.5, 2.5])
@@ -610,12 +610,12 @@ def test_settings_of_one_task_alone_follow_from_its_name():
 
   def keys(*items):
     groups = [
-      tables.Group(
+      grouping.Group(
         item, [runs_lib.Run(None, item, {**item, "x.y": 1}, "", {}, {})]
       )
       for item in items
     ]
-    return tables.distinguishing(groups)
+    return grouping.distinguishing(groups)
 
   assert keys(of_facts, of_sums) == ["task.name", "run.steps"]
   assert keys(of_facts, of_sums, many) == [
@@ -630,7 +630,7 @@ def test_only_one_varying_number_makes_a_curve():
       runs_lib.Run(None, item.overrides, {}, "not run", {}, {})
       for item in items_of(name, file=file)
     ]
-    return plots.numeric_key(tables.group_by_seed(runs))
+    return plots.numeric_key(grouping.group_by_seed(runs))
 
   assert key("memory_curve") == "model.num_memory_tokens"
   assert key("depth", "automaton_sleep") == "task.num_steps"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.flax import load_file, save_file
-from tests_support import smoke
+from tests_support import ROOT, smoke
 
 from loopjax import config as config_lib
 from loopjax import train
@@ -96,6 +96,19 @@ def test_an_entry_has_read_novels():
   output = nnx.merge(model.graphdef, model.params)(ids[:, :-1], **model.call)
   nats = tokens.token_cross_entropy(output.logits, jnp.asarray(ids[:, 1:]))
   assert nats.mean() / np.log(2) < 2.1  # Bits a byte.
+
+
+@pytest.mark.parametrize(
+  ("name", "view"), [("sudoku_nine", "puzzle"), ("novels", "text")]
+)
+def test_the_pages_of_the_docs_are_of_today(name, view):
+  """Else docs/zoo.md says how to write them again."""
+  play = ROOT / "loopjax" / "play"
+  page = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
+  assert (play / "views" / f"{view}.html").read_text() in page
+  before, after = (play / "page.html").read_text().split("<!-- VIEW -->")
+  assert before in page and after.rpartition("/* DATA */ null")[0] in page
+  assert f'"zoo:{name}' in page
 
 
 def test_the_list_says_what_they_do(capsys):

@@ -20,7 +20,7 @@ from loopjax.kernels import KERNELS
 from loopjax.loop import windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
-from loopjax.models.sleep import passes
+from loopjax.models.sleep import pass_gradients
 from loopjax.models.sleep.config import Config, last_chunk
 from loopjax.models.sleep.state import Tokens, WindowState, split
 from loopjax.nn import attention, hybrid, norm, remat, rope
@@ -156,23 +156,24 @@ class Model(nnx.Module):
       every token is predicted, the records include "awake", the residual stream
       [B, L, D] of the first pass.
     """
-    prelude, core, coda = self.parts()
-    old = state.parts
+    (prelude, core, coda), old = self.parts(), state.parts
     read = functools.partial(self._read, unroll=kind == "unroll")
     window = self._window(tokens, state.past_mask)
     inputs, first, _ = read(prelude, tokens.hidden, window, old[0])
 
-    def one_pass(carry: passes.Carry, n: Array) -> tuple:
+    def one_pass(carry: pass_gradients.Carry, n: Array) -> tuple:
       """h, S <- Blocks(h, S)."""
       hidden, memory = carry
       before = memory if self.config.carry_state else old[1]
       memory = hybrid.next_pass(before, old[1])
       hidden = self.next_input(hidden, inputs, n)
       hidden, memory, stats = read(core, hidden, window, memory)
-      record = passes.record(self.config, hidden, memory, stats, tokens.mask)
-      return (hidden, memory), record | {name: hidden for name in trace}
+      found = pass_gradients.record(
+        self.config, hidden, memory, stats, tokens.mask
+      )
+      return (hidden, memory), found | {name: hidden for name in trace}
 
-    first_pass, (asleep, memory), records = passes.run(
+    first_pass, (asleep, memory), records = pass_gradients.run(
       self.config,
       one_pass,
       (inputs, old[1]),
@@ -273,9 +274,8 @@ class Model(nnx.Module):
     """Applies groups to a window; the memory keeps the last P tokens."""
     if not len(jax.tree.leaves(part)[0]):  # An empty scan cannot be compiled.
       return hidden, memory, {}
-    head_width = self.layers.attention.head_width
-    base = self.config.rope_base
-    tables = rope.rope_tables(window.positions, head_width, base)
+    width, base = self.layers.attention.head_width, self.config.rope_base
+    tables = rope.rope_tables(window.positions, width, base)
     run_groups = remat.rematerialised(
       functools.partial(hybrid.run_groups, unroll=unroll),
       self.options.remat,
