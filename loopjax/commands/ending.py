@@ -26,17 +26,8 @@ def lines(
   """
   if summary["status"] != "completed":
     return []
-  found = summary["metrics"]
   directory = workdir / "evaluation" if mode == "eval" else workdir
-  counted = [key for key in found if key.endswith("/count") and "=" not in key]
-  splits = [
-    key.removesuffix("/count")
-    for key in counted
-    if mode == "eval" or not key.startswith(("train", "validation"))
-  ]
-  texts = [_scores(found, split, headline) for split in splits[:_SPLITS]]
-  if len(splits) > _SPLITS:
-    texts.append(f"and {len(splits) - _SPLITS} more splits")
+  texts = scores(summary["metrics"], headline, every=mode == "eval")
   time = machine.duration(summary["wall_seconds"])
   parameters = f"{summary['parameters']:,} parameters, {time}"
   if texts:
@@ -49,6 +40,27 @@ def lines(
   if mode != "eval":
     texts.append(f"next: python -m loopjax.report {workdir}")
   return texts
+
+
+def scores(
+  found: Mapping[str, float], headline: Sequence[str], every: bool = False
+) -> list[str]:
+  """A line for each split that counts, at most a few.
+
+  Args:
+    found: the metrics of a run's summary.
+    headline: names of the scores that matter, of the task and the family.
+    every: of validation and training as well.
+  """
+  counted = [key for key in found if key.endswith("/count") and "=" not in key]
+  splits = [
+    key.removesuffix("/count")
+    for key in counted
+    if every or not key.startswith(("train", "validation"))
+  ]
+  texts = [_scores(found, split, headline) for split in splits[:_SPLITS]]
+  more = len(splits) - _SPLITS
+  return [*texts, f"and {more} more splits"] if more > 0 else texts
 
 
 def _scores(

@@ -62,7 +62,11 @@ def _play(options: argparse.Namespace) -> None:
     checks.unicode("--prompt", prompt)
   inspector = load.load(options.workdir, options.num_loops, options.checkpoint)
   found = list(map(inspector.inspect, options.prompt))
-  found = found or list(map(inspector.random, range(options.random)))
+  levels = inspector.facts["levels"] or [""]
+  found = found or [  # One above the middle first, then a harder one.
+    inspector.random(seed, levels[(len(levels) // 2 + seed) % len(levels)])
+    for seed in range(options.random)
+  ]
   if options.export:
     text = page.make(inspector, found, served=False)
     try:

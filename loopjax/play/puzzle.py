@@ -20,6 +20,9 @@ from loopjax.play.inspector import Inspection, Inspector, facts
 from loopjax.saved import trained
 
 TRACES = ("prediction", "confidence", "weight", "attention")
+# Difficulties, and their places among random puzzles in order of difficulty.
+LEVELS = {"easy": 0.1, "medium": 0.4, "hard": 0.75, "hardest": 0.97}
+_DRAWN = 32
 
 
 def load(
@@ -60,18 +63,28 @@ def load(
   return Inspector(
     view="puzzle",
     facts={
-      **facts(workdir.name, run.step, loops, settings.model.num_loops),
+      **facts(
+        workdir.name, run.step, loops, settings.model.num_loops, tuple(LEVELS)
+      ),
       "memory": len(run.params.get("memory_tokens", ())),
       "boxRows": board.box_rows,
       "boxColumns": board.box_cols,
     },
     inspect=inspect,
-    random=lambda seed: inspect(
-      characters(
-        generator.generate(board, 1, np.random.default_rng(seed))[0][0]
-      )
-    ),
+    random=lambda seed, level: inspect(random_puzzle(board, seed, level)),
   )
+
+
+def random_puzzle(board: board_lib.Board, seed: int, level: str) -> str:
+  """A puzzle of a difficulty, as `parse` reads it.
+
+  Of some random puzzles in order of the solver's wrong guesses, then of fewer
+  clues, it is the one at the level's place.
+  """
+  rng = np.random.default_rng(seed)
+  puzzles, _, guesses = generator.generate(board, _DRAWN, rng)
+  order = np.lexsort((-np.count_nonzero(puzzles, axis=1), guesses))
+  return characters(puzzles[order[int(LEVELS[level] * _DRAWN)]])
 
 
 def parse(board: board_lib.Board, puzzle: str) -> np.ndarray:
@@ -105,7 +118,8 @@ def _inspect(
 
   Returns:
     "prompt" and "solution" in characters, "" unless there is exactly one;
-    "solutions", how many there are, in words;
+    "solutions", how many there are, in words; "guesses", how many wrong ones
+    the solver needs;
     "digits" [K + 1][cells] and "certain" (probability in percent), of every
     loop and of the output; "halted", the loop at which each token stops, memory
     first, [S]; "attention", of queries to keys, mean over heads, in 255ths of
@@ -128,6 +142,7 @@ def _inspect(
     "solutions": {0: "no solution", 1: "one solution"}.get(
       number, "several solutions"
     ),
+    "guesses": int(solved.guesses[0]),
     "digits": [(row - 1).tolist() for row in digits],
     "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],
     "halted": halting.steps_taken(trace["weight"]).tolist(),

@@ -93,7 +93,8 @@ def load(
     functools.partial(forward, run.params),
   )
 
-  def random(seed: int) -> Inspection:
+  def random(seed: int, level: str) -> Inspection:
+    del level  # There is none.
     chosen = np.random.default_rng(seed).integers(len(known))
     return inspect(" ".join(names[token] for token in list(known)[chosen]))
 

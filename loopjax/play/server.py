@@ -17,7 +17,8 @@ def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
   """The application.
 
   GET / is the page; GET /think?prompt=... an Inspection as JSON, or status 400
-  and "error" for an invalid prompt; GET /random that of a random prompt; GET
+  and "error" for an invalid prompt; GET /random?level=... that of a random
+  prompt of this difficulty, one of the facts' "levels" if there are any; GET
   /export?prompt=... the page of that prompt as a file. A random prompt that was
   shown is not read anew: its text may stand for other tokens.
   """
@@ -38,8 +39,12 @@ def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
       return JSONResponse({"error": str(error)}, status_code=400)
 
   def random(request: Request) -> Response:
-    del request
-    inspection = inspector.random(secrets.randbits(32))
+    level = request.query_params.get("level", "")
+    levels = inspector.facts["levels"] or [""]
+    if level not in levels:
+      message = f"level={level!r} must be one of {', '.join(levels)}"
+      return JSONResponse({"error": message}, status_code=400)
+    inspection = inspector.random(secrets.randbits(32), level)
     shown[inspection["prompt"]] = inspection
     return JSONResponse(inspection)
 

@@ -98,7 +98,8 @@ def load(
   def engine() -> Any:
     return source.make_engine(language_model, num_slots=1, max_tokens=places)
 
-  def random(seed: int) -> Inspection:
+  def random(seed: int, level: str) -> Inspection:
+    del level  # There is none.
     request = GenerationRequest(
       (tokenizer.end,),
       places - 1,

@@ -1,6 +1,7 @@
 """Groups runs by their settings, and averages them over seeds."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -178,8 +179,22 @@ def _num_different(groups: Sequence[Group], keys: Sequence[str]) -> int:
 
 
 def as_text(overrides: Mapping[str, Any]) -> str:
-  """Overrides as readable text."""
+  """Overrides as readable text: `number of loops = 4, model = disco`."""
   return ", ".join(
-    f"{key.partition('.')[2]}\u00a0=\u00a0{value}"
+    f"{_words(key)}\u00a0=\u00a0{_as_said(value)}"
     for key, value in overrides.items()
   )
+
+
+def _words(key: str) -> str:
+  """A setting's name without its section, in words."""
+  section, _, name = key.partition(".")
+  if name == "name":
+    return section
+  return re.sub("^num_", "number of ", name).replace("_", " ")
+
+
+def _as_said(value: Any) -> str:
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  return str(value) or "none"

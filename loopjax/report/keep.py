@@ -47,16 +47,29 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--sweep", help="they are its items, or were started as such by hand"
   )
+  parser.add_argument(
+    "--title", help="the question that they answer, as the table's heading"
+  )
   options = parser.parse_args(argv)
-  keep(options.workdirs, options.out, options.sweep)
+  keep(options.workdirs, options.out, options.sweep, options.title)
   print(options.out)
   return 0
 
 
 def keep(
-  workdirs: Sequence[pathlib.Path], out: pathlib.Path, sweep: str | None = None
+  workdirs: Sequence[pathlib.Path],
+  out: pathlib.Path,
+  sweep: str | None = None,
+  title: str | None = None,
 ) -> None:
   """Adds runs to a file, as items of a sweep or each by itself.
+
+  Args:
+    workdirs: the runs.
+    out: the file, which may have some.
+    sweep: the sweep's name; each run is by itself if None.
+    title: heading of its table; the one that the file has if None, or else
+      the paper's.
 
   Raises:
     UserError: a run is not complete, names a path of this machine or has the
@@ -64,13 +77,15 @@ def keep(
   """
   if not out.name.endswith(runs_lib.KEPT):
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
-  kept = _kept(out, sweep or "")
+  before = workdir_lib.read_json(out) if out.exists() else {}
+  kept = _kept(out, before, sweep or "")
   for workdir in workdirs:
     run = {"directory": workdir.name, **_of_run(workdir)}
     if kept.setdefault(workdir.name, run) != run:
       raise UserError(f"there is another run with the name {workdir.name}")
   content = {
     "sweep": sweep or "",
+    "title": before.get("title", "") if title is None else title,
     "config": "",  # No command runs them all: each has its own.
     "overrides": {},
     "task": next(iter(kept.values()))["config"]["task"]["name"],
@@ -83,11 +98,12 @@ def keep(
     raise UserError(f"{out}: cannot be written: {error.strerror}") from error
 
 
-def _kept(out: pathlib.Path, sweep: str) -> dict[str, dict[str, Any]]:
+def _kept(
+  out: pathlib.Path, content: Mapping[str, Any], sweep: str
+) -> dict[str, dict[str, Any]]:
   """The runs that a file has, by name, without their overrides."""
-  if not out.exists():
+  if not content:
     return {}
-  content = workdir_lib.read_json(out)
   if content["sweep"] != sweep:
     raise UserError(f"{out}: its runs are of --sweep={content['sweep']}")
   return {

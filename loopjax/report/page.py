@@ -1,13 +1,12 @@
 """The whole report: report.html, report.md and report.csv."""
 
 import itertools
-import os
 import pathlib
 from collections.abc import Sequence
 
 from loopjax.commands import document
 from loopjax.errors import UserError
-from loopjax.report import grouping, papers, rows, tables
+from loopjax.report import card, grouping, papers, rows, tables
 from loopjax.report import runs as runs_lib
 
 MAX_RUNS_WITH_FIGURES = 6
@@ -61,8 +60,7 @@ def _body(
   others: Sequence[runs_lib.Run],
 ) -> list[document.Block]:
   if not plans and len(others) == 1:
-    figures = _figures(others[0], out)
-    return [*tables.run_blocks(others[0]), *figures]
+    return card.blocks(others[0], out)
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
   caveats: dict[str, dict[str, None]] = {}  # Tasks of one paper share some.
   for task, model in sorted({(plan.task, plan.model) for plan in plans}):
@@ -82,7 +80,7 @@ def _body(
   folds = [
     document.Fold(f"{run.directory.name} (figures: {len(figures)})", figures)
     for run in _representatives(plans, others)
-    if (figures := _figures(run, out))
+    if (figures := list(card.figures(run, out).values()))
   ]
   if folds:
     heading = document.Heading(2, "Figures of single runs")
@@ -129,14 +127,3 @@ def _representatives(
   ]
   turns = itertools.chain(*itertools.zip_longest(*by_sweep), others)
   return list({run.directory: run for run in turns if run}.values())
-
-
-def _figures(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
-  return [
-    document.Image(
-      path.read_bytes(),
-      pathlib.Path(os.path.relpath(path, out)).as_posix(),
-      path.stem.replace("_", " ").capitalize(),
-    )
-    for path in sorted((run.directory / "figures").glob("*.png"))
-  ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -154,6 +155,12 @@ class Metric:
     del config
     found = summary.get("metrics", {}).get(self.name)
     return None if found is None else self.factor * found
+
+  def of_validation(self) -> "Metric":
+    """The same metric of the validation split that belongs to its split."""
+    return dataclasses.replace(
+      self, name=re.sub("^test", "validation", self.name)
+    )
 
   def standard_error(self, summary: Mapping[str, Any]) -> float | None:
     """Standard error over the examples of the evaluation; None if unknown."""

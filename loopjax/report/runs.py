@@ -55,6 +55,7 @@ class Plan(NamedTuple):
     command: the command that runs it; "" if each run was started by itself.
     task: task.name of its config. model: model.name of its first item.
     runs: its runs, in order.
+    title: heading of its table; "" for the paper's.
   """
 
   directory: pathlib.Path
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
   task: str
   model: str
   runs: list[Run]
+  title: str = ""
 
 
 def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
@@ -155,6 +157,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
         else ""
       ),
       task=manifest.get("task", ""),
+      title=manifest.get("title", ""),
       # The first may belong to the family that the others start from.
       model=models[-1] if models else "",
       runs=[

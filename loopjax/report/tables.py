@@ -1,4 +1,4 @@
-"""Tables of one sweep, ours beside the paper's, and of one run."""
+"""Tables of one sweep, ours beside the paper's, and of runs of none."""
 
 import collections
 import pathlib
@@ -10,7 +10,7 @@ from loopjax.commands.document import Cell
 from loopjax.report import grouping, papers, plots
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report.words import distinct, duration, number, pairs, score
+from loopjax.report.words import distinct, duration, number, pairs
 
 
 def sweep_blocks(
@@ -28,8 +28,10 @@ def sweep_blocks(
   # Two directories may have a sweep of one name.
   directory = plan.directory.resolve().name
   blocks: list[document.Block] = [
-    document.Heading(2, f"{sweep.title} ({directory}: {plan.name})"),
-    document.Paragraph(_source(sweep, paper)),
+    document.Heading(2, plan.title or sweep.title),
+    document.Paragraph(
+      f"Runs: {directory}, sweep {plan.name}. {_source(sweep, paper)}"
+    ),
     _comparison(sweep, groups, paper),
   ]
   if same := _same_everywhere(groups):
@@ -49,36 +51,11 @@ def sweep_blocks(
   return [*blocks, commands_block(plan.runs)]
 
 
-def run_blocks(run: runs_lib.Run) -> list[document.Block]:
-  """A single run: its state, scale, scores and command."""
-  paper = _paper_of(run)
-  blocks: list[document.Block] = [document.Paragraph(f"State: {run.state}.")]
-  scores = {
-    name.removeprefix("test/"): value
-    for name, value in run.summary.get("metrics", {}).items()
-    if not name.startswith(("train/", "depth/"))
-  }
-  header = [Cell("evaluation"), Cell("mean ± standard error", kind="ours")]
-  whole: list[list[Cell]] = []
-  by_group: list[list[Cell]] = []
-  for name, value in scores.items():
-    if not name.endswith("/standard_error"):
-      text = score(value, scores.get(f"{name}/standard_error"))
-      rows = by_group if "=" in name else whole
-      rows.append([Cell(name), Cell(text)])
-  if whole:
-    blocks.append(document.Table(header, whole))
-  if by_group:
-    table = document.Table(header, by_group)
-    blocks.append(document.Fold("By group", [table]))
-  return [*blocks, *scale_blocks([run], paper), commands_block([run])]
-
-
 def runs_block(runs: Sequence[runs_lib.Run]) -> document.Table:
   """Runs that belong to no sweep, one row each."""
   rows = []
   for run in runs:
-    paper = _paper_of(run)
+    paper = paper_of(run)
     columns = paper.columns if paper else _DEFAULT_COLUMNS
     group = grouping.Group({}, [run])
     scores = [(column, grouping.ours(group, column)) for column in columns]
@@ -142,7 +119,8 @@ _DEFAULT_COLUMNS = (
 )
 
 
-def _paper_of(run: runs_lib.Run) -> paper_lib.Paper | None:
+def paper_of(run: runs_lib.Run) -> paper_lib.Paper | None:
+  """The paper of a run's task and family, or None."""
   names = (run.config.get(part, {}).get("name") for part in ("task", "model"))
   return papers.of(*names)
 
@@ -157,11 +135,34 @@ def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
 def sweep_of(
   plan: runs_lib.Plan, paper: paper_lib.Paper | None
 ) -> paper_lib.Sweep:
-  """The paper's record of a sweep, or a plain table for an unknown sweep."""
+  """The paper's record of a sweep, or a plain table for an unknown sweep.
+
+  Where there are no numbers of a paper, rows are for choosing among: they begin
+  with the first score of the validation split, by which one may.
+  """
   if paper and plan.name in paper.sweeps:
-    return paper.sweeps[plan.name]
-  columns = paper.columns if paper else _DEFAULT_COLUMNS
-  return paper_lib.Sweep(plan.name, "ours", columns)
+    sweep = paper.sweeps[plan.name]
+  else:
+    columns = paper.columns if paper else _DEFAULT_COLUMNS
+    sweep = paper_lib.Sweep(plan.name, "ours", columns)
+  if sweep.rows:
+    return sweep
+  return sweep._replace(columns=(*_chosen_by(plan, sweep), *sweep.columns))
+
+
+def _chosen_by(
+  plan: runs_lib.Plan, sweep: paper_lib.Sweep
+) -> list[paper_lib.Column]:
+  """The validation score that belongs to the first score of a test."""
+  for column in sweep.columns:
+    value = column.value
+    if not isinstance(value, paper_lib.Metric):
+      continue
+    found = value.of_validation()
+    if any(found.name in run.summary.get("metrics", {}) for run in plan.runs):
+      label = f"validation: {column.label}"
+      return [column._replace(key="chosen_by", label=label, value=found)]
+  return []
 
 
 def _source(sweep: paper_lib.Sweep, paper: paper_lib.Paper | None) -> str:
@@ -230,6 +231,8 @@ def _spread_cell(
 ) -> Cell:
   """Mean and standard deviation; in small print, the text and all seeds."""
   main = "–" if found.mean is None else number(found.mean, digits)
+  if found.std == 0 and kind == "ours":
+    return Cell(main, "every seed", kind)
   if found.std is not None:
     main += f"\u00a0±\u00a0{number(found.std, digits)}"
   lonely = len(found.seeds) == 1 and found.mean is not None and kind == "ours"

@@ -16,6 +16,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.analysis.loops import halting
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import solver
 from loopjax.errors import UserError
 from loopjax.play import __main__ as command
 from loopjax.play import load, page, puzzle
@@ -25,6 +26,7 @@ from loopjax.saved import trained
 
 PUZZLE = "1..4..1..1..4..1"  # Breaks no rule, and has no solution to speak of.
 LOOPS = 3
+TELEPHONE = {"viewport": {"width": 360, "height": 740}}
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +97,26 @@ def test_more_loops_than_trained(workdir):
 
 def test_a_solution_is_told_only_if_there_is_one(inspector, inspection):
   assert inspection["solution"] == ""
-  cells, again, other = (inspector.random(n)["prompt"] for n in (7, 7, 8))
+  cells, again, other = (
+    inspector.random(seed, "hard")["prompt"] for seed in (7, 7, 8)
+  )
   assert cells == again != other
   solution = inspector.inspect(cells)["solution"]
   assert sorted(solution) == sorted("1234" * 4)
   assert all(c in (".", s) for c, s in zip(cells, solution, strict=True))
+
+
+def test_harder_puzzles_have_fewer_clues_or_need_guesses():
+  board = board_lib.Board(3, 3)
+  found = [
+    puzzle.parse(board, puzzle.random_puzzle(board, 1, level))
+    for level in puzzle.LEVELS
+  ]
+  guesses = solver.solve(board, np.array(found, np.uint8)).guesses.tolist()
+  clues = np.count_nonzero(found, axis=1).tolist()
+  assert list(puzzle.LEVELS) == ["easy", "medium", "hard", "hardest"]
+  assert guesses[:3] == [0, 0, 0] < guesses[3:]
+  assert clues[0] > clues[1] > clues[2]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +159,11 @@ def test_the_server_answers(inspector, inspection):
   wrong = client.get("/think", params={"prompt": "12"})
   assert wrong.status_code == 400
   assert "2 cells" in wrong.json()["error"]
-  assert client.get("/random").json()["solution"]
+  assert client.get("/random", params={"level": "easy"}).json()["solution"]
+  for query in ("", "?level=none"):
+    refused = client.get(f"/random{query}")
+    assert refused.status_code == 400
+    assert "one of easy, medium, hard, hardest" in refused.json()["error"]
   export = client.get("/export", params={"prompt": PUZZLE})
   assert data_of(export.text)["thoughts"] == [inspection]
   assert not data_of(export.text)["served"]
@@ -193,10 +214,10 @@ def test_a_port_that_cannot_be_used_is_one_line(workdir, capsys):
 
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   """With the keyboard and the mouse, on a telephone's width."""
-  found = [inspector.random(seed) for seed in (1, 2)]
+  found = [inspector.random(seed, "hard") for seed in (1, 2)]
   path = tmp_path / "page.html"
   path.write_text(page.make(inspector, found, served=False))
-  tab = browser.new_page(viewport={"width": 360, "height": 740})
+  tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
   mistakes = []
   tab.on("pageerror", lambda error: mistakes.append(str(error)))
   tab.goto(path.as_uri())
@@ -240,15 +261,47 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
     )
     style = square.get_attribute("style")
     assert f"{round(90 * share / 255)}%" in style
+  assert "looks here" in tab.locator("#legend").inner_text()
   tab.keyboard.press("Escape")
   tab.keyboard.press("h")
   assert tab.locator("[value=halting]").is_checked()
+  stops = [int(text) for text in tab.locator("#memory span").all_inner_texts()]
+  stops += [int(text) for text in cells.all_inner_texts()]
+  assert stops == found[1]["halted"]
+  assert tab.locator("#legend").inner_text() == f"stops after loop 1{LOOPS}"
   tab.keyboard.press("t")
   assert tab.evaluate("document.documentElement.style.colorScheme") == "dark"
   assert not tab.locator("#ask").is_visible()
   wide = tab.evaluate("document.documentElement.scrollWidth")
   assert wide <= 360
   assert not mistakes
+
+
+def test_a_page_plays_by_itself(inspector, tmp_path, browser):
+  """Unless the reader wants less motion; its chart has what is right."""
+  found = inspector.random(1, "hard")
+  path = tmp_path / "page.html"
+  path.write_text(page.make(inspector, [found], served=False))
+  tab = browser.new_page(**TELEPHONE, reduced_motion="no-preference")
+  tab.goto(path.as_uri())
+  tab.wait_for_function("document.getElementById('now').value === 'output'")
+  tab.wait_for_function(
+    "document.getElementById('play').textContent === 'play'"
+  )
+  assert not tab.locator("#thoughts").is_visible()  # There is one puzzle.
+  blanks = [i for i, digit in enumerate(found["prompt"]) if digit == "."]
+  right = [
+    sum(digits[i] == int(found["solution"][i]) for i in blanks)
+    for digits in found["digits"]
+  ]
+  bars = tab.locator("#chart rect")
+  high = [float(bar.get_attribute("height")) for bar in bars.all()]
+  assert np.allclose(high, [78 * count / len(blanks) for count in right])
+  tab.locator("#chart").click(position={"x": 20, "y": 40})
+  assert tab.locator("#now").inner_text() == f"loop 1 of {LOOPS}"
+  tab.reload()
+  tab.keyboard.press("ArrowRight")  # A reader who steps is left alone.
+  assert tab.locator("#play").inner_text() == "play"
 
 
 def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
@@ -258,7 +311,7 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
   from loopjax.play import server
 
   client = testclient.TestClient(server.make(inspector, [inspection]))
-  tab = browser.new_page(viewport={"width": 360, "height": 740})
+  tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
   mistakes = []
   tab.on("pageerror", lambda error: mistakes.append(str(error)))
 

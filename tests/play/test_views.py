@@ -139,12 +139,12 @@ def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
 @pytest.mark.long
 def test_a_text_of_its_own_is_of_its_seed(inspectors):
   random = inspectors["looped"].random
-  assert random(1) == random(1) != random(2)
+  assert random(1, "") == random(1, "") != random(2, "")
 
 
 def test_a_text_of_its_own_has_the_tokens_that_it_wrote(runs, inspectors):
   """Its bytes are no valid UTF-8."""
-  found = inspectors["looped"].random(1)
+  found = inspectors["looped"].random(1, "")
   model = language_model.load(runs["looped"])
   engine = source.make_engine(model, num_slots=1, max_tokens=64)
   sampling = Sampling(temperature=0.8, seed=1)
@@ -170,8 +170,8 @@ def test_a_text_that_is_too_long_is_refused(inspectors):
 @pytest.mark.long
 def test_a_question_is_decoded_everywhere_in_every_loop(runs, inspectors):
   inspector = inspectors["questions"]
-  question = inspector.random(3)["prompt"]
-  assert question == inspector.random(3)["prompt"]
+  question = inspector.random(3, "")["prompt"]
+  assert question == inspector.random(3, "")["prompt"]
   found = inspector.inspect(question)
   run = trained.read(runs["questions"])
   task = run.settings.task
@@ -257,6 +257,7 @@ def test_a_reader_moves_the_sliders(inspectors, gated, opened):
   tab = opened(inspectors["looped"], [gated])
   tokens = tab.locator("#tokens button")
   assert tokens.count() == len(gated["tokens"])
+  assert tab.locator("#leaves").inner_text() == "exit gate at 0.5"  # At first.
   for loops, threshold in ((3, 0), (3, 3), (2, 6)):
     tab.locator("#loop").fill(str(loops))
     tab.locator("#threshold").fill(str(threshold))
@@ -284,7 +285,7 @@ def test_a_reader_moves_the_sliders(inspectors, gated, opened):
 
 def test_a_reader_looks_into_a_question(inspectors, opened):
   inspector = inspectors["questions"]
-  found = [inspector.random(seed) for seed in (1, 2)]
+  found = [inspector.random(seed, "") for seed in (1, 2)]
   tab = opened(inspector, found)
   cells = tab.locator("#grid button")
   count = len(found[0]["tokens"])

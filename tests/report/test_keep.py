@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 
 import pytest
 from tests_support import ROOT, load_config
@@ -75,6 +76,30 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert "<small>N = 4</small>" in markdown  # The paper's row.
   assert "420.0\u00a0±\u00a010.0" in markdown
   assert "loopjax.sweep" not in markdown
+
+
+def test_a_table_is_headed_by_its_question(runs, tmp_path):
+  out = tmp_path / "kept" / "rule.runs.json"
+  keep.keep(runs[:2], out, "passes", "Do passes help?")
+  keep.keep(runs, out, "passes")  # What is added does not take it away.
+  markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
+  assert "\n## Do passes help?\n" in markdown
+  assert "Runs: rule, sweep passes." in markdown
+  assert "| number of passes\u00a0=\u00a01 " in markdown
+
+
+def test_a_search_shows_the_score_that_chose(runs, tmp_path):
+  """Before those of the test; and a score that all seeds share, once."""
+  for run in runs:
+    summary = workdir_lib.read_json(run / "summary.json")
+    summary["metrics"]["validation/exact_match"] = 0.875
+    workdir_lib.write_json(run / "summary.json", summary)
+  out = tmp_path / "kept" / "rule.runs.json"
+  keep.keep(runs, out, "search")
+  markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
+  [header] = re.findall(r"\| setting \| ([^|]+) \| ([^|]+) \|", markdown)
+  assert header == ("ours: validation: all labels, %", "ours: all labels, %")
+  assert "| 87.5 <small>every seed</small> | 420.0" in markdown
 
 
 def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):

@@ -371,7 +371,7 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
   assert len(direct) == len(reverse) == 3 * 2 * 2  # Models, seeds, splits.
   labels = [line[0] for line in direct if not line[0].startswith("_")]
   assert labels == [
-    f"name\u00a0=\u00a0{name}" for name in ("disco", "looped", "transformer")
+    f"model\u00a0=\u00a0{name}" for name in ("disco", "looped", "transformer")
   ]
   batch = items[0].config["run"]["batch_size"]
   assert direct[0][1:] == ("-", [10 * batch, 20 * batch], [0.0, 50.0])
@@ -462,7 +462,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
   panels = adaptive.PAPER.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
   assert [line[0] for line in lines] == [
-    f"num_local_slots\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
+    f"number of local slots\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
   ]
   for number, line in enumerate(lines, 1):
     assert line[2] == [1, 2, 3, 6]
@@ -683,12 +683,27 @@ def test_values_are_escaped(workdir):
 def test_a_single_run(workdir):
   single = plan_of(workdir).runs[0].directory
   html, markdown = (path.read_text() for path in written(single))
-  for text in (html, markdown):
-    assert "State: completed" in text
-    assert "0.1 ± 0.01" in text
-    assert "Curves" in text
-    assert "python -m loopjax.main" in text
-  assert "](figures/curves.png)" in markdown
+  # What it reached, how it looks, its command; the rest can be expanded.
+  card, folded = markdown.split("<details>", 1)
+  headline = "## exact match 0.1 ± 0.01 on 520 test examples; 3,447 parameters"
+  assert f"{headline}, 30\u00a0s" in card
+  assert "ponder\\_steps 2.5" in card
+  assert "20 steps of" in card
+  assert "](figures/curves.png)" in card
+  assert "python -m loopjax.main" in card
+  assert "<summary>All scores (3)</summary>" in folded
+  assert "0.1 ± 0.01" in folded
+  assert "exact match 0.1 ± 0.01" in html
+
+
+def test_the_picture_of_a_card_shows_how_the_model_thinks(workdir):
+  single = plan_of(workdir).runs[0].directory
+  for name in ("attention", "depth", "puzzle"):
+    (single / "figures" / f"{name}.png").write_bytes(PNG)
+  card, folded = written(single)[1].read_text().split("<details>", 1)
+  shown = re.findall(r"figures/(\w+)\.png", card)
+  assert shown == ["puzzle", "curves"]
+  assert "More figures (2)" in folded
 
 
 def test_a_single_run_that_is_not_finished(workdir):

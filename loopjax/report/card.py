@@ -1,0 +1,124 @@
+"""The report card of a single run: what it reached, how it looks, what it took.
+
+Everything else, all scores and the paper's scale, can be expanded below.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from loopjax.commands import document, ending
+from loopjax.commands.document import Cell
+from loopjax.data import TASKS
+from loopjax.models import MODELS
+from loopjax.report import runs as runs_lib
+from loopjax.report import tables
+from loopjax.report.words import duration, score
+
+# What shows best how a model thinks, of the figures that a run may have.
+_PICTURES = (
+  "puzzle", "passes", "exit_curve", "loops", "depth", "positions"
+)  # fmt: skip
+_ERROR = "/standard_error"
+
+
+def blocks(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
+  """The card of a run that may not be complete.
+
+  Args:
+    run: the run.
+    out: folder of the document.
+  """
+  drawn = figures(run, out)
+  shown = [
+    figure
+    for name in (next(filter(drawn.get, _PICTURES), ""), "curves")
+    if (figure := drawn.pop(name, None))
+  ]
+  said = [*_headline(run), _cost(run)] if run.done else [_state(run)]
+  card: list[document.Block] = [*said, *shown]
+  if command := run.summary.get("command"):
+    card.append(document.Code(command))
+  if drawn:
+    title = f"More figures ({len(drawn)})"
+    card.append(document.Fold(title, list(drawn.values())))
+  return [
+    *card,
+    *_scores(run),
+    *tables.scale_blocks([run], tables.paper_of(run)),
+  ]
+
+
+def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
+  """The figures in a run's directory, by name."""
+  return {
+    path.stem: document.Image(
+      path.read_bytes(),
+      pathlib.Path(os.path.relpath(path, out)).as_posix(),
+      path.stem.replace("_", " ").capitalize(),
+    )
+    for path in sorted((run.directory / "figures").glob("*.png"))
+  }
+
+
+def _state(run: runs_lib.Run) -> document.Block:
+  return document.Paragraph(f"State: {run.state}.")
+
+
+def _headline(run: runs_lib.Run) -> list[document.Block]:
+  """The score that matters most in one line, then a line for each split."""
+  task, model = (run.config[part]["name"] for part in ("task", "model"))
+  names = [
+    name
+    for module in (TASKS.get(task), MODELS.get(model))
+    if module
+    for name in module.HEADLINE
+  ]
+  found = run.summary["metrics"]
+  size = f"{run.summary['parameters']:,} parameters"
+  took = f"{size}, {duration(run.summary['wall_seconds'])}"
+  best = f"test/{names[0]}" if names else ""
+  if best not in found:
+    return [document.Heading(2, took), *_bullets(found, names)]
+  value = score(found[best], found.get(best + _ERROR))
+  count = f"{found['test/count']:,.0f} test examples"
+  name = names[0].replace("_", " ")
+  line = f"{name} {value} on {count}; {took}"
+  return [document.Heading(2, line), *_bullets(found, names)]
+
+
+def _bullets(
+  found: Mapping[str, float], names: Sequence[str]
+) -> list[document.Block]:
+  lines = ending.scores(found, names)
+  return [document.Bullets(lines)] if lines else []
+
+
+def _cost(run: runs_lib.Run) -> document.Block:
+  """What the run took, in a sentence."""
+  summary, config = run.summary, run.config
+  return document.Paragraph(
+    f"Family {config['model']['name']}, task {config['task']['name']}:"
+    f" {summary['steps']:,} steps of {config['run']['batch_size']:,} examples"
+    f" on {summary['devices']}. Versions, revision and sizes: below."
+  )
+
+
+def _scores(run: runs_lib.Run) -> list[document.Block]:
+  """All scores: of a split's examples together, then by group."""
+  found = run.summary.get("metrics", {})
+  rows = {
+    name: [Cell(name), Cell(score(value, found.get(name + _ERROR)))]
+    for name, value in found.items()
+    if not name.startswith(("train/", "depth/")) and not name.endswith(_ERROR)
+  }
+  header = [Cell("score"), Cell("mean ± standard error")]
+  parts = {
+    "All scores": [row for name, row in rows.items() if "=" not in name],
+    "Scores by group": [row for name, row in rows.items() if "=" in name],
+  }
+  return [
+    document.Fold(f"{title} ({len(of)})", [document.Table(header, of)])
+    for title, of in parts.items()
+    if of
+  ]
