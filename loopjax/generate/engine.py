@@ -40,6 +40,9 @@ class Engine:
     cache_kind: the kind of cache, one of the family's CACHES.
     exit_rule: the rule of early exits, see `loop.exits.ExitPolicy`.
     cache_bytes: size of the cache.
+    chunk_sizes, group_sizes: tokens of a chunk of a prompt, and prompts read at
+      once, for which there are programs; in order.
+    tokens_per_dispatch: tokens generated between two looks at them by the host.
   """
 
   def __init__(
@@ -74,8 +77,7 @@ class Engine:
       exit_rule: one of `exits.RULES`; if None, "gate" for a model with an exit
         gate and "fixed" otherwise.
       exit_kept: one of `exits.KEPT`, what the cache keeps of skipped loops.
-      tokens_per_dispatch: number of tokens that are generated between two
-        looks at them by the host.
+      tokens_per_dispatch: see the attribute.
       prompt_chunk: maximum number of tokens of a prompt that are read at once,
         see `sizes.prompt_chunks`.
 
@@ -125,11 +127,11 @@ class Engine:
     self._programs = program.programs(
       cached_model, cached_model.batch_axes(params), tokens_per_dispatch
     )
-    self._chunk_sizes = sizes.prompt_chunks(
+    self.chunk_sizes = sizes.prompt_chunks(
       config, spec, prompt_chunk, max_tokens
     )
-    self._group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS))
-    self._tokens_per_dispatch = tokens_per_dispatch
+    self.group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS))
+    self.tokens_per_dispatch = tokens_per_dispatch
     self._scheduler = Scheduler(num_slots)
 
   @property
@@ -227,7 +229,7 @@ class Engine:
     sequences = {slot: prefilling[slot] for slot in slot_ids}
     chunks = batches.prompt_chunks(
       sequences,
-      next(size for size in self._group_sizes if size >= len(slot_ids)),
+      next(size for size in self.group_sizes if size >= len(slot_ids)),
       length,
       num_slots=self.num_slots,
       num_loops=self.num_loops,
@@ -262,7 +264,7 @@ class Engine:
       self._state,
       active,
       num_top=num_top(sequences),
-      span=self._span(longest + self._tokens_per_dispatch),
+      span=self._span(longest + self.tokens_per_dispatch),
       with_exits=any(x.request.exit_threshold < 1 for x in sequences),
     )
     generated, slot_ids = jax.device_get(generated), range(self.num_slots)
@@ -288,8 +290,8 @@ class Engine:
 
   def _chunk_size(self, sequence: RunningSequence) -> int:
     """The size of the next chunk of a prompt, padding included."""
-    fits = [size for size in self._chunk_sizes if size >= sequence.num_unread]
-    return fits[0] if fits else self._chunk_sizes[-1]
+    fits = [size for size in self.chunk_sizes if size >= sequence.num_unread]
+    return fits[0] if fits else self.chunk_sizes[-1]
 
   def _span(self, num_tokens: int) -> int | None:
     """Number of cache entries to read for so many tokens; None for all."""

@@ -43,6 +43,17 @@ def main(argv: list[str] | None = None) -> int:
     type=int,
     help="maximum tokens of a completion [as --max_tokens]",
   )
+  parser.add_argument(
+    "--max_connections",
+    type=int,
+    default=512,
+    help="maximum number of open connections [512]",
+  )
+  parser.add_argument(
+    "--warm",
+    action="store_true",
+    help="compile all programs before the port answers",
+  )
   options = vars(parser.parse_args(argv))
   try:
     from loopjax.serve import command

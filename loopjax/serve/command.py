@@ -4,18 +4,20 @@ import contextlib
 import pathlib
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import uvicorn
 
 from loopjax.errors import UserError
-from loopjax.generate import chat, source
+from loopjax.generate import chat, source, warm
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.hub import convert
 from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
+from loopjax.serve import connections
 from loopjax.serve.protocol import ServedModel
 from loopjax.serve.worker import Worker
 
@@ -35,6 +37,8 @@ class Options(NamedTuple):
   slots: int
   max_waiting: int
   max_new_tokens: int | None
+  max_connections: int
+  warm: bool
 
 
 def run(options: Options) -> int:
@@ -53,9 +57,21 @@ def run(options: Options) -> int:
     engine = source.engine_from_flags(
       language_model, options.model, num_slots=options.slots
     )
-    # Compiles the programs, so that the first client does not wait for them.
-    engine.generate([GenerationRequest((language_model.tokenizer.end,), 2)])
+    _compile(options, language_model, engine)
     return _serve(options, language_model, engine, token, listener)
+
+
+def _compile(
+  options: Options, language_model: LanguageModel, engine: Engine
+) -> None:
+  """Compiles what a short request needs, or everything."""
+  if not options.warm:
+    engine.generate([GenerationRequest((language_model.tokenizer.end,), 2)])
+    return
+  print("compiling programs for requests of every size", flush=True)
+  start = time.monotonic()
+  num = warm.compile_programs(engine)
+  print(f"{num} requests in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def _serve(
@@ -87,6 +103,7 @@ def _serve(
       app_lib.make_app(
         worker, model, token=token, hosts=list(_LOCAL) if local else ["*"]
       ),
+      http=connections.limited(options.max_connections),
       log_level="warning",
       access_log=False,
       ws="none",
@@ -174,6 +191,7 @@ def _check(options: Options) -> None:
     ("slots", 1),
     ("max_waiting", 0),
     ("max_new_tokens", 1),
+    ("max_connections", 1),
   ):
     value = getattr(options, name)
     if value is not None and value < least:

@@ -23,7 +23,7 @@ from tests_support import by_size, crossing
 
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.generate import sizes
+from loopjax.generate import sizes, warm
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -154,6 +154,26 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
     engine.generate([GenerationRequest(PROMPTS[0], 9, GREEDY)])
   assert engine._programs.prefill._cache_size() == 1
   assert engine._programs.decode._cache_size() == 1
+
+
+@pytest.mark.long
+def test_a_warm_engine_compiles_nothing_more():
+  """Whatever is asked: texts of all lengths, together, exits, scores."""
+  engine = engine_of("looped", num_slots=2, max_tokens=80, prompt_chunk=16)
+  warm.compile_programs(engine)
+  programs = engine._programs
+  compiled = programs.prefill._cache_size(), programs.decode._cache_size()
+  engine.generate(
+    [
+      GenerationRequest((1,) * length, 80, GREEDY, (), top, 0, threshold)
+      for length in (1, 16, 17, 40, 79, 80)
+      for top in (0, 3)
+      for threshold in (1.0, 0.3)
+    ]
+  )
+  assert compiled == (
+    programs.prefill._cache_size(), programs.decode._cache_size(),
+  )  # fmt: skip
 
 
 @crossing("options", [

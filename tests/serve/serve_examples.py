@@ -11,7 +11,7 @@ import uvicorn
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate.requests import GeneratedToken
-from loopjax.serve import app, protocol, worker
+from loopjax.serve import app, connections, protocol, worker
 
 BYTES = Tokenizer("bytes")
 TEXT = "Über allen Gipfeln ist Ruh, in allen Wipfeln spürest du kaum ein ☃."
@@ -90,7 +90,7 @@ class Served:
 @contextlib.contextmanager
 def serve(
   engine, *, capacity=8, limit=100, token="", chat=None, hosts=("*",),
-  tokenizer=BYTES,
+  tokenizer=BYTES, max_connections=100, head_seconds=30.0,
 ):  # fmt: skip
   """A real server on a free port of this machine, in another thread."""
   failures = []
@@ -101,7 +101,8 @@ def serve(
   made_app = app.make_app(made, model, token=token, hosts=list(hosts))
   server = uvicorn.Server(
     uvicorn.Config(
-      made_app, host="127.0.0.1", port=0, log_level="error", http="h11",
+      made_app, host="127.0.0.1", port=0, log_level="error",
+      http=connections.limited(max_connections, head_seconds),
       ws="none", timeout_graceful_shutdown=5,
     )
   )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import socket
 import time
 
 import pytest
@@ -408,6 +409,38 @@ def test_other_names_of_this_machine_are_refused():
     assert made.client.get("/v1/models").status_code == 200
     headers = {"Host": "evil.example"}
     assert made.client.get("/v1/models", headers=headers).status_code == 400
+
+
+def test_half_a_head_is_not_waited_for():
+  """Nor silence; but for a slow answer, and between requests."""
+  engine = examples.Engine()
+  with examples.serve(engine, head_seconds=0.4) as served:
+    address = served.url.removeprefix("http://").split(":")
+    silent, half = (socket.create_connection(address) for _ in range(2))
+    half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n")
+    for one in (silent, half):
+      one.settimeout(20)
+      said = one.recv(1000).decode()
+      assert said.startswith("HTTP/1.1 408 ")
+      assert "did not arrive within 0.4 s" in said
+      assert one.recv(1000) == b""  # It is closed.
+      one.close()
+    engine.seconds = 0.05  # Three seconds for the text.
+    assert served.post(prompt="a").json()["choices"][0]["finish_reason"]
+
+
+def test_connections_have_a_number():
+  engine = examples.Engine()
+  with examples.serve(engine, max_connections=2) as served:
+    address = served.url.removeprefix("http://").split(":")
+    served.post(prompt="a", max_tokens=1)  # This client's own.
+    with socket.create_connection(address):
+      with socket.create_connection(address) as third:
+        third.settimeout(20)
+        said = third.recv(1000).decode()
+        assert said.startswith("HTTP/1.1 503 ")
+        assert "2 connections are open" in said
+      assert served.post(prompt="a", max_tokens=1).status_code == 200
 
 
 def test_what_is_measured(alone):
