@@ -251,6 +251,18 @@ def test_results_are_those_of_their_pages(page):
   assert checked > 25 or page != "README.md"
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_has_a_section_with_its_sweeps(name):
+  page = (ROOT / "docs/configs.md").read_text()
+  section = re.search(rf"(?ms)^## {name}$(.*?)(?=^## |\Z)", page)[1]
+  config = load_config(name, "tiny")
+  assert f"task: `{config.task.name}`" in section
+  assert f"{{literalinclude}} ../configs/{name}.py" in section
+  sweeps = namespace(name).get("sweeps", lambda config: {})(config)
+  listed = section.partition("Sweeps:")[2].partition("```")[0]
+  assert re.findall(r"`(\w+)`", listed) == sorted(sweeps)
+
+
 def test_every_page_of_the_site_is_in_its_contents():
   """Sphinx says so, too, but its test is a long one."""
   pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs")}
@@ -263,16 +275,20 @@ def test_every_page_of_the_site_is_in_its_contents():
   assert pages <= listed
 
 
-@pytest.mark.manual
-def test_the_site_builds_without_a_warning(tmp_path):
+@pytest.mark.parametrize(
+  "builder", ["dummy", pytest.param("html", marks=pytest.mark.manual)]
+)
+def test_the_site_builds_without_a_warning(builder, tmp_path):
+  """"dummy" reads and resolves all pages, and writes none."""
   for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
     pytest.importorskip(package)
-  build = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "."]
+  build = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
   done = subprocess.run(
-    [sys.executable, *build, str(tmp_path)],
+    [sys.executable, *build, "-b", builder, ".", str(tmp_path)],
     cwd=ROOT,
     capture_output=True,
     text=True,
   )
   assert done.returncode == 0, done.stderr
-  assert (tmp_path / "docs/families/utm.html").exists()
+  written = (tmp_path / "docs/families/utm.html").exists()
+  assert written == (builder == "html")

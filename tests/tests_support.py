@@ -21,6 +21,12 @@ from absl.testing import flagsaver
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
+# Those of a paper; a task of one's own needs no preset "paper".
+OF_PAPERS = [
+  name
+  for name in CONFIGS
+  if '"paper":' in (ROOT / "configs" / f"{name}.py").read_text()
+]
 # A config file and preset of seconds for every family.
 SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),

@@ -1,6 +1,7 @@
 """Dashboards of a run: TensorBoard and, if configured, Weights & Biases."""
 
 import importlib.util
+import math
 import pathlib
 import uuid
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import numpy as np
 import tensorboardX
 
 from loopjax.errors import UserError, one_line
+from loopjax.run import workdir as workdir_lib
 
 
 class Board(Protocol):
@@ -18,6 +20,9 @@ class Board(Protocol):
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
     """Adds {"split/name": number}."""
+
+  def once(self, step: int, values: Mapping[str, Any]) -> None:
+    """Adds {"split/name": number or vector over loops} of a run's end."""
 
   def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
     """Adds an image, [height, width, 3], f32 from 0 to 1."""
@@ -27,7 +32,11 @@ class Board(Protocol):
 
 
 class TensorBoard:
-  """Event files under tb/; events of steps to be repeated are dropped."""
+  """Event files under tb/; events of steps to be repeated are dropped.
+
+  They have curves: what is known once is a curve over loops, or the score of a
+  split. Standard errors and scores by group are in metrics.jsonl.
+  """
 
   def __init__(self, workdir: pathlib.Path, start_step: int):
     purged = start_step + 1 if start_step else None
@@ -37,7 +46,18 @@ class TensorBoard:
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
     for name, value in values.items():
-      self._writer.add_scalar(name, value, step)
+      if not name.endswith("/standard_error"):
+        self._writer.add_scalar(name, value, step)
+
+  def once(self, step: int, values: Mapping[str, Any]) -> None:
+    whole = {name: x for name, x in values.items() if "=" not in name}
+    vectors = {name: x for name, x in whole.items() if np.ndim(x)}
+    for name, vector in vectors.items():
+      for loops, value in enumerate(vector, 1):
+        if math.isfinite(value):
+          self._writer.add_scalar(f"{name}_by_loops", value, loops)
+    scalars = {name: x for name, x in whole.items() if name not in vectors}
+    self.numbers(step, workdir_lib.finite(scalars))
 
   def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
     self._writer.add_image(name, pixels, step, dataformats="HWC")
@@ -79,11 +99,27 @@ class WeightsAndBiases:
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
     self._run.log(dict(values), step=step)
 
+  def once(self, step: int, values: Mapping[str, Any]) -> None:
+    self.numbers(step, workdir_lib.finite(flat(values)))
+
   def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
     self._run.log({name: self._wandb.Image(pixels)}, step=step)
 
   def close(self) -> None:
     self._run.finish()
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, float]:
+  """Scalars by name; the entries of a vector become name/loop=k."""
+  scalars = {}
+  for name, value in values.items():
+    array = np.asarray(value, np.float64)
+    if array.ndim == 0:
+      scalars[name] = float(array)
+    else:
+      for loop, entry in enumerate(array):
+        scalars[f"{name}/loop={loop}"] = float(entry)
+  return scalars
 
 
 def check(wandb_project: str) -> None:

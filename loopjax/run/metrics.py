@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import matplotlib.image
-import numpy as np
 import tqdm
 
 from loopjax.run import boards as boards_lib
@@ -71,17 +70,20 @@ class Writer:
     if start_step:
       self.say(f"resuming after step {start_step} of {num_steps}")
 
-  def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+  def write(
+    self, step: int, split: str, values: Mapping[str, Any], once: bool = False
+  ) -> None:
     """Appends one row.
 
     Args:
       step: optimizer steps taken.
       split: "train", "validation" or "test".
       values: numbers, or vectors over loops, which become name/loop=k.
+      once: whether the run has no other row like it.
     """
     if not self.active:
       return
-    scalars = workdir_lib.finite(flat(values))
+    scalars = workdir_lib.finite(boards_lib.flat(values))
     row = {"step": step, "split": split, **scalars}
     try:
       self._file.write(json.dumps(row, allow_nan=False) + "\n")
@@ -90,7 +92,10 @@ class Writer:
       raise OSError(error.errno, error.strerror, self._file.name) from error
     self._remember(row)
     for board in self._boards:
-      board.numbers(step, named(split, scalars))
+      if once:
+        board.once(step, {f"{split}/{name}": x for name, x in values.items()})
+      else:
+        board.numbers(step, named(split, scalars))
     self._show(step, split, scalars)
 
   def say(self, line: str) -> None:
@@ -140,7 +145,7 @@ class Writer:
 
 def named(split: str, values: Mapping[str, Any]) -> dict[str, float]:
   """{"split/name": number} of the finite values."""
-  scalars = workdir_lib.finite(flat(values))
+  scalars = workdir_lib.finite(boards_lib.flat(values))
   return {f"{split}/{name}": value for name, value in scalars.items()}
 
 
@@ -160,19 +165,6 @@ def scores(
     for row in rows
     if row["split"] == split and math.isfinite(row.get(name, math.nan))
   }
-
-
-def flat(values: Mapping[str, Any]) -> dict[str, float]:
-  """Scalars by name; the entries of a vector become name/loop=k."""
-  scalars = {}
-  for name, value in values.items():
-    array = np.asarray(value, np.float64)
-    if array.ndim == 0:
-      scalars[name] = float(array)
-    else:
-      for loop, entry in enumerate(array):
-        scalars[f"{name}/loop={loop}"] = float(entry)
-  return scalars
 
 
 class Clock:

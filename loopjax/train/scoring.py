@@ -28,17 +28,15 @@ def final_scores(
   """Final scores and figures; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
   # Both may score the same training examples, with the same result.
-  found = context.evaluator(params, "validation") | context.evaluator(
-    params, "test"
-  )
-  for split, scores in found.items():
-    writer.write(at, split, scores)
+  often = context.evaluator(params, "validation")
+  for split, scores in (often | context.evaluator(params, "test")).items():
+    writer.write(at, split, scores, once=split not in often)
   test = context.datasets["test"]
   if scores := agreement.measure(context.program, params, teacher_params, test):
-    writer.write(at, "teacher", scores)
+    writer.write(at, "teacher", scores, once=True)
   drawn = _figures(context, params, "test", context.workdir / "figures")
   for split, scores in drawn.scores.items():
-    writer.write(at, split, scores)
+    writer.write(at, split, scores, once=True)
   writer.images(at, drawn.files)
   return drawn.failed
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 from tests_support import (
-  CONFIGS,
+  OF_PAPERS,
   SMOKE,
   by_size,
   crossing,
@@ -193,7 +193,7 @@ def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
 
 
 @pytest.mark.parametrize("mesh", [(1, 8, 1), (1, 1, 2), (2, 2, 2)])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", OF_PAPERS)
 def test_every_large_parameter_of_the_papers_sizes_is_split(name, mesh):
   settings = config_lib.resolve(load_config(name, "paper"))
   spec = settings.task_module.spec(settings.task)

@@ -1,13 +1,17 @@
 """TensorBoard, and Weights & Biases by a module that stands in for it."""
 
+import collections
 import importlib.machinery
 import importlib.util
+import json
+import struct
 import sys
 import types
 
 import matplotlib.image
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 from tests_support import smoke
 
 from loopjax import train
@@ -72,6 +76,43 @@ def test_what_is_written_is_shown_on_all_boards(tmp_path, wandb):
   assert run.finished
   events = b"".join(file.read_bytes() for file in (tmp_path / "tb").iterdir())
   assert b"train/halting" in events and b"puzzle" in events
+
+
+def test_tensorboard_gets_curves_and_few_single_points(tmp_path):
+  """What a run's end has by loop is a curve; groups are in the report."""
+  writer = metrics.Writer(
+    tmp_path, 20, 0, scored_again=False, shown=(),
+    boards=boards.open_all(tmp_path, 0, "", CONFIG),
+  )  # fmt: skip
+  for step in (10, 20):
+    scores = {"loss": 1.0, "loss/standard_error": 0.1, "loss/rating=0": 2.0}
+    writer.write(step, "validation", scores)
+  writer.write(20, "test", scores, once=True)
+  depth = {"exact_match": np.array([0.25, np.nan, 0.75])}
+  writer.write(20, "depth", depth, once=True)
+  writer.close()
+  points = collections.defaultdict(list)
+  for path in (tmp_path / "tb").iterdir():
+    for event in events_of(path.read_bytes()):
+      for value in event.summary.value:
+        points[value.tag].append((event.step, value.simple_value))
+  assert points == {
+    "validation/loss": [(10, 1.0), (20, 1.0)],
+    "validation/loss/rating_0": [(10, 2.0), (20, 2.0)],
+    "test/loss": [(20, 1.0)],
+    "depth/exact_match_by_loops": [(1, 0.25), (3, 0.75)],
+  }
+  last = (tmp_path / "metrics.jsonl").read_text().splitlines()[2:]
+  assert json.loads(last[0])["loss/rating=0"] == 2.0  # The file has all.
+  assert json.loads(last[1])["exact_match/loop=2"] == 0.75
+
+
+def events_of(content):
+  """The events of a file: length, checksum, event, checksum; repeated."""
+  while content:
+    (length,) = struct.unpack("<Q", content[:8])
+    yield event_pb2.Event.FromString(content[12 : 12 + length])
+    content = content[16 + length :]
 
 
 def test_every_start_goes_on_with_the_same_run(tmp_path, wandb):
