@@ -128,6 +128,9 @@ show(curves.draw_depth(scores, headline, loops, examples, evaluated.directory))
 show(sudoku.draw_halting_map(evaluated))
 
 # %% [markdown]
+# In the run shown here they are, by a fraction of a step: nearly all tokens
+# wait for the last loops, and a few givens leave early.
+#
 # ## Your own puzzle
 #
 # Type one in, `.` for a blank. `make_forward` compiles a forward pass over
@@ -165,6 +168,25 @@ titles = ["puzzle", *(f"loop {k + 1}" for k in loops)]
 print("    ".join(title.ljust(len(panels[0][0])) for title in titles))
 for row in zip(*panels, strict=True):
   print("    ".join(row))
+
+# %% [markdown]
+# ## A larger board, without training
+#
+# Trained models come with the package: wherever a run's directory is read,
+# `zoo:NAME` stands for one (`python -m loopjax.zoo list`). This one was trained
+# on 9x9 boards for 40 minutes; `loopjax play zoo:sudoku_nine` shows the same in
+# the browser. How many blanks of a hard puzzle are right after each loop?
+
+# %%
+from loopjax.play import load
+
+inspector = load.load(pathlib.Path("zoo:sudoku_nine"), 2 if SMOKE else None)
+found = inspector.random(0, "hard")
+blanks = [i for i, digit in enumerate(found["prompt"]) if digit == "."]
+print(f"{len(blanks)} blanks, {found['guesses']} guesses needed")
+for k, digits in enumerate(found["digits"][:-1]):
+  right = sum(digits[i] == int(found["solution"][i]) for i in blanks)
+  print(f"loop {k + 1:2}  {'#' * right}{'.' * (len(blanks) - right)} {right}")
 
 # %% [markdown]
 # ## Go on

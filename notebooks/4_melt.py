@@ -197,10 +197,13 @@ last = workdir_lib.read_json(teacher / "summary.json")["metrics"]
 left.axhline(last["validation/bits_per_byte"], color=draw.GREY, linestyle=":")
 draw.tidy(left, "On the way (dotted: the teacher)", "step", "bits per byte")
 left.legend(frameon=False)
-for (name, (by_token, bits)), color in zip(
-  found.items(), draw.PALETTE, strict=True
+for (name, (by_token, bits)), color, marker in zip(
+  found.items(), draw.PALETTE, "os^vD*", strict=True
 ):
-  right.plot(by_token, bits, "o", color=color, label=name)
+  right.plot(  # Hollow, and one larger than the other, where two coincide.
+    by_token, bits, marker, color=color, label=f"{name}: {bits:.2f}",
+    ms=14 if marker == "*" else 7, fillstyle="none", mew=1.6,
+  )  # fmt: skip
 right.set_xscale("log", base=2)
 draw.tidy(right, "At the end", "bytes of cache a token", "bits per byte")
 right.legend(frameon=False, fontsize=8)
@@ -215,8 +218,8 @@ display(Image.open(path).convert("RGB").quantize(200))
 #
 # ## Write
 #
-# Greedy, from both. In these minutes neither has learned more of adding than
-# what a result looks like.
+# Greedy, from both. Sums are modulo 23, as the made arithmetic has them. In
+# these minutes neither has learned more of adding than what a result looks like.
 
 # %%
 from loopjax.saved import language_model as language_model_lib

@@ -156,9 +156,10 @@ def draw_text(rows, width=64):
   image = axes.imshow(colors, cmap="YlOrRd", vmin=low, vmax=high, aspect="auto")
   for (line, column), letter in np.ndenumerate(letters):
     shown = {"\n": "↵"}.get(letter, letter)
+    dark = (colors[line, column] - low) / max(high - low, 1e-6) > 0.6
     axes.text(
       column, line, shown, family="monospace", fontsize=9, ha="center",
-      va="center", parse_math=False,
+      va="center", color="white" if dark else "black", parse_math=False,
     )  # fmt: skip
   axes.axis("off")
   figure.colorbar(image, ax=axes, label="iterations", pad=0.01)

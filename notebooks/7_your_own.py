@@ -121,36 +121,51 @@ class Model(nnx.Module):
 
   def __call__(self, inputs, *, num_loops=None, kind=None, trace=()):
     num_loops = num_loops or self.config.num_loops
-    rule, board = Confident(self.config.threshold), self.token_embedding(inputs)
-    places = jnp.asarray(self.spec.coordinates)
-    head_width = self.config.block_shape().head_width
-    metadata = attention.Metadata(rope.rope_tables(places, head_width, 10.0))
-
-    def step(carry, k):
-      hidden, answer, state = carry
-      hidden, _ = self.block(hidden + board, metadata)
-      logits = self.head(hidden)
-      record = {"hidden": hidden, "logits": logits}
-      record |= linear.prediction_and_confidence(logits)
-      last = k == num_loops - 1
-      record["weight"], state = rule.update(state, record["confidence"], last)
-      answer = answer + record["weight"][..., None] * logits
-      return (hidden, answer, state), {name: record[name] for name in trace}
-
-    logits = jnp.zeros((*inputs.shape, self.spec.vocab_size), jnp.float32)
-    start = jnp.zeros_like(board), logits, rule.init(inputs.shape)
-    (_, logits, state), traces, steps_run = driver.run_loop(
-      step, start, num_loops, kind=kind or self.options.kind,
-      remat=self.options.remat,
-      done_fn=lambda carry: jnp.all(carry[2].halted),
-    )  # fmt: skip
-    stats = {
-      "ponder_steps": jnp.mean(state.steps, axis=1),
-      "loops_run": jnp.full(len(inputs), steps_run, jnp.float32),
-    }
-    return records.Output(logits, {}, stats, loops={}, trace=traces)
+    return think(self, inputs, num_loops, kind or self.options.kind, trace)
 
 
+# %% [markdown]
+# The forward pass is a loop: a function from the carried values and the number
+# of the loop to the next carried values and the records that are asked for.
+
+
+# %%
+def think(model, inputs, num_loops, kind, trace):
+  rule, board = Confident(model.config.threshold), model.token_embedding(inputs)
+  places = jnp.asarray(model.spec.coordinates)
+  head_width = model.config.block_shape().head_width
+  metadata = attention.Metadata(rope.rope_tables(places, head_width, 10.0))
+
+  def step(carry, k):
+    hidden, answer, state = carry
+    hidden, _ = model.block(hidden + board, metadata)
+    logits = model.head(hidden)
+    record = {"hidden": hidden, "logits": logits}
+    record |= linear.prediction_and_confidence(logits)
+    last = k == num_loops - 1
+    record["weight"], state = rule.update(state, record["confidence"], last)
+    answer = answer + record["weight"][..., None] * logits
+    return (hidden, answer, state), {name: record[name] for name in trace}
+
+  logits = jnp.zeros((*inputs.shape, model.spec.vocab_size), jnp.float32)
+  start = jnp.zeros_like(board), logits, rule.init(inputs.shape)
+  (_, logits, state), traces, steps_run = driver.run_loop(
+    step, start, num_loops, kind=kind, remat=model.options.remat,
+    done_fn=lambda carry: jnp.all(carry[2].halted),
+  )  # fmt: skip
+  stats = {
+    "ponder_steps": jnp.mean(state.steps, axis=1),
+    "loops_run": jnp.full(len(inputs), steps_run, jnp.float32),
+  }
+  return records.Output(logits, {}, stats, loops={}, trace=traces)
+
+
+# %% [markdown]
+# The loss is the mean cross-entropy over loops, so that each one learns to
+# answer; the costs are FLOPs after each number of loops.
+
+
+# %%
 def loss(model, batch, key, step, teacher):
   output = model(batch["inputs"], trace=("logits",))
   logits = output.trace["logits"]
@@ -169,6 +184,7 @@ def costs(config, spec, num_loops):
   return {"flops_per_example": [once * (k + 1) for k in range(num_loops)]}
 
 
+# %%
 from loopjax.models import MODELS
 
 family = types.ModuleType("confident")

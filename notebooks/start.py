@@ -17,12 +17,37 @@ HERE = pathlib.Path(__file__).resolve().parent
 LOADED_ONCE = ("jax", "jaxlib", "flax", "numpy")
 
 
+CUDA_13_DRIVER = 580  # The first NVIDIA driver that runs CUDA 13.
+
+
 def extra() -> str:
   """The extra of this machine's accelerator, in brackets; "" for a CPU."""
   if shutil.which("nvidia-smi"):
-    return "[cuda]"
+    query = [
+      "nvidia-smi",
+      "--query-gpu=driver_version",
+      "--format=csv,noheader",
+    ]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True)
+    major = int(driver.stdout.split(".")[0])
+    return "[cuda]" if major >= CUDA_13_DRIVER else "[cuda12]"
   devices = (*pathlib.Path("/dev").glob("accel*"), pathlib.Path("/dev/vfio/0"))
   return "[tpu]" if any(path.exists() for path in devices) else ""
+
+
+def run(command: list[str]) -> None:
+  """Runs pip, and shows what it is doing on one line that changes."""
+  said: list[str] = []
+  with subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  ) as process:
+    for line in process.stdout or ():
+      said.append(line)
+      if line.startswith(("Collecting", "Installing")):
+        print(f"\r{line.strip()[:70]:70}", end="", flush=True)
+  print(f"\r{'':70}\r", end="", flush=True)
+  if process.returncode:
+    raise RuntimeError("".join(said[-20:]))
 
 
 def install() -> None:
@@ -34,11 +59,9 @@ def install() -> None:
     pass
   constraints = HERE / "constraints.txt"
   package = f"{HERE.parent}{extra()}"
-  subprocess.run(
-    [sys.executable, "-m", "pip", "install", "-q", "-c", constraints]
-    + ["-e", package],
-    check=True,
-  )
+  print(f"installing {package}, a minute or two", flush=True)
+  pip = [sys.executable, "-m", "pip", "install", "--progress-bar=off"]
+  run(pip + ["-c", str(constraints), "-e", package])
   importlib.invalidate_caches()
   sys.path.insert(0, str(HERE.parent))  # pip tells later sessions only.
 

@@ -37,9 +37,7 @@ def colab(start, monkeypatch):
   }
   for name, module in modules.items():
     monkeypatch.setitem(sys.modules, name, module)
-  monkeypatch.setattr(
-    subprocess, "run", lambda command, check: done.append(command)
-  )
+  monkeypatch.setattr(start, "run", done.append)
   monkeypatch.setattr(sys, "path", list(sys.path))
   return done
 
@@ -49,20 +47,32 @@ def no_such_package(name):
 
 
 @pytest.mark.parametrize(
-  ("driver", "extra"), [("/usr/bin/nvidia-smi", "[cuda]"), (None, "")]
+  ("driver", "extra"),
+  [("580.65.06", "[cuda]"), ("550.54.15", "[cuda12]"), (None, "")],
 )
 def test_it_installs_once_at_the_pinned_versions(
   start, colab, monkeypatch, driver, extra
 ):
   monkeypatch.setattr(start.shutil, "which", lambda name: driver)
+  said = types.SimpleNamespace(stdout=f"{driver}\n")
+  monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
   start.install()  # Here it is installed.
   assert not colab
   monkeypatch.setattr(start.metadata, "version", no_such_package)
   start.install()
   [command] = colab
   assert command[-2:] == ["-e", f"{ROOT}{extra}"]
-  assert ROOT / "notebooks" / "constraints.txt" in command
+  assert str(ROOT / "notebooks" / "constraints.txt") in command
   assert sys.path[0] == str(ROOT)
+
+
+def test_the_installation_shows_what_it_does_and_why_it_fails(start, capsys):
+  program = "print('Collecting jax'); print('noise'); raise SystemExit({})"
+  start.run([sys.executable, "-c", program.format(0)])
+  said = capsys.readouterr().out
+  assert "\rCollecting jax" in said and "noise" not in said
+  with pytest.raises(RuntimeError, match="noise"):
+    start.run([sys.executable, "-c", program.format(1)])
 
 
 def test_it_restarts_for_another_jax_and_only_then(
