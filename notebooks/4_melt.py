@@ -219,7 +219,7 @@ display(Image.open(path).convert("RGB").quantize(200))
 # ## Write
 #
 # Greedy, from both. Sums are modulo 23, as the made arithmetic has them. In
-# these minutes neither has learned more of adding than what a result looks like.
+# these minutes neither has learned more of adding than how a result looks.
 
 # %%
 from loopjax.saved import language_model as language_model_lib
