@@ -198,7 +198,7 @@ left.axhline(last["validation/bits_per_byte"], color=draw.GREY, linestyle=":")
 draw.tidy(left, "On the way (dotted: the teacher)", "step", "bits per byte")
 left.legend(frameon=False)
 for (name, (by_token, bits)), color, marker in zip(
-  found.items(), draw.PALETTE, "os^vD*", strict=True
+  found.items(), draw.PALETTE, "os^vD*", strict=False
 ):
   right.plot(  # Hollow, and one larger than the other, where two coincide.
     by_token, bits, marker, color=color, label=f"{name}: {bits:.2f}",

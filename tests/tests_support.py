@@ -35,6 +35,7 @@ SMOKE = {
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
+  "recurrent": ("lm_recurrent", "smoke"),
   "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
   "trm": ("sudoku_trm", "smoke"),
@@ -44,7 +45,7 @@ SMOKE = {
 # Families by how long a step of theirs takes to compile, the shortest first.
 SIZES = (
   "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
-  "melt", "adaptive", "sleep",
+  "recurrent", "melt", "adaptive", "sleep",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from loopjax.models import (
   looped,
   melt,
   ponderlm,
+  recurrent,
   sleep,
   transformer,
   trm,
@@ -24,6 +25,7 @@ CAUSAL: Mapping[str, CausalFamily] = {
   "looped": looped,
   "melt": melt,
   "ponderlm": ponderlm,
+  "recurrent": recurrent,
   "sleep": sleep,
   "transformer": transformer,
 }

@@ -18,6 +18,8 @@ from loopjax.types import Array, Precision
 class Block(nnx.Module):
   """x + post_norm(attention(norm(x))), then the same with the MLP.
 
+  With `Shape.norm_sum` it is post_norm(x + attention(norm(x))).
+
   The residual stream has the accumulate dtype. The outputs of attention and MLP
   are named "attention" and "mlp" for rematerialisation policies; dropout is
   applied to them if there are keys.
@@ -39,6 +41,7 @@ class Block(nnx.Module):
     self.mlp = make_mlp(shape, **shared)
     self.mlp_post_norm = shape.post_norm(shape.width, **shared)
     self.dropout, self.precision = shape.dropout, precision
+    self.norm_sum = shape.norm_sum
 
   def __call__(
     self,
@@ -90,17 +93,20 @@ class Block(nnx.Module):
     Returns:
       The residual stream after attention and MLP, [B, S, D].
     """
-    mixed = self.attention_post_norm(checkpoint_name(mixed, "attention"))
-    x = x + self._branch(mixed, fold_in(keys, 0))
-    added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
-    added = self.mlp_post_norm(added)
-    x = x + self._branch(added, fold_in(keys, 1))
+    mixed = checkpoint_name(mixed, "attention")
+    x = self._added(x, mixed, self.attention_post_norm, fold_in(keys, 0))
+    mixed = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
+    x = self._added(x, mixed, self.mlp_post_norm, fold_in(keys, 1))
     return sharding.split_by_example(x)
 
-  def _branch(self, x: Array, keys: Array | None) -> Array:
-    """The output of a branch, with dropout, in the stream's dtype."""
-    x = dropout_lib.dropout(x, self.dropout, keys)
-    return x.astype(self.precision.accumulate)
+  def _added(
+    self, x: Array, output: Array, post_norm: Any, keys: Array | None
+  ) -> Array:
+    """The stream after an output was added, in the stream's dtype."""
+    output = output if self.norm_sum else post_norm(output)
+    output = dropout_lib.dropout(output, self.dropout, keys)
+    x = x + output.astype(self.precision.accumulate)
+    return post_norm(x) if self.norm_sum else x
 
   def keys_and_values(
     self, x: Array, metadata: attention.Metadata

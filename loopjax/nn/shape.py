@@ -26,8 +26,11 @@ class Shape:
     mlp: kind of MLP, a key of `mlp.MLPS`.
     norm: norm of the input of attention and MLP.
     post_norm: norm of their output; with `norm`, a "sandwich" norm.
+    norm_sum: whether `post_norm` is that of the sum of the residual stream and
+      the output instead (Huginn, arXiv 2502.05171).
     qk_norm: norm of each head's queries and keys, before the rotation.
     attention_bias: whether the projections of attention have biases.
+    qk_bias: whether those of queries and keys have one.
     mlp_bias: whether the MLP's linear maps have biases.
     causal: whether tokens attend to themselves and earlier tokens only.
     dropout: dropout rate on the outputs of attention and MLP, in training.
@@ -45,8 +48,10 @@ class Shape:
   mlp: str = "swiglu"
   norm: norm_lib.MakeNorm = norm_lib.rms_norm
   post_norm: norm_lib.MakeNorm = norm_lib.identity
+  norm_sum: bool = False
   qk_norm: norm_lib.MakeNorm = norm_lib.identity
   attention_bias: bool = False
+  qk_bias: bool = False
   mlp_bias: bool = False
   causal: bool = False
   dropout: float = 0.0

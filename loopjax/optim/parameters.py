@@ -65,6 +65,10 @@ TABLE = (
   Row("latent_gates/(input|latent)/kernel", P(("fsdp", "tensor"), None),
       "adamw", "matrices", rate="gate_rate"),
   Row("latent_gates/bias", P(), "adamw", "all", rate="gate_rate"),
+  # Of recurrent depth: the injected input, and its share of a feature.
+  Row("adapter/kernel", P("fsdp", "tensor"), "muon", "matrices"),
+  Row("input_map/kernel", P("fsdp", "tensor"), "adamw", "all"),
+  Row("update_share", P(), "adamw", "all"),
   Row("router/kernel", P(), "adamw", "matrices"),
   Row("router/bias", P(), "adamw", "all"),
   Row("exit_gate/kernel", P(), "adamw", "matrices"),

@@ -60,6 +60,11 @@ SMALL = {
     "precision": "float32",
   },
   "ponderlm": {**STACK, "tied": False},
+  "recurrent": {
+    **STACK, "num_layers": 1, "num_prelude": 1, "num_coda": 1,
+    "depth": "fixed", "num_with_gradient": 0, "state": "zero",
+    "init_std": 0.1,
+  },
   "sleep": {
     "width": 16, "num_heads": 2, "num_passes": LOOPS,
     "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
@@ -99,6 +104,14 @@ VALUES = {
   "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
   "residual": ("running",), "tied": (True, False), "post_norm": (True,),
   "embedding_scale": ("sqrt_width",), "input_scale": (2.0,),
+  # Recurrent depth.
+  "num_prelude": (2,), "num_coda": (2,), "qk_bias": (True,),
+  "norm_order": ("pre", "branch"), "injection": ("add", "diagonal"),
+  "anchor_scale": (0.5,), "prelude_norm": (True,), "exit_norm": ("plain",),
+  "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
+  "depth": ("poisson", "uniform"), "depth_sigma": (1.5,), "calibrated": (True,),
+  "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
+  "growth_steps": ((7,),), "growth_loops": ((2,),),
   # Adaptive loops and memory.
   "loop_update": ("delta",), "loop_scale": (-5.0,), "scale_from_step": (2,),
   "halting_mass": ("printed",), "num_local_slots": (5,),
@@ -119,6 +132,16 @@ MATTER = {
 }
 # With which a setting may be changed, or matters.
 MATTERS_WITH = {
+  ("recurrent", "anchor_scale"): {"injection": "anchor"},
+  ("recurrent", "state_std"): {"state": "normal"},
+  ("recurrent", "depth_sigma"): {"depth": "poisson_lognormal"},
+  ("recurrent", "calibrated"): {"depth": "poisson_lognormal"},
+  ("recurrent", "max_loops"): {"depth": "poisson"},
+  ("recurrent", "depth_per"): {"depth": "poisson"},
+  **{
+    ("recurrent", name): {"growth_steps": (5,), "growth_loops": (1,)}
+    for name in ("growth_steps", "growth_loops")
+  },
   ("trm", "mixer"): {"num_heads": 8},
   ("trm", "token_mlp_width"): {"mixer": "mlp", "num_heads": 8},
 }

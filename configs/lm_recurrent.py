@@ -1,0 +1,120 @@
+"""Recurrent depth on text: prelude, looped core and coda, depth by chance.
+
+  python -m loopjax.main --config=configs/lm_recurrent.py
+
+Source: arXiv 2502.05171 (Huginn); arXiv 2604.12946 (Parcae), 2609.19107 and
+LoopLM are other settings of the same family (docs/families/recurrent.md). Text
+of yours: --config.task.train_files='books/*.txt'. Presets:
+
+  tiny    bytes of made-up arithmetic, or of your text; one layer before, two
+          looped and one after of width 128, 8 loops in the mean, drawn for
+          each step, gradients through four. Sizes and rates not searched.
+  gpu     the same with layers 2, 4 and 2 of width 512. Not measured.
+  paper   Huginn-3.5B: 3,564,976,800 parameters, 32 loops in the mean. Give
+          text by task.train_files and its tokenizer by task.tokenizer. Not run.
+  parcae  Parcae's 140M: two layers each, diagonal injection, depth by row. Its
+          value embeddings and squared ReLU are missing. Not run.
+  smoke   what the tests run.
+"""
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax.config import presets
+
+_COMMON = presets.beside(__file__, "common.py")
+_TINY = presets.merged(_COMMON["LM_TINY"], {
+  "model": {
+    "num_prelude": 1, "num_coda": 1, "num_loops": 8, "num_with_gradient": 4,
+    "mlp": "swiglu", "mlp_ratio": 8 / 3,
+  },
+  "run": {"num_steps": 500, "checkpoint_every": 250},
+  "eval": {"depth_factor": 4},
+})  # fmt: skip
+PRESETS = {
+  "paper": {
+    "task": {"vocab_size": 65_536, "sequence_length": 4096},
+    "model": {
+      "width": 5280, "num_prelude": 2, "num_layers": 4, "num_coda": 2,
+      "num_heads": 55, "mlp": "swiglu", "mlp_ratio": 17_920 / 5280,
+      "qk_bias": True, "rope_base": 50_000.0, "input_scale": 5280**0.5,
+      "init_std": (2 / 5 / 5280) ** 0.5, "precision": "bfloat16",
+    },
+    "optim": {
+      "learning_rate": 4e-4, "schedule": "constant", "warmup_steps": 4096,
+      "b2": 0.95, "weight_decay": 0.1, "decay": "matrices", "ema_decay": 0.0,
+    },
+    "loop": {"remat": "full"},
+    "run": {
+      "num_steps": 48_000, "batch_size": 4096, "steps_per_call": 1,
+      "log_every": 100, "checkpoint_every": 1000,
+    },
+    "eval": {"every": 1000, "batch_size": 128, "num_examples": 1024,
+             "depth_factor": 0},
+  },
+  "parcae": {
+    "model": {
+      "width": 768, "num_layers": 2, "num_heads": 12, "mlp_ratio": 4.0,
+      "qk_norm": True, "qk_bias": False, "norm_order": "pre",
+      "injection": "diagonal", "prelude_norm": True, "exit_norm": "none",
+      "num_loops": 8, "depth": "poisson", "depth_per": "row",
+      "num_with_gradient": 4, "input_scale": 1.0, "init_std": 0.02,
+      "rope_base": 1e4,
+    },
+    "optim": {"name": "muon", "learning_rate": 8e-3},
+  },
+  "gpu": presets.merged(_TINY, {
+    "task": {"sequence_length": 1024},
+    "model": {
+      "width": 512, "num_prelude": 2, "num_layers": 4, "num_coda": 2,
+      "num_heads": 8, "init_std": 0.02, "precision": "bfloat16",
+    },
+    "loop": {"remat": "outputs"},
+    "run": {"num_steps": 4000, "batch_size": 64},
+  }),
+  "tiny": _TINY,
+  "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"], {
+    "model": {"num_with_gradient": 2}, "eval": {"depth_factor": 2},
+  }),
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The config of `[preset][,section.key=value...]`."""
+  return presets.apply(config_lib.make("recurrent", "text"), arg, PRESETS)
+
+
+def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
+  """Overrides by sweep and item: what makes more depth than trained useful."""
+  axis, product = config_lib.axis, config_lib.product
+  seeds, loops = axis("run.seed", 0, 1, 2), config.model.num_loops
+  fixed = {"model.depth": "fixed", "model.num_with_gradient": 0}
+  drawn = product(
+    axis("model.depth", "poisson"), axis("model.depth_per", "step", "row")
+  )
+  grows = {
+    **fixed,
+    "model.growth_steps": tuple(presets.steps(config, n, 3) for n in (1, 2)),
+    "model.growth_loops": (max(1, loops // 4), max(1, loops // 2)),
+  }
+  plain = {
+    "model.injection": "none", "model.state": "input",
+    "model.exit_norm": "none",
+  }  # fmt: skip
+  kinds = axis("model.injection", "add", "linear", "diagonal", "orthogonal")
+  rate = config.optim.muon_learning_rate
+  once = {**fixed, **plain, "model.num_loops": 1}
+  unshared = {**once, "model.num_layers": loops * config.model.num_layers}
+  return {
+    "depth_sampling": product([fixed, {}, *drawn], seeds),
+    "injection": product(
+      [plain, *kinds], axis("optim.muon_learning_rate", rate, 4 * rate), seeds
+    ),
+    "gradient_loops": product(
+      axis("model.num_with_gradient", 1, 2, 4, 8), seeds
+    ),
+    "growth": product([fixed, grows], seeds),
+    # A stack of as many FLOPs, and one of as many parameters.
+    "equal_flops": product([fixed, unshared, once], seeds),
+    "learning_rates": _COMMON["learning_rates"](config),
+  }

@@ -1,0 +1,153 @@
+"""How many loops to train with: fixed, or drawn for each step or each row.
+
+Draws come from random keys alone, by the inverse of the distribution function,
+so that they are the same on every mesh, for every number of microbatches and
+after a restore. One program serves all depths.
+
+Sources: Huginn (arXiv 2502.05171: Poisson log-normal, one draw per step),
+Parcae (arXiv 2604.12946: Poisson, one draw per row).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax.types import Array
+
+Carry = TypeVar("Carry")
+KINDS = ("fixed", "poisson", "poisson_lognormal", "uniform")
+_NODES = 64  # Of the integral over rates, Gauss-Hermite.
+_TAIL = 1e-9  # Probability that is cut off where there is no maximum.
+
+
+@functools.lru_cache(maxsize=64)
+def probabilities(
+  kind: str, mean: float, sigma: float = 0.5, max_loops: int = 0
+) -> np.ndarray:
+  """The distribution of depths 1, 2, ..., f64 [N]; the sum is 1.
+
+  Args:
+    kind: "fixed": `mean`. "poisson": max(1, Poisson(mean)), as in Parcae.
+      "poisson_lognormal": 1 + Poisson(rate), where log(rate) is normal with
+      mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
+      "uniform": from 1 to 2 mean - 1.
+    mean: expected loops; for "poisson_lognormal" one less.
+    sigma: standard deviation of log(rate).
+    max_loops: larger depths become this one; 0 for no maximum.
+  """
+  assert kind in KINDS, kind
+  if kind in ("fixed", "uniform"):
+    last = round(mean) if kind == "fixed" else round(2 * mean) - 1
+    found = np.zeros(last)
+    found[last - 1 if kind == "fixed" else slice(None)] = 1.0
+  else:
+    rates, weights = np.array([mean]), np.ones(1)
+    if kind == "poisson_lognormal":
+      nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+      rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
+      weights = weights / weights.sum()
+    num = 64
+    while (found := weights @ _poisson(rates, num)).sum() < 1 - _TAIL:
+      num *= 2
+    found = found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
+    if kind == "poisson":  # No loop at all becomes one.
+      found = np.append(found[0] + found[1], found[2:])
+  if max_loops and len(found) > max_loops:
+    found = np.append(found[: max_loops - 1], found[max_loops - 1 :].sum())
+  return found / found.sum()
+
+
+def _poisson(rates: np.ndarray, num: int) -> np.ndarray:
+  """Poisson probabilities of 0 to num - 1, [rates, num]."""
+  counts = np.arange(num)
+  log_factorials = np.array([math.lgamma(n + 1) for n in counts])
+  rates = rates[:, None]
+  return np.exp(counts * np.log(rates) - rates - log_factorials)
+
+
+@functools.lru_cache(maxsize=64)
+def calibrated(
+  kind: str, mean: float, sigma: float = 0.5, max_loops: int = 0
+) -> float:
+  """The `mean` for which the expected depth, cut at the maximum, is `mean`."""
+  low, high = 1e-3, 8.0 * mean
+  for _ in range(80):
+    middle = (low + high) / 2
+    found = expected(probabilities(kind, middle, sigma, max_loops))
+    low, high = (middle, high) if found < mean else (low, middle)
+  return (low + high) / 2
+
+
+def expected(chances: np.ndarray, at_most: int | None = None) -> float:
+  """The expected depth, or of the smaller of the depth and `at_most`."""
+  depths = np.arange(1, len(chances) + 1)
+  return float(
+    chances @ (depths if at_most is None else np.minimum(depths, at_most))
+  )
+
+
+def draw(key: Array, chances: np.ndarray) -> Array:
+  """A depth from `probabilities`, i32 scalar."""
+  below = jnp.asarray(np.cumsum(chances)[:-1], jnp.float32)
+  return 1 + jnp.sum(jax.random.uniform(key) >= below, dtype=jnp.int32)
+
+
+def run(
+  step_fn: Callable[[Any, Carry, Array], Carry],
+  shared: Any,
+  carry: Carry,
+  depth: Array,
+  num_with_gradient: int,
+) -> Carry:
+  """Runs a number of loops that is known only to the program.
+
+  The last loops, at most `num_with_gradient`, have a gradient: through the
+  carry, and to `shared`. The loops before them have none, not even to the
+  initial carry.
+
+  Args:
+    step_fn: (shared, carry, loop index, i32 scalar) -> carry.
+    shared: what all loops read: the parameters, the injected input.
+    carry: arrays [B, ...].
+    depth: i32 scalar, or [B] for a depth of each row, at least 1.
+    num_with_gradient: b, static, at least 1.
+
+  Returns:
+    The carry; each row is that of its own depth.
+  """
+  assert num_with_gradient > 0
+  cut = jnp.maximum(depth - num_with_gradient, 0)  # Loops without a gradient.
+  num_cut = jnp.max(cut)
+  fixed = jax.lax.stop_gradient(shared)
+
+  def before(n: Array, carry: Carry) -> Carry:
+    return _chosen(n < cut, step_fn(fixed, carry, n), carry)
+
+  after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
+  # Rows that have run nothing yet keep the gradient to their initial carry.
+  carry = _chosen(cut > 0, after, carry)
+  rest = depth - cut
+
+  def last(carry: Carry, n: Array) -> tuple[Carry, None]:
+    def one(carry: Carry) -> Carry:
+      return _chosen(n < rest, step_fn(shared, carry, num_cut + n), carry)
+
+    is_any = n < jnp.max(rest)
+    return jax.lax.cond(is_any, one, lambda carry: carry, carry), None
+
+  return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]
+
+
+def _chosen(where: Array, new: Carry, old: Carry) -> Carry:
+  """`new` where the condition, a scalar or [B], holds, else `old`."""
+
+  def choose(x: Array, y: Array) -> Array:
+    shape = where.shape + (1,) * (x.ndim - where.ndim if where.ndim else 0)
+    return jnp.where(where.reshape(shape), x, y)
+
+  return jax.tree.map(choose, new, old)

@@ -1,0 +1,33 @@
+"""Recurrent depth: prelude, core and coda (arXiv 2502.05171 and others)."""
+
+from loopjax.models.recurrent.cache import CACHES, empty_cache
+from loopjax.models.recurrent.config import Config, costs
+from loopjax.models.recurrent.model import (
+  HEADLINE,
+  TRACES,
+  Model,
+  check_schedule,
+  loss,
+)
+from loopjax.models.recurrent.reading import (
+  check_exits,
+  exit_rule,
+  read,
+  unstacked,
+)
+
+__all__ = [
+  "CACHES",
+  "HEADLINE",
+  "TRACES",
+  "Config",
+  "Model",
+  "check_exits",
+  "check_schedule",
+  "costs",
+  "empty_cache",
+  "exit_rule",
+  "loss",
+  "read",
+  "unstacked",
+]

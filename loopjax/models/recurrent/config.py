@@ -1,0 +1,197 @@
+"""The settings of recurrent depth, and its FLOPs."""
+
+import dataclasses
+
+import numpy as np
+
+from loopjax import checks
+from loopjax.errors import UserError
+from loopjax.loop import depth as depth_lib
+from loopjax.models.recurrent import injection
+from loopjax.nn import block, norm, stack
+from loopjax.nn.shape import Shape
+from loopjax.types import TaskSpec
+
+NORM_ORDERS = ("pre", "branch", "sum")
+EXIT_NORMS = ("none", "plain", "per_loop", "coda")
+STATES = ("input", "zero", "normal")
+UPDATES = ("replace", "gate", "damped")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(stack.StackConfig):
+  """Hyper-parameters; the defaults are Huginn's (arXiv 2502.05171).
+
+  Those of `stack.StackConfig`, where `num_layers` is that of the core, and:
+
+  Attributes:
+    num_prelude, num_coda: layers that run once before the loops and after them.
+    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
+    head_width: d_h; 0 for D / H.
+    qk_norm: whether each head's queries and keys have an RMS norm, before the
+      rotation.
+    qk_bias: whether queries and keys have a bias, before the rotation.
+    norm_order: RMS norms of a block: "pre": of the inputs of attention and MLP;
+      "branch": also of their outputs (Ouro); "sum": also of the sums of the
+      residual stream and their outputs (Huginn), which bounds the state.
+    injection: how the prelude's output enters every loop, see
+      `recurrent.injection`.
+    anchor_scale: alpha of "anchor": after every loop alpha e is added.
+    prelude_norm: whether the prelude ends with an RMS norm (Parcae).
+    exit_norm: norm after every loop: "none"; "plain", without a gain; and the
+      norm of the read-out "per_loop" (Ouro) or, once, before the "coda"
+      (Huginn).
+    state: the state before the first loop: the "input" of the loops, "zero", or
+      "normal", drawn for each row and position. In evaluation the draw depends
+      on the position alone.
+    state_std: standard deviation of "normal", cut at three of it.
+    update: the state after a loop: "replace": the core's output; "gate": from
+      the second loop on, the old state moves towards it by a learned share of
+      each feature, initially 0; "damped": h + (core(h) - h) / K.
+    num_loops: K, the loops of evaluation; in training the mean that `depth` is
+      drawn with.
+    depth: distribution of the loops in training, see `loop.depth`.
+    depth_sigma: sigma of "poisson_lognormal".
+    calibrated: whether the mean depth is K exactly; without, that of
+      "poisson_lognormal" is K + 1, as in Huginn.
+    max_loops: maximum of the drawn depth; 0 for none.
+    depth_per: one draw for each "step", or for each "row" of its batch.
+    num_with_gradient: b, number of last loops with a gradient; 0 for all.
+    growth_steps, growth_loops: loops of a fixed depth that grows: before the
+      i-th of these steps there are the i-th of these loops; then K.
+    input_scale: factor of embedded tokens.
+    tied: whether the read-out uses the embedding table; else it has its own.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
+  """
+
+  num_prelude: int = 2
+  num_coda: int = 2
+  num_key_value_heads: int = 0
+  head_width: int = 0
+  qk_norm: bool = False
+  qk_bias: bool = False
+  norm_order: str = "sum"
+  injection: str = "linear"
+  anchor_scale: float = 1.0
+  prelude_norm: bool = False
+  exit_norm: str = "coda"
+  state: str = "normal"
+  state_std: float = 0.632
+  update: str = "replace"
+  num_loops: int = 32
+  depth: str = "poisson_lognormal"
+  depth_sigma: float = 0.5
+  calibrated: bool = False
+  max_loops: int = 0
+  depth_per: str = "step"
+  num_with_gradient: int = 8
+  growth_steps: tuple[int, ...] = ()
+  growth_loops: tuple[int, ...] = ()
+  input_scale: float = 1.0
+  tied: bool = True
+  dropout: float = 0.0
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    checks.one_of(
+      "model",
+      self,
+      norm_order=NORM_ORDERS,
+      injection=injection.KINDS,
+      exit_norm=EXIT_NORMS,
+      state=STATES,
+      update=UPDATES,
+      depth=depth_lib.KINDS,
+      depth_per=("step", "row"),
+    )
+    checks.at_least(
+      "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
+      num_with_gradient=0, depth_sigma=0, state_std=0,
+    )  # fmt: skip
+    drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
+    growth = ("growth_steps", "growth_loops")
+    for setting, value, others, holds in (
+      ("depth", self.depth, drawn, self.depth == "fixed"),
+      ("depth", self.depth, growth, self.depth != "fixed"),
+      ("injection", self.injection, ("anchor_scale",),
+       self.injection != "anchor"),
+      ("state", self.state, ("state_std",), self.state != "normal"),
+    ):  # fmt: skip
+      if holds:
+        because = f"model.{setting}={value!r}"
+        checks.without_effect("model", self, because, *others)
+    self._check_growth()
+    if self.max_loops and self.max_loops < self.num_loops:
+      raise UserError(
+        f"model.max_loops={self.max_loops} is less than"
+        f" model.num_loops={self.num_loops}"
+      )
+    if self.exit_norm == "coda" and not self.num_coda:
+      raise UserError(
+        "model.exit_norm='coda' needs model.num_coda of at least 1"
+      )
+
+  def _check_growth(self) -> None:
+    steps, loops = self.growth_steps, self.growth_loops
+    whole = all(type(n) is int and n > 0 for n in (*steps, *loops))
+    if (
+      len(steps) != len(loops) or not whole or list(steps) != sorted(set(steps))
+    ):
+      raise UserError(
+        f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
+        " positive integers, as many of both, and the steps must increase"
+      )
+
+  def block_shape(self) -> Shape:
+    """Structure of the blocks; raises UserError if it is invalid."""
+    shape = super().block_shape()
+    if self.norm_order == "pre":
+      return dataclasses.replace(shape, qk_bias=self.qk_bias)
+    return dataclasses.replace(
+      shape,
+      qk_bias=self.qk_bias,
+      post_norm=norm.rms_norm,
+      norm_sum=self.norm_order == "sum",
+    )
+
+  def depths(self) -> np.ndarray:
+    """The distribution of the loops in training, see `depth.probabilities`."""
+    mean: float = self.num_loops
+    if self.calibrated:
+      mean = depth_lib.calibrated(
+        self.depth, mean, self.depth_sigma, self.max_loops
+      )
+    return depth_lib.probabilities(
+      self.depth, mean, self.depth_sigma, self.max_loops
+    )
+
+
+def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
+  """FLOPs of a forward pass on one example, by number of loops.
+
+  Also those of a training step: three forward passes of what has a gradient,
+  one of what has none; the mean over depths.
+
+  A multiply-add counts as two; point-wise operations are not counted.
+  """
+  shape, tokens = config.block_shape(), spec.sequence_length
+  layer = block.flops(shape, tokens)
+  once = (config.num_prelude + config.num_coda) * layer
+  once += 2 * tokens * config.width * spec.vocab_size
+  enters, loop = 0, config.num_layers * layer
+  if config.injection == "linear":
+    loop += 4 * tokens * config.width**2
+  elif config.injection in ("diagonal", "orthogonal"):
+    enters = 2 * tokens * config.width**2
+    loop += enters
+  chances = config.depths()
+  all_loops = depth_lib.expected(chances)
+  last = config.num_with_gradient
+  with_gradient = depth_lib.expected(chances, last) if last else all_loops
+  return {
+    "flops_per_example": [once + loop * (k + 1) for k in range(num_loops)],
+    "training_flops_per_example": round(
+      3 * once + loop * (all_loops + 2 * with_gradient)
+    ),
+  }

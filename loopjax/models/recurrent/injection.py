@@ -1,0 +1,108 @@
+"""How the prelude's output enters every loop.
+
+An injection maps the state h and the prelude's output e, [B, T, D] each, to the
+input of the core; all are in the accumulate dtype. Sources: "linear", Huginn
+(arXiv 2502.05171); "diagonal", Parcae (arXiv 2604.12946); "orthogonal",
+xLLM-Loop; "anchor", the boundary operator (arXiv 2609.19107), which adds after
+the loop instead.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.nn import linear
+from loopjax.types import Array, Precision
+
+KINDS = ("none", "add", "linear", "diagonal", "orthogonal", "anchor")
+_STEP = 0.5 * math.log(5)  # dt at the start: the decay is sqrt(1/5).
+_EPSILON = 1e-6
+_MOST = 80.0  # Of A_log: the exponential of more is infinite in float32.
+
+
+class Linear(nnx.Module):
+  """A [h; e]: a projection without a bias, from 2 D to D (Huginn)."""
+
+  def __init__(
+    self, width: int, init: Any, *, precision: Precision, rngs: nnx.Rngs
+  ):
+    self.adapter = linear.linear(
+      2 * width, width, init=init, precision=precision, rngs=rngs
+    )
+    self.precision = precision
+
+  def __call__(self, hidden: Array, injected: Array) -> Array:
+    both = jnp.concatenate([hidden, injected], axis=-1)
+    return self.adapter(both).astype(self.precision.accumulate)
+
+
+class Diagonal(nnx.Module):
+  """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
+
+  dt and A are per feature; the decay is in (0, 1) whatever their values, so
+  that the state is bounded. B is initially the identity. If orthogonal, the
+  decayed state loses its component along dt (B e), for each token (xLLM-Loop).
+  """
+
+  def __init__(
+    self,
+    width: int,
+    orthogonal: bool,
+    *,
+    precision: Precision,
+    rngs: nnx.Rngs,
+  ):
+    self.A_log = nnx.Param(jnp.zeros(width, precision.params))
+    # The inverse of softplus.
+    bias = math.log(math.expm1(_STEP))
+    self.dt_bias = nnx.Param(jnp.full(width, bias, precision.params))
+
+    def identity(key: Array, shape: Any, dtype: Any, *_: Any) -> Array:
+      del key
+      return jnp.eye(shape[0], dtype=dtype)
+
+    self.input_map = linear.linear(
+      width, width, init=identity, precision=precision, rngs=rngs
+    )
+    self.orthogonal, self.precision = orthogonal, precision
+
+  def decay(self) -> Array:
+    """exp(-dt A), f32 [D], the factors of the state."""
+    step = jax.nn.softplus(self.dt_bias[...].astype(jnp.float32))
+    rate = jnp.minimum(self.A_log[...].astype(jnp.float32), _MOST)
+    return jnp.exp(-step * jnp.exp(rate))
+
+  def __call__(self, hidden: Array, injected: Array) -> Array:
+    step = jax.nn.softplus(self.dt_bias[...].astype(jnp.float32))
+    added = self.input_map(injected).astype(self.precision.accumulate)
+    added = step.astype(added.dtype)[None, None] * added
+    kept = self.decay().astype(hidden.dtype)[None, None] * hidden
+    if self.orthogonal:
+      along = jnp.sum(kept * added, axis=-1, keepdims=True)
+      length = jnp.sum(added * added, axis=-1, keepdims=True)
+      kept = kept - added * along / (length + _EPSILON)
+    return kept + added
+
+
+def make(
+  kind: str, width: int, init: Any, *, precision: Precision, rngs: nnx.Rngs
+) -> Any:
+  """The injection of a kind: (h, e) -> the input of the core."""
+  shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
+  if kind == "linear":
+    return Linear(width, init, **shared)
+  if kind in ("diagonal", "orthogonal"):
+    return Diagonal(width, kind == "orthogonal", **shared)
+  return _add if kind == "add" else _unchanged
+
+
+def _add(hidden: Array, injected: Array) -> Array:
+  return hidden + injected
+
+
+def _unchanged(hidden: Array, injected: Array) -> Array:
+  del injected
+  return hidden

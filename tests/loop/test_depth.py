@@ -1,0 +1,139 @@
+"""Depths by chance: their distribution, and loops whose number is drawn."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loopjax.loop import depth, driver
+
+
+def mean(chances):
+  return float(chances @ np.arange(1, len(chances) + 1))
+
+
+def test_huginns_mean_is_one_more_than_it_says():
+  """Its sampler adds 1 to a Poisson count of mean 32."""
+  chances = depth.probabilities("poisson_lognormal", 32.0)
+  np.testing.assert_allclose(mean(chances), 33.0, atol=1e-5)
+  rate_variance = 32.0**2 * (math.exp(0.5**2) - 1)  # Of the log-normal.
+  spread = chances @ (np.arange(1, len(chances) + 1) - 33.0) ** 2
+  np.testing.assert_allclose(spread, 32.0 + rate_variance, rtol=1e-4)
+
+
+def test_parcaes_poisson_has_no_zero():
+  chances = depth.probabilities("poisson", 8.0)
+  expected = [math.exp(-8.0) * 8.0**n / math.factorial(n) for n in range(1, 20)]
+  expected[0] += math.exp(-8.0)  # None becomes one.
+  np.testing.assert_allclose(chances[:19], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "poisson_lognormal"])
+def test_a_calibrated_mean_holds_below_a_maximum(kind):
+  for most in (0, 12):
+    centre = depth.calibrated(kind, 5.0, 0.5, most)
+    chances = depth.probabilities(kind, centre, 0.5, most)
+    np.testing.assert_allclose(mean(chances), 5.0, atol=1e-6)
+    assert not most or len(chances) == most
+
+
+def test_other_distributions():
+  np.testing.assert_array_equal(depth.probabilities("fixed", 3), [0, 0, 1])
+  uniform = depth.probabilities("uniform", 4)
+  np.testing.assert_allclose(uniform, np.full(7, 1 / 7))
+  np.testing.assert_allclose(depth.expected(uniform, 2), 13 / 7)
+
+
+@pytest.mark.parametrize("kind", depth.KINDS)
+def test_draws_have_the_distribution(kind):
+  chances = depth.probabilities(kind, 6.0)
+  keys = jax.random.split(jax.random.key(3), 100_000)
+  draws = np.asarray(
+    jax.jit(jax.vmap(lambda key: depth.draw(key, chances)))(keys)
+  )
+  assert draws.min() >= 1 and draws.max() <= len(chances)
+  found = np.bincount(draws, minlength=len(chances) + 1)[1:] / len(draws)
+  error = np.sqrt(chances * (1 - chances) / len(draws))
+  assert np.all(np.abs(found - chances) <= 5 * error + 1e-4)
+
+
+WEIGHT = jax.random.normal(jax.random.key(0), (4, 4))
+START = jax.random.normal(jax.random.key(1), (3, 4))
+ADDED = jax.random.normal(jax.random.key(2), (3, 4))
+
+
+def step(shared, carry, k):
+  weight, added = shared
+  return jnp.tanh(carry @ weight + added + 0.1 * k)
+
+
+def drawn(weight, added, start, depths, last):
+  return depth.run(step, (weight, added), start, depths, last)
+
+
+def truncated(weight, added, start, num_loops, last):
+  """By the driver whose numbers are static."""
+
+  def one(carry, k):
+    hidden, weight, added = carry
+    return (step((weight, added), hidden, k), weight, added), None
+
+  def cut(carry):
+    return jax.tree.map(jax.lax.stop_gradient, carry)
+
+  split = max(num_loops - last, 0)
+  hidden = start
+  for k in range(split):
+    hidden = step(cut((weight, added)), jax.lax.stop_gradient(hidden), k)
+  hidden = jax.lax.stop_gradient(hidden) if split else hidden
+  carry = hidden, weight, added
+  carry, _, _ = driver.run_loop(
+    lambda carry, k: one(carry, k + split), carry, num_loops - split
+  )
+  return carry[0]
+
+
+def value_and_gradients(run, *args):
+  def total(weight, added, start):
+    return jnp.sum(jnp.sin(3 * run(weight, added, start, *args)))
+
+  return jax.jit(jax.value_and_grad(total, (0, 1, 2)))(WEIGHT, ADDED, START)
+
+
+@pytest.mark.parametrize("num_loops", [1, 3, 4, 7])
+@pytest.mark.parametrize("last", [1, 3, 9])
+def test_loops_that_are_drawn_are_those_that_are_fixed(num_loops, last):
+  """Values and all gradients; none to the start if a loop is cut."""
+  got = value_and_gradients(drawn, jnp.asarray(num_loops), last)
+  expected = value_and_gradients(truncated, num_loops, last)
+  for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(x, y, atol=2e-5, rtol=1e-4)
+  assert bool(jnp.any(got[1][2] != 0)) == (num_loops <= last)
+
+
+def test_a_row_is_what_it_is_alone_at_its_own_depth():
+  """Its value, and its gradient to its own input and to the parameters."""
+  depths = jnp.array([2, 6, 1])
+
+  def constant(shared, carry, k):  # No index: rows count their own loops.
+    return step(shared, carry, 0 * k)
+
+  def total(added, start, depths, rows):
+    end = depth.run(constant, (WEIGHT, added), start, depths, 2)
+    return jnp.sum(end[rows] ** 2)
+
+  for row, own in enumerate([2, 6, 1]):
+    together = jax.grad(total)(ADDED, START, depths, row)[row]
+    one = slice(row, row + 1)
+    alone = jax.grad(total)(ADDED[one], START[one], jnp.asarray(own), 0)[0]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_one_program_serves_all_depths():
+  compiled = jax.jit(functools.partial(drawn, WEIGHT, ADDED, START, last=2))
+  ends = [compiled(depths=jnp.asarray(n)) for n in (1, 5, 30)]
+  assert compiled._cache_size() == 1
+  assert not np.allclose(ends[0], ends[1])

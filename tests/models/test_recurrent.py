@@ -1,0 +1,368 @@
+"""Recurrent depth: what it shares with other families, and Huginn's numbers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import model_examples as examples
+import numpy as np
+import pytest
+from flax import nnx
+from tests_support import load_config
+
+from loopjax import config as config_lib
+from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
+from loopjax.models import looped, recurrent, transformer
+from loopjax.models.recurrent import injection, model
+from loopjax.types import PRECISIONS, TaskSpec
+
+SPEC = TaskSpec(23, 8, tuple((i,) for i in range(8)), 2)
+TOKENS = jax.random.randint(jax.random.key(1), (3, 8), 0, 21)
+STACK = {"width": 16, "num_heads": 2, "init_std": 0.3}
+PLAIN = {  # Nothing but a loop over the core.
+  "norm_order": "pre", "injection": "none", "exit_norm": "none",
+  "state": "input", "depth": "fixed", "num_with_gradient": 0,
+}  # fmt: skip
+SMALL = recurrent.Config(
+  **STACK, num_prelude=1, num_layers=2, num_coda=1, num_loops=3,
+  num_with_gradient=2,
+)  # fmt: skip
+
+
+def run(config, params=None, tokens=TOKENS, **call):
+  return examples.run(recurrent, config, SPEC, tokens, params, **call)
+
+
+def changed(**changes):
+  return dataclasses.replace(SMALL, **changes)
+
+
+def batch_of(tokens=TOKENS):
+  return {
+    "inputs": tokens,
+    "targets": jnp.roll(tokens, -1, axis=1),
+    "weights": jnp.ones(tokens.shape),
+  }
+
+
+def loss_and_gradients(config, batch=None, seed=0, step=0):
+  params = examples.params_of(recurrent, config, SPEC)
+
+  def loss(params):
+    made = examples.merged(recurrent, config, SPEC, params)
+    batch_ = batch or batch_of()
+    key = jax.random.key(seed)
+    return recurrent.loss(made, batch_, key, jnp.asarray(step), None)
+
+  call = jax.jit(
+    jax.value_and_grad(loss, has_aux=True), compiler_options=examples.FAST
+  )
+  (value, metrics), gradients = call(params)
+  return value, metrics, gradients
+
+
+@pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])
+def test_without_prelude_and_coda_it_is_the_vanilla_loop(loop_norm):
+  """The same seed, the same parameters, to the bit."""
+  exit_norm = "per_loop" if loop_norm == "per_loop" else "none"
+  config = recurrent.Config(**{
+    **STACK, **PLAIN, "exit_norm": exit_norm, "num_prelude": 0, "num_coda": 0,
+    "num_layers": 2, "num_loops": 3,
+  })  # fmt: skip
+  vanilla = looped.Config(
+    **STACK, num_layers=2, num_loops=3, loop_norm=loop_norm
+  )
+  for loops in (1, 3, 5):
+    expected = examples.run(looped, vanilla, SPEC, TOKENS, num_loops=loops)
+    got = run(config, num_loops=loops)
+    np.testing.assert_array_equal(got.logits, expected.logits)
+    np.testing.assert_array_equal(got.hidden, expected.hidden)
+
+
+def test_with_one_loop_it_is_a_transformer():
+  """Its layers are prelude, core and coda in turn, to the bit."""
+  config = recurrent.Config(**{
+    **STACK, **PLAIN, "num_prelude": 1, "num_layers": 2, "num_coda": 1,
+    "num_loops": 1,
+  })  # fmt: skip
+  params = examples.params_of(recurrent, config, SPEC)
+  layers = [params[name] for name in ("prelude", "layers", "coda")]
+  whole = {
+    "layers": jax.tree.map(lambda *x: jnp.concatenate(x), *layers),
+    **{name: params[name] for name in ("token_embedding", "final_norm")},
+  }
+  stack = transformer.Config(
+    **STACK, num_layers=4, num_loops=1, loop_norm="final_only"
+  )
+  expected = examples.run(transformer, stack, SPEC, TOKENS, whole)
+  np.testing.assert_array_equal(run(config, params).logits, expected.logits)
+
+
+def test_loops_are_the_recursion_written_out():
+  """Injection before the core, norms of sums, a norm before the coda."""
+  config = changed(state="zero")
+  params = examples.params_of(recurrent, config, SPEC)
+  made = examples.merged(recurrent, config, SPEC, params)
+  call = model.begin(made, TOKENS)
+  injected, state, _ = made.start(call, TOKENS, None)
+  assert not np.any(state)
+  adapter = params["injection"]["adapter"]["kernel"]
+  for k in range(3):
+    state = state @ adapter[:16] + injected @ adapter[16:]  # [h; e] A
+    for layer in range(2):
+      block = jax.tree.map(lambda x, n=layer: x[n], made.layers)
+      normed = block.attention_norm(state)
+      mixed, _ = block.attention(normed, call.metadata)
+      state = block.attention_post_norm(state + mixed)
+      state = block.mlp_post_norm(state + block.mlp(block.mlp_norm(state)))
+    found = run(config, num_loops=k + 1, trace=("hidden",))
+    np.testing.assert_allclose(found.trace["hidden"][k], state, atol=1e-5)
+  hidden, _ = made.part(call, "coda", made.final_norm(state), None)
+  np.testing.assert_allclose(run(config).logits, made.logits(hidden), atol=1e-5)
+
+
+def test_a_traced_read_out_is_that_of_a_run_of_so_many_loops():
+  many = run(SMALL, trace=("prediction", "confidence"))
+  for loops in (1, 2, 3):
+    chances = jax.nn.softmax(run(SMALL, num_loops=loops).logits)
+    np.testing.assert_allclose(
+      many.trace["confidence"][loops - 1], chances.max(-1), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("config", [
+  changed(depth="fixed", state="zero"),
+  changed(depth="fixed", state="input", injection="diagonal"),
+], ids=str)  # fmt: skip
+def test_enough_loops_with_a_gradient_are_all_of_them(config):
+  some, none = (
+    dataclasses.replace(config, num_with_gradient=n) for n in (3, 0)
+  )
+  for x, y in zip(
+    jax.tree.leaves(loss_and_gradients(some)[2]),
+    jax.tree.leaves(loss_and_gradients(none)[2]),
+    strict=True,
+  ):
+    np.testing.assert_allclose(x, y, atol=2e-6, rtol=1e-4)
+
+
+def test_cut_loops_have_no_gradient_and_the_prelude_has_one():
+  """Through the injected input of the last loops, but not through h_0."""
+  all_loops = loss_and_gradients(changed(depth="fixed", num_with_gradient=0))
+  cut = loss_and_gradients(changed(depth="fixed", num_with_gradient=1))
+  np.testing.assert_allclose(cut[0], all_loops[0], rtol=1e-6)
+  for name in ("prelude", "layers", "token_embedding"):
+    one, other = (jax.tree.leaves(x[2][name])[0] for x in (cut, all_loops))
+    assert np.any(one != 0) and not np.allclose(one, other, atol=1e-6)
+  none = changed(
+    depth="fixed", num_with_gradient=1, injection="none", state="input"
+  )
+  gradients = loss_and_gradients(none)[2]
+  assert not any(np.any(x) for x in jax.tree.leaves(gradients["prelude"]))
+
+
+def test_a_depth_is_drawn_for_a_step_or_for_each_row():
+  step, rows = (changed(depth_per=per) for per in ("step", "row"))
+  key = jax.random.key(5)
+  keys = model.by_example(key, batch_of())
+  one = model.training_depth(step, key, keys, jnp.asarray(0))
+  each = model.training_depth(rows, key, keys, jnp.asarray(0))
+  assert one.shape == () and each.shape == (3,)
+  # A part of the batch draws the same.
+  part = {**batch_of(TOKENS[1:]), "row": jnp.array([1, 2])}
+  of_part = model.training_depth(
+    rows, key, model.by_example(key, part), jnp.asarray(0)
+  )
+  np.testing.assert_array_equal(of_part, each[1:])
+  draws = {
+    int(model.training_depth(step, jax.random.key(n), keys, jnp.asarray(0)))
+    for n in range(30)
+  }
+  assert len(draws) > 4
+
+
+def test_parts_of_a_batch_have_the_losses_of_the_whole():
+  """Also with a random state and a depth for each row."""
+  config = changed(depth_per="row", dropout=0.0)
+  key, params = jax.random.key(2), examples.params_of(recurrent, config, SPEC)
+  made = examples.merged(recurrent, config, SPEC, params)
+
+  def losses(batch):
+    keys = model.by_example(key, batch)
+    depth = model.training_depth(config, key, keys, jnp.asarray(0))
+    logits = made(batch["inputs"], keys=keys, depth=depth).logits
+    return token_losses.token_cross_entropy(logits, batch["targets"])
+
+  whole = losses(batch_of())
+  part = losses({**batch_of(TOKENS[1:]), "row": jnp.array([1, 2])})
+  np.testing.assert_allclose(part, whole[1:], atol=1e-5)
+
+
+def test_a_row_is_what_it_is_alone_at_its_depth():
+  made = examples.merged(recurrent, changed(state="zero"), SPEC)
+  depths = jnp.array([1, 4, 2])
+  together = made(TOKENS, depth=depths).logits
+  for row, own in enumerate([1, 4, 2]):
+    alone = made(TOKENS[row : row + 1], num_loops=own).logits[0]
+    np.testing.assert_allclose(together[row], alone, atol=2e-5)
+
+
+def test_loops_grow_during_training():
+  config = changed(
+    depth="fixed", num_with_gradient=0, growth_steps=(5, 9), growth_loops=(1, 2)
+  )
+  batch = batch_of()
+  keys = model.by_example(jax.random.key(0), batch)
+  found = [
+    int(model.training_depth(config, None, keys, jnp.asarray(step)))
+    for step in (0, 4, 5, 8, 9, 100)
+  ]
+  assert found == [1, 1, 2, 2, 3, 3]
+  assert loss_and_gradients(config, step=4)[1]["depth"] == 1
+  recurrent.check_schedule(config, 9)
+  with pytest.raises(UserError, match="ends after run.num_steps=8"):
+    recurrent.check_schedule(config, 8)
+
+
+def test_a_damped_loop_and_a_gated_one_are_the_core_at_first():
+  replaced, damped, gated = (
+    changed(update=update, state="input", injection="none")
+    for update in ("replace", "damped", "gate")
+  )
+  params = examples.params_of(recurrent, replaced, SPEC)
+  once = run(replaced, params, num_loops=1).logits
+  np.testing.assert_allclose(
+    run(damped, params, num_loops=1).logits, once, atol=1e-6
+  )
+  # A share of 0 keeps the state of the first loop, one of 1 replaces it.
+  for share, loops, expected in (
+    (0.0, 1, once),
+    (0.0, 5, once),
+    (1.0, 3, run(replaced, params).logits),
+  ):
+    own = {**params, "update_share": jnp.full(16, share)}
+    got = run(gated, own, num_loops=loops).logits
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_an_anchor_without_weight_is_nothing():
+  config = changed(injection="none", exit_norm="plain", state="input")
+  anchored = dataclasses.replace(config, injection="anchor", anchor_scale=0.0)
+  params = examples.params_of(recurrent, config, SPEC)
+  np.testing.assert_array_equal(
+    run(anchored, params).logits, run(config, params).logits
+  )
+  added = dataclasses.replace(anchored, anchor_scale=0.5)
+  assert not np.allclose(run(added, params).logits, run(config, params).logits)
+
+
+def diagonal(orthogonal=False, precision="float32"):
+  return injection.Diagonal(
+    16, orthogonal, precision=PRECISIONS[precision], rngs=nnx.Rngs(params=0)
+  )
+
+
+def test_a_diagonal_injection_contracts_towards_its_fixed_point():
+  """From Parcae's start: decay sqrt(1/5), and dt B e / (1 - decay)."""
+  made = diagonal()
+  decay = float(made.decay()[0])
+  np.testing.assert_allclose(decay, 5**-0.5, rtol=1e-5)
+  hidden, injected = jax.random.normal(jax.random.key(0), (2, 1, 3, 16))
+  fixed = 0.5 * np.log(5) * injected / (1 - decay)
+  for _ in range(4):
+    after = made(hidden, injected)
+    np.testing.assert_allclose(
+      after - fixed, decay * (hidden - fixed), atol=1e-5
+    )
+    hidden = after
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_decay_stays_below_one_whatever_it_learns(precision):
+  made = diagonal(precision=precision)
+  for value in (-1e4, -20.0, 0.0, 20.0, 1e4):
+    made.A_log[...] = jnp.full(16, value)
+    made.dt_bias[...] = jnp.full(16, -value)
+    decay = made.decay()
+    assert jnp.all((decay >= 0) & (decay <= 1)) and jnp.all(jnp.isfinite(decay))
+
+
+def test_an_orthogonal_injection_adds_what_is_new():
+  """What remains of the state has nothing along what is added."""
+  plain, orthogonal = diagonal(), diagonal(orthogonal=True)
+  hidden, injected = jax.random.normal(jax.random.key(0), (2, 2, 3, 16))
+  added = plain(jnp.zeros_like(hidden), injected)
+  kept = orthogonal(hidden, injected) - added
+  along = jnp.sum(kept * added, axis=-1)
+  np.testing.assert_allclose(along, 0, atol=1e-5)
+  assert not np.allclose(kept, plain(hidden, injected) - added, atol=1e-2)
+
+
+def test_a_random_state_is_of_its_row_and_position():
+  """Neither of the batch nor of the part of a text that is read."""
+  config = changed(state="normal")
+  made = examples.merged(recurrent, config, SPEC)
+  keys = jax.random.split(jax.random.key(4), 3)
+
+  def state(tokens, keys):
+    call = model.begin(made, tokens, keys=keys)
+    return made.start(call, tokens, None)[1]
+
+  whole = state(TOKENS, keys)
+  np.testing.assert_array_equal(state(TOKENS[1:, :5], keys[1:]), whole[1:, :5])
+  assert not np.allclose(whole[0], whole[1])
+  assert np.abs(whole).max() <= 3 * config.state_std
+  np.testing.assert_allclose(np.std(whole), config.state_std, rtol=0.1)
+  evaluated = state(TOKENS, None)
+  np.testing.assert_array_equal(evaluated[0], evaluated[1])
+
+
+def test_slots_outside_the_core_do_not_depend_on_the_loops():
+  made = examples.merged(recurrent, changed(state="zero"), SPEC)
+  caches = {}
+  for loops in (2, 4):
+    cache = recurrent.empty_cache(made, 3, 8, num_loops=loops)
+    assert len(cache.core.key) == 2 * loops
+    _, caches[loops] = recurrent.read(made, TOKENS, cache, num_loops=loops)
+  np.testing.assert_array_equal(caches[2].prelude.key, caches[4].prelude.key)
+  np.testing.assert_array_equal(caches[2].core.key, caches[4].core.key[: 2 * 2])
+
+
+def test_huginn_has_its_published_number_of_parameters():
+  settings = config_lib.resolve(load_config("lm_recurrent", "paper"))
+  spec = TaskSpec(65_536, 4096, tuple((i,) for i in range(4096)))
+  count = examples.count(recurrent, settings.model, spec)
+  assert count == 3_564_976_800
+  assert settings.model.block_shape().head_width == 96
+  assert settings.model.block_shape().mlp_width == 17_920
+
+
+def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
+  config = changed(depth="uniform", num_loops=4, num_with_gradient=2)
+  found = recurrent.costs(config, SPEC, 4)
+  once, loop = (
+    found["flops_per_example"][0],
+    np.diff(found["flops_per_example"]),
+  )
+  assert len({*loop}) == 1
+  # Depths 1 to 7: four loops in the mean, of which 13 / 7 have a gradient.
+  expected = 3 * (once - loop[0]) + loop[0] * (4 + 2 * 13 / 7)
+  np.testing.assert_allclose(
+    found["training_flops_per_example"], expected, rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"depth": "fixed", "max_loops": 9}, "max_loops has no effect while"),
+  ({"growth_steps": (5,), "growth_loops": (1,)}, "growth_steps has no effect"),
+  ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
+  ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
+  ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
+  ({"injection": "add", "anchor_scale": 2.0}, "anchor_scale has no effect"),
+  ({"depth": "fixed", "growth_steps": (5, 3), "growth_loops": (1, 1)},
+   "the steps must increase"),
+])  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(changes, message):
+  with pytest.raises(UserError, match=message):
+    changed(**changes)
