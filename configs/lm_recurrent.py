@@ -26,10 +26,9 @@ _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {
   "model": {
     "num_prelude": 1, "num_coda": 1, "num_loops": 8, "num_with_gradient": 4,
-    "mlp": "swiglu", "mlp_ratio": 8 / 3,
+    "mlp": "swiglu", "mlp_ratio": 8 / 3, "qk_bias": False, "input_scale": 1.0,
   },
   "run": {"num_steps": 500, "checkpoint_every": 250},
-  "eval": {"depth_factor": 4},
 })  # fmt: skip
 PRESETS = {
   "paper": {
@@ -74,7 +73,7 @@ PRESETS = {
   }),
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"], {
-    "model": {"num_with_gradient": 2}, "eval": {"depth_factor": 2},
+    "model": {"num_with_gradient": 2},
   }),
 }  # fmt: skip
 

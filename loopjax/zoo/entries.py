@@ -23,7 +23,7 @@ _PLACES = (
   ("task", "train_files"), ("task", "test_files"), ("run", "init_from"),
   ("run", "teacher"),
 )  # fmt: skip
-_SPLITS = ("validation/", "test/")
+_SPLITS = ("validation", "test")  # With what follows, as in "test_ood_2".
 
 
 def export(

@@ -26,6 +26,8 @@ KEPT = [
   ("melt", {"num_loops": 3}),
   ("melt", {"gate": "scalar", "num_key_value_heads": 1}),
   ("ponderlm", {"num_loops": 3, "residual": "running"}),
+  ("recurrent", {"num_loops": 3, "state": "normal"}),
+  ("recurrent", {"num_prelude": 0, "num_coda": 0, "exit_norm": "per_loop"}),
   ("sleep", {"eviction": "sliding", "num_passes": 3}),
   ("sleep", {"num_passes": 2, "carry_convolutions": True, "num_layers": 4,
              "num_memory_layers": 4, "num_prelude_layers": 1,
@@ -162,7 +164,7 @@ def test_decoding_updates_the_cache_in_place(name):
   memory = compiled.memory_analysis()
   num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
   assert memory.alias_size_in_bytes >= num_bytes
-  key = getattr(cache, "recent", cache).key
+  key = getattr(cache, "recent", getattr(cache, "core", cache)).key
   shape = re.escape(f"f32[{','.join(map(str, key.shape))}]")
   text = compiled.as_text()
   assert re.search(rf"= {shape}", text)

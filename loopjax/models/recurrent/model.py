@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.loop import depth as depth_lib
 from loopjax.loop import driver
@@ -182,7 +183,7 @@ class Model(nnx.Module):
       new = self.final_norm(new)
     if config.injection == "anchor":
       new = new + config.anchor_scale * injected
-    return new, cache
+    return sharding.split_by_example(new), cache
 
   def run_depth(
     self, call: causal.Call, injected: Array, state: Array, depth: Array
