@@ -87,7 +87,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item: what makes more depth than trained useful."""
   axis, product = config_lib.axis, config_lib.product
   seeds, loops = axis("run.seed", 0, 1, 2), config.model.num_loops
-  fixed = {"model.depth": "fixed", "model.num_with_gradient": 0}
+  fixed = {
+    "model.depth": "fixed", "model.depth_per": "step",
+    "model.num_with_gradient": 0,
+  }  # fmt: skip
   drawn = product(
     axis("model.depth", "poisson"), axis("model.depth_per", "step", "row")
   )
@@ -101,13 +104,16 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.exit_norm": "none",
   }  # fmt: skip
   kinds = axis("model.injection", "add", "linear", "diagonal", "orthogonal")
-  rate = config.optim.muon_learning_rate
+  name = (
+    "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
+  )
+  rate = config.optim[name]
   once = {**fixed, **plain, "model.num_loops": 1}
   unshared = {**once, "model.num_layers": loops * config.model.num_layers}
   return {
     "depth_sampling": product([fixed, {}, *drawn], seeds),
     "injection": product(
-      [plain, *kinds], axis("optim.muon_learning_rate", rate, 4 * rate), seeds
+      [plain, *kinds], axis(f"optim.{name}", rate, 4 * rate), seeds
     ),
     "gradient_loops": product(
       axis("model.num_with_gradient", 1, 2, 4, 8), seeds

@@ -90,6 +90,14 @@ PAPERS = {
     "optim.learning_rate": 3e-4, "optim.warmup_steps": 1000,
     "model.num_loops": 18, "model.num_memory_tokens": 16,
   },
+  # Huginn-3.5B: 800 billion tokens in batches of 16 million.
+  "lm_recurrent": {
+    "run.num_steps": 48_000, "run.batch_size": 4096,
+    "task.sequence_length": 4096, "optim.learning_rate": 4e-4,
+    "model.width": 5280, "model.num_prelude": 2, "model.num_layers": 4,
+    "model.num_coda": 2, "model.num_heads": 55, "model.num_loops": 32,
+    "model.num_with_gradient": 8, "model.norm_order": "sum",
+  },
   # 50,000 epochs of 1,000 puzzles, an example for up to 16 steps; the mixer is
   # an MLP on Sudoku (section 5 and the authors' code).
   "sudoku_trm": {

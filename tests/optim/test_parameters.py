@@ -123,6 +123,13 @@ def sleep(memory):
   }
 
 
+def recurrent(injection):
+  """A prelude and a core, whose blocks have norms of their sums."""
+  norms = {f"{name}_post_norm/scale": "adamw" for name in ("attention", "mlp")}
+  parts = [under(part, block(SWIGLU), norms) for part in ("prelude", "layers")]
+  return {**text(parts[0]), **parts[1], **under("injection", injection)}
+
+
 BIASES = {
   f"{name}/bias": "adamw"
   for name in (
@@ -189,6 +196,37 @@ FAMILIES = [
     },
   ),
   ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
+  (
+    "recurrent",
+    {
+      "mlp": "swiglu",
+      "num_coda": 0,
+      "exit_norm": "none",
+      "update": "gate",
+      "qk_bias": True,
+    },
+    {
+      **recurrent({"adapter/kernel": "muon"}),
+      "update_share": "adamw",
+      **{
+        f"{part}/attention/{name}/bias": "adamw"
+        for part in ("prelude", "layers")
+        for name in ("query", "key")
+      },
+    },
+  ),
+  (
+    "recurrent",
+    {
+      "mlp": "swiglu",
+      "num_coda": 0,
+      "exit_norm": "none",
+      "injection": "diagonal",
+    },
+    recurrent(
+      {"input_map/kernel": "adamw", "A_log": "adamw", "dt_bias": "adamw"}
+    ),
+  ),
   ("sleep", {}, sleep(GATED_DELTA)),
   ("sleep", {"memory": "jet"}, sleep(JET)),
   ("transformer", {}, STACK),
