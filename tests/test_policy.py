@@ -101,6 +101,7 @@ OPTIONAL = {
     "play/server.py",
     "serve/app.py",
     "serve/command.py",
+    "serve/connections.py",
     "serve/metrics.py",
     "serve/streams.py",
   )

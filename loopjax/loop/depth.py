@@ -131,13 +131,12 @@ def run(
   after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
   # Rows that have run nothing yet keep the gradient to their initial carry.
   carry = _chosen(cut > 0, after, carry)
-  rest = depth - cut
 
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
     def one(carry: Carry) -> Carry:
-      return _chosen(n < rest, step_fn(shared, carry, num_cut + n), carry)
+      return _chosen(n < depth, step_fn(shared, carry, num_cut + n), carry)
 
-    is_any = n < jnp.max(rest)
+    is_any = n < jnp.max(depth)  # A row of fewer loops has cut none.
     return jax.lax.cond(is_any, one, lambda carry: carry, carry), None
 
   return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]

@@ -14,7 +14,8 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, recurrent, transformer
-from loopjax.models.recurrent import injection, model
+from loopjax.models.recurrent import injection, model, training
+from loopjax.nn import keys as keys_lib
 from loopjax.types import PRECISIONS, TaskSpec
 
 SPEC = TaskSpec(23, 8, tuple((i,) for i in range(8)), 2)
@@ -165,18 +166,18 @@ def test_cut_loops_have_no_gradient_and_the_prelude_has_one():
 def test_a_depth_is_drawn_for_a_step_or_for_each_row():
   step, rows = (changed(depth_per=per) for per in ("step", "row"))
   key = jax.random.key(5)
-  keys = model.by_example(key, batch_of())
-  one = model.training_depth(step, key, keys, jnp.asarray(0))
-  each = model.training_depth(rows, key, keys, jnp.asarray(0))
+  keys = keys_lib.by_example(key, batch_of())
+  one = training.training_depth(step, key, keys, jnp.asarray(0))
+  each = training.training_depth(rows, key, keys, jnp.asarray(0))
   assert one.shape == () and each.shape == (3,)
   # A part of the batch draws the same.
   part = {**batch_of(TOKENS[1:]), "row": jnp.array([1, 2])}
-  of_part = model.training_depth(
-    rows, key, model.by_example(key, part), jnp.asarray(0)
+  of_part = training.training_depth(
+    rows, key, keys_lib.by_example(key, part), jnp.asarray(0)
   )
   np.testing.assert_array_equal(of_part, each[1:])
   draws = {
-    int(model.training_depth(step, jax.random.key(n), keys, jnp.asarray(0)))
+    int(training.training_depth(step, jax.random.key(n), keys, jnp.asarray(0)))
     for n in range(30)
   }
   assert len(draws) > 4
@@ -189,8 +190,8 @@ def test_parts_of_a_batch_have_the_losses_of_the_whole():
   made = examples.merged(recurrent, config, SPEC, params)
 
   def losses(batch):
-    keys = model.by_example(key, batch)
-    depth = model.training_depth(config, key, keys, jnp.asarray(0))
+    keys = keys_lib.by_example(key, batch)
+    depth = training.training_depth(config, key, keys, jnp.asarray(0))
     logits = made(batch["inputs"], keys=keys, depth=depth).logits
     return token_losses.token_cross_entropy(logits, batch["targets"])
 
@@ -213,9 +214,9 @@ def test_loops_grow_during_training():
     depth="fixed", num_with_gradient=0, growth_steps=(5, 9), growth_loops=(1, 2)
   )
   batch = batch_of()
-  keys = model.by_example(jax.random.key(0), batch)
+  keys = keys_lib.by_example(jax.random.key(0), batch)
   found = [
-    int(model.training_depth(config, None, keys, jnp.asarray(step)))
+    int(training.training_depth(config, None, keys, jnp.asarray(step)))
     for step in (0, 4, 5, 8, 9, 100)
   ]
   assert found == [1, 1, 2, 2, 3, 3]
@@ -316,6 +317,16 @@ def test_a_random_state_is_of_its_row_and_position():
   np.testing.assert_allclose(np.std(whole), config.state_std, rtol=0.1)
   evaluated = state(TOKENS, None)
   np.testing.assert_array_equal(evaluated[0], evaluated[1])
+
+
+def test_a_text_read_in_parts_has_the_same_random_state():
+  made = examples.merged(recurrent, SMALL, SPEC)
+  cache, found = recurrent.empty_cache(made, 3, 8), []
+  for part in (slice(0, 5), slice(5, 6), slice(6, 8)):
+    output, cache = recurrent.read(made, TOKENS[:, part], cache)
+    found.append(output.logits)
+  whole = run(SMALL).logits
+  np.testing.assert_allclose(jnp.concatenate(found, 1), whole, atol=2e-5)
 
 
 def test_slots_outside_the_core_do_not_depend_on_the_loops():

@@ -2,19 +2,14 @@
 
 from loopjax.models.recurrent.cache import CACHES, empty_cache
 from loopjax.models.recurrent.config import Config, costs
-from loopjax.models.recurrent.model import (
-  HEADLINE,
-  TRACES,
-  Model,
-  check_schedule,
-  loss,
-)
+from loopjax.models.recurrent.model import HEADLINE, TRACES, Model
 from loopjax.models.recurrent.reading import (
   check_exits,
   exit_rule,
   read,
   unstacked,
 )
+from loopjax.models.recurrent.training import check_schedule, loss
 
 __all__ = [
   "CACHES",

@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import sharding
-from loopjax.errors import UserError
 from loopjax.loop import depth as depth_lib
 from loopjax.loop import driver
-from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.recurrent import injection
 from loopjax.models.recurrent.cache import PartsCache
 from loopjax.models.recurrent.config import Config
 from loopjax.nn import linear, norm, stack
 from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import by_example, fold_in
-from loopjax.protocols import AnyTeacher
+from loopjax.nn.keys import fold_in
 from loopjax.types import (
   PRECISIONS,
   Array,
-  Batch,
   LoopOptions,
-  Metrics,
   Output,
   TaskSpec,
 )
@@ -39,7 +34,7 @@ TRACES = ("hidden", "prediction", "confidence")
 HEADLINE: tuple[str, ...] = ()
 _EPSILON = 1e-6  # Of the norms without a gain.
 # What random keys are folded with; dropout of the loops has 1, 2, ...
-_PRELUDE, _CODA, _STATE, _DEPTH = (2**30 + n for n in range(4))
+_PRELUDE, _CODA, _STATE = (2**30 + n for n in range(3))
 
 
 class Model(nnx.Module):
@@ -116,7 +111,8 @@ class Model(nnx.Module):
       stats = self.stats(carry[0], hidden)
       traces = {"hidden": hidden}
       if {"prediction", "confidence"} & {*trace}:
-        traces |= self.predicted(call, hidden, cache)
+        read_out, _ = self.finish(call, hidden, cache)
+        traces |= linear.prediction_and_confidence(read_out.logits)
       return (hidden, of_core), (stats, {name: traces[name] for name in trace})
 
     first: Any = state, None if cache is None else cache.core
@@ -224,13 +220,6 @@ class Model(nnx.Module):
       return hidden  # The loop ends with the norm.
     return self.final_norm(hidden)
 
-  def predicted(
-    self, call: causal.Call, hidden: Array, cache: PartsCache | None
-  ) -> dict[str, Array]:
-    """ "prediction" and "confidence" of the state after a loop."""
-    output, _ = self.finish(call, hidden, cache)
-    return linear.prediction_and_confidence(output.logits)
-
   def part(
     self,
     call: causal.Call,
@@ -306,63 +295,3 @@ def _draws(
 
   of_row = jax.vmap(of_token, (None, 0))
   return jax.vmap(of_row)(keys, positions)
-
-
-def loss(
-  model: Model, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
-) -> tuple[Array, Metrics]:
-  """Cross-entropy after the drawn number of loops, weighted by token.
-
-  Returns:
-    (f32 scalar, metrics: scalars and per-loop vectors by name).
-  """
-  del teacher
-  config, keys = model.config, by_example(key, batch)
-  call: dict[str, Any] = {"documents": batch.get("documents"), "keys": keys}
-  if _is_static(config):
-    output = model(batch["inputs"], **call)
-    return token_losses.of_output(model, output, batch)
-  depth = training_depth(config, key, keys, step)
-  output = model(batch["inputs"], depth=depth, **call)
-  total, metrics = token_losses.of_output(model, output, batch)
-  return total, {**metrics, "depth": jnp.mean(depth.astype(jnp.float32))}
-
-
-def _is_static(config: Config) -> bool:
-  """Whether every step runs K loops, all of them with a gradient."""
-  growing = bool(config.growth_steps)
-  return config.depth == "fixed" and not (config.num_with_gradient or growing)
-
-
-def training_depth(
-  config: Config, key: Array, keys: Array, step: Array
-) -> Array:
-  """The loops of a training step, i32 scalar, or [B] if drawn per row.
-
-  Args:
-    config: the model's config.
-    key: key of the step, the same in all of its microbatches.
-    keys: keys of the rows, [B].
-    step: number of optimizer steps taken.
-  """
-  if config.depth == "fixed":
-    depth = jnp.asarray(config.num_loops)
-    pairs = zip(config.growth_steps, config.growth_loops, strict=True)
-    for until, loops in reversed(list(pairs)):
-      depth = jnp.where(step < until, loops, depth)
-    return depth.astype(jnp.int32)
-  chances = config.depths()
-  if config.depth_per == "step":
-    return depth_lib.draw(jax.random.fold_in(key, _DEPTH), chances)
-  return jax.vmap(lambda key: depth_lib.draw(key, chances))(
-    fold_in(keys, _DEPTH)
-  )
-
-
-def check_schedule(config: Config, num_steps: int) -> None:
-  """See `HasSchedule`."""
-  if config.growth_steps and config.growth_steps[-1] > num_steps:
-    raise UserError(
-      f"model.growth_steps={config.growth_steps!r} ends after"
-      f" run.num_steps={num_steps}"
-    )
