@@ -3,10 +3,15 @@
 python docs/figures/draw.py
 """
 
+import io
 import pathlib
 import re
 
+from matplotlib import patches
+from PIL import Image
+
 from loopjax.analysis.plots import draw
+from loopjax.play import load
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent.parent / "benchmarks" / "results"
@@ -43,8 +48,56 @@ def curves(name: str, title: str, steps: range, lines: list[tuple]) -> None:
   draw.save(figure, HERE / f"{name}.png")
 
 
+def board(name: str, entry: str) -> None:
+  """Draws a hard puzzle loop by loop, as a picture that moves."""
+  inspector = load.load(pathlib.Path(f"zoo:{entry}"))
+  found, size = inspector.random(0, "hard"), inspector.facts["boxRows"] ** 2
+  given = [c != "." for c in found["prompt"]]
+  digits = [
+    [int(c) if c != "." else 0 for c in found["prompt"]],
+    *found["digits"],
+  ]
+  certain = [[0] * size**2, *found["certain"]]
+  frames = []
+  for loop, (said, sure) in enumerate(zip(digits[:-1], certain, strict=False)):
+    figure = draw.new(3.4, 3.7)
+    axes = figure.subplots()
+    axes.set(
+      xlim=(0, size), ylim=(size, 0), aspect="equal", xticks=[], yticks=[]
+    )
+    title = f"loop {loop} of {len(digits) - 2}" if loop else "puzzle"
+    axes.set_title(title, fontsize=10)
+    for cell, digit in enumerate(said):
+      row, column = divmod(cell, size)
+      right = digit == int(found["solution"][cell])
+      shade = "#d9d9d9" if given[cell] else "#2a9d5c" if right else "#d1495b"
+      alpha = 1.0 if given[cell] else 0.75 * sure[cell] / 100
+      axes.add_patch(
+        patches.Rectangle((column, row), 1, 1, color=shade, alpha=alpha, lw=0)
+      )
+      if digit > 0:
+        weight = "bold" if given[cell] else "normal"
+        axes.text(
+          column + 0.5, row + 0.53, digit, ha="center", va="center",
+          weight=weight, fontsize=11,
+        )  # fmt: skip
+    for line in range(size + 1):
+      width = 1.6 if line % inspector.facts["boxRows"] == 0 else 0.4
+      axes.plot([0, size], [line, line], color="#1c1e21", lw=width)
+      axes.plot([line, line], [0, size], color="#1c1e21", lw=width)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=90)
+    frames.append(Image.open(picture).convert("RGB").quantize(48))
+  times = [1200, *[350] * (len(frames) - 2), 3000]
+  path = HERE / f"{name}.gif"
+  frames[0].save(
+    path, save_all=True, append_images=frames[1:], duration=times, loop=0
+  )
+
+
 def main() -> None:
   """Draws all."""
+  board("sudoku_nine", "sudoku_nine")
   rows = table(
     "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
   )
