@@ -7,10 +7,10 @@ LoopLM are other settings of the same family (docs/families/recurrent.md). Text
 of yours: --config.task.train_files='books/*.txt'. Presets:
 
   tiny    bytes of made-up arithmetic, or of your text; one layer before, two
-          looped and one after of width 128, 8 loops in the mean, drawn for
+          looped and one after of width 128, 9 loops in the mean, drawn for
           each step, gradients through four. Sizes and rates not searched.
   gpu     the same with layers 2, 4 and 2 of width 512. Not measured.
-  paper   Huginn-3.5B: 3,564,976,800 parameters, 32 loops in the mean. Give
+  paper   Huginn-3.5B: 3,564,976,800 parameters, 33 loops in the mean. Give
           text by task.train_files and its tokenizer by task.tokenizer. Not run.
   parcae  Parcae's 140M: two layers each, diagonal injection, depth by row. Its
           value embeddings and squared ReLU are missing. Not run.
