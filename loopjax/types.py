@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import grain
 import jax
 import jax.numpy as jnp
+
+if TYPE_CHECKING:
+  import grain  # Brings Orbax; a model needs neither.
 
 Array = jax.Array
 Batch = Mapping[str, Any]
@@ -155,6 +157,6 @@ class Dataset:
     facts: metadata for the run's summary, such as counts and hashes.
   """
 
-  batches: grain.MapDataset
+  batches: "grain.MapDataset"
   groups: Mapping[str, tuple[str, ...]]
   facts: Mapping[str, int | float | str]

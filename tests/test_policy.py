@@ -4,6 +4,7 @@ import ast
 import configparser
 import graphlib
 import re
+import subprocess
 import sys
 from importlib import metadata
 
@@ -190,3 +191,14 @@ def test_public_things_say_what_they_are():
       if not ast.get_docstring(node)
     ]
   assert not silent
+
+
+def test_models_and_programs_need_no_reader_of_data_and_no_kernel():
+  """Grain brings Orbax; either takes as long to import as half of JAX."""
+  says = """
+import sys
+sys.modules["grain"] = None
+import loopjax.config, loopjax.fit.measure, loopjax.models, loopjax.program
+assert "jax.experimental.pallas" not in sys.modules
+"""
+  subprocess.run([sys.executable, "-c", says], check=True)

@@ -8,11 +8,14 @@ examples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 
 from loopjax.data import hashing
+
+if TYPE_CHECKING:
+  import grain  # Brings Orbax; the description of a task needs neither.
 
 Rows = np.ndarray
 _ROUNDS = 4  # Rounds of the shuffling cipher, as in Grain's own shuffle.
@@ -22,7 +25,7 @@ def stream(
   make_batch: Callable[[Rows], Mapping[str, np.ndarray]],
   batch_size: int,
   rows: Rows | None = None,
-) -> grain.MapDataset:
+) -> "grain.MapDataset":
   """Endless batches of generated examples.
 
   Args:
@@ -36,6 +39,8 @@ def stream(
     Graph whose element i is this process's part of global batch i.
   """
 
+  import grain
+
   def make(index: int, _: int) -> Mapping[str, np.ndarray]:
     return make_batch(_positions(index, batch_size, rows))
 
@@ -48,7 +53,7 @@ def training_batches(
   batch_size: int,
   seed: int,
   rows: Rows | None = None,
-) -> grain.MapDataset:
+) -> "grain.MapDataset":
   """Endless batches from a fixed set of examples, reshuffled every epoch.
 
   Args:
@@ -80,11 +85,13 @@ def evaluation_batches(
   num_examples: int,
   batch_size: int,
   rows: Rows | None = None,
-) -> grain.MapDataset:
+) -> "grain.MapDataset":
   """Every example once, in order; the last batch is padded with row 0.
 
   "valid" [b] bool marks the examples that count; `rows` as in training.
   """
+
+  import grain
 
   def make(index: int) -> Mapping[str, np.ndarray]:
     positions = _positions(index, batch_size, rows)
@@ -108,6 +115,8 @@ def shuffled(places: Rows, num_examples: int, *seed: int) -> Rows:
   Returns:
     int64 [b].
   """
+  import grain
+
   key, last = stream_seed(*seed) % 2**32, num_examples - 1
   shuffle = grain.experimental.index_shuffle
   examples = [shuffle(place, last, key, _ROUNDS) for place in places.tolist()]
@@ -120,9 +129,11 @@ def _positions(index: int, batch_size: int, rows: Rows | None) -> np.ndarray:
 
 
 def iterate(
-  batches: grain.MapDataset, start: int = 0, num_threads: int = 2
+  batches: "grain.MapDataset", start: int = 0, num_threads: int = 2
 ) -> Iterator[Mapping[str, np.ndarray]]:
   """Iterates from batch `start`, prefetching a few batches in threads."""
+  import grain
+
   options = grain.ReadOptions(
     num_threads=num_threads, prefetch_buffer_size=8 if num_threads else 0
   )

@@ -14,7 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import SingleDeviceSharding
 
 from loopjax.fit import topology
-from loopjax.kernels.gated_delta import gated_delta
+from loopjax.kernels.gated_delta import gated_delta, pallas_gpu
+from loopjax.kernels.gated_delta import recurrence as recurrence_lib
 
 # Memory that a kernel did not write is NaN.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
@@ -106,10 +107,43 @@ def large(*, batch=1, tokens=100, heads=1, key_width=64, value_width=128):
   return [*(jnp.asarray(x, jnp.bfloat16) for x in inputs), jnp.float32(state)]
 
 
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_widths_are_filled_up_to_whole_tiles(monkeypatch, adjoint):
+  """Exactly: the plain recurrence stands in for the kernel of whole tiles."""
+  random = np.random.default_rng(0)
+
+  def some(*shape):
+    return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+  n, b, h, c, keys, values = 2, 1, 2, 4, 96, 72
+  steps = recurrence_lib.Steps(
+    base=some(n, b, h, c, values),
+    left=some(n, b, h, c, keys),
+    right=some(n, b, h, c, keys),
+    matrix=some(n, b, h, c, c),
+    through=some(n, b, h, 1, 1),
+    extra=some(n, b, h, keys, values) if adjoint else None,
+  )
+  state = some(b, h, keys, values)
+  widths = []
+
+  def kernel(steps, state, *, adjoint):
+    widths.append((steps.left.shape[-1], steps.base.shape[-1], state.shape[2:]))
+    return recurrence_lib.scan(steps, state, adjoint=adjoint)
+
+  monkeypatch.setattr(pallas_gpu, "_kernel", kernel)
+  actual = pallas_gpu._recur(steps, state, adjoint=adjoint)
+  assert widths == [(128, 128, (128, 128))]
+  expected = recurrence_lib.scan(steps, state, adjoint=adjoint)
+  for one, other in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.long
-def test_gpu_kernels_are_the_chunks(gpu):
+@pytest.mark.parametrize("widths", [(64, 128), (96, 96)])
+def test_gpu_kernels_are_the_chunks(gpu, widths):
   """Two chunks, the last one ragged, and two tiles of columns."""
-  operands = large()
+  operands = large(key_width=widths[0], value_width=widths[1])
   (output, state), grads = gpu(operands)
   form = functools.partial(gated_delta, implementation="chunked")
   expected, expected_grads = differentiated(form, operands)
@@ -123,8 +157,8 @@ def test_what_gpu_kernels_do_not_take():
   run = functools.partial(gated_delta, implementation="pallas_gpu")
   with pytest.raises(ValueError, match="takes bfloat16 inputs, not float32"):
     run(*examples(1, 20))
-  with pytest.raises(ValueError, match="not d_k=8, d_v=6"):
-    run(*examples(1, 20, jnp.bfloat16))
+  with pytest.raises(ValueError, match="d_k of at most 128, not 136"):
+    run(*large(tokens=16, key_width=136))
 
 
 # Jet's heads at the width of the 1.4 B model, rounded up to what Hopper takes.

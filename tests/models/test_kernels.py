@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,14 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as splash,
 )
 from jax.extend import core as jax_core
 from jax.sharding import AxisType
-from tests_support import crossing, load_config, long_case
+from tests_support import CONFIGS, crossing, load_config, long_case, namespace
 
 from loopjax import config as config_lib
 from loopjax import program
@@ -225,7 +227,6 @@ def test_kernels_are_not_split_within_an_example():
   ("name", "kernels", "says"),
   [
     ("lm_looped", "gpu", "needs 16-bit inputs, not float32"),
-    ("lm_looped", "tpu", "needs a multiple of 128 tokens, not "),
     ("lm_melt", "gpu", "takes bfloat16 inputs"),
     ("gsm_sleep", "gpu", "takes bfloat16 inputs, not float32"),
   ],
@@ -236,6 +237,54 @@ def test_models_that_kernels_do_not_support(name, kernels, says, monkeypatch):
   config = load_config(name, f"smoke,loop.kernels={kernels}")
   with pytest.raises(UserError, match=f"loop.kernels='{kernels}': .*{says}"):
     program.make_program(config_lib.resolve(config))
+
+
+SCALES = [
+  (name, preset)
+  for name in CONFIGS
+  for preset in ("gpu", "paper")
+  if preset in namespace(name)["PRESETS"]
+]
+# What no kernel sees, for the time that tracing takes.
+FEW = {"num_loops": 2, "num_passes": 1, "num_with_gradient": 1}
+# Why presets take no kernels, whatever their precision.
+WITHOUT = {"sudoku_trm": "no effect with model.mixer='mlp'"}
+OF_FLOAT32 = "(16-bit|bfloat16) inputs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", ["gpu", "tpu"])
+@pytest.mark.parametrize(("name", "preset"), SCALES)
+def test_every_preset_has_kernels_or_a_line_that_says_why_not(
+  monkeypatch, name, preset, kernels
+):
+  """In its own precision, or else in bfloat16; traced, not compiled."""
+  monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+  monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+  monkeypatch.setattr(build, "check_kernels", lambda *_: None)
+
+  def refusal(*changes):
+    """The mistake that the user is told of; "" for none."""
+    config = load_config(name, ",".join([preset, *changes]))
+    for key, few in FEW.items():
+      if key in config.model:
+        config.model[key] = min(few, config.model[key])
+    config.loop.kernels = kernels
+    try:
+      program.make_program(config_lib.resolve(config), jax.devices()[:1])
+    except UserError as error:
+      return str(error)
+    return ""
+
+  first = refusal()
+  if name in WITHOUT:
+    assert WITHOUT[name] in first
+    return
+  if first:
+    assert kernels == "gpu"
+    assert re.search(OF_FLOAT32, first)
+    assert "\n" not in first
+    assert not refusal("model.precision=bfloat16")
 
 
 @pytest.mark.parametrize(

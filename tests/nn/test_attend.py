@@ -10,6 +10,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as splash,
 )
 
+from loopjax.errors import UserError
+from loopjax.nn.attention import attend as attend_lib
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend
 
@@ -117,13 +119,17 @@ def test_the_backward_pass_keeps_keys_once_for_all_parts():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_splash_attention_is_the_same(monkeypatch, causal):
-  *arrays, ids = operands(128, heads=2, groups=1, width=128)
+@pytest.mark.parametrize(
+  ("length", "documents"), [(128, True), (97, True), (97, False)]
+)
+def test_splash_attention_is_the_same(monkeypatch, length, documents, causal):
+  *arrays, ids = operands(length, heads=2, groups=1, width=128)
   # A row of the last document alone, and one of several.
-  ids = ids.at[0].set(1)
+  ids = ids.at[0].set(1) if documents else jnp.zeros_like(ids)
+  given = ids if documents else None
 
   def form(*x):
-    return attend(*x, causal=causal, documents=ids, implementation="splash")
+    return attend(*x, causal=causal, documents=given, implementation="splash")
 
   make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
   monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
@@ -133,26 +139,83 @@ def test_splash_attention_is_the_same(monkeypatch, causal):
   np.testing.assert_allclose(output, expected, atol=2e-5)
 
 
-def test_cudnn_is_called_where_it_is_asked_for(monkeypatch):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("length", [8, 9])
+def test_what_is_padded_for_cudnn_changes_nothing(
+  monkeypatch, length, documents, causal
+):
+  """XLA computes what cuDNN is given: an even length, and heads of 8."""
+  *arrays, ids = operands(length, width=6)
+  ids = ids if documents else jnp.zeros_like(ids)
+  of_xla, given = jax.nn.dot_product_attention, []
+
+  def instead(query, *rest, implementation, **options):
+    assert implementation == "cudnn"
+    given.append(query.shape[1::2])
+    return of_xla(query, *rest, implementation="xla", **options)
+
+  monkeypatch.setattr(jax.nn, "dot_product_attention", instead)
+  monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)  # float32.
+  actual = differentiated(
+    lambda *x: attend(
+      *x,
+      causal=causal,
+      documents=ids if documents else None,
+      implementation="cudnn",
+    ),
+    *arrays,
+  )
+  assert set(given) == {(length + length % 2, 8)}
+  mask = jnp.asarray(visible(np.asarray(ids), causal))
+  expected = differentiated(
+    lambda *x: dot_product.attend(*x, visible=mask), *arrays
+  )
+  for a, b in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [16, 97])
+@pytest.mark.parametrize("documents", [False, True])
+def test_cudnn_is_called_where_it_is_asked_for(monkeypatch, length, documents):
   """Lowered alone: its own version is not looked up, there being none."""
   from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
   monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
   monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+  x = jax.ShapeDtypeStruct((2, length, 4, 64), jnp.bfloat16)
+  ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
+
+  def total(*x):
+    *x, ids = x
+    mixed = attend(
+      *x,
+      causal=True,
+      documents=ids if documents else None,
+      implementation="cudnn",
+    )
+    return jnp.sum(mixed.astype(jnp.float32))
+
+  form = jax.jit(jax.grad(total, (0, 1, 2)))
+  lowered = form.trace(x, x, x, ids).lower(lowering_platforms=("cuda",))
+  bias = "ScaleBias" if documents else ""
+  assert f"__cudnn$fmha{bias}Softmax" in lowered.as_text()
+  assert f"__cudnn$fmha{bias}SoftmaxBackward" in lowered.as_text()
+
+
+def test_without_cudnn_it_says_so(monkeypatch):
+  from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+  monkeypatch.setattr(cudnn, "cuda_versions", None)
   x = jax.ShapeDtypeStruct((2, 16, 4, 64), jnp.bfloat16)
-
-  def form(*x):
-    return attend(*x, causal=True, implementation="cudnn")
-
-  lowered = jax.jit(form).trace(x, x, x).lower(lowering_platforms=("cuda",))
-  assert "__cudnn$fmhaSoftmax" in lowered.as_text()
+  with pytest.raises(UserError, match="cudnn attention: cuDNN is not detected"):
+    jax.eval_shape(lambda *x: attend(*x, implementation="cudnn"), x, x, x)
 
 
 @pytest.mark.parametrize(("implementation", "changes", "says"), [
   ("flash", {}, "not one of"),
   ("cudnn", {}, "16-bit inputs, not float32"),
-  ("cudnn", {"dtype": jnp.bfloat16}, "packed documents"),
-  ("splash", {}, "a multiple of 128 tokens, not 8"),
+  ("cudnn", {"dtype": jnp.bfloat16, "width": 264}, "at most 256, not 264"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(implementation, changes, says):
   query, key, value, _, ids = operands(8, **changes)

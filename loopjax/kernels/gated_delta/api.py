@@ -1,18 +1,13 @@
 """Checks the inputs of `gated_delta` and chooses the implementation."""
 
 import functools
+import importlib
 from typing import Any
 
 import jax.numpy as jnp
 
 from loopjax import sharding
-from loopjax.kernels.gated_delta import (
-  chunked,
-  chunks,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from loopjax.kernels.gated_delta import chunked, chunks, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu", "pallas_gpu")
@@ -60,10 +55,9 @@ def gated_delta(
     implementation: "reference" computes token by token and supports all
       derivatives, "chunked" computes by chunks and supports reverse mode only;
       the faster of these if None. "pallas_tpu" and "pallas_gpu" (Hopper;
-      bfloat16, d_k and d_v multiples of 64) are "chunked" with a kernel that
-      keeps the state on the chip from chunk to chunk; for bfloat16 inputs its
-      products have operands in bfloat16, and the state stays in float32. Not
-      measured yet.
+      bfloat16, d_k up to 128) are "chunked" with a kernel that keeps the state
+      on the chip from chunk to chunk; for bfloat16 inputs its products have
+      operands in bfloat16, and the state stays in float32. Not measured yet.
 
   Returns:
     The outputs [B, T, H_v, d_v], and S after the last token.
@@ -101,9 +95,13 @@ def gated_delta(
     raise ValueError(
       f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
     )
-  kernel: Any = pallas_gpu.gated_delta
+  # Imported where it is needed: Pallas takes half a second.
+  backend: Any = importlib.import_module(
+    f"loopjax.kernels.gated_delta.{implementation}"
+  )
+  kernel = backend.gated_delta
   if implementation == "pallas_tpu":
-    kernel = functools.partial(pallas_tpu.gated_delta, chunk_size=chunk_size)
+    kernel = functools.partial(kernel, chunk_size=chunk_size)
   by_example = sharding.by_example(lambda split, _: kernel(*split), batch)
   return by_example((*inputs, state), ())
 

@@ -21,7 +21,7 @@ from loopjax.kernels.gated_delta.recurrence import Steps
 from loopjax.types import Array
 
 _SIZE = 64  # Tokens of a chunk, and columns of a block.
-_KEY_WIDTHS = (64, 128)  # Of which the state fits into shared memory.
+_MOST_KEYS = 128  # d_k of which the state fits into shared memory.
 _PARAMS = plgpu.CompilerParams(
   lowering_semantics=plgpu.LoweringSemantics.Warpgroup
 )
@@ -41,18 +41,47 @@ def gated_delta(
 def _check(query: Array, value: Array) -> None:
   if value.dtype != jnp.bfloat16:
     raise UserError(f"pallas_gpu takes bfloat16 inputs, not {value.dtype}")
-  key_width, value_width = query.shape[-1], value.shape[-1]
-  if key_width not in _KEY_WIDTHS or value_width % _SIZE:
+  if query.shape[-1] > _MOST_KEYS:
     raise UserError(
-      f"pallas_gpu takes d_k of {_KEY_WIDTHS} and d_v that is a multiple of"
-      f" {_SIZE}, not d_k={key_width}, d_v={value_width}"
+      f"pallas_gpu takes d_k of at most {_MOST_KEYS}, not {query.shape[-1]}"
     )
 
 
 def _recur(
   steps: Steps, state: Array, *, adjoint: bool
 ) -> tuple[Array, Array, Array]:
-  """As `recurrence.scan`."""
+  """As `recurrence.scan`; zeros fill the widths up to whole tiles.
+
+  They add nothing to a product, and what they add to a result is cut off.
+  """
+  key_width, value_width = state.shape[-2:]
+
+  def filled(x: Array, *axes: int) -> Array:
+    added = [(0, 0)] * x.ndim
+    for axis in axes:
+      added[axis] = 0, -x.shape[axis] % _SIZE
+    return jnp.pad(x, added)
+
+  steps = steps._replace(
+    base=filled(steps.base, -1),
+    left=filled(steps.left, -1),
+    right=filled(steps.right, -1),
+    extra=None if steps.extra is None else filled(steps.extra, -2, -1),
+  )
+  before, results, after = _kernel(
+    steps, filled(state, -2, -1), adjoint=adjoint
+  )
+  return (
+    before[..., :key_width, :value_width],
+    results[..., :value_width],
+    after[..., :key_width, :value_width],
+  )
+
+
+def _kernel(
+  steps: Steps, state: Array, *, adjoint: bool
+) -> tuple[Array, Array, Array]:
+  """As `recurrence.scan`, of widths in whole tiles."""
   num_chunks, batch, heads, size, value_width = steps.base.shape
   key_width, num_rows = steps.left.shape[-1], batch * heads
   has_extra = steps.extra is not None
