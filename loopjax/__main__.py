@@ -1,23 +1,24 @@
 """The command `loopjax`: one subcommand for each module with a command line.
 
-  loopjax train --config=FILE[:preset]
-
-The subcommands are train, score, describe, sweep, report, fit, analysis, eval,
-answers, generate, serve, hub, watch, play and zoo; they take the flags of their
-modules, which `loopjax SUBCOMMAND --help` shows. `score` is `train
---mode=eval`: a run on its own task; `eval` scores language models on request
-files, `answers` on questions that they answer in their own words, `generate`
-writes with them, `serve` answers over HTTP; `hub` reads and writes their
-published layout. `watch` shows runs in a terminal, in progress or finished;
-`play` shows in the browser what a model thinks, loop by loop; `zoo` lists
-trained models that come with the package, `zoo:NAME` wherever a run is read.
-`loopjax --list` lists the configs. `python -m loopjax` does the same.
+Subcommands take the flags of their modules.
 """
 
 import runpy
 import sys
 
 from loopjax.errors import similar
+
+_USAGE = """\
+loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. First of all:
+  play zoo:sudoku_nine          watch a trained model think, in the browser
+  zoo list                      trained models that come with the package
+  --list                        configs, their presets, and how long each takes
+  train --config=sudoku_utm     trains and evaluates; likewise describe, sweep
+Of a RUN, a work directory or zoo:NAME (watch, score: work directories):
+  report, watch, play, score    a page, curves, loop by loop, its own task again
+  generate, serve               text in the terminal, or over HTTP
+  eval, answers, analysis, hub  request files, questions, insides, weights
+Without any: fit (the memory of machines that are not at hand)."""
 
 # The module that is run, and the flags that the subcommand implies.
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -43,7 +44,7 @@ def main() -> None:
   """Runs the module that the subcommand names, as `python -m` would."""
   word, *rest = sys.argv[1:] or ["--help"]
   if word in ("--help", "-h", "help"):
-    print((__doc__ or "").strip())
+    print(_USAGE)
     return
   if word == "--list":  # The one flag that needs no subcommand.
     word, rest = "train", ["--list"]

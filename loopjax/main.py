@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
   from loopjax import train
   from loopjax.commands import describe, ending, listing
   from loopjax.config import presets
-  from loopjax.run import naming
+  from loopjax.run import naming, zoo
 
   jax.config.update("jax_compilation_cache_dir", _compilation_cache())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -72,6 +72,11 @@ def main(argv: list[str]) -> int:
   config_name, overrides = command_line.config_name(), command_line.overrides()
   default = naming.workdir(config_name, overrides, plain)
   workdir = pathlib.Path(command_line.WORKDIR.value or default)
+  zoo.refuse(
+    workdir,
+    "`loopjax zoo score NAME` scores it,"
+    f" --config.run.init_from={workdir} trains it further",
+  )
   if _MODE.value == "eval":
     _check_overrides(overrides, workdir)
   try:

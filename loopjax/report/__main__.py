@@ -5,6 +5,7 @@ import sys
 
 from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.report import page
+from loopjax.run import zoo
 
 
 @one_line_errors
@@ -19,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     nargs="+",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a run, a sweep, or a folder of these",
+    help="a run, a sweep, or a folder of these; or zoo:NAME",
   )
   parser.add_argument(
     "--out", type=pathlib.Path, help="folder to write to [the only WORKDIR]"
@@ -28,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
   workdirs, out = arguments.workdirs, arguments.out
   if out is None and len(workdirs) > 1:
     raise UserError("--out=FOLDER is needed for several work directories")
-  paths = page.write(workdirs, out or workdirs[0])
+  out = out or zoo.output(workdirs[0])
+  paths = page.write([zoo.located(path) for path in workdirs], out)
   print(*paths, sep="\n")
   return 0
 

@@ -41,6 +41,18 @@ def located(workdir: pathlib.Path) -> pathlib.Path:
   return ROOT / name
 
 
+def refuse(workdir: pathlib.Path, instead: str) -> None:
+  """Raises UserError for zoo:NAME where only a run of one's own will do.
+
+  Args:
+    workdir: what the user named.
+    instead: what to do with a trained model, after its name.
+  """
+  if str(workdir).startswith(PREFIX):
+    located(workdir)  # Says so if there is no such model.
+    raise UserError(f"{workdir} is a trained model, not a run; {instead}")
+
+
 def output(workdir: pathlib.Path) -> pathlib.Path:
   """Where to write what is computed with a run: for zoo:NAME, runs/NAME."""
   name = str(workdir)

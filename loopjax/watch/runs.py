@@ -9,7 +9,7 @@ import numpy as np
 from loopjax.analysis.plots import series
 from loopjax.data import TASKS
 from loopjax.errors import UserError
-from loopjax.run import machine
+from loopjax.run import machine, zoo
 from loopjax.run import workdir as workdir_lib
 
 _LEAST_SILENCE = 120.0  # Seconds without a row before a run is called silent.
@@ -59,6 +59,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   Raises:
     UserError: the directory contains no run.
   """
+  zoo.refuse(workdir, "it has no curves; `loopjax report` shows its scores")
   config_path = workdir / "config.json"
   if not config_path.exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))

@@ -56,7 +56,9 @@ def test_without_a_word_it_says_which_there_are(
   start(monkeypatch, *arguments)
   assert not started
   said = capsys.readouterr().out
-  for word in console._WORDS:
+  assert len(said.splitlines()) == 10
+  assert max(map(len, said.splitlines())) <= 80
+  for word in (*console._WORDS, "zoo:sudoku_nine", "--config=sudoku_utm"):
     assert word in said
 
 

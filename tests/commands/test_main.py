@@ -45,6 +45,10 @@ from loopjax.run import machine
       ["--config=configs/sudoku_utm.py:smoke", "--config.eval.num_loops=99999"],
       "eval.num_loops=99999: 99999 loops are more than 65,536",
     ),
+    (
+      ["--config=configs/sudoku_utm.py:smoke", "--workdir=zoo:sudoku_6x6"],
+      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax zoo score NAME`",
+    ),
     (["--konfig=x"], "konfig"),
     (["--config=configs/sudoku_utm.py:smoke", "mode=eval"], "'mode=eval'"),
   ],

@@ -18,8 +18,10 @@ from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.engine import GenerationRequest, Sampling
 from loopjax.losses import tokens
+from loopjax.report import __main__ as report
 from loopjax.run import restore, zoo
 from loopjax.saved import language_model, trained
+from loopjax.watch import __main__ as watch
 from loopjax.zoo import __main__ as command
 from loopjax.zoo import entries
 
@@ -136,6 +138,17 @@ def test_runs_are_where_they_are_and_write_there():
   assert zoo.located(workdir) == zoo.output(workdir) == workdir
   there = zoo.output(pathlib.Path("zoo:sums_melt"))
   assert there == pathlib.Path("runs/sums_melt")
+
+
+def test_a_trained_model_has_a_card_and_no_curves(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  assert report.main(["zoo:sudoku_6x6"]) == 0
+  text = (tmp_path / "runs/sudoku_6x6/report.md").read_text()
+  assert "## exact match 0.9" in text
+  assert watch.main(["--once", "zoo:sudoku_6x6"]) == 2
+  assert "not a run; it has no curves" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
