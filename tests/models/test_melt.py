@@ -180,6 +180,17 @@ def test_later_tokens_change_no_bit(chunk):
   assert not same[5:].any()
 
 
+def test_documents_of_a_chunk_do_not_see_each_other():
+  """Nor those of earlier chunks."""
+  config, other = config_of(), TOKENS.at[:, 0].add(1)
+  got, changed = (
+    hidden(config, 4, tokens=tokens, documents=DOCUMENTS)
+    for tokens in (TOKENS, other)
+  )
+  differs = (got != changed).any(axis=(0, 3))
+  np.testing.assert_array_equal(differs, DOCUMENTS[:, :1] == DOCUMENTS)
+
+
 def test_outputs_depend_on_where_chunks_end():
   """B.3, 5: chunks of one token are exact, others are not what they are."""
   config = config_of()
@@ -506,6 +517,24 @@ def test_parts_of_whole_chunks_are_read_as_they_are_trained():
   assert cache.length.tolist() == [LENGTH, LENGTH]
   with pytest.raises(UserError, match="9 tokens do not fit into a cache of 8"):
     melt.read(model, padded[:, :9], melt.empty_cache(model, 2, LENGTH))
+
+
+def test_rows_of_unequal_lengths_read_their_own_entries():
+  """In every layer, within a span that has room for all of them."""
+  config = config_of()
+  params, read = params_of(config), _reader(config)
+  expected = examples.run(melt, config, SPEC, TOKENS, params).logits
+  model = examples.merged(melt, config, SPEC, params)
+  cache = melt.empty_cache(model, 2, LENGTH + 4).within(7)
+  lengths = np.array([6, 2])
+  valid = jnp.arange(6)[None] < lengths[:, None]
+  logits, cache = read(params, TOKENS[:, :6], cache, valid)
+  after = TOKENS[jnp.arange(2), lengths][:, None]
+  last, cache = read(params, after, cache, jnp.ones((2, 1), bool))
+  assert cache.span == 7 and cache.length.tolist() == [7, 3]
+  for row, length in enumerate(lengths):
+    got = np.concatenate([logits[row, :length], last[row]])
+    np.testing.assert_allclose(got, expected[row, : length + 1], atol=2e-4)
 
 
 def test_a_full_cache_stays_as_it_is():
