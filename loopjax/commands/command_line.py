@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -117,8 +118,12 @@ def _parse(argv: list[str]) -> list[str]:
   except UserError:
     raise
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+    if place := _place(e, argv):
+      raise UserError(f"--config: {place}: {_said(e)}") from e
     if isinstance(e, AttributeError | KeyError) and "Traceback" not in str(e):
       _check_settings(argv)  # The file itself is valid and can be read again.
+    if str(e).endswith("has no attribute 'get_config'"):
+      raise UserError("--config: the file defines no get_config") from e
     said: object = e
     while isinstance(said, Exception) and said.args:
       said = said.args[0]
@@ -133,8 +138,26 @@ def _parse(argv: list[str]) -> list[str]:
       raise UserError(said) from error
     if path.suffix != ".py":
       raise UserError(f"--config: {path} is not a Python file") from error
-    last_line = str(error).strip().splitlines()[-1].strip()
-    raise UserError(f"--config: {last_line}") from error
+    place = _place(error, argv) or str(path)
+    raise UserError(f"--config: {place}: {_said(error)}") from error
+
+
+def _place(error: BaseException, argv: list[str]) -> str:
+  """FILE, line N of the config in which an error was raised, or ""."""
+  files = {
+    word.partition("=")[2].partition(":")[0]
+    for word in argv
+    if word.startswith("--config=")
+  }
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if frame.filename in files]
+  return f"{files.pop()}, line {lines[-1]}" if lines else ""
+
+
+def _said(error: BaseException) -> str:
+  """The kind of an error, and the last line of its message."""
+  last_line = (str(error).strip() or "no message").splitlines()[-1].strip()
+  return f"{type(error).__name__}: {last_line}"
 
 
 def _located(word: str) -> str:

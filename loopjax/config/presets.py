@@ -35,17 +35,21 @@ def apply(
   Args:
     config: from `config.make`.
     arg: the text after the colon of --config=FILE:arg.
-    presets: values by preset name, including "paper" and "tiny", the default.
+    presets: values by preset name, including "tiny", the default. A toy task
+      has no "paper".
     changes: values by name of a change, which may follow a preset.
 
   Raises:
-    UserError: a preset, change or key is unknown, there are two presets, or a
-      value has the wrong type.
+    UserError: a preset, change or key is unknown, there are two presets or no
+      default, or a value has the wrong type.
   """
   changes = changes or {}
+  chosen = preset_of(arg, presets)
+  if chosen not in presets:
+    raise UserError(f"PRESETS has no {DEFAULT!r}, which is the default")
   config.lock()
-  for name in (BASE, preset_of(arg, presets)):
-    config_lib.override(config, sections.flatten(presets[name]))
+  for name in (BASE, chosen):
+    config_lib.override(config, sections.flatten(presets.get(name, {})))
   for part in sections.split(arg):
     key, equals, text = part.partition("=")
     if equals:

@@ -61,6 +61,31 @@ def test_mistakes_are_one_line(arguments, message, capsys):
   assert message in error
 
 
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("X = {}['a']", "{file}, line 1: KeyError: 'a'"),
+    (
+      "def get_config(arg=''):\n  return None.x",
+      "{file}, line 2: AttributeError: 'NoneType' object has no attribute 'x'",
+    ),
+    ("import nothing", "{file}, line 1: ModuleNotFoundError: No module named"),
+    ("def get_config(:", "{file}: SyntaxError: "),
+    ("", "the file defines no get_config"),
+  ],
+)
+def test_a_mistake_in_a_config_says_where_it_is(
+  text, message, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.delitem(sys.modules, "config_config", raising=False)  # Another's.
+  file = tmp_path / "mine.py"
+  file.write_text(text)
+  assert command(main_lib.main, f"--config={file}") == 2
+  error = capsys.readouterr().err
+  assert error.startswith(f"error: --config: {message.format(file=file)}")
+  assert error.count("\n") == 1
+
+
 def test_each_of_several_mistakes_has_its_line(tmp_path, capsys):
   workdir = tmp_path / "run"
   wrong = ("optim.schedule=x", "eval.every=-1", "model.halting=atc")

@@ -1,0 +1,96 @@
+"""Parity: after every bit, whether the number of ones so far is odd."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loopjax import checks
+from loopjax.data import pipeline
+from loopjax.errors import UserError
+from loopjax.losses import tokens as token_losses
+from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+HEADLINE = ("exact_match", "accuracy")
+_ORDER = 7  # Seed of the permutation that divides all rows among the splits.
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """All rows of `length` bits; `num_eval_examples` of them in each test split.
+
+  Raises:
+    UserError: a value is invalid.
+  """
+
+  length: int = 12
+  num_eval_examples: int = 512
+
+  def __post_init__(self) -> None:
+    checks.plain_values("task", self)
+    checks.at_least("task", self, length=1, num_eval_examples=1)
+    if 2 * self.num_eval_examples >= 2**self.length:
+      raise UserError(
+        f"task.length={self.length} leaves no row to train on beside twice"
+        f" task.num_eval_examples={self.num_eval_examples}"
+      )
+
+
+def spec(config: Config) -> TaskSpec:
+  """Two tokens, 0 and 1, in rows of `length`."""
+  places = tuple((i,) for i in range(config.length))
+  return TaskSpec(2, config.length, coordinates=places)
+
+
+def abstract_batch(
+  config: Config, batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a training batch, without making the data."""
+  shape = (batch_size, config.length)
+  dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
+  return {
+    name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()
+  }
+
+
+def make_dataset(
+  config: Config,
+  split: str,
+  *,
+  batch_size: int,
+  seed: int,
+  rows: pipeline.Rows | None = None,
+) -> Dataset:
+  """Batches of a split: all rows, in a fixed order, cut in three."""
+  num_rows, num = 2**config.length, config.num_eval_examples
+  first = {"validation": 0, "test": num, "train": 2 * num}[split]
+
+  def make(indices: np.ndarray, _: np.ndarray) -> dict[str, np.ndarray]:
+    number = pipeline.shuffled(first + indices, num_rows, _ORDER)
+    bits = (number[:, None] >> np.arange(config.length)) & 1
+    return {
+      "inputs": bits.astype(np.int32),
+      "targets": (np.cumsum(bits, axis=1) % 2).astype(np.int32),
+      "weights": np.ones(bits.shape, np.float32),
+    }
+
+  if split == "train":
+    batches = pipeline.training_batches(
+      make, num_rows - first, batch_size, seed, rows
+    )
+  else:
+    batches = pipeline.evaluation_batches(make, num, batch_size, rows)
+  return Dataset(batches, groups={}, facts={})
+
+
+def score(output: Output, batch: Batch) -> dict[str, Array]:
+  """Loss in nats, share of right parities, and whether all are right: [B]."""
+  losses, predicted = token_losses.scores(output, batch["targets"])
+  right = (predicted == batch["targets"]).astype(jnp.float32)
+  return {
+    "loss": losses.mean(axis=1),
+    "accuracy": right.mean(axis=1),
+    "exact_match": right.min(axis=1),
+  }
