@@ -302,6 +302,11 @@ def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   tab.reload()
   tab.keyboard.press("ArrowRight")  # A reader who steps is left alone.
   assert tab.locator("#play").inner_text() == "play"
+  assert "without a digit" in tab.locator("#memory").inner_text()
+  assert tab.locator("#keys").is_visible()
+  tab = browser.new_page(**TELEPHONE, has_touch=True)
+  tab.goto(path.as_uri())
+  assert not tab.locator("#keys").is_visible()  # There is no keyboard.
 
 
 def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
