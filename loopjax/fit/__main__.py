@@ -1,14 +1,18 @@
 """Command line: does a config fit into the memory of an absent machine?
 
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
+  python -m loopjax.fit --config=FILE[:preset] --topology=h200:1 --time
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:1x1 --generate
 
-The first compiles the train step; the second, what generates texts.
+The first compiles the train step; the second also ranks what it does by the
+least time that it takes; the third compiles what generates texts.
 
 Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 """
 
+import json
 import os
+import pathlib
 from typing import Any
 
 from absl import flags
@@ -35,6 +39,12 @@ _MEMORY = flags.DEFINE_float(
 _GENERATE = flags.DEFINE_bool(
   "generate", False, "How many texts can be generated at once, on one chip?"
 )
+_TIME = flags.DEFINE_bool(
+  "time", False, "Rank what the step does by the chip's roofline."
+)
+_JSON = flags.DEFINE_string(
+  "json", "", "With --time: a file for everything that was counted."
+)
 _LENGTHS = flags.DEFINE_list(
   "lengths", [], "With --generate: tokens of a text [the config's rows]."
 )
@@ -60,6 +70,10 @@ def main(argv: list[str]) -> int:
     raise UserError("--config=FILE and --topology=NAME are needed")
   if command_line.WORKDIR.value:
     raise UserError("--workdir has no effect: nothing is written")
+  if _TIME.value and _GENERATE.value:
+    raise UserError("--time has no effect with --generate")
+  if _JSON.value and not _TIME.value:
+    raise UserError(f"--json={_JSON.value} needs --time")
   if _LENGTHS.value and not _GENERATE.value:
     raise UserError(f"--lengths={','.join(_LENGTHS.value)} needs --generate")
   if _DTYPE.value and not _GENERATE.value:
@@ -78,6 +92,8 @@ def main(argv: list[str]) -> int:
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)
   print(report.table(settings, machine, measured))
+  if _TIME.value:
+    _ranking(measured, settings.run.steps_per_call)
   print(f"\n{report.verdict(machine, measured)}", flush=True)
   if measured.fits:
     return 0
@@ -102,6 +118,22 @@ def main(argv: list[str]) -> int:
   else:
     print(f"add {report.flags(change.overrides)} ({change.effect})")
   return 1
+
+
+def _ranking(measured: Any, steps: int) -> None:
+  """Prints what takes the time, and writes it to --json."""
+  from loopjax.fit import ranking_report
+
+  if measured.ranking is None:
+    return  # It was not compiled.
+  found = measured.ranking, measured.model_flops
+  print(f"\n{ranking_report.text(*found)}")
+  if _JSON.value:
+    record = ranking_report.record(
+      *found, measured.memory, measured.traffic, steps
+    )
+    text = json.dumps(record, indent=1)
+    pathlib.Path(_JSON.value).write_text(text + "\n", "utf-8")
 
 
 def _generation(settings: Any, machine: Any) -> int:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from loopjax.fit import hlo
+from loopjax.fit import executions, hlo
 
 KINDS = (
   "all-gather",
@@ -39,7 +39,7 @@ def collectives(module: hlo.Module) -> Traffic:
   contains the operands too. Libtpu spreads one over a chain of fusions, and
   writes a reduce-scatter as a fusion that begins with an all-reduce.
   """
-  times, unknown = _times(module)
+  times, unknown = executions.counts(module)
   found: dict[str, tuple[int, str, int]] = {}
   for name, computation in module.computations.items():
     scatter = name.startswith("all-reduce-scatter")
@@ -53,31 +53,9 @@ def collectives(module: hlo.Module) -> Traffic:
       chain = re.search(r'\bchain_id="\d+"', instruction.attributes)
       key = chain[0] if chain else f"{name}/{instruction.name}"
       found[key] = max(found.get(key, one), one)
-  executions: Counter[str] = Counter()
+  number_of: Counter[str] = Counter()
   num_bytes: Counter[str] = Counter()
   for number, kind, size in found.values():
-    executions[kind] += number
+    number_of[kind] += number
     num_bytes[kind] += number * size
-  return Traffic(dict(executions), dict(num_bytes), unknown)
-
-
-def _times(module: hlo.Module) -> tuple[Counter[str], tuple[str, ...]]:
-  """Executions of every computation per call; loops of unknown length."""
-  times: Counter[str] = Counter({module.entry: 1})
-  unknown = []
-  for name in reversed(module.computations):  # Callers first.
-    for instruction in module.computations[name].instructions.values():
-      if not times[name] or instruction.opcode in (
-        "async-update",
-        "async-done",
-      ):
-        continue  # Asynchronous computations count at their start.
-      trips = 1
-      if instruction.opcode == "while":
-        known = hlo.trip_count(module, name, instruction)
-        trips = 1 if known is None else known
-        if known is None:
-          unknown.append(instruction.op_name or instruction.name)
-      for _, callee in instruction.called:
-        times[callee] += times[name] * trips
-  return times, tuple(unknown)
+  return Traffic(dict(number_of), dict(num_bytes), unknown)

@@ -10,11 +10,13 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.fit import collectives, hlo, quiet, values
+from loopjax.fit import collectives, cudnn, hlo, quiet, topology, values
+from loopjax.fit import ranking as ranking_lib
 from loopjax.fit.topology import Machine
 from loopjax.program import teacher as teacher_lib
 
 _NUM_VALUES = 10
+_PASSES = 3  # Of training, in forward passes.
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -31,6 +33,11 @@ class Measured(NamedTuple):
     refusal: why compilation failed; "" if it did not.
     traffic: collectives of a call; None if compilation failed.
     largest: the largest values.
+    ranking: where the time of an optimizer step goes; None if compilation
+      failed.
+    model_flops: operations of the model on one chip in an optimizer step,
+      without recomputation and teacher: a backward pass has twice those of the
+      forward pass.
     mesh: devices along its axes.
     seconds: compilation time.
   """
@@ -42,6 +49,8 @@ class Measured(NamedTuple):
   refusal: str
   traffic: collectives.Traffic | None
   largest: list[values.Value]
+  ranking: ranking_lib.Ranking | None
+  model_flops: float
   mesh: dict[str, int]
   seconds: float
 
@@ -72,9 +81,10 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     UserError: the config is invalid, or impossible on this many devices.
   """
   settings = config_lib.resolve(config)
-  program = program_lib.make_program(
-    settings, machine.devices, teacher_lib.read(settings)
-  )
+  with cudnn.assumed():
+    program = program_lib.make_program(
+      settings, machine.devices, teacher_lib.read(settings)
+    )
   batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state
   arguments = {
@@ -86,13 +96,18 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   if program.abstract_teacher:
     arguments["teacher"] = _chip_bytes(program.abstract_teacher)
   mesh = dict(program.mesh.shape)
-  lowered = program.train.lower(state, batches, program.abstract_teacher)
+  num_chips = math.prod(mesh.values())
+  forward = program.costs["flops_per_example"][-1]
+  with cudnn.assumed():
+    lowered = program.train.lower(state, batches, program.abstract_teacher)
   found = attempt(lowered, machine, sum(arguments.values()))
-  traffic, largest = None, []
+  traffic, largest, ranking = None, [], None
   if found.compiled:
     module = hlo.parse(found.compiled.as_text())
     traffic = collectives.collectives(module)
     largest = values.largest(module, _NUM_VALUES)
+    kind = topology.parse(machine.name).kind
+    ranking = ranking_lib.rank(module, kind, settings.run.steps_per_call)
   return Measured(
     fits=bool(found.compiled) and found.needed <= machine.memory,
     needed=found.needed,
@@ -101,6 +116,8 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     refusal=found.refusal,
     traffic=traffic,
     largest=largest,
+    ranking=ranking,
+    model_flops=_PASSES * settings.run.batch_size * forward / num_chips,
     mesh=mesh,
     seconds=found.seconds,
   )

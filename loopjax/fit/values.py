@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loopjax.fit import hlo
+from loopjax.fit import executions, hlo
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
 # Results that alias another value, or take no memory.
@@ -74,7 +74,7 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
   """The `num` kinds of values with the largest total size."""
   found: Counter[tuple[int, str, str, bool]] = Counter()
   fills: Counter[tuple[int, str, str, bool]] = Counter()
-  for name in _executed(module):
+  for name in executions.executed(module, asynchronous=False):
     for instruction in module.computations[name].instructions.values():
       for element, array in _results(module, name, instruction):
         path = _path(module, name, instruction, element)
@@ -87,16 +87,6 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
   values = [Value(number, *row) for row, number in found.items()]
   values.sort(key=lambda value: (-value.number * value.num_bytes, value.array))
   return values[:num]
-
-
-def _executed(module: hlo.Module) -> list[str]:
-  """Computations whose instructions have results in memory."""
-  names = [module.entry]
-  for name in names:  # The list grows during iteration.
-    for instruction in module.computations[name].instructions.values():
-      if instruction.opcode in ("call", "conditional", "while"):
-        names += [c for _, c in instruction.called if c not in names]
-  return names
 
 
 def _results(
@@ -157,14 +147,22 @@ def _origin(module: hlo.Module, way: _Path) -> str:
   if not named:
     return way.instructions[0].name
   instruction = (telling or named)[0]
+  return place(module, instruction) or instruction.op_name
+
+
+def place(module: hlo.Module, instruction: hlo.Instruction) -> str:
+  """File, line and operation of an instruction; "" if they are not known.
+
+  The line is the innermost one of loopjax, or else the innermost one.
+  """
   frame = re.search(r"\bstack_frame_id=(\d+)", instruction.attributes)
   sources = module.sources.get(int(frame[1]), ()) if frame else ()
   if not sources:
-    return instruction.op_name
+    return ""
   ours = [s for s in sources if pathlib.Path(s[0]).is_relative_to(_PACKAGE)]
   path, line = (ours or sources)[0]
   file = pathlib.Path(path)
-  place = file.relative_to(_PACKAGE.parent) if ours else file.name
+  within = file.relative_to(_PACKAGE.parent) if ours else file.name
   backward = ", backward" if "transpose(" in instruction.op_name else ""
   operation = instruction.op_name.split("/")[-1]
-  return f"{place}:{line} {operation}{backward}"
+  return f"{within}:{line} {operation}{backward}"

@@ -121,6 +121,7 @@ class MixedChannel(nnx.Module):
   ):
     self.decode, self.gate, self.epsilon = decode, gate, epsilon
 
+  @jax.named_scope("channel")
   def __call__(
     self, hidden: Array, read: Array, table: Array
   ) -> tuple[Array, Array]:

@@ -66,6 +66,7 @@ class GatedRead(nnx.Module):
     )
     self.precision = precision
 
+  @jax.named_scope("memory")
   def __call__(self, h: Array, bank: MemoryBank) -> tuple[Array, Array, Array]:
     """Reads a bank for every token.
 

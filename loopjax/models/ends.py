@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -64,6 +65,7 @@ class Ends(nnx.Module):
       x = jnp.concatenate([memory, x], axis=1)
     return math.sqrt(self.width) * x
 
+  @jax.named_scope("read_out")
   def read_out(self, state: Array) -> tuple[Array, Array]:
     """(logits f32 [B, T, V], q_halt and q_continue f32 [B, 2]).
 

@@ -166,6 +166,7 @@ class Model(nnx.Module):
     )
     return causal.output(self, call, carry, records, steps_run)
 
+  @jax.named_scope("gate")
   def exit_logits(self, hidden: Array) -> Array:
     """Log-odds of the exit gate f32 [...], of the state after a loop [..., D].
 

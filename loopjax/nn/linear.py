@@ -102,6 +102,7 @@ def embedding(
   )
 
 
+@jax.named_scope("read_out")
 def token_logits(
   hidden: Array, table: Array, num_padding_tokens: int = 0
 ) -> Array:

@@ -36,6 +36,7 @@ class Gated(nnx.Module):
     self.output = linear.linear(hidden_width, width, **shared)
     self.activation = activation
 
+  @jax.named_scope("mlp")
   def __call__(self, x: Array) -> Array:
     """x: [..., D]; returns [..., D] in the compute dtype."""
     return self.output(self.activation(self.gate(x)) * self.value(x))
@@ -65,6 +66,7 @@ class Plain(nnx.Module):
     self.output = linear.linear(hidden_width, width, **shared)
     self.activation = activation
 
+  @jax.named_scope("mlp")
   def __call__(self, x: Array) -> Array:
     """x: [..., D]; returns [..., D] in the compute dtype."""
     return self.output(self.activation(self.value(x)))

@@ -141,8 +141,9 @@ def train_step(
   norm = optax.tree.norm(norms)
   finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
   finite &= _all_finite(carried)
-  updates, opt_state = tx.update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
+  with jax.named_scope("optimizer"):
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
   ema = state.ema
   if ema_decay:
     # Warmed up: otherwise the average of a short run is mostly its start.

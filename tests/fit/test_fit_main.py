@@ -1,5 +1,6 @@
 """The command: `python -m loopjax.fit`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -76,17 +77,27 @@ def test_the_report(too_small):
 
 
 @pytest.mark.long
-def test_the_suggestion_fits(too_small):
+def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
   *_, verdict, title, tried, advice = too_small.stdout.splitlines()
   assert verdict.startswith("does not fit: ")
   assert title == "tried:"
   flag = "--config.run.num_microbatches=2"
   assert tried.startswith(f"  {flag}: fits: ")
   assert advice == f"add {flag} (the same result)"
-  followed = run(*STEP, flag)
+  path = tmp_path / "step.json"
+  followed = run(*STEP, flag, "--time", f"--json={path}")
   assert followed.returncode == 0, followed.stderr
   assert "4 examples a step in 2 part(s)" in followed.stdout
   assert followed.stdout.splitlines()[-1].startswith("fits: ")
+  assert "by its roofline: a ranking, no time" in followed.stdout
+  record = json.loads(path.read_text())
+  assert {"attention", "mlp", "read_out", "optimizer"} <= record["parts"].keys()
+  parts = record["parts"].values()
+  for key in ("launches", "bytes"):
+    total = sum(part[key] for part in parts)
+    assert total == pytest.approx(record["total"][key])
+  # What the model needs, and recomputation.
+  assert sum(record["total"]["flops"].values()) > record["model_flops"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +110,11 @@ def test_the_suggestion_fits(too_small):
     ([SMOKE, "--topology=cpu:2", "--lengths=9"], "needs --generate"),
     ([SMOKE, "--topology=cpu:2", "--dtype=bfloat16"], "needs --generate"),
     ([SMOKE, "--topology=v5e:1", "--generate"], "v5e takes 2"),
+    ([SMOKE, "--topology=cpu:2", "--json=x"], "--json=x needs --time"),
+    (
+      [SMOKE, "--topology=cpu:2", "--time", "--generate"],
+      "--time has no effect with --generate",
+    ),
   ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys):

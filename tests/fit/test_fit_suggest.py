@@ -24,7 +24,7 @@ class Attempts:
       return None
     needed = self.needs(change.overrides)
     fits = needed <= self.available
-    return Measured(fits, needed, {}, {}, "", None, [], MESH, 0.0)
+    return Measured(fits, needed, {}, {}, "", None, [], None, 0.0, MESH, 0.0)
 
 
 def settings(**overrides):

@@ -11,7 +11,6 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as splash,
@@ -23,6 +22,7 @@ from tests_support import CONFIGS, crossing, load_config, long_case, namespace
 from loopjax import config as config_lib
 from loopjax import program
 from loopjax.errors import UserError
+from loopjax.fit import cudnn
 from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
 from loopjax.nn.attention import Attention
@@ -259,8 +259,6 @@ def test_every_preset_has_kernels_or_a_line_that_says_why_not(
   monkeypatch, name, preset, kernels
 ):
   """In its own precision, or else in bfloat16; traced, not compiled."""
-  monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-  monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
   monkeypatch.setattr(build, "check_kernels", lambda *_: None)
 
   def refusal(*changes):
@@ -271,7 +269,8 @@ def test_every_preset_has_kernels_or_a_line_that_says_why_not(
         config.model[key] = min(few, config.model[key])
     config.loop.kernels = kernels
     try:
-      program.make_program(config_lib.resolve(config), jax.devices()[:1])
+      with cudnn.assumed():
+        program.make_program(config_lib.resolve(config), jax.devices()[:1])
     except UserError as error:
       return str(error)
     return ""

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as splash,
 )
 
 from loopjax.errors import UserError
+from loopjax.fit import cudnn
 from loopjax.nn.attention import attend as attend_lib
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend
@@ -177,12 +179,8 @@ def test_what_is_padded_for_cudnn_changes_nothing(
 
 @pytest.mark.parametrize("length", [16, 97])
 @pytest.mark.parametrize("documents", [False, True])
-def test_cudnn_is_called_where_it_is_asked_for(monkeypatch, length, documents):
-  """Lowered alone: its own version is not looked up, there being none."""
-  from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-  monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-  monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+def test_cudnn_is_called_where_it_is_asked_for(length, documents):
+  """Lowered alone, as `fit` does without a GPU."""
   x = jax.ShapeDtypeStruct((2, length, 4, 64), jnp.bfloat16)
   ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
 
@@ -197,16 +195,15 @@ def test_cudnn_is_called_where_it_is_asked_for(monkeypatch, length, documents):
     return jnp.sum(mixed.astype(jnp.float32))
 
   form = jax.jit(jax.grad(total, (0, 1, 2)))
-  lowered = form.trace(x, x, x, ids).lower(lowering_platforms=("cuda",))
+  with cudnn.assumed():
+    lowered = form.trace(x, x, x, ids).lower(lowering_platforms=("cuda",))
   bias = "ScaleBias" if documents else ""
   assert f"__cudnn$fmha{bias}Softmax" in lowered.as_text()
   assert f"__cudnn$fmha{bias}SoftmaxBackward" in lowered.as_text()
 
 
 def test_without_cudnn_it_says_so(monkeypatch):
-  from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-  monkeypatch.setattr(cudnn, "cuda_versions", None)
+  monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)
   x = jax.ShapeDtypeStruct((2, 16, 4, 64), jnp.bfloat16)
   with pytest.raises(UserError, match="cudnn attention: cuDNN is not detected"):
     jax.eval_shape(lambda *x: attend(*x, implementation="cudnn"), x, x, x)

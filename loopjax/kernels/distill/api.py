@@ -12,6 +12,7 @@ DEFAULT = "chunked"
 CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
+@jax.named_scope("read_out")
 def distill(
   student: Array,
   student_table: Array,

@@ -12,6 +12,7 @@ from loopjax.types import Array
 IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
 
 
+@jax.named_scope("gated_kv")
 def gated_kv(
   inputs: Array,
   latent: Array | None,

@@ -1,5 +1,7 @@
 """Chooses the implementation of `token_loss` and `token_scores`."""
 
+import jax
+
 from loopjax.kernels.token_loss import chunked, reference
 from loopjax.types import Array
 
@@ -8,6 +10,7 @@ DEFAULT = "chunked"
 CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
+@jax.named_scope("read_out")
 def token_loss(
   hidden: Array,
   table: Array,
@@ -55,6 +58,7 @@ def token_loss(
   )
 
 
+@jax.named_scope("read_out")
 def token_scores(
   hidden: Array, table: Array, targets: Array, *, num_padding_tokens: int = 0
 ) -> tuple[Array, Array]:

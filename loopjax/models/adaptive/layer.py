@@ -246,6 +246,7 @@ class Layer(nnx.Module):
     updated, cache = self.block(h, metadata, cache, slot)
     return updated - h, cache
 
+  @jax.named_scope("halting")
   def _probability(self, h: Array, t: Array) -> Array:
     """p_t = sigmoid(W_h [h^(t); t / N] + b_h), f32 [B, T] (equation 3)."""
     if self.config.num_loops == 1:

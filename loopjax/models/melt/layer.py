@@ -160,6 +160,7 @@ def gate_values(
   return fixed_gate(mode, loop)
 
 
+@jax.named_scope("attention")
 def attend(
   layer: Layer,
   x: Array,

@@ -133,6 +133,7 @@ class Model(nnx.Module):
     """The state after a loop [..., D], which ends with a norm."""
     return hidden
 
+  @jax.named_scope("gate")
   def exit_logits(self, hidden: Array) -> Array:
     """Log-odds of the exit gate f32 [...], of the state after a loop [..., D].
 

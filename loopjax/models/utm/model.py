@@ -155,7 +155,8 @@ class Model(nnx.Module):
       remat=self.options.remat,
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )
-    logits = self.head(carry.output[:, num_memory:])
+    with jax.named_scope("read_out"):
+      logits = self.head(carry.output[:, num_memory:])
     stats = _ponder_statistics(carry.halting.steps, num_memory, steps_run)
     if num_memory and "attention_mass" in trace:
       stats |= _attention_statistics(records["attention_mass"], steps_run)
@@ -195,6 +196,7 @@ class Model(nnx.Module):
       return halting.PonderNet()
     return halting.FixedSteps()
 
+  @jax.named_scope("halting")
   def _probability(self, x_BxSxD: Array) -> Array:
     """The router: sigmoid(w x + b), f32 [B, S]; 0 with halting="fixed"."""
     if self.config.halting == "fixed":

@@ -132,6 +132,7 @@ class Attention(nnx.Module):
     self.head_width, self.causal = shape.head_width, shape.causal
     self.kernels, self.precision = kernels, precision
 
+  @jax.named_scope("attention")
   def __call__(
     self,
     x: Array,
@@ -171,6 +172,7 @@ class Attention(nnx.Module):
     )
     return self.merged(mixed), cache
 
+  @jax.named_scope("attention")
   def attend_with_past(
     self,
     x: Array,

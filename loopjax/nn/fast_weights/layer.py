@@ -132,6 +132,7 @@ class FastWeights(nnx.Module):
     wide = jnp.promote_types(jnp.float32, self.precision.accumulate)
     return jnp.zeros((batch, *self.shape), wide)
 
+  @jax.named_scope("fast_weights")
   def __call__(
     self,
     x: Array,

@@ -1,0 +1,148 @@
+"""Kernels, bytes, products and least times, against counts by hand."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+import ranking_examples
+from tests_support import ROOT
+
+from loopjax.fit import hlo, ranking, ranking_report, rates
+from loopjax.fit.ranking import PARTS, REST
+
+# Of the GPU's program, by line or operation: launches, bytes, operations.
+SLICE = (3, 3 * (8 * 16 * 4 + 4 + 8 * 16 * 2), 0)
+MATMUL = (3, 3 * (2 * 8 + 8 * 16 + 2 * 16) * 2, 3 * 2 * 2 * 8 * 16)
+PUT = (3, 3 * (4 + 2 * (2 * 16 * 2)), 0)
+HEADS = 2 * 32 * 8 * 2  # Bytes of one array of attention.
+FORWARD = (1, 4 * HEADS + 2 * 32 * 4, 2 * 2 * (2 * 32 * 32 * 8) // 2)
+BACKWARD = (1, 8 * HEADS + 2 * 32 * 4, 2 * 5 * (2 * 32 * 32 * 8) // 2)
+GATHER = (1, (2 * 8 + 16 * 8) * 2, 0)
+MOSAIC = (1, 2 * 8 * 2 + 4 * 4, 0)
+
+
+def rank(text, kind="h200", steps=1):
+  return ranking.rank(hlo.parse(text), kind, steps)
+
+
+def counted(work):
+  return work.launches, work.num_bytes, sum(work.flops.values())
+
+
+def summed(*counts):
+  return tuple(map(sum, zip(*counts, strict=True)))
+
+
+def test_a_program_for_a_gpu_as_counted_by_hand():
+  got = rank(ranking_examples.GPU)
+  everything = SLICE, MATMUL, PUT, FORWARD, BACKWARD, GATHER, MOSAIC
+  assert counted(got.total) == summed(*everything)
+  assert {name: counted(work) for name, work in got.parts.items()} == {
+    "attention": summed(FORWARD, BACKWARD),
+    "mlp": summed(SLICE, MATMUL),
+    REST: summed(PUT, GATHER, MOSAIC),
+  }
+  assert counted(got.lines["model.py:7 convert"]) == SLICE
+  assert counted(got.lines["model.py:7 dot_general, backward"]) == MATMUL
+  assert got.total.flops == {"bf16": summed(*everything)[2]}
+  assert got.unseen == {"mosaic_gpu_v2": 1}
+  assert got.asynchronous == {"all-gather": 1}
+
+
+def test_a_program_for_a_tpu_as_counted_by_hand():
+  got = rank(ranking_examples.TPU, "v5e")
+  copy = 4 * 8 * 16 * 2  # From main memory; the kernel reads VMEM.
+  fusion = 4 * 16 * 32 * 4 + 4 * 8 * 128 * 4
+  flops = 2 * 4 * 8 * 16 * 32
+  assert counted(got.total) == (2, copy + fusion, flops)
+  assert got.total.flops == {"f32": flops}
+  assert counted(got.parts["gate"]) == (1, fusion, flops)
+
+
+@pytest.mark.parametrize(
+  ("precision", "dtype", "expected"),
+  [
+    (None, jnp.float32, "tf32"),
+    ("highest", jnp.float32, "f32"),
+    (None, jnp.bfloat16, "bf16"),
+  ],
+)
+def test_products_in_loops_of_a_real_program(precision, dtype, expected):
+  def f(x, weights):
+    def step(x, w):
+      return jnp.matmul(x, w, precision=precision), None
+
+    return jax.lax.scan(step, x, weights)[0]
+
+  x, weights = jnp.zeros((24, 16), dtype), jnp.zeros((5, 16, 16), dtype)
+  compiled = jax.jit(f).lower(x, weights).compile()
+  got = rank(compiled.as_text(), "cpu")
+  flops = 5 * 2 * 24 * 16 * 16
+  # A CPU may multiply bfloat16 as float32.
+  assert len(got.total.flops) == 1
+  widened = {"tf32"} if dtype == jnp.bfloat16 else {expected}
+  assert got.total.flops.keys() <= {expected} | widened
+  assert sum(got.total.flops.values()) == flops
+  # At least every product, and what it reads and writes once.
+  assert got.total.launches >= 5
+  assert got.total.num_bytes >= 5 * (2 * 24 + 16) * 16 * dtype.dtype.itemsize
+  assert got.total.seconds == 0.0
+
+
+def test_a_kernel_takes_as_long_as_the_slowest_of_its_parts():
+  chip = rates.RATES["h200"]
+  flops = {"bf16": 1e12, "f32": 1e9}
+  compute = (1e12 / 989.4e12 + 1e9 / 66.9e12) / 0.8
+  launch = 2e-6
+  assert rates.seconds(chip, flops, 1e6, 0) == pytest.approx(compute + launch)
+  memory = 1e12 / (0.9 * 4.8e12)
+  assert rates.seconds(chip, flops, 1e12, 0) == pytest.approx(memory + launch)
+  network = 1e12 / (0.9 * 450e9)
+  assert rates.seconds(chip, {}, 1e9, 1e12) == pytest.approx(network + launch)
+  assert rates.seconds(rates.RATES["v5e"], {}, 0, 0) == 0
+
+
+def test_a_call_of_several_steps_is_shared_by_them():
+  one, half = rank(ranking_examples.GPU), rank(ranking_examples.GPU, steps=2)
+  assert half.total.launches == one.total.launches / 2
+  assert half.total.seconds == pytest.approx(one.total.seconds / 2)
+  assert half.unseen == {"mosaic_gpu_v2": 0.5}
+
+
+def test_parts_are_scopes_of_the_package():
+  found = set()
+  for file in (ROOT / "loopjax").rglob("*.py"):
+    found |= set(re.findall(r'jax\.named_scope\("(\w+)"\)', file.read_text()))
+  assert found == set(PARTS)
+  assert ranking.part_of("jit(f)/attention/transpose(jvp(gate))/dot") == "gate"
+  assert ranking.part_of("jit(f)/while/dot_general") == REST
+
+
+def test_the_report_says_that_it_is_a_ranking_and_no_time():
+  got = rank(ranking_examples.GPU)
+  text = ranking_report.text(got, 1e6)
+  first, launches, _, products, least, *rest = text.splitlines()
+  assert first.endswith("a ranking, no time")
+  assert launches == "  launches  13"
+  assert products.endswith("16-bit; the model needs 1e-06 TFLOP")
+  share = 1e6 / (got.total.seconds * 989.4e12)
+  assert least.endswith(f"utilisation at most {share:.1%}")
+  assert "  1 x mosaic_gpu_v2: their products do not count" in rest
+  assert "  1 x all-gather beside other work" in rest
+  assert rest[-1].endswith(", of all products: none")
+  tpu = ranking_report.text(rank(ranking_examples.TPU, "v5e"), 1e6)
+  assert tpu.splitlines()[-1].split() == ["100.00%", "3.277e-08", "TFLOP",
+                                          "fusion"]  # fmt: skip
+
+
+def test_json_has_what_was_counted():
+  got = rank(ranking_examples.TPU, "v5e")
+  record = ranking_report.record(got, 1e3, {"peak": 5}, None, 1)
+  record = json.loads(json.dumps(record))
+  assert record["total"]["flops"] == {"bf16": 0, "tf32": 0, "f32": 32768}
+  assert record["parts"]["gate"]["launches"] == 1
+  assert record["memory"] == {"peak": 5}
+  assert record["rates"]["memory"] == 819
+  assert "not a time" in record["what"]
