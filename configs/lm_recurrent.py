@@ -29,6 +29,7 @@ _TINY = presets.merged(_COMMON["LM_TINY"], {
     "mlp": "swiglu", "mlp_ratio": 8 / 3, "qk_bias": False, "input_scale": 1.0,
   },
   "run": {"num_steps": 500, "checkpoint_every": 250},
+  "eval": {"depth_factor": 8, "depth_examples": 256},
 })  # fmt: skip
 PRESETS = {
   "paper": {
@@ -74,6 +75,7 @@ PRESETS = {
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"], {
     "model": {"num_with_gradient": 2},
+    "eval": {"depth_factor": 2},
   }),
 }  # fmt: skip
 

@@ -76,7 +76,8 @@ def evaluate_model(
   """
   directory.mkdir(parents=True, exist_ok=True)
   model = settings.model
-  batch = sample(dataset, max(settings.eval.depth_examples, MAX_EXAMPLES))
+  wanted = settings.eval.depth_examples
+  batch = sample(dataset, wanted and max(wanted, MAX_EXAMPLES))
   params = on_one_device(params)
   forward = make_forward(settings, graphdef, params, batch)
   return EvaluatedModel(

@@ -24,9 +24,11 @@ from loopjax.analysis.loops import (
   skipping,
 )
 from loopjax.analysis.plots import curves, maps
+from loopjax.analysis.plots import depth as depth_plots
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
 from loopjax.errors import one_line
+from loopjax.models import CAUSAL
 from loopjax.types import Dataset
 
 
@@ -202,10 +204,9 @@ def _depth(
   evaluated: evaluated_lib.EvaluatedModel, scores: Mapping[str, np.ndarray]
 ) -> list[pathlib.Path]:
   settings = evaluated.settings
-  num_examples = min(
-    settings.eval.depth_examples, len(evaluated.batch["inputs"])
-  )
-  return curves.draw_depth(
+  num_there = len(evaluated.batch["inputs"])
+  num_examples = min(settings.eval.depth_examples or num_there, num_there)
+  return depth_plots.draw_depth(
     scores,
     settings.task_module.HEADLINE,
     settings.model.num_loops,
@@ -217,9 +218,11 @@ def _depth(
 def _depth_scores(
   evaluated: evaluated_lib.EvaluatedModel,
 ) -> dict[str, np.ndarray]:
-  """Accuracy by depth; empty if it is disabled or unavailable."""
-  if not evaluated.settings.eval.depth_factor:
+  """Scores by depth; empty if they are disabled or unavailable."""
+  settings = evaluated.settings
+  if not settings.eval.depth_factor:
     return {}
-  if "prediction" not in evaluated.output.trace:
+  shows = "prediction" in evaluated.output.trace
+  if not shows and settings.model_name not in CAUSAL:
     return {}
-  return depth.accuracy_by_depth(evaluated)
+  return depth.scores_by_depth(evaluated)

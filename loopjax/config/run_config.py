@@ -102,10 +102,9 @@ class Eval:
       selection.
     checkpoint: the checkpoint that --mode=eval reads: "newest", "best" by
       run.best_metric, or its step.
-    depth_factor: the accuracy-against-depth figure extends to this multiple of
-      the trained number of loops, in models that predict after every loop; 0
-      for no such figure.
-    depth_examples: number of examples for this figure.
+    depth_factor: scores by depth, and their figure, extend to this multiple of
+      the trained number of loops; 0 for none.
+    depth_examples: number of examples for these scores; 0 for all.
   """
 
   every: int = 0
@@ -130,8 +129,8 @@ class Eval:
       num_examples=0,
       num_loops=0,
       depth_factor=0,
+      depth_examples=0,
       batch_size=1,
-      depth_examples=1,
     )
     if not self.every:
       checks.without_effect("eval", self, "eval.every=0", "num_examples")

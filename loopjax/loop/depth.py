@@ -10,7 +10,7 @@ Parcae (arXiv 2604.12946: Poisson, one draw per row).
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -97,6 +97,23 @@ def draw(key: Array, chances: np.ndarray) -> Array:
   return 1 + jnp.sum(jax.random.uniform(key) >= below, dtype=jnp.int32)
 
 
+def grown(
+  step: Array, until: Sequence[int], loops: Sequence[int], last: int
+) -> Array:
+  """Loops that grow over training, i32 scalar.
+
+  Args:
+    step: optimizer steps taken.
+    until, loops: before the i-th of these steps there are the i-th of these
+      loops.
+    last: the loops after all of them.
+  """
+  depth = jnp.asarray(last)
+  for end, count in reversed(list(zip(until, loops, strict=True))):
+    depth = jnp.where(step < end, count, depth)
+  return depth.astype(jnp.int32)
+
+
 def run(
   step_fn: Callable[[Any, Carry, Array], Carry],
   shared: Any,
@@ -111,7 +128,8 @@ def run(
   initial carry.
 
   Args:
-    step_fn: (shared, carry, loop index, i32 scalar) -> carry.
+    step_fn: (shared, carry, loop index like `depth`) -> carry. A row counts its
+      own loops: with a depth of each row, rows may be in different loops.
     shared: what all loops read: the parameters, the injected input.
     carry: arrays [B, ...].
     depth: i32 scalar, or [B] for a depth of each row, at least 1.
@@ -126,7 +144,8 @@ def run(
   fixed = jax.lax.stop_gradient(shared)
 
   def before(n: Array, carry: Carry) -> Carry:
-    return _chosen(n < cut, step_fn(fixed, carry, n), carry)
+    index = jnp.broadcast_to(n, depth.shape)
+    return _chosen(n < cut, step_fn(fixed, carry, index), carry)
 
   after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
   # Rows that have run nothing yet keep the gradient to their initial carry.
@@ -134,7 +153,7 @@ def run(
 
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
     def one(carry: Carry) -> Carry:
-      return _chosen(n < depth, step_fn(shared, carry, num_cut + n), carry)
+      return _chosen(n < depth, step_fn(shared, carry, cut + n), carry)
 
     is_any = n < jnp.max(depth)  # A row of fewer loops has cut none.
     return jax.lax.cond(is_any, one, lambda carry: carry, carry), None

@@ -3,14 +3,13 @@
 The constructors of their parameters, and what surrounds the loops of `looped`,
 `disco`, `ponderlm` and `transformer`, which apply a stack of blocks: the checks
 and attention metadata of a call (`begin`), the stack in one loop (`run_stack`),
-statistics and traces (`record`), and the output. Functions whose first argument
-is a model are used as methods: `logits = causal.logits` in its class.
+and the output; `every_loop` has the records of loops. Functions whose first
+argument is a model are used as methods: `logits = causal.logits` in its class.
 """
 
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -18,6 +17,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.losses import tokens as token_losses
+from loopjax.models.every_loop import Record
 from loopjax.nn import attention, block, linear, norm, stack
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
@@ -35,8 +35,6 @@ from loopjax.types import (
 )
 
 Carry = tuple[Array, Cache | None]  # The residual stream, and the cache.
-# The statistics of a loop, and its requested traces.
-Record = tuple[dict[str, Array], dict[str, Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +103,6 @@ def exit_gate(config: Any, rngs: nnx.Rngs) -> nnx.Linear:
     init=nnx.initializers.normal(config.init_std),
     **_shared(config, rngs),
   )
-
-
-def _drawn(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
-  normal = nnx.initializers.normal(config.init_std)
-  return {"init": normal, **_shared(config, rngs)}
 
 
 def _shared(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
@@ -228,34 +221,6 @@ def readout_table(model: Any) -> Array:
   if hasattr(model, "head"):
     return model.head.kernel[...].T
   return model.token_embedding.embedding[...]
-
-
-def record(
-  model: Any,
-  names: tuple[str, ...],
-  stats: dict[str, Array],
-  **traces: Array,
-) -> Record:
-  """The record of a loop.
-
-  Args:
-    model: the model, which computes "prediction" and "confidence".
-    names: the requested traces.
-    stats: scalars by name, which are always recorded.
-    **traces: what can be requested: "hidden", the state after the loop
-      [B, T, D], and others.
-  """
-  if {"prediction", "confidence"} & {*names}:
-    logits = model.logits(traces["hidden"])
-    traces |= linear.prediction_and_confidence(logits)
-  return stats, {name: traces[name] for name in names}
-
-
-def appended(records: Record, last: Record) -> Record:
-  """The records of all loops, given those of all but the last."""
-  return jax.tree.map(
-    lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
-  )
 
 
 def output(

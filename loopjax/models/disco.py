@@ -7,6 +7,7 @@ distribution over tokens, and the mean embedding under it is added to the state.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,8 +15,11 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.models import causal
+from loopjax.models import causal, every_loop
 from loopjax.models.causal import loss as loss
+from loopjax.models.every_loop import (
+  reads_out_every_loop as reads_out_every_loop,
+)
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
@@ -124,6 +128,7 @@ class Model(nnx.Module):
     cache: Cache | None = None,
     valid: Array | None = None,
     keys: Array | None = None,
+    targets: Array | None = None,
     edit: Callable[[Array, Array], Array] | None = None,
   ) -> Output:
     """Predicts every next token (equation 4).
@@ -136,6 +141,8 @@ class Model(nnx.Module):
         [K, B, T], where alpha^{K-1} = 0; "prediction", argmax of the read-out
         after every loop, i32 [K, B, T]; "confidence", its probability, f32
         [K, B, T].
+      targets: int [B, T]; the trace then also has what `every_loop.measured`
+        records after every loop, [K, B, ...].
       edit: function (H~^{k+1} [B, T, D], k i32 scalar) -> the state that loop
         k < K - 1 passes on instead (equation 3). Traces contain H~^{k+1} before
         the edit.
@@ -145,22 +152,26 @@ class Model(nnx.Module):
     )
     table = self.readout_table()
 
-    def record(hidden: Array, mixed: Array, gate: Array) -> causal.Record:
+    def record(
+      before: Array, hidden: Array, mixed: Array, gate: Array
+    ) -> every_loop.Record:
       stats = {
         "hidden_norm": norm.mean_norm(hidden),
         "gate_mean": jnp.mean(gate),
       }
-      shown = {"hidden": hidden, "mixed": mixed, "gate": gate}
-      return causal.record(self, trace, stats, **shown)
+      shown: dict[str, Any] = {"hidden": hidden, "mixed": mixed, "gate": gate}
+      return every_loop.record(
+        self, trace, stats, before=before, targets=targets, **shown
+      )
 
     def step(
       carry: causal.Carry, k: Array
-    ) -> tuple[causal.Carry, causal.Record]:
+    ) -> tuple[causal.Carry, every_loop.Record]:
       hidden, cache = self.transform(call, carry, k)  # H^{k+1}
       decoded = self.readout_input(hidden)
       mixed, gate = self.channel(hidden, decoded, table)  # H~^{k+1}
       passed_on = mixed if edit is None else edit(mixed, k)
-      return (passed_on, cache), record(hidden, mixed, gate)
+      return (passed_on, cache), record(carry[0], hidden, mixed, gate)
 
     carry, records, steps_run = driver.run_loop(
       step,
@@ -170,8 +181,8 @@ class Model(nnx.Module):
     )
     # There is no channel after the last loop: alpha^{K-1} = 0.
     hidden, cache = self.transform(call, carry, call.num_loops - 1)  # H^K
-    last = record(hidden, hidden, jnp.zeros(inputs.shape))
-    records = causal.appended(records, last)
+    last = record(carry[0], hidden, hidden, jnp.zeros(inputs.shape))
+    records = every_loop.appended(records, last)
     return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
   def _make_channel(self) -> channel.MixedChannel:

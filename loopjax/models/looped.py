@@ -19,7 +19,10 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
-from loopjax.models import causal
+from loopjax.models import causal, every_loop
+from loopjax.models.every_loop import (
+  reads_out_every_loop as reads_out_every_loop,
+)
 from loopjax.models.exiting import check_exits as check_exits
 from loopjax.models.exiting import exit_rule as exit_rule
 from loopjax.models.exiting import read as read
@@ -133,6 +136,7 @@ class Model(nnx.Module):
     cache: Cache | None = None,
     valid: Array | None = None,
     keys: Array | None = None,
+    targets: Array | None = None,
     edit: Callable[[Array, Array], Array] | None = None,
   ) -> Output:
     """Predicts every next token (equation 2).
@@ -143,6 +147,8 @@ class Model(nnx.Module):
       trace: names from TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D];
         "prediction", argmax of the read-out after every loop, i32 [K, B, T];
         "confidence", its probability, f32 [K, B, T].
+      targets: int [B, T]; the trace then also has what `every_loop.measured`
+        records after every loop, [K, B, ...].
       edit: function (H^{k+1} [B, T, D], k i32 scalar) -> the state that loop
         k < K - 1 passes on instead (DiscoLoop, equation 3). Traces contain
         H^{k+1} before the edit.
@@ -153,10 +159,12 @@ class Model(nnx.Module):
 
     def step(
       carry: causal.Carry, k: Array
-    ) -> tuple[causal.Carry, causal.Record]:
+    ) -> tuple[causal.Carry, every_loop.Record]:
       hidden, cache = self.transform(call, carry, k)  # H^{k+1} = f(H^k)
       stats = {"hidden_norm": norm.mean_norm(hidden)}
-      record = causal.record(self, trace, stats, hidden=hidden)
+      record = every_loop.record(
+        self, trace, stats, before=carry[0], targets=targets, hidden=hidden
+      )
       if edit is not None:  # H^K is read out without an edit.
         hidden = jnp.where(k < call.num_loops - 1, edit(hidden, k), hidden)
       return (hidden, cache), record

@@ -7,14 +7,18 @@ p = softmax(U h / tau), logits U LM(e^{K-1}). A baseline of DiscoLoop (arXiv
 """
 
 import dataclasses
+from typing import Any
 
 from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.models import causal
+from loopjax.models import causal, every_loop
 from loopjax.models.causal import loss as loss
+from loopjax.models.every_loop import (
+  reads_out_every_loop as reads_out_every_loop,
+)
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
@@ -123,6 +127,7 @@ class Model(nnx.Module):
     cache: Cache | None = None,
     valid: Array | None = None,
     keys: Array | None = None,
+    targets: Array | None = None,
   ) -> Output:
     """Predicts every next token.
 
@@ -133,6 +138,8 @@ class Model(nnx.Module):
         [K, B, T, D]; "mixed" e^1 .. e^{K-1}, e^{K-1} f32 [K, B, T, D];
         "prediction", argmax of the read-out after every loop, i32 [K, B, T];
         "confidence", its probability, f32 [K, B, T].
+      targets: int [B, T]; the trace then also has what `every_loop.measured`
+        records after every loop, [K, B, ...].
     """
     config = self.config
     call = causal.begin(
@@ -145,18 +152,22 @@ class Model(nnx.Module):
     initial = config.input_scale * scale * self.token_embedding(inputs)  # e^0
     initial = dropout(initial, config.dropout, fold_in(keys, 0))
 
-    def record(hidden: Array, embedding: Array) -> causal.Record:
+    def record(
+      before: Array, hidden: Array, embedding: Array
+    ) -> every_loop.Record:
       stats = {"embedding_norm": norm.mean_norm(embedding)}
-      shown = {"hidden": hidden, "mixed": embedding}
-      return causal.record(self, trace, stats, **shown)
+      shown: dict[str, Any] = {"hidden": hidden, "mixed": embedding}
+      return every_loop.record(
+        self, trace, stats, before=before, targets=targets, **shown
+      )
 
     def step(
       carry: causal.Carry, s: Array
-    ) -> tuple[causal.Carry, causal.Record]:
+    ) -> tuple[causal.Carry, every_loop.Record]:
       hidden, cache = self.transform(call, carry, s)  # LM(e^s)
       base = initial if config.residual == "initial" else carry[0]
       embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
-      return (embedding, cache), record(hidden, embedding)
+      return (embedding, cache), record(carry[0], hidden, embedding)
 
     carry, records, steps_run = driver.run_loop(
       step,
@@ -166,7 +177,7 @@ class Model(nnx.Module):
     )
     # The last pass is read out; its state is not decoded to an embedding.
     hidden, cache = self.transform(call, carry, call.num_loops - 1)
-    records = causal.appended(records, record(hidden, carry[0]))
+    records = every_loop.appended(records, record(carry[0], hidden, carry[0]))
     return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
   def transform(

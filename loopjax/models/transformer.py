@@ -15,8 +15,11 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.models import causal
+from loopjax.models import causal, every_loop
 from loopjax.models.causal import loss as loss
+from loopjax.models.every_loop import (
+  reads_out_every_loop as reads_out_every_loop,
+)
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.nn import block, norm
@@ -94,6 +97,7 @@ class Model(nnx.Module):
     cache: Cache | None = None,
     valid: Array | None = None,
     keys: Array | None = None,
+    targets: Array | None = None,
   ) -> Output:
     """Predicts every next token.
 
@@ -105,6 +109,8 @@ class Model(nnx.Module):
       trace: names from TRACES: "hidden" after every copy, f32 [K, B, T, D];
         "prediction", argmax of its read-out, i32 [K, B, T]; "confidence", the
         probability of the prediction, f32 [K, B, T].
+      targets: int [B, T]; the trace then also has what `every_loop.measured`
+        records after every loop, [K, B, ...].
 
     Raises:
       UserError: num_loops is less than 1 or more than K.
@@ -118,12 +124,15 @@ class Model(nnx.Module):
 
     def step(
       carry: causal.Carry, of_copy: Any
-    ) -> tuple[causal.Carry, causal.Record]:
+    ) -> tuple[causal.Carry, every_loop.Record]:
       copy, copy_norm, index = of_copy
       hidden, cache = causal.run_stack(self, copy, call, carry, index)
       hidden = hidden if copy_norm is None else copy_norm(hidden)
       stats = {"hidden_norm": norm.mean_norm(hidden)}
-      return (hidden, cache), causal.record(self, trace, stats, hidden=hidden)
+      record = every_loop.record(
+        self, trace, stats, before=carry[0], targets=targets, hidden=hidden
+      )
+      return (hidden, cache), record
 
     copies = jax.tree.map(  # [K L, ...] -> [copies, L, ...]
       lambda x: x.reshape(-1, config.num_layers, *x.shape[1:])[:num_copies],

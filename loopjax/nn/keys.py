@@ -23,8 +23,31 @@ def by_example(key: Array, batch: Batch) -> Array:
   return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
+def normal_by_token(keys: Array | None, positions: Array, width: int) -> Array:
+  """Standard normal draws, cut at 3, of a row and a position: f32 [B, T, D].
+
+  Args:
+    keys: keys of the rows, [B]; None for the same in every row.
+    positions: positions of the tokens, i32 [B, T].
+    width: D.
+  """
+  if keys is None:
+    keys = jnp.broadcast_to(jax.random.key(0), (len(positions),))
+
+  def of_token(key: Array, position: Array) -> Array:
+    key = jax.random.fold_in(key, position)
+    return jax.random.truncated_normal(key, -3.0, 3.0, (width,))
+
+  of_row = jax.vmap(of_token, (None, 0))
+  return jax.vmap(of_row)(keys, positions)
+
+
 def fold_in(keys: Array | None, index: Array | int) -> Array | None:
-  """`jax.random.fold_in` of every key of [B]; None if there are none."""
+  """`jax.random.fold_in` of every key of [B]; None if there are none.
+
+  The index is a scalar, or one for each key.
+  """
   if keys is None:
     return None
-  return jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+  axis = 0 if jnp.ndim(index) else None
+  return jax.vmap(jax.random.fold_in, (0, axis))(keys, index)

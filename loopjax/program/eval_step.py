@@ -57,7 +57,7 @@ def eval_step(
   read = model_inputs(batch)
   output = model(**read, num_loops=num_loops, kind=kind, trace=trace)
   if output.hidden is not None:  # The logits are not needed then.
-    output = output._replace(tokens=_read_out(model, output.hidden, batch))
+    output = output._replace(tokens=read_out(model, output.hidden, batch))
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)
   groups = {"": (jnp.zeros(valid.shape, jnp.int32), 1)}
@@ -77,7 +77,7 @@ def eval_step(
   return sums
 
 
-def _read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
+def read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
   """Losses and predictions of a causal model's tokens."""
   return token_losses.read_out(
     hidden,

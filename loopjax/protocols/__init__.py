@@ -22,8 +22,10 @@ from loopjax.protocols.features import HasSchedule as HasSchedule
 from loopjax.protocols.features import HasSpan as HasSpan
 from loopjax.protocols.features import LearnsFromTeacher as LearnsFromTeacher
 from loopjax.protocols.features import LeavesUntrained as LeavesUntrained
+from loopjax.protocols.features import Measured as Measured
 from loopjax.protocols.features import MemoryTokens as MemoryTokens
 from loopjax.protocols.features import ReadsByChunk as ReadsByChunk
+from loopjax.protocols.features import ReadsOutEveryLoop as ReadsOutEveryLoop
 from loopjax.protocols.features import StacksLayers as StacksLayers
 from loopjax.protocols.features import Teacher as Teacher
 from loopjax.protocols.tasks import Task as Task

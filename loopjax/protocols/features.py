@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from loopjax.protocols.families import Family, ModelConfig
 from loopjax.types import (
+  Array,
   Carried,
   TaskSpec,
 )
@@ -86,6 +87,26 @@ class HaltsByMass(Protocol):
   @property
   def HALTING_TRACE(self) -> str:
     """Name in TRACES of the halting probabilities, f32 [K, B, T, L]."""
+
+
+@runtime_checkable
+class ReadsOutEveryLoop(Protocol):
+  """A causal family that can read out after every loop of one pass.
+
+  Its model's `__call__` also takes `targets`, int [B, T]: the trace then has
+  what `models.every_loop.measured` records after each loop.
+  """
+
+  def reads_out_every_loop(self, config: Any) -> bool:
+    """Whether that is, after k loops of more, the read-out of k loops."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+  """A model with numbers that follow from its parameters alone."""
+
+  def measures(self) -> dict[str, Array]:
+    """Scalars, f32, by name."""
 
 
 @runtime_checkable

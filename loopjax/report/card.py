@@ -5,6 +5,7 @@ Everything else, all scores and the paper's scale, can be expanded below.
 
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 
 from loopjax.commands import document, ending
@@ -20,6 +21,7 @@ _PICTURES = (
   "puzzle", "passes", "exit_curve", "loops", "depth", "positions"
 )  # fmt: skip
 _ERROR = "/standard_error"
+_BY_DEPTH = re.compile(r"depth/(.+)/loop=(\d+)")
 
 
 def blocks(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
@@ -44,6 +46,7 @@ def blocks(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
     card.append(document.Fold(title, list(drawn.values())))
   return [
     *card,
+    *_depth(run),
     *_scores(run),
     *tables.scale_blocks([run], tables.paper_of(run)),
   ]
@@ -104,13 +107,41 @@ def _cost(run: runs_lib.Run) -> document.Block:
   )
 
 
+def _depth(run: runs_lib.Run) -> list[document.Block]:
+  """Scores and states after 1, 2, 4, ... loops, and after the trained number.
+
+  Scalars that say how a loop maps its state are in the table of all scores.
+  """
+  found = run.summary.get("metrics", {})
+  places = [match for name in found if (match := _BY_DEPTH.fullmatch(name))]
+  names = [*dict.fromkeys(m[1] for m in places if not m[1].endswith(_ERROR))]
+  trained = run.config.get("model", {}).get("num_loops")
+  loops = sorted({int(match[2]) + 1 for match in places})
+  shown = [k for k in loops if k & (k - 1) == 0 or k in (trained, loops[-1])]
+  rows = []
+  for k in shown:
+    cells = [Cell(f"{k} (trained)" if k == trained else str(k))]
+    for name in names:
+      value = found.get(f"depth/{name}/loop={k - 1}")
+      error = found.get(f"depth/{name}{_ERROR}/loop={k - 1}")
+      cells.append(Cell("" if value is None else score(value, error)))
+    rows.append(cells)
+  if not rows:
+    return []
+  header = [Cell("loops"), *(Cell(name.replace("_", " ")) for name in names)]
+  title = f"By number of loops ({len(rows)})"
+  return [document.Fold(title, [document.Table(header, rows)])]
+
+
 def _scores(run: runs_lib.Run) -> list[document.Block]:
   """All scores: of a split's examples together, then by group."""
   found = run.summary.get("metrics", {})
   rows = {
     name: [Cell(name), Cell(score(value, found.get(name + _ERROR)))]
     for name, value in found.items()
-    if not name.startswith(("train/", "depth/")) and not name.endswith(_ERROR)
+    if not name.startswith("train/")
+    and not name.endswith(_ERROR)
+    and not _BY_DEPTH.fullmatch(name)
   }
   header = [Cell("score"), Cell("mean ± standard error")]
   parts = {

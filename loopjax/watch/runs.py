@@ -19,7 +19,7 @@ _OTHER_SPLITS = ("train", "test", "depth")
 
 
 class Line(NamedTuple):
-  """A metric over steps. label: its name. x: steps, int [N]. y: f64 [N]."""
+  """A metric. label: its name. x: steps, or loops, int [N]. y: f64 [N]."""
 
   label: str
   x: np.ndarray
@@ -124,6 +124,9 @@ def _panels(
       panels[name.replace("_", " ")] = _lines(rows, name, evaluated)
   if loops := _loops(rows):
     panels["loops of a token"] = loops
+  for name in (*headline, "loss", "relative_change"):
+    if line := _by_depth(rows, name):
+      panels[f"{line.label} by loops run"] = [line]
   return panels
 
 
@@ -131,6 +134,22 @@ def _lines(rows: series.Rows, name: str, splits: Iterable[str]) -> list[Line]:
   """A line for each split that has the metric."""
   found = [Line(split, *series.scalar(rows, split, name)) for split in splits]
   return [line for line in found if len(line.x)]
+
+
+def _by_depth(rows: series.Rows, name: str) -> Line | None:
+  """The newest score or state after each number of loops that was run."""
+  newest = next((x for x in reversed(rows) if x["split"] == "depth"), {})
+  prefix = f"{name}/loop="
+  found = {
+    int(key.removeprefix(prefix)) + 1: value
+    for key, value in newest.items()
+    if key.startswith(prefix)
+  }
+  if not found:
+    return None
+  loops = np.array(sorted(found))
+  values = np.array([found[k] for k in loops.tolist()], float)
+  return Line(name.replace("_", " "), loops, values)
 
 
 def _loops(rows: series.Rows) -> list[Line]:

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import crossing
 
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.loops import depth
+from loopjax.program import eval_step
 
 
 def _score(output, batch):
@@ -21,7 +23,8 @@ def _score(output, batch):
 def test_scores_of_known_predictions():
   batch = {"targets": np.array([[1, 2], [0, 2]])}
   prediction = np.array([[[0, 0], [0, 1]], [[1, 2], [0, 1]]])  # [K, B, T].
-  scores = depth.scores_by_loop(_score, prediction, batch, 3)
+  found = depth.scores_by_loop(_score, prediction, batch, 3)
+  scores = depth.means(found)
   assert scores.keys() == {"right", "right/standard_error"}
   np.testing.assert_allclose(scores["right"], [0.25, 0.75])
   # Values (0, 1/2) and (1, 1/2): deviation 1/4, over root 2.
@@ -50,7 +53,7 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
     rows=[],
     directory=tmp_path,
   )
-  scores = depth.accuracy_by_depth(evaluated)
+  scores = depth.scores_by_depth(evaluated)
   assert len(scores["exact_match"]) == 6
   assert len(set(scores["blank_accuracy"])) > 3
   model = nnx.merge(graphdef, params)
@@ -125,10 +128,72 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
     directory=tmp_path,
     splits=("here", "nowhere", "there"),
   )
-  parts = depth.accuracy_by_depth(evaluated)
-  whole = depth.accuracy_by_depth(evaluated._replace(splits=()))
+  parts = depth.scores_by_depth(evaluated)
+  whole = depth.scores_by_depth(evaluated._replace(splits=()))
   assert {name.partition("/")[0] for name in parts} == {"here", "there"}
   mean = (parts["here/blank_accuracy"] + parts["there/blank_accuracy"]) / 2
   np.testing.assert_allclose(mean, whole["blank_accuracy"], rtol=1e-6)
   difference = parts["here/blank_accuracy"] - parts["there/blank_accuracy"]
   assert np.abs(difference).max() > 1e-3
+
+
+def causal(family, directory, **overrides):
+  """A causal model that was not trained, and its boards as text."""
+  settings = analysis_examples.make_settings(
+    family, eval__depth_examples=0, eval__batch_size=8, **overrides
+  )
+  graphdef, params = analysis_examples.make_model(settings)
+  batch = evaluated_lib.sample(analysis_examples.make_dataset(20, 20), 20)
+  return evaluated_lib.EvaluatedModel(
+    settings=settings,
+    graphdef=graphdef,
+    params=params,
+    spec=settings.spec,
+    num_memory=0,
+    batch=batch,
+    output=None,  # The depth is measured by a run of its own.
+    forward=None,
+    rows=[],
+    directory=directory,
+  )
+
+
+@crossing(("family", "factor"), [("looped", 2), ("melt", 1), ("sleep", 2)])
+def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
+  """In one pass, or by a run for each of some numbers of loops."""
+  evaluated = causal(family, tmp_path, eval__depth_factor=factor)
+  trained = evaluated.settings.model.num_loops
+  most = factor * trained
+  scores = depth.scores_by_depth(evaluated)
+  sums = functools.partial(
+    eval_step.eval_step,
+    evaluated.params,
+    {name: jnp.asarray(x) for name, x in evaluated.batch.items()},
+    graphdef=evaluated.graphdef,
+    score=evaluated.settings.task_module.score,
+    group_sizes=(),
+    kind="scan",
+  )
+  ran = {1, 2, 4, trained, most}
+  for loops in range(1, most + 1):
+    if loops not in ran:
+      assert np.isfinite(scores["loss"][loops - 1]) == (family == "looped")
+      continue
+    for name, powers in sums(num_loops=loops)[""].items():
+      if name in scores:
+        weight, total = powers[0, :2]
+        np.testing.assert_allclose(
+          scores[name][loops - 1], total / weight, rtol=1e-5, atol=1e-7
+        )
+  assert len(scores["loss"]) == most
+  assert ("relative_change" in scores) == (family == "looped")
+
+
+def test_rows_count_by_their_weight():
+  values, weights = np.array([[1.0, 3.0, 9.0]]), np.array([[2.0, 1.0, 0.0]])
+  found = depth.means({"bits": (values, weights)})
+  np.testing.assert_allclose(found["bits"], [5 / 3])
+  # Weighted deviations 2 * 2/3 and 4/3, over the weights' sum.
+  expected = np.sqrt(2) * (4 / 3) / 3
+  np.testing.assert_allclose(found["bits/standard_error"], [expected])
+  assert depth.means({"bits": (values, weights)}, []) == {}

@@ -101,7 +101,7 @@ def test_ponder_model_without_metrics(tmp_path):
   [
     ("looped", {"curves", "depth", "puzzle", "puzzle_failed"}),
     ("adaptive", {"curves", "exits"}),
-    ("sleep", {"curves"}),  # It shows no prediction of a pass.
+    ("sleep", {"curves", "depth"}),  # Read out by runs of 1, 2, ... passes.
   ],
 )
 def test_another_family_solves_sudoku(family, names, tmp_path):
@@ -125,7 +125,7 @@ def test_a_figure_that_fails_is_named_and_the_others_are_drawn(
     raise KeyError("a trace that\nis not there")
 
   monkeypatch.setattr(pictures, "choose", fail)
-  monkeypatch.setattr(depth, "accuracy_by_depth", fail)
+  monkeypatch.setattr(depth, "scores_by_depth", fail)
   result = _draw(tmp_path)
   assert result.failed == ["puzzle", "puzzle_failed", "halting_map", "depth"]
   assert result.scores == {}

@@ -118,11 +118,11 @@ def test_a_row_is_what_it_is_alone_at_its_own_depth():
   """Its value, and its gradient to its own input and to the parameters."""
   depths = jnp.array([2, 6, 1])
 
-  def constant(shared, carry, k):  # No index: rows count their own loops.
-    return step(shared, carry, 0 * k)
+  def counted(shared, carry, k):  # Rows count their own loops.
+    return step(shared, carry, k.reshape(-1, 1))
 
   def total(added, start, depths, rows):
-    end = depth.run(constant, (WEIGHT, added), start, depths, 2)
+    end = depth.run(counted, (WEIGHT, added), start, depths, 2)
     return jnp.sum(end[rows] ** 2)
 
   for row, own in enumerate([2, 6, 1]):

@@ -12,9 +12,10 @@ from tests_support import load_config
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
+from loopjax.loop import injection
 from loopjax.losses import tokens as token_losses
-from loopjax.models import looped, recurrent, transformer
-from loopjax.models.recurrent import injection, model, training
+from loopjax.models import causal, looped, recurrent, transformer
+from loopjax.models.recurrent import training
 from loopjax.nn import keys as keys_lib
 from loopjax.types import PRECISIONS, TaskSpec
 
@@ -105,7 +106,7 @@ def test_loops_are_the_recursion_written_out():
   config = changed(state="zero")
   params = examples.params_of(recurrent, config, SPEC)
   made = examples.merged(recurrent, config, SPEC, params)
-  call = model.begin(made, TOKENS)
+  call = causal.begin(made, TOKENS)
   injected, state, _ = made.start(call, TOKENS, None)
   assert not np.any(state)
   adapter = params["injection"]["adapter"]["kernel"]
@@ -200,13 +201,54 @@ def test_parts_of_a_batch_have_the_losses_of_the_whole():
   np.testing.assert_allclose(part, whole[1:], atol=1e-5)
 
 
-def test_a_row_is_what_it_is_alone_at_its_depth():
-  made = examples.merged(recurrent, changed(state="zero"), SPEC)
-  depths = jnp.array([1, 4, 2])
-  together = made(TOKENS, depth=depths).logits
-  for row, own in enumerate([1, 4, 2]):
-    alone = made(TOKENS[row : row + 1], num_loops=own).logits[0]
-    np.testing.assert_allclose(together[row], alone, atol=2e-5)
+@pytest.mark.parametrize("changes", [
+  *(pytest.param({"injection": kind}, id=kind, marks=pytest.mark.long)
+    for kind in injection.KINDS),
+  pytest.param({"update": "gate"}, id="gate"),
+  pytest.param({"update": "damped"}, id="damped"),
+  pytest.param({"dropout": 0.3}, id="dropout"),
+])  # fmt: skip
+def test_a_row_is_what_it_is_alone_at_its_depth(changes):
+  """Its read-out and all gradients, whatever the other rows run."""
+  config, depths = changed(**changes), [1, 5, 3]
+  params = examples.params_of(recurrent, config, SPEC)
+  if config.update == "gate":
+    params["update_share"] = jnp.linspace(0.2, 0.9, 16)
+  keys = jax.random.split(jax.random.key(6), 3)
+  made = examples.graph(recurrent, config, SPEC)
+
+  def total(params, tokens, depth, keys):
+    logits = nnx.merge(made, params)(tokens, depth=depth, keys=keys).logits
+    return jnp.sum(jnp.sin(3 * logits), axis=(1, 2))
+
+  def of_row(params, row):
+    return total(params, TOKENS, jnp.array(depths), keys)[row]
+
+  def alone(params, row, depth):
+    one = [jax.lax.dynamic_slice_in_dim(x, row, 1) for x in (TOKENS, keys)]
+    return total(params, one[0], depth, one[1])[0]
+
+  options = {"compiler_options": examples.FAST}
+  together = jax.jit(jax.value_and_grad(of_row), **options)
+  apart = jax.jit(jax.value_and_grad(alone), **options)
+  for row, own in enumerate(depths):
+    got, expected = together(params, row), apart(params, row, jnp.asarray(own))
+    for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+      np.testing.assert_allclose(x, y, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("update", ["replace", "gate", "damped"])
+def test_drawn_loops_are_those_of_an_evaluation(update):
+  """A depth of the program, a scan and copies of the loop agree."""
+  config = changed(update=update, state="input", injection="add")
+  params = examples.params_of(recurrent, config, SPEC)
+  made = examples.merged(recurrent, config, SPEC, params)
+  for loops in (1, 4):
+    drawn = jax.jit(lambda depth: made(TOKENS, depth=depth).logits)
+    scanned = run(config, params, num_loops=loops).logits
+    unrolled = run(config, params, num_loops=loops, kind="unroll").logits
+    np.testing.assert_allclose(drawn(jnp.asarray(loops)), scanned, atol=2e-5)
+    np.testing.assert_allclose(unrolled, scanned, atol=2e-5)
 
 
 def test_loops_grow_during_training():
@@ -307,7 +349,7 @@ def test_a_random_state_is_of_its_row_and_position():
   keys = jax.random.split(jax.random.key(4), 3)
 
   def state(tokens, keys):
-    call = model.begin(made, tokens, keys=keys)
+    call = causal.begin(made, tokens, keys=keys)
     return made.start(call, tokens, None)[1]
 
   whole = state(TOKENS, keys)

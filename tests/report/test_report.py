@@ -696,6 +696,26 @@ def test_a_single_run(workdir):
   assert "exact match 0.1 ± 0.01" in html
 
 
+def test_a_card_has_scores_by_number_of_loops(workdir):
+  """Of 1, 2, 4, ... loops, the trained number and the last."""
+  run = plan_of(workdir).runs[0]
+  trained = run.config["model"]["num_loops"]
+  metrics = {f"depth/loss/loop={k}": k + 0.5 for k in range(2 * trained)}
+  metrics |= {
+    f"depth/loss/standard_error/loop={k}": 0.25 for k in range(2 * trained)
+  }
+  metrics |= {"depth/injection_radius": 0.75}
+  summary = {**run.summary, "metrics": {**run.summary["metrics"], **metrics}}
+  workdir_lib.write_json(run.directory / "summary.json", summary)
+  markdown = written(run.directory)[1].read_text()
+  powers = [2**n for n in range(10) if 2**n <= 2 * trained]
+  shown = sorted({*powers, trained, 2 * trained})
+  assert f"<summary>By number of loops ({len(shown)})</summary>" in markdown
+  assert f"| {trained} (trained) | {trained - 0.5:g} ± 0.25 |" in markdown
+  assert "| depth/injection\\_radius | 0.75 |" in markdown
+  assert "depth/loss" not in markdown
+
+
 def test_the_picture_of_a_card_shows_how_the_model_thinks(workdir):
   single = plan_of(workdir).runs[0].directory
   for name in ("attention", "depth", "puzzle"):

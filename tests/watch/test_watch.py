@@ -78,6 +78,18 @@ def test_panels_are_loss_scores_and_loops(tmp_path):
   assert found["loops of a token"] == {"cells": [4, 4], "memory": [7, 7]}
 
 
+def test_scores_by_depth_are_lines_over_loops(tmp_path):
+  """Of the newest row, over the loops that were run."""
+  old, new = (
+    {"step": step, "split": "depth", "exact_match/loop=0": x,
+     "exact_match/loop=3": 2 * x, "exact_match/standard_error/loop=0": 9.0}
+    for step, x in ((10, 0.25), (20, 0.5))
+  )  # fmt: skip
+  panels = runs.read(make(tmp_path / "run", [old, new]), NOW).panels
+  [line] = panels["exact match by loops run"]
+  assert line.x.tolist() == [1, 4] and line.y.tolist() == [0.5, 1.0]
+
+
 def test_layers_have_lines_of_their_own(tmp_path):
   rows = [train(10, **{"ponder_steps/layer=0": 1.5, "ponder_steps/layer=1": 2})]
   [first, second] = runs.read(make(tmp_path / "run", rows), NOW).panels[

@@ -13,7 +13,6 @@ from loopjax.analysis.plots import draw, series
 
 _STEPS = "optimizer steps"
 _SCORE_COLORS = (draw.GREEN, draw.PURPLE)
-_OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in _SCORE_COLORS)
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale and (split, metric, label, colour).
@@ -220,59 +219,6 @@ def draw_router(
     axis.set_major_locator(ticker.MaxNLocator(integer=True))
   right.legend(frameon=False, fontsize=9)
   return [draw.save(figure, directory / "router.png")]
-
-
-def draw_depth(
-  scores: Mapping[str, np.ndarray],
-  headline: Sequence[str],
-  num_loops: int,
-  num_examples: int,
-  directory: pathlib.Path,
-) -> list[pathlib.Path]:
-  """depth.png: scores after each loop (UTM, figure 7).
-
-  Args:
-    scores: from `depth.scores_by_loop`.
-    headline: the task's scores, in their colours of curves.png.
-    num_loops: K, the trained depth.
-    num_examples: examples that the scores are computed from.
-    directory: where to write.
-  """
-  figure = draw.new(8.5, 4.4)
-  axes = figure.subplots()
-  names = [name for name in scores if not name.endswith("/standard_error")]
-  colors = dict(zip(headline, itertools.cycle(_SCORE_COLORS)))
-  ordered = sorted(names, key=lambda name: scores[name].max())
-  for index, name in enumerate(ordered):
-    color = colors.get(name, _OTHER_COLORS[index % len(_OTHER_COLORS)])
-    mean, error = scores[name], scores[f"{name}/standard_error"]
-    loops = np.arange(1, len(mean) + 1)
-    best = int(np.argmax(mean))
-    label = (
-      f"{_words(name)}: {mean[num_loops - 1]:.3f} after"
-      f" {num_loops}, best {mean[best]:.3f} after {best + 1}"
-    )
-    axes.plot(loops, mean, color=color, label=label)
-    axes.fill_between(
-      loops, mean - error, mean + error, color=color, alpha=0.25, linewidth=0
-    )
-    axes.plot(best + 1, mean[best], "o", color=color, ms=5)
-  axes.axvline(num_loops, color=draw.GREY, linestyle=":")
-  axes.annotate(
-    " trained depth",
-    (num_loops, 1.0),
-    xycoords=("data", "axes fraction"),
-    va="top",
-    color=draw.GREY,
-    fontsize=9,
-  )
-  axes.set_ylim(-0.02, 1.08)
-  axes.set_xlim(left=0)
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  title = f"Answers read off after every loop, {num_examples:,} examples"
-  draw.tidy(axes, f"{title}, ±1 standard error", "loops run", "share")
-  figure.legend(loc="outside lower center", frameon=False, fontsize=9)
-  return [draw.save(figure, directory / "depth.png")]
 
 
 def draw_halting(

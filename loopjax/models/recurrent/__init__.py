@@ -1,12 +1,14 @@
 """Recurrent depth: prelude, core and coda (arXiv 2502.05171 and others)."""
 
-from loopjax.models.recurrent.cache import CACHES, empty_cache
 from loopjax.models.recurrent.config import Config, costs
 from loopjax.models.recurrent.model import HEADLINE, TRACES, Model
 from loopjax.models.recurrent.reading import (
+  CACHES,
   check_exits,
+  empty_cache,
   exit_rule,
   read,
+  reads_out_every_loop,
   unstacked,
 )
 from loopjax.models.recurrent.training import check_schedule, loss
@@ -24,5 +26,6 @@ __all__ = [
   "exit_rule",
   "loss",
   "read",
+  "reads_out_every_loop",
   "unstacked",
 ]

@@ -7,7 +7,7 @@ import numpy as np
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import depth as depth_lib
-from loopjax.models.recurrent import injection
+from loopjax.loop import injection
 from loopjax.nn import block, norm, stack
 from loopjax.nn.shape import Shape
 from loopjax.types import TaskSpec
@@ -35,7 +35,7 @@ class Config(stack.StackConfig):
       "branch": also of their outputs (Ouro); "sum": also of the sums of the
       residual stream and their outputs (Huginn), which bounds the state.
     injection: how the prelude's output enters every loop, see
-      `recurrent.injection`.
+      `loop.injection`.
     anchor_scale: alpha of "anchor": after every loop alpha e is added.
     prelude_norm: whether the prelude ends with an RMS norm (Parcae).
     exit_norm: norm after every loop: "none"; "plain", without a gain; and the

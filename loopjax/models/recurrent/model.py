@@ -8,20 +8,18 @@ boundary operator (arXiv 2609.19107) and LoopLM are other settings of it.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import sharding
 from loopjax.loop import depth as depth_lib
-from loopjax.loop import driver
-from loopjax.models import causal
-from loopjax.models.recurrent import injection
-from loopjax.models.recurrent.cache import PartsCache
+from loopjax.loop import driver, injection
+from loopjax.models import causal, every_loop
 from loopjax.models.recurrent.config import Config
-from loopjax.nn import linear, norm, stack
+from loopjax.nn import norm, stack
+from loopjax.nn.attention.parts import PartsCache
 from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import fold_in
+from loopjax.nn.keys import fold_in, normal_by_token
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -87,6 +85,7 @@ class Model(nnx.Module):
     valid: Array | None = None,
     keys: Array | None = None,
     depth: Array | None = None,
+    targets: Array | None = None,
   ) -> Output:
     """Predicts every next token.
 
@@ -98,8 +97,13 @@ class Model(nnx.Module):
         own, i32 [K, B, T]; "confidence", its probability, f32 [K, B, T].
       depth: loops of this training step, i32 scalar or [B], instead of
         `num_loops`; without traces and without a cache.
+      targets: int [B, T]; the trace then also has what `every_loop.measured`
+        records after every loop, by a coda of its own, [K, B, ...].
     """
-    call = begin(self, inputs, num_loops, kind, documents, cache, valid, keys)
+    of_core: Any = cache and cache.core
+    call = causal.begin(
+      self, inputs, num_loops, kind, documents, of_core, valid, keys
+    )
     injected, state, cache = self.start(call, inputs, cache)
     if depth is not None:
       hidden = self.run_depth(call, injected, state, depth)
@@ -108,14 +112,14 @@ class Model(nnx.Module):
 
     def step(carry: Any, k: Array) -> tuple[Any, Any]:
       hidden, of_core = self.loop(call, injected, carry, k)  # h_k = R(e, h)
-      stats = self.stats(carry[0], hidden)
-      traces = {"hidden": hidden}
-      if {"prediction", "confidence"} & {*trace}:
-        read_out, _ = self.finish(call, hidden, cache)
-        traces |= linear.prediction_and_confidence(read_out.logits)
-      return (hidden, of_core), (stats, {name: traces[name] for name in trace})
+      states = every_loop.state(carry[0], hidden)
+      return (hidden, of_core), every_loop.record(
+        self, trace, {name: jnp.mean(x) for name, x in states.items()},
+        before=carry[0], targets=targets, hidden=hidden,
+        read_out=lambda hidden: self.finish(call, hidden, cache)[0].hidden,
+      )  # fmt: skip
 
-    first: Any = state, None if cache is None else cache.core
+    first = state, of_core
     (hidden, core), records, steps_run = driver.run_loop(
       step, first, call.num_loops, kind=call.kind
     )
@@ -142,7 +146,11 @@ class Model(nnx.Module):
     elif config.state == "zero":
       state = jnp.zeros_like(injected)
     else:
-      draws = _draws(call, injected.shape, cache)
+      positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+      if cache is not None:
+        positions = cache.core.positions(call.metadata.places)
+      keys = fold_in(call.keys, _STATE)
+      draws = normal_by_token(keys, positions, config.width)
       state = config.state_std * draws.astype(injected.dtype)
     return injected, state, cache and cache._replace(prelude=of_prelude)
 
@@ -155,7 +163,7 @@ class Model(nnx.Module):
       call: from `begin`.
       injected: e, [B, T, D].
       carry: the state h_{k-1} [B, T, D], and the core's cache or None.
-      k: the loop's index, from 0.
+      k: the loop's index, from 0; i32 scalar, or [B] without a cache.
     """
     config, (hidden, cache) = self.config, carry
     new, cache = stack.run_layers(
@@ -169,10 +177,10 @@ class Model(nnx.Module):
       remat=self.options.remat,
     )
     if config.update == "gate":
-      share = jnp.where(k > 0, self.update_share[...], 1.0).astype(new.dtype)
-      new = hidden + share[None, None] * (new - hidden)
+      share = jnp.where(by_row(k) > 0, self.update_share[...][None, None], 1.0)
+      new = hidden + share.astype(new.dtype) * (new - hidden)
     elif config.update == "damped":
-      new = hidden + (new - hidden) / call.num_loops
+      new = hidden + (new - hidden) / by_row(call.num_loops).astype(new.dtype)
     if config.exit_norm == "plain":
       new = norm.rms_normalise(new, _EPSILON).astype(new.dtype)
     elif config.exit_norm == "per_loop":
@@ -190,8 +198,10 @@ class Model(nnx.Module):
     def step(shared: Any, hidden: Array, k: Array) -> Array:
       params, injected = shared
       model: Any = nnx.merge(graphdef, params)
-      return model.loop(call, injected, (hidden, None), k)[0]
+      return model.loop(here, injected, (hidden, None), k)[0]
 
+    here: Any = call
+    here = here._replace(num_loops=depth)  # What damping divides by.
     last = self.config.num_with_gradient or len(self.config.depths())
     return depth_lib.run(step, (params, injected), state, depth, last)
 
@@ -242,56 +252,16 @@ class Model(nnx.Module):
       remat=self.options.remat,
     )
 
-  def stats(self, before: Array, after: Array) -> dict[str, Array]:
-    """Means over tokens of |h|, of the relative change, and of correlation.
-
-    "token_correlation" is the mean cosine of a row's states with their mean; 1
-    means that all tokens have one state (Huginn, section 4.3).
-    """
-    change = jnp.linalg.norm(after - before, axis=-1)
-    size = jnp.linalg.norm(after, axis=-1)
-    middle = jnp.mean(after, axis=1, keepdims=True)
-    along = jnp.sum(after * middle, axis=-1)
-    far = size * jnp.linalg.norm(middle, axis=-1)
-    return {
-      "hidden_norm": norm.mean_norm(after),
-      "relative_change": jnp.mean(change / (size + _EPSILON)),
-      "token_correlation": jnp.mean(along / (far + _EPSILON)),
-    }
+  def measures(self) -> dict[str, Array]:
+    """See `Measured`: "injection_radius", of how a loop maps the old state."""
+    kind = self.config.injection
+    if kind == "add":
+      return {"injection_radius": jnp.ones(())}
+    if kind in ("none", "anchor"):
+      return {}
+    return {"injection_radius": self.injection.radius()}
 
 
-def begin(
-  model: Any,
-  inputs: Array,
-  num_loops: int | None = None,
-  kind: str | None = None,
-  documents: Array | None = None,
-  cache: PartsCache | None = None,
-  valid: Array | None = None,
-  keys: Array | None = None,
-) -> causal.Call:
-  """`causal.begin` with the cache of the core."""
-  core: Any = cache and cache.core
-  return causal.begin(
-    model, inputs, num_loops, kind, documents, core, valid, keys
-  )
-
-
-def _draws(
-  call: causal.Call, shape: tuple[int, ...], cache: PartsCache | None
-) -> Array:
-  """Standard normal draws [B, T, D], cut at 3; of the row and the position."""
-  batch, length, width = shape
-  positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-  if cache is not None:
-    positions = cache.core.positions(call.metadata.places)
-  keys = fold_in(call.keys, _STATE)
-  if keys is None:  # Evaluation: the same in every row.
-    keys = jnp.broadcast_to(jax.random.key(0), (batch,))
-
-  def of_token(key: Array, position: Array) -> Array:
-    key = jax.random.fold_in(key, position)
-    return jax.random.truncated_normal(key, -3.0, 3.0, (width,))
-
-  of_row = jax.vmap(of_token, (None, 0))
-  return jax.vmap(of_row)(keys, positions)
+def by_row(number: Array | int) -> Array:
+  """A scalar or numbers of rows [B] as [1 or B, 1, 1]."""
+  return jnp.reshape(jnp.asarray(number), (-1, 1, 1))

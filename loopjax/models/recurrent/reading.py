@@ -6,19 +6,50 @@ import jax.numpy as jnp
 
 from loopjax.errors import UserError
 from loopjax.loop import exits
-from loopjax.models import exiting
-from loopjax.models.recurrent.cache import PartsCache
-from loopjax.models.recurrent.model import Model, begin
+from loopjax.models import causal, exiting
+from loopjax.models.recurrent.model import Model
 from loopjax.nn import stack
-from loopjax.types import Array, Output
+from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention import parts
+from loopjax.nn.attention.parts import PartsCache
+from loopjax.types import PRECISIONS, Array, Output
 
+CACHES = cache_lib.KINDS
 _RULES = ("fixed", "change")
+
+
+def empty_cache(
+  model: Model,
+  batch: int,
+  max_tokens: int,
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
+  prompt_tokens: int = 0,
+) -> PartsCache:
+  """See `CausalFamily.empty_cache`; `kind` is one of `nn.cache.KINDS`."""
+  config = model.config
+  return parts.empty(
+    config.block_shape(),
+    (config.num_prelude, config.num_layers, config.num_coda),
+    batch,
+    max_tokens,
+    PRECISIONS[config.precision],
+    num_loops=config.num_loops if num_loops is None else num_loops,
+    kind=kind or CACHES[0],
+    prompt_tokens=prompt_tokens,
+  )
 
 
 def exit_rule(config: Any) -> str:
   """See `ExitsEarly`: without another choice, all loops run."""
   del config
   return "fixed"
+
+
+def reads_out_every_loop(config: Any) -> bool:
+  """See `ReadsOutEveryLoop`: a damped loop depends on how many there are."""
+  return config.update != "damped"
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
@@ -53,7 +84,8 @@ def read(
     )
     return output._replace(cache=None), output.cache
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
-  call = begin(model, tokens, num_loops, "scan", cache=cache, valid=valid)
+  core: Any = cache.core
+  call = causal.begin(model, tokens, num_loops, "scan", cache=core, valid=valid)
   metadata, nowhere = call.metadata, cache.capacity
   injected, state, found = model.start(call, tokens, cache)
   assert found is not None

@@ -55,11 +55,8 @@ def training_depth(
     step: number of optimizer steps taken.
   """
   if config.depth == "fixed":
-    depth = jnp.asarray(config.num_loops)
-    pairs = zip(config.growth_steps, config.growth_loops, strict=True)
-    for until, loops in reversed(list(pairs)):
-      depth = jnp.where(step < until, loops, depth)
-    return depth.astype(jnp.int32)
+    growth = config.growth_steps, config.growth_loops
+    return depth_lib.grown(step, *growth, config.num_loops)
   chances = config.depths()
   if config.depth_per == "step":
     return depth_lib.draw(jax.random.fold_in(key, _DEPTH), chances)

@@ -38,6 +38,11 @@ class Linear(nnx.Module):
     both = jnp.concatenate([hidden, injected], axis=-1)
     return self.adapter(both).astype(self.precision.accumulate)
 
+  def radius(self) -> Array:
+    """The spectral norm of the half of A that acts on h, f32; any number."""
+    kernel = self.adapter.kernel[...].astype(jnp.float32)
+    return jnp.linalg.norm(kernel[: len(kernel) // 2], ord=2)
+
 
 class Diagonal(nnx.Module):
   """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
@@ -74,6 +79,10 @@ class Diagonal(nnx.Module):
     step = jax.nn.softplus(self.dt_bias[...].astype(jnp.float32))
     rate = jnp.minimum(self.A_log[...].astype(jnp.float32), _MOST)
     return jnp.exp(-step * jnp.exp(rate))
+
+  def radius(self) -> Array:
+    """The largest decay, f32 below 1: at most this much of h remains."""
+    return jnp.max(self.decay())
 
   def __call__(self, hidden: Array, injected: Array) -> Array:
     step = jax.nn.softplus(self.dt_bias[...].astype(jnp.float32))
