@@ -47,6 +47,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## Train
 #
@@ -96,6 +97,7 @@ evaluated = evaluated_lib.evaluate_model(
 )  # fmt: skip
 
 
+# %%
 def show(files):  # With few colours, which keeps the notebook small.
   display(*(Image.open(f).convert("RGB").quantize(200) for f in files))
 
@@ -155,6 +157,7 @@ forward = evaluated_lib.make_forward(
 output = forward(("prediction", "confidence", "weight"))
 
 
+# %%
 def lines(digits, certain):
   shown = np.where(certain, digits.astype(str), "·")
   return [" ".join(row) for row in shown.reshape(board.size, board.size)]

@@ -52,6 +52,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## Train the vanilla loop
 #
@@ -149,6 +150,7 @@ read = observed.prediction[place.rows, place.loop - 1, place.position]
 vectors = model.embed(read, states, "rms")
 
 
+# %%
 def answers(alpha):
   return model.answer(inputs, last, place.loop, place.position, alpha, vectors)
 
@@ -176,6 +178,8 @@ from loopjax.analysis.plots import draw
 from loopjax.analysis.multihop import rows as rows_lib
 
 found = interventions.sweep(model, question_set, observed, place)
+
+# %%
 figure = draw.new(7, 3.8)
 axes = figure.subplots()
 for name, color in (("test_id_2", draw.GREEN), ("test_ood_2", draw.RED)):

@@ -45,6 +45,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## Train with four passes
 #
@@ -90,6 +91,7 @@ batch = test.batches[0]
 inputs, targets = batch["inputs"], batch["targets"][:, -answer:]
 
 
+# %%
 @functools.partial(jax.jit, static_argnames="num_passes")
 def sleep(params, inputs, num_passes):
   """What is kept after each window."""
@@ -105,6 +107,7 @@ def sleep(params, inputs, num_passes):
   return after
 
 
+# %%
 @jax.jit
 def read(params, kept, inputs):
   """Logits of the answer, from the fast weights alone."""
@@ -121,6 +124,7 @@ sizes = [x.size for x in jax.tree.leaves(kept.parts[1].past)]
 print(f"numbers kept as keys and values: {sum(sizes)}")
 fast = kept.parts[1].state.fast  # [groups, layers, B, H, d_k, d_v]
 print(f"numbers in fast weights, per example: {fast[:, :, 0].size}")
+
 
 # %% [markdown]
 # ## How many passes does it need?
@@ -156,6 +160,7 @@ def heads(kept):
   return np.concatenate(list(kept.parts[1].state.fast[0, 0, 0]), axis=1)
 
 
+# %%
 by_pass = [sleep(run.params, inputs[:1], n) for n in range(1, passes + 1)]
 last = float(np.abs(heads(by_pass[-1][-1])).max())
 figure = draw.new(11, 4.2)
@@ -175,6 +180,7 @@ draw.save(figure, workdir / "fast_weights.png")
 from IPython.display import Image, display
 
 display(Image(filename=workdir / "fast_weights.png"))
+
 
 # %% [markdown]
 # ## Is the window really in there?
@@ -196,6 +202,7 @@ def answer_with(change):
   return np.asarray(logits.argmax(-1)[:, 0])
 
 
+# %%
 own, other = targets[:, 0], np.roll(targets[:, 0], 1)
 for name, change in {
   "its own": lambda fast: fast,

@@ -45,6 +45,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## A looped model, the teacher
 #
@@ -66,6 +67,7 @@ if SMOKE:
   )
 
 
+# %%
 def run(name, num_steps, **settings):
   """Trains, or goes on from where it was; the run's directory."""
   steps = 20 if SMOKE else num_steps
@@ -135,6 +137,7 @@ whole &= np.ptp(batch["documents"], axis=1) == 0  # A text of its own.
 inputs, targets = batch["inputs"][whole], batch["targets"][whole]
 
 
+# %%
 def read_bits(workdir, kind):
   """Bits per byte, read token by token with a kind of cache."""
   model_run = trained.read(workdir)
@@ -160,6 +163,7 @@ def read_bits(workdir, kind):
   return by_token, float(np.mean(nats)) / np.log(2)
 
 
+# %%
 rows = {
   "looped, keys of every loop": (teacher, "per_loop"),
   "looped, of the first loop": (teacher, "first_loop"),
@@ -182,6 +186,7 @@ from PIL import Image
 from loopjax.analysis.plots import draw
 from loopjax.run import workdir as workdir_lib
 
+# %%
 figure = draw.new(10, 3.8)
 left, right = figure.subplots(1, 2)
 start = 0
@@ -193,6 +198,8 @@ for name, workdir in (("phase 1", first), ("phase 2", second)):
   ]
   left.plot(*zip(*logged, strict=True), marker="o", ms=4, label=name)
   start = logged[-1][0]
+
+# %%
 last = workdir_lib.read_json(teacher / "summary.json")["metrics"]
 left.axhline(last["validation/bits_per_byte"], color=draw.GREY, linestyle=":")
 draw.tidy(left, "On the way (dotted: the teacher)", "step", "bits per byte")
@@ -230,6 +237,7 @@ sums = ("3+4=", "9-2=", "2*5=", "(1+2)*3=", "20+20=", "5-(6-4)=")
 greedy = Sampling(temperature=0.0)
 
 
+# %%
 def write(workdir):
   language_model = language_model_lib.load(workdir)
   engine = source.make_engine(
@@ -246,6 +254,7 @@ def write(workdir):
   return [one.text for one in written]
 
 
+# %%
 answers = {
   name: write(of) for name, of in (("looped", teacher), ("MELT", second))
 }

@@ -49,6 +49,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## Train
 #
@@ -67,6 +68,8 @@ sources = {
   "task.train_files": "made:arithmetic,loopjax/*/*.py",
   "task.mixture": (0.5, 0.5),
 }
+
+# %%
 if SMOKE:
   small += (
     ",model.width=16,model.num_local_slots=8,model.num_global_slots=4,"
@@ -110,6 +113,7 @@ evaluated = evaluated_lib.evaluate_model(
 )  # fmt: skip
 
 
+# %%
 def show(files):  # With few colours, which keeps the notebook small.
   pictures = [Image.open(f) for f in files if f.suffix == ".png"]
   display(*(picture.convert("RGB").quantize(200) for picture in pictures))
@@ -139,6 +143,7 @@ batch = {name: x[:num_rows] for name, x in evaluated.batch.items()}
 tokenizer = Tokenizer(settings.task.tokenizer)
 
 
+# %%
 def draw_text(rows, width=64):
   """Targets of some rows, each token on the colour of its iterations."""
   parts = []
@@ -166,6 +171,7 @@ def draw_text(rows, width=64):
   return draw.save(figure, workdir / "text.png")
 
 
+# %%
 source = batch["group/source"]
 chosen = [np.flatnonzero(source == s)[:4] for s in np.unique(source)]
 show([draw_text(np.concatenate(chosen))])

@@ -46,6 +46,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## The model
 #
@@ -73,6 +74,7 @@ if PUBLISHED:
     print(f"{OURO} cannot be had: {type(error).__name__}: {error}")
     PUBLISHED = False
 
+# %%
 workdir = RUNS / ("ouro" if PUBLISHED else "looplm")
 if not PUBLISHED:
   get_config = presets.read("configs/lm_looped.py")["get_config"]
@@ -117,6 +119,7 @@ if PUBLISHED:
 else:
   prompt = source.encode_prompt(tokenizer, "def loss(")
 
+# %%
 length = min(16 if SMOKE else 256, language_model.context_length - len(prompt))
 texts = 2 if SMOKE else 4
 engine = source.make_engine(
@@ -180,6 +183,7 @@ def show(files):  # With few colours, which keeps the notebook small.
   display(*(picture.convert("RGB").quantize(200) for picture in pictures))
 
 
+# %%
 @jax.jit
 def observe(params, rows):
   """What every loop says after each token of rows [B, T]."""
@@ -200,6 +204,7 @@ def observe(params, rows):
   return jax.lax.map(of_row, rows)
 
 
+# %%
 size = min(256, language_model.context_length)
 unseen = "".join(
   p.read_text() for p in sorted(pathlib.Path("configs").iterdir())
@@ -219,6 +224,8 @@ found = exits.ExitMeasurements(
   changes=np.zeros_like(seen["gate"]),  # For another rule than the gate.
   weights=np.ones_like(seen["loss"][0]),
 )
+
+# %%
 figure = draw.new(7.5, 4.2)
 axes = figure.subplots()
 for by, color in (("fixed", draw.GREY), ("gate", draw.BLUE)):
@@ -254,6 +261,8 @@ def shown(token):
 
 given, said = rows[row, :-1][here], seen["token"][:loops, row, here]
 sure, left = seen["chance"][:loops, row, here], steps[row, here]
+
+# %%
 figure = draw.new(0.3 * len(given) + 1.6, 0.42 * loops + 1.1)
 axes = figure.subplots()
 image = axes.imshow(sure, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -263,6 +272,8 @@ for (loop, column), token in np.ndenumerate(said):
     column, loop, shown(token), color=color, ha="center", va="center",
     family="monospace", fontsize=9, parse_math=False,
   )  # fmt: skip
+
+# %%
 axes.scatter(
   np.arange(len(given)), left - 1, s=260, marker="s", facecolors="none",
   edgecolors=draw.ORANGE, linewidths=1.6,

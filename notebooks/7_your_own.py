@@ -40,6 +40,7 @@ runpy.run_path("notebooks/start.py", run_name="__main__")
 # The tests set this to a folder: everything is then tiny, and goes there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
+
 # %% [markdown]
 # ## The rule
 #
@@ -61,6 +62,7 @@ from loopjax.losses import tokens as losses
 from loopjax.nn import attention, block, linear, rope, shape
 
 
+# %%
 @dataclasses.dataclass(frozen=True)
 class Confident:
   """All weight goes to the first step that reaches the threshold."""
@@ -110,6 +112,7 @@ class Config:
     )  # fmt: skip
 
 
+# %%
 class Model(nnx.Module):
   def __init__(self, config, spec, options=records.LoopOptions(), *, rngs):
     self.config, self.spec, self.options = config, spec, options
@@ -245,6 +248,7 @@ PRESETS = {
 PRESETS["smoke"]["model"] = {"width": 16, "num_heads": 2, "num_loops": 2}
 
 
+# %%
 def get_config(arg=""):
   return presets.apply(config_lib.make("confident", "sudoku"), arg, PRESETS)
 
@@ -275,6 +279,7 @@ test = settings.task_module.make_dataset(
 batch = test.batches[0]
 
 
+# %%
 def with_threshold(threshold):
   """(exact match, loops run by a cell, loops run by the batch)."""
   model = dataclasses.replace(settings.model, threshold=threshold)
@@ -290,12 +295,14 @@ def with_threshold(threshold):
   return [float(np.mean(x)) for x in numbers]
 
 
+# %%
 thresholds = (0.5, 0.7, 0.9, 0.97, 0.99, 0.999)
 found = np.array([with_threshold(threshold) for threshold in thresholds])
 print("threshold  exact match  loops a cell  loops of the batch")
 for threshold, row in zip(thresholds, found, strict=True):
   print(f"{threshold:9} {row[0]:12.3f} {row[1]:13.2f} {row[2]:19.0f}")
 
+# %%
 figure = draw.new(6, 3.6)
 axes = figure.subplots()
 axes.plot(found[:, 1], found[:, 0], color=draw.BLUE, marker="o")

@@ -1,5 +1,6 @@
 """Notebooks: the same as their text, small, and they run to their end."""
 
+import ast
 import os
 import re
 import runpy
@@ -41,6 +42,15 @@ def test_the_notebook_says_what_its_text_says(path):
     for notebook in (text, committed(path))
   ]
   assert both[0] == both[1]
+
+
+@every_notebook
+def test_a_cell_is_read_at_a_glance(path):
+  """20 lines, or one function of a few more."""
+  for cell in cells(committed(path), "code"):
+    num = len(cell.source.splitlines())
+    whole = num > 20 and len(ast.parse(cell.source).body) == 1
+    assert num <= (28 if whole else 20), cell.source
 
 
 @every_notebook
