@@ -110,8 +110,8 @@ def _check_overrides(
   overrides: Mapping[str, Any], workdir: pathlib.Path
 ) -> None:
   """Raises UserError for flags that change how the run was trained."""
-  path = workdir / "config.json"
-  of_run = workdir_lib.read_json(path)["run"] if path.exists() else {}
+  there = (workdir / "config.json").exists()
+  of_run = workdir_lib.read_config(workdir).get("run", {}) if there else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:

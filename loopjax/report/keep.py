@@ -149,7 +149,7 @@ def _as_text(value: Any, levels: int) -> str:
 
 def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
   """Config, summary and evaluations of a run."""
-  config = workdir_lib.read_json(workdir / "config.json")
+  config = workdir_lib.read_config(workdir)
   summary = workdir_lib.read_json(workdir / "summary.json")
   if summary.get("status") != "completed":
     raise UserError(f"{workdir}: the run is not complete")

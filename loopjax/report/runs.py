@@ -86,7 +86,7 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
       for path in sorted(directory.glob("*.json"))
       if path.name.startswith("sweep-") or path.name.endswith(KEPT)
     ]
-    runs = [d for d in directories if (d / "config.json").is_file()]
+    runs = [d for d in directories if _may_be_run(d)]
     if not sweeps and not runs:
       raise UserError(f"{root}: contains no run and no sweep")
     plans |= {path.resolve(): _read_plan(path) for path in sweeps}
@@ -95,6 +95,12 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   others = [read_run(found[key], {}, {}) for key in found if key not in known]
   others += [run for p in plans.values() if not p.name for run in p.runs]
   return [plan for plan in plans.values() if plan.name], others
+
+
+def _may_be_run(directory: pathlib.Path) -> bool:
+  """Whether there is a config.json that is not one of the Hub's."""
+  path = directory / "config.json"
+  return path.is_file() and "model_type" not in workdir_lib.read_json(path)
 
 
 def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -115,7 +121,7 @@ def read_run(
   planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
     return Run(*planned, "not run", {}, {})
-  config = workdir_lib.read_json(directory / "config.json")
+  config = workdir_lib.read_config(directory)
   flat = sections.flatten(config)
   if any(flat.get(key) != value for key, value in overrides.items()):
     return Run(*planned, "another configuration", {}, {})

@@ -71,7 +71,7 @@ def check_config(
   path = workdir / "config.json"
   if not path.exists():
     return
-  old = sections.flatten(read_json(path))
+  old = sections.flatten(read_config(workdir))
   new = sections.flatten(config)
   differing = [
     f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
@@ -91,6 +91,20 @@ def binds(key: str, mode: str) -> bool:
   if mode == "eval":
     return section in _EVAL_SECTIONS
   return section not in _FREE_SECTIONS and key not in _FREE_KEYS
+
+
+def read_config(workdir: pathlib.Path) -> dict[str, Any]:
+  """Reads config.json, the settings of a run by section.
+
+  Raises:
+    UserError: it cannot be read, or is of something else: folders of the Hub
+      have a file of that name.
+  """
+  path = workdir / "config.json"
+  value = read_json(path)
+  if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
+    raise UserError(f"{path}: is not that of a run")
+  return value
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   config_path = workdir / "config.json"
   if not config_path.exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
-  config = workdir_lib.read_json(config_path)
+  config = workdir_lib.read_config(workdir)
   rows = workdir_lib.read_metrics(workdir)
   training = [row for row in rows if row["split"] == "train"]
   rates = training[-1] if training else {}

@@ -12,7 +12,9 @@ from tests_support import ROOT, command
 from loopjax import main as main_lib
 from loopjax import train
 from loopjax.commands import command_line
+from loopjax.errors import UserError
 from loopjax.run import machine
+from loopjax.watch import runs as watch_runs
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,19 @@ def test_a_mistake_in_a_config_says_where_it_is(
   error = capsys.readouterr().err
   assert error.startswith(f"error: --config: {message.format(file=file)}")
   assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_folder_of_something_else_is_refused(mode, tmp_path, capsys):
+  """config.json is the name of a file in many folders."""
+  (tmp_path / "config.json").write_text('{"model_type": "ouro", "width": 8}')
+  config = "--config=configs/sudoku_utm.py:smoke,run.num_steps=10"
+  flags = config, f"--mode={mode}", f"--workdir={tmp_path}"
+  assert command(main_lib.main, *flags) == 2
+  error = capsys.readouterr().err
+  assert error == f"error: {tmp_path}/config.json: is not that of a run\n"
+  with pytest.raises(UserError, match="config.json: is not that of a run"):
+    watch_runs.read(tmp_path, 0.0)
 
 
 def test_each_of_several_mistakes_has_its_line(tmp_path, capsys):

@@ -248,6 +248,16 @@ def test_what_is_not_there_is_said(workdir):
     assert "bimodal" in text
 
 
+def test_a_folder_of_the_hub_is_no_run(workdir):
+  """It has a config.json too, and may lie beside the runs."""
+  folder = workdir / "exported"
+  folder.mkdir()
+  workdir_lib.write_json(folder / "config.json", {"model_type": "ouro"})
+  assert len(plan_of(workdir).runs) > 4
+  with pytest.raises(UserError, match="exported: contains no run"):
+    runs_lib.collect([folder])
+
+
 def test_a_diverged_run_does_not_count(workdir):
   run = plan_of(workdir).runs[2]
   summary = {**run.summary, "status": "diverged"}

@@ -44,6 +44,8 @@ PROSE = (
 
 def test_there_is_a_test_of_every_entry():
   assert set(zoo.names()) == {*SAMPLES, *SUMS, *NOVELS}
+  files = (path for path in zoo.ROOT.rglob("*") if path.is_file())
+  assert sum(path.stat().st_size for path in files) < 6e6
 
 
 @pytest.mark.parametrize("name", zoo.names())
