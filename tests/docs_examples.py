@@ -1,10 +1,13 @@
 """What the documentation says: its pages, links, commands and code spans."""
 
+import itertools
 import re
 import shlex
 from typing import NamedTuple
 
 from tests_support import ROOT
+
+from loopjax import __main__ as console
 
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
 # Those that speak of the code as it is; results and changes are history.
@@ -23,12 +26,14 @@ class Command(NamedTuple):
 
   Attributes:
     words: as a shell splits them.
-    module: of `python -m`; "" if there is none.
+    module: of `python -m`, or of the word after `loopjax`; "" if there is none.
+    arguments: what follows it, up to the next command of the line.
     config: what follows --config=, and the argument after its colon.
   """
 
   words: list[str]
   module: str
+  arguments: list[str]
   config: tuple[str, str] | None
 
   def values(self, flag: str) -> list[str]:
@@ -72,14 +77,27 @@ def commands_of(text: str) -> list[Command]:
 
 
 def _command(line: str) -> Command | None:
-  if not re.search(r"--\w|python -m loopjax|(benchmarks|launch)/", line):
+  ours = r"--\w|python -m loopjax|(benchmarks|launch)/|^(\S*/)?loopjax \w"
+  if not re.search(ours, line):
     return None
   try:
     words = shlex.split(line.removeprefix("$ "), comments=True)
   except ValueError:  # An apostrophe of a sentence.
     return None
-  modules = re.findall(r"-m (loopjax[\w.]*)", line)
+  module, arguments = _program(words)
   configs = [w.partition("=")[2] for w in words if w.startswith("--config=")]
   named = [config.partition(":") for config in configs if "$" not in config]
   config = (named[0][0], named[0][2]) if named else None
-  return Command(words, modules[0] if modules else "", config)
+  return Command(words, module, arguments, config)
+
+
+def _program(words: list[str]) -> tuple[str, list[str]]:
+  """The module that a command runs, and its arguments."""
+  for place, (word, following) in enumerate(itertools.pairwise(words)):
+    rest = itertools.takewhile(lambda x: x != "&&", words[place + 2 :])
+    if word == "-m" and following.startswith("loopjax"):
+      return following, list(rest)
+    if word.rpartition("/")[2] == "loopjax" and following in console._WORDS:
+      module, *implied = console._WORDS[following]
+      return module, [*implied, *rest]
+  return "", []

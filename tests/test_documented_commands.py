@@ -1,0 +1,95 @@
+"""Every command of the documentation is started, up to where its work begins.
+
+`test_docs.py` checks the names in it. What the commands then do is tested where
+they are; the two of the README's start are run by `.ci/run` and `.ci/release`.
+"""
+
+import importlib
+import importlib.util
+import pathlib
+import re
+from unittest import mock
+
+import pytest
+from docs_examples import NAMES, PAGES, commands_of
+from tests_support import ROOT, command
+
+from loopjax.errors import Parser
+
+tokenizers = pytest.importorskip("tokenizers")
+
+# What a sentence says instead of an argument.
+_UNSAID = re.compile(r"^\.\.\.$|^--config=(FILE|\.\.\.)|HOST:PORT|\$")
+# They parse their flags by absl; to a function that begins their work.
+_BEGINS = {
+  "loopjax.main": "loopjax.train.run",
+  "loopjax.fit": "loopjax.fit.topology.machine",
+  "loopjax.analysis.memory": "loopjax.config.resolve",
+}
+
+
+class Begun(BaseException):
+  """Raised where a command's work begins."""
+
+
+def program(name):
+  """The module that `python -m NAME` runs."""
+  if importlib.util.find_spec(name).submodule_search_locations:
+    name += ".__main__"
+  return importlib.import_module(name)
+
+
+def start(module, arguments, directory):
+  """Starts a command; it gets to its work, or this fails."""
+  if {"--list", "--mode=describe"} & set(arguments):
+    assert command(program(module).main, *arguments) == 0
+  elif module == "loopjax.sweep":
+    only = [] if "--count" in arguments else ["--dry_run"]
+    arguments = [*(x for x in arguments if x != "--dry_run"), *only]
+    assert command(program(module).main, *arguments, directory=directory) == 0
+  elif module in _BEGINS:
+    with mock.patch(_BEGINS[module], side_effect=Begun), pytest.raises(Begun):
+      command(program(module).main, *arguments, directory=directory)
+  else:
+    parse = Parser.parse_args
+
+    def parsed(*args):
+      parse(*args)
+      raise Begun
+
+    with mock.patch.object(Parser, "parse_args", parsed), pytest.raises(Begun):
+      program(module).main(arguments)
+
+
+def complete(path):
+  """The commands of a page that have all of their arguments."""
+  return [
+    found
+    for found in commands_of(path.read_text())
+    if found.module
+    and found.arguments
+    and not any(map(_UNSAID.search, found.arguments[:-1]))
+    and not _UNSAID.search(found.arguments[0])
+  ]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_commands_get_to_their_work(path, tmp_path, capsys):
+  words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")
+  tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+  for found in complete(path):
+    file = pathlib.Path(found.config[0] if found.config else "")
+    copied = file.name and (ROOT / "docs" / "howto" / file.name).exists()
+    # The flags of the harness are lm_eval's; what is copied has its own test.
+    if found.module != "loopjax.eval.harness" and not copied:
+      start(found.module, found.arguments, tmp_path)
+  assert not capsys.readouterr().err
+  assert [x.name for x in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_there_are_many():
+  found = [found for path in PAGES for found in complete(path)]
+  assert len(found) > 80
+  assert {"loopjax.main", "loopjax.zoo", "loopjax.serve"} <= {
+    x.module for x in found
+  }
