@@ -9,6 +9,14 @@
           text and eight; with --workdir of a run the gate at each of
           --thresholds, with the loss on --rows rows of its test split that are
           read token by token with the same exits
+  drafts  greedy texts of --workdir (zoo:novels) with each number of loops that
+          can draft, and without drafts, by calls of 8 tokens, the default, and
+          of 16, as many as a call with drafts may write; the same tokens
+  reads   what drafts can save: reading n tokens at once, with all loops and
+          with the later half, against one, which a call repeats 64 times
+  prefix  time to the first token after a prompt of --prompt_length tokens: read
+          anew, after a shared beginning of all but its last 16 tokens, and
+          without prefixes; every turn has a new prompt
   torch   width 512, 8 layers, 4 loops, texts of 64 + 64 tokens: the engine, and
           plain PyTorch with a cache of its own that is as long as the text;
           batch 1 and 8, the same weights and greedy tokens
@@ -32,6 +40,7 @@ from flax import nnx
 
 from loopjax.analysis import evaluated
 from loopjax.generate import source
+from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
@@ -46,6 +55,7 @@ _TURNS = flags.DEFINE_integer("turns", 3, "Timed turns.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Of exits and torch.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "A run whose exits to time.")
 _THRESHOLDS = flags.DEFINE_list("thresholds", ["0.5"], "Of that run's gate.")
+_PROMPT_LENGTH = flags.DEFINE_integer("prompt_length", 1024, "Of prefix.")
 _ROWS = flags.DEFINE_integer("rows", 128, "Of its test split.")
 GREEDY = Sampling(temperature=0)
 VOCABULARY = 258
@@ -57,9 +67,10 @@ def main(argv):
   del argv
   rows = []
   for part in _PARTS.value:
-    rows += {"cache": cache, "slots": slots, "exits": exits, "torch": torch}[
-      part
-    ]()
+    rows += {
+      "cache": cache, "slots": slots, "exits": exits, "drafts": drafts,
+      "reads": reads, "prefix": prefix, "torch": torch,
+    }[part]()  # fmt: skip
   options = {"turns": _TURNS.value, "workdir": _WORKDIR.value}
   load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
   report = {"rows": rows, **options, **load, **provenance.environment()}
@@ -265,6 +276,124 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
     "error": float(jnp.std(by_row) / size**0.5),
     "loops_when_read": float(jnp.sum(loops * share)),
   }
+
+
+def trained_model():
+  return language_model_lib.load(pathlib.Path(_WORKDIR.value or "zoo:novels"))
+
+
+def drafts():
+  """All loops, and fewer that draft for them."""
+  num, rows, language_model = 200, [], trained_model()
+  loops = language_model.call["num_loops"]
+  openings = ("It was the best of ", "She had never seen ", "The captain said")
+  for size in map(int, _BATCHES.value):
+    given = [
+      source.encode_prompt(language_model.tokenizer, openings[n % 3])[: 20 - n]
+      for n in range(size)
+    ]
+    engine, longer = (
+      source.make_engine(
+        language_model, num_slots=size, max_tokens=256, tokens_per_dispatch=n
+      )
+      for n in (8, 16)
+    )
+    ask = lambda m, given=given: [  # noqa: E731
+      GenerationRequest(one, num, GREEDY, draft_loops=m) for one in given
+    ]
+    forms = {
+      f"{m} loops draft": writer(engine, ask(m)) for m in range(1, loops)
+    }
+    forms["no drafts, 16 tokens a call"] = writer(longer, ask(0))
+    forms["no drafts"] = writer(engine, ask(0))
+    found = compare(f"drafts, batch {size}", forms, num * size)
+    for m, row in enumerate(found[: loops - 1], 1):
+      costs = Costs()
+      for token in (one for text in engine.generate(ask(m)) for one in text):
+        costs.add(token)
+      row["accepted"] = costs.accepted / (costs.accepted + costs.rejected)
+      row["computed_loops_per_token"] = costs.computed / costs.tokens
+    rows += found
+  return rows
+
+
+def reads():
+  """Several tokens at once, and one."""
+  language_model, repeated = trained_model(), 64
+  loops = language_model.call["num_loops"]
+  half = loops // 2
+  policy = exits_lib.ExitPolicy(jnp.ones(1), jnp.full(1, loops))
+
+  def reader(size, begun):
+    @jax.jit
+    def run(params, tokens):
+      model = looped.unstacked(nnx.merge(language_model.graphdef, params))
+      cache = looped.empty_cache(model, 1, 256, num_loops=loops)
+      resumed = None
+      if begun:
+        state = jnp.ones((1, size, model.config.width))
+        resumed = exits_lib.Resumed(state, begun)
+
+      def body(_, carry):
+        tokens, cache = carry
+        cache = cache.cut(jnp.full(1, 100), jnp.ones(1, bool)).within(128)
+        output, cache = looped.read(
+          model, tokens, cache, num_loops=loops, exit_policy=policy,
+          resumed=resumed,
+        )  # fmt: skip
+        best = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
+        return best, cache.within(None)
+
+      return jax.lax.fori_loop(0, repeated, body, (tokens, cache))[0]
+
+    tokens = jnp.zeros((1, size), jnp.int32)
+    return lambda: jax.block_until_ready(run(language_model.params, tokens))
+
+  forms = {
+    f"{size} tokens, loops {begun + 1} to {loops}": reader(size, begun)
+    for begun in (half, 0)
+    for size in (8, 4, 2, 1)
+  }
+  return compare("reads", forms, repeated, same=False)
+
+
+def prefix():
+  """The first token after a prompt that was read before, and after others."""
+  language_model, length = trained_model(), _PROMPT_LENGTH.value
+  engines = [
+    source.make_engine(
+      language_model, num_slots=1, max_tokens=length + 128, prefix_mib=mib
+    )
+    for mib in (source.PREFIX_MIB, 0)
+  ]
+  generator = np.random.default_rng(0)
+  seconds = {"read": [], "shared": [], "without prefixes": []}
+  for _ in range(_TURNS.value + 2):  # In the first turns it compiles.
+    text = generator.integers(0, 256, length + 16).tolist()
+    one, other = text[:length], text[: length - 16] + text[length:]
+    found = []
+    for form, engine, prompt in (
+      ("read", engines[0], one),
+      ("shared", engines[0], other),
+      ("without prefixes", engines[1], other),
+    ):
+      start = time.perf_counter()
+      ((token,),) = engine.generate(
+        [GenerationRequest(tuple(prompt), 1, GREEDY)]
+      )
+      seconds[form].append(time.perf_counter() - start)
+      found.append(token)
+    assert found[1].copied >= length - 32 and not found[0].copied
+    assert found[1].token == found[2].token
+  return [
+    {
+      "part": "prefix",
+      "form": form,
+      "seconds": (timed := each[2:]),
+      "of_read": float(np.median(timed) / np.median(seconds["read"][2:])),
+    }
+    for form, each in seconds.items()
+  ]
 
 
 def torch():

@@ -51,7 +51,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     document.Heading(1, "Samples"),
     document.Paragraph(
       f"Evaluation texts, and what the model generates after their first"
-      f" halves: up to {room} tokens, with {engine.num_loops} loops each."
+      f" halves: up to {room} tokens, with {settings.eval_loops} loops each."
     ),
   ]
   for number, (prompt, rest) in enumerate(halves, 1):

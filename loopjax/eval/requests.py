@@ -8,12 +8,10 @@ the unconditional likelihood of the same continuations and are skipped.
 """
 
 import hashlib
-import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from loopjax.data.text import files
+from loopjax.data.text import json_lines
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
@@ -98,7 +96,7 @@ def read(
   name = path.name.removesuffix(".gz").removesuffix(".jsonl")
   by_doc: dict[int, list[tuple[int, str, str, Any]]] = {}
   shortened = False
-  for where, row in rows(path):
+  for where, row in json_lines.rows(path):
     try:
       doc_id, request = row["doc_id"], row["request"]
       if doc_id >= _UNCONDITIONAL:
@@ -135,25 +133,6 @@ def read(
       "limit": limit,
     },
   )
-
-
-def rows(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields ("file:line", JSON value) for every non-empty line.
-
-  Raises:
-    UserError: the file cannot be read, or a line is not JSON.
-  """
-  for chunk in files.read(str(path), ()):
-    lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
-    if chunk.kind != "jsonl":
-      raise UserError(f"{path}: a request file is named .jsonl or .jsonl.gz")
-    for number, line in enumerate(lines, chunk.first):
-      if not line.strip():
-        continue
-      try:
-        yield f"{path}:{number}", json.loads(line)
-      except ValueError:
-        raise UserError(f"{path}:{number}: is not valid JSON") from None
 
 
 def _question(doc: dict[str, Any], context: str) -> str:

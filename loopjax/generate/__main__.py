@@ -1,5 +1,6 @@
 """Command line: `python -m loopjax.generate WORKDIR --prompt=TEXT`."""
 
+import pathlib
 import sys
 
 from loopjax.errors import Parser, one_line_errors
@@ -15,6 +16,15 @@ def main(argv: list[str] | None = None) -> int:
   )
   source.add_flags(parser)
   parser.add_argument("--prompt", help="a text to continue")
+  parser.add_argument(
+    "--prompts",
+    type=pathlib.Path,
+    metavar="FILE",
+    help='JSON lines with a "prompt"; prints them with their texts',
+  )
+  parser.add_argument(
+    "--slots", type=int, help="texts of --prompts generated at once [8]"
+  )
   parser.add_argument(
     "--chat", action="store_true", help="chat, with the model's chat template"
   )

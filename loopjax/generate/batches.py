@@ -1,15 +1,18 @@
 """From running sequences to arrays for the programs, and back to tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from loopjax.generate import sampling, slots
+from loopjax.generate import sampling, sizes, slots
+from loopjax.generate.limits import Limits
 from loopjax.generate.requests import GeneratedToken
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import RunningSequence
 
 _FINISH = {slots.STOP: "stop", slots.LENGTH: "length"}
+_ACCEPTED = {slots.REJECTED: False, slots.ACCEPTED: True}
 
 
 def prompt_chunks(
@@ -69,6 +72,38 @@ def prompt_chunks(
   return chunks
 
 
+def options(
+  draft_loops: int,
+  running: Collection[RunningSequence],
+  num_tokens: int,
+  limits: Limits,
+) -> tuple[int, dict[str, Any]]:
+  """(the most tokens of a call, its options) for sequences that go on.
+
+  Args:
+    draft_loops: of all of them.
+    running: the sequences.
+    num_tokens: the most tokens of a call without drafts.
+    limits: the engine's.
+  """
+  requests = [sequence.request for sequence in running]
+  if not draft_loops:
+    with_exits = any(one.exit_threshold < 1 for one in requests)
+    return num_tokens, {"with_exits": with_exits}
+  num, rounds = sizes.drafts(
+    [sequence.drafts for sequence in running],
+    draft_loops / limits.num_loops,
+    num_tokens,
+    on_cpu=limits.on_cpu,
+  )
+  return num * rounds, {
+    "draft_loops": draft_loops,
+    "num_drafts": num,
+    "num_rounds": rounds,
+    "is_greedy": not any(one.sampling.temperature for one in requests),
+  }
+
+
 def generated_tokens(
   generated: slots.Generated,
   slot_ids: Sequence[int],
@@ -90,12 +125,17 @@ def generated_tokens(
       generated.top_log_probabilities[row, :num_top].tolist(),
       strict=True,
     )
+    loops, draft = int(generated.loops[row]), int(generated.draft[row])
+    computed = int(generated.computed[row])
     tokens[slot_ids[row]] = GeneratedToken(
       request_id=sequence.request_id,
       token=int(generated.token[row]),
       log_probability=float(generated.log_probability[row]),
       top=tuple(top),
-      loops=int(generated.loops[row]),
+      loops=loops,
       finish=_FINISH.get(int(generated.finish[row])),
+      accepted=_ACCEPTED.get(draft),
+      computed=loops if draft == slots.NO_DRAFT else computed,
+      copied=0 if sequence.num_generated else sequence.num_copied,
     )
   return tokens

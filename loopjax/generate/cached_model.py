@@ -9,8 +9,16 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import exits
-from loopjax.protocols import CausalFamily, ExitsEarly, HasSpan
-from loopjax.types import Array, Output
+from loopjax.nn import linear
+from loopjax.protocols import (
+  CausalFamily,
+  ExitsEarly,
+  HasPlaces,
+  HasSpan,
+  Resumes,
+  StacksLayers,
+)
+from loopjax.types import PRECISIONS, Array, Output
 
 
 class CachedModel(NamedTuple):
@@ -64,6 +72,28 @@ class CachedModel(NamedTuple):
         config, self.exit_rule, self.exit_kept, self.cache_kind
       )
 
+  def has_places(self, params: Any) -> bool:
+    """Whether what the cache holds of a token depends on no later reading."""
+    cache = self._cache_shapes(params, 1, self.max_tokens)
+    of_every_loop = self.cache_kind == "per_loop"
+    return of_every_loop and isinstance(cache, HasPlaces)
+
+  def check_drafts(self, config: Any) -> None:
+    """Raises UserError if fewer loops cannot draft tokens for all loops."""
+    if not isinstance(self.family, Resumes):
+      raise UserError(
+        "draft_loops: this family of models does not read with fewer loops and"
+        " then go on with the others"
+      )
+    self.family.check_resumes(config, self.cache_kind)
+
+  def for_decoding(self, params: Any) -> Any:
+    """The model with its parameters, to be called outside of a loop."""
+    model: Any = nnx.merge(self.graphdef, params)
+    if self.platform == "cpu" and isinstance(self.family, StacksLayers):
+      model = self.family.unstacked(model)
+    return model
+
   def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
     """See `CausalFamily.empty_cache`."""
     model: Any = nnx.merge(self.graphdef, params)
@@ -86,6 +116,7 @@ class CachedModel(NamedTuple):
     num_loops: Array,
     exit_threshold: Array,
     span: int | None,
+    resumed: exits.Resumed | None = None,
   ) -> tuple[Output, Any]:
     """See `CausalFamily.read`.
 
@@ -98,12 +129,15 @@ class CachedModel(NamedTuple):
         family has no early exits.
       span: number of cache entries that attention reads, see `HasSpan`; None
         for all.
+      resumed: see `Resumes`, for a family that does.
     """
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
     if isinstance(self.family, ExitsEarly):
       options["exit_policy"] = exits.ExitPolicy(
         exit_threshold, num_loops, self.exit_rule, self.exit_kept
       )
+    if resumed is not None:
+      options["resumed"] = resumed
     if not isinstance(cache, HasSpan):
       return self.family.read(model, tokens, cache, **options)
     output, cache = self.family.read(
@@ -113,15 +147,17 @@ class CachedModel(NamedTuple):
 
   def batch_axes(self, params: Any) -> Any:
     """The batch axis of each leaf of the cache; -1 for a leaf without one."""
-
-    def axis(one: Any, two: Any) -> int:
-      pairs = enumerate(zip(one.shape, two.shape, strict=True))
-      return next((i for i, (m, n) in pairs if m != n), -1)
-
     one, two = (
       self._cache_shapes(params, batch, self.max_tokens) for batch in (1, 2)
     )
-    return jax.tree.map(axis, one, two)
+    return jax.tree.map(_axis, one, two)
+
+  def place_axes(self, params: Any) -> Any:
+    """The axis of tokens of each leaf of the cache; -1 for one without."""
+    one, two = (
+      self._cache_shapes(params, 1, self.max_tokens + more) for more in (0, 1)
+    )
+    return jax.tree.map(_axis, one, two)
 
   def is_bounded(self, params: Any) -> bool:
     """Whether the cache's size depends on the maximum length of a sequence."""
@@ -137,6 +173,24 @@ class CachedModel(NamedTuple):
       self.empty_cache, batch=batch, max_tokens=max_tokens
     )
     return jax.eval_shape(make, params)
+
+
+def _axis(one: Any, two: Any) -> int:
+  """The first axis in which two shapes differ; -1 for none."""
+  pairs = enumerate(zip(one.shape, two.shape, strict=True))
+  return next((i for i, (m, n) in pairs if m != n), -1)
+
+
+def read_out(model: Any, hidden: Array) -> Array:
+  """Logits f32 [..., V] of the read-out's input [..., D].
+
+  In the model's compute dtype, as in training and scoring.
+  """
+  compute = PRECISIONS[model.config.precision].compute
+  table = model.readout_table().astype(compute)
+  return linear.token_logits(
+    hidden.astype(compute), table, model.spec.num_padding_tokens
+  )
 
 
 def default_exit_rule(family: CausalFamily, config: Any) -> str:

@@ -2,18 +2,22 @@
 
 import collections
 import dataclasses
+import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.generate import chat, source, text_flags
+from loopjax.generate import chat, prompts, source, text_flags
+from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
-from loopjax.generate.text import TextStream
+from loopjax.generate.text import TextStream, each_text
 from loopjax.saved.language_model import LanguageModel
+
+_SLOTS = 8  # Texts at once of a file, unless the user chooses.
 
 
 class Options(NamedTuple):
@@ -22,12 +26,14 @@ class Options(NamedTuple):
   model: source.ModelFlags
   text: text_flags.TextFlags
   prompt: str | None
+  prompts: pathlib.Path | None
+  slots: int | None
   chat: bool
   report: bool
 
 
 def run(options: Options) -> None:
-  """Continues a prompt or chats.
+  """Continues a prompt or those of a file, or chats.
 
   Raises:
     UserError: flags contradict each other, the model cannot be read, or a
@@ -39,6 +45,8 @@ def run(options: Options) -> None:
   if options.chat:
     writer.check_room(1)
     _talk(writer, options)
+  elif options.prompts:
+    writer.write_lines(prompts.read(options.prompts))
   else:
     assert options.prompt is not None
     prompt = source.encode_prompt(language_model.tokenizer, options.prompt)
@@ -57,13 +65,15 @@ class _Writer:
     self._engine: Engine = source.engine_from_flags(
       language_model,
       options.model,
-      num_slots=options.text.samples,
+      num_slots=_num_slots(options),
       prompt_tokens=options.text.prompt_tokens,
+      prefix_mib=0 if options.prompt else source.PREFIX_MIB,
     )
     given = options.text.max_new_tokens
     self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
     self._seconds = self._first = 0.0
     self._loops: collections.Counter[int] = collections.Counter()
+    self._costs = Costs()
 
   def encode(self, text: str) -> tuple[int, ...]:
     """Token ids of a text, in which special tokens may be spelled out."""
@@ -72,14 +82,17 @@ class _Writer:
 
   def has_room(self, prompt: tuple[int, ...]) -> bool:
     """Whether a prompt fits, and leaves half of the room for new tokens."""
-    room = self._engine.max_prompt_tokens
+    room = self._engine.limits.max_prompt_tokens
     if room is None or self._text.prompt_tokens:
       return room is None or len(prompt) <= room
     return len(prompt) + min(self._max_new_tokens, room // 2) <= room
 
   def check_room(self, num_prompt: int) -> None:
     """Raises UserError if --max_new_tokens is given and does not fit."""
-    given, room = self._text.max_new_tokens, self._engine.room(num_prompt)
+    given, room = (
+      self._text.max_new_tokens,
+      self._engine.limits.room(num_prompt),
+    )
     # The engine refuses a prompt that leaves no room.
     if given is not None and room is not None and 0 < room < given:
       raise UserError(
@@ -96,23 +109,11 @@ class _Writer:
       prompt: token ids.
       show: printed before each sample.
     """
-    flags, seed = self._text, self._text.sampling.seed
-    numbers = [
-      self._engine.add(
-        GenerationRequest(
-          prompt=prompt,
-          max_new_tokens=self._max_new_tokens,
-          sampling=dataclasses.replace(flags.sampling, seed=(seed + n) % 2**32),
-          stop_tokens=self._language_model.stop_tokens,
-          num_loops=0,
-          exit_threshold=flags.exit_threshold,
-        )
-      )
-      for n in range(flags.samples)
-    ]
     texts = {
-      number: TextStream(self._language_model.tokenizer, flags.stop, prompt)
-      for number in numbers
+      self._engine.add(self._request(prompt, n)): TextStream(
+        self._language_model.tokenizer, self._text.stop, prompt
+      )
+      for n in range(self._text.samples)
     }
     alone = len(texts) == 1
     print(show if alone else "", end="", flush=True)
@@ -128,11 +129,51 @@ class _Writer:
       print(f"--- {number + 1} ({text.finish})\n{show}{text.text}", flush=True)
     return [text.text for text in texts.values()]
 
+  def write_lines(self, rows: list[dict[str, Any]]) -> None:
+    """Generates the samples of each prompt; prints them as JSON lines.
+
+    Args:
+      rows: from `prompts.read`.
+    """
+    tokenizer, samples = self._language_model.tokenizer, self._text.samples
+    requests: list[GenerationRequest] = []
+    for row in rows:
+      prompt = source.encode_prompt(tokenizer, row["prompt"])
+      self.check_room(len(prompt))
+      requests += [
+        self._request(prompt, len(requests) + n) for n in range(samples)
+      ]
+    for request in requests:
+      self._engine.limits.check(request)
+    started = time.monotonic()
+    texts = each_text(self._engine, tokenizer, requests, self._text.stop)
+    for number, text in enumerate(texts):
+      self._first = self._first or time.monotonic() - started
+      self._costs += text.costs
+      row, sample = rows[number // samples], number % samples
+      print(prompts.line(row, sample, text), flush=True)
+    self._seconds += time.monotonic() - started
+
+  def _request(self, prompt: tuple[int, ...], number: int) -> GenerationRequest:
+    """The request for a text, whose seed is that of the flags plus a number."""
+    flags = self._text
+    seed = (flags.sampling.seed + number) % 2**32
+    return GenerationRequest(
+      prompt=prompt,
+      max_new_tokens=self._max_new_tokens,
+      sampling=dataclasses.replace(flags.sampling, seed=seed),
+      stop_tokens=self._language_model.stop_tokens,
+      num_loops=0,
+      exit_threshold=flags.exit_threshold,
+      draft_loops=flags.draft_loops,
+    )
+
   def _read(self, token: GeneratedToken, text: TextStream, alone: bool) -> None:
     """Adds a token to its text; tokens after a stop string are ignored."""
     if text.finish:
       return
     self._loops[token.loops] += 1
+    self._costs.add(token)
     added = text.read([token])
     if alone:
       print(added, end="", flush=True)
@@ -141,22 +182,24 @@ class _Writer:
 
   def report(self) -> str:
     """Speed, loops and memory, in several lines."""
-    engine, total = self._engine, sum(self._loops.values())
-    loops = sum(n * count for n, count in self._loops.items())
+    engine, total, loops = self._engine, self._costs.tokens, self._costs.loops
+    limits, most = engine.limits, engine.limits.max_tokens
     rate = total / self._seconds if self._seconds else 0.0
     lines = [
       f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
       f" first after {self._first:.2f} s, compilation included",
-      f"{loops / max(total, 1):.3f} of {engine.num_loops} loops per token;"
-      f" exits: {engine.exit_rule}, threshold {self._text.exit_threshold}",
+      f"{loops / max(total, 1):.3f} of {limits.num_loops} loops per token;"
+      f" exits: {limits.exit_rule}, threshold {self._text.exit_threshold}",
       *(
         f"  read out after loop {n}: {count / total:.1%}"
         for n, count in sorted(self._loops.items())
       ),
       f"cache: {engine.cache_kind}, {engine.cache_bytes:,} bytes for"
       f" {engine.num_slots} text(s) of "
-      + (f"{engine.max_tokens} tokens" if engine.max_tokens else "any length"),
+      + (f"{most} tokens" if most else "any length"),
     ]
+    if drafts := self._costs.of_drafts():
+      lines.append(drafts)
     if self._options.model.exit_kept == "computed":
       lines.append("all loops are computed: early exits save no time")
     return "\n".join(lines)
@@ -201,11 +244,21 @@ def _shortened(
   return prompt
 
 
+def _num_slots(options: Options) -> int:
+  """How many texts are generated at once."""
+  if options.prompts is None:
+    return options.text.samples
+  return _SLOTS if options.slots is None else options.slots
+
+
 def _check(options: Options) -> None:
   """Raises UserError for flags that contradict each other."""
   source.check(options.model)
-  if options.prompt is None and not options.chat:
-    raise UserError("give --prompt=TEXT, or --chat")
+  given = options.prompt is not None or options.chat
+  if given == (options.prompts is not None):
+    raise UserError("give --prompt=TEXT, --prompts=FILE, or --chat")
+  if options.slots is not None and not options.prompts:
+    raise UserError(f"--slots={options.slots} has no effect without --prompts")
   checks.unicode("--prompt", options.prompt or "")
   text_flags.check(options.text, options.model)
   if options.chat and options.text.samples > 1:

@@ -15,15 +15,15 @@ import numpy as np
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
-from loopjax.generate import batches, program, sizes
+from loopjax.generate import batches, limits, program, sizes
+from loopjax.generate import prefixes as prefixes_lib
 from loopjax.generate import slots as slots_lib
 from loopjax.generate.cached_model import CachedModel, default_exit_rule
 from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling
 from loopjax.generate.scheduler import RunningSequence, Scheduler, num_top
-from loopjax.protocols import CausalFamily, ExitsEarly
+from loopjax.protocols import CausalFamily
 
 MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
 TOKENS_PER_DISPATCH, PROMPT_CHUNK = 8, 256  # Unless the caller chooses.
@@ -34,15 +34,15 @@ class Engine:
 
   Attributes:
     num_slots: maximum number of sequences in the batch.
-    max_tokens: maximum length of a sequence, prompt included; None for any
-      length, if the family's cache does not grow with it.
-    num_loops: maximum number of loops of a token.
+    limits: what it can be asked for. A sequence has any length if the family's
+      cache does not grow with it.
     cache_kind: the kind of cache, one of the family's CACHES.
-    exit_rule: the rule of early exits, see `loop.exits.ExitPolicy`.
     cache_bytes: size of the cache.
     chunk_sizes, group_sizes: tokens of a chunk of a prompt, and prompts read at
       once, for which there are programs; in order.
     tokens_per_dispatch: tokens generated between two looks at them by the host.
+    prefixes: beginnings of prompts that need not be read again; None if all
+      prompts are read.
   """
 
   def __init__(
@@ -60,6 +60,7 @@ class Engine:
     exit_kept: str = "copy",
     tokens_per_dispatch: int = TOKENS_PER_DISPATCH,
     prompt_chunk: int = PROMPT_CHUNK,
+    prefix_mib: int = 0,
   ):
     """Allocates the cache; programs are compiled when they are first needed.
 
@@ -80,6 +81,7 @@ class Engine:
       tokens_per_dispatch: see the attribute.
       prompt_chunk: maximum number of tokens of a prompt that are read at once,
         see `sizes.prompt_chunks`.
+      prefix_mib: MiB of memory for beginnings of prompts, see `prefixes`.
 
     Raises:
       UserError: a number is out of range, or the model has no such cache or no
@@ -89,31 +91,28 @@ class Engine:
     checks.integer("max_tokens", max_tokens, 2)
     checks.integer("tokens_per_dispatch", tokens_per_dispatch, 1)
     checks.integer("prompt_chunk", prompt_chunk, 2)  # Families decode with one.
+    checks.integer("prefix_mib", prefix_mib, 0)
     devices = jax.tree.leaves(params)[0].devices()
     self.num_slots, self._params = num_slots, slots_lib.placed(params, devices)
     model: Any = nnx.merge(graphdef, params)
     spec, config = model.spec, model.config
-    self._num_tokens = spec.vocab_size - spec.num_padding_tokens
-    self.num_loops = config.num_loops if num_loops is None else num_loops
-    checks.integer("num_loops", self.num_loops, 1)
-    family.costs(config, spec, self.num_loops)  # Raises if these are too many.
+    num_loops = config.num_loops if num_loops is None else num_loops
+    checks.integer("num_loops", num_loops, 1)
+    family.costs(config, spec, num_loops)  # Raises if these are too many.
     self.cache_kind = cache_kind or family.CACHES[0]
-    self.exit_rule = exit_rule or default_exit_rule(family, config)
     cached_model = CachedModel(
       family,
       graphdef,
-      self.num_loops,
+      num_loops,
       max_tokens,
       prompt_tokens,
       self.cache_kind,
-      self.exit_rule,
+      exit_rule or default_exit_rule(family, config),
       exit_kept,
       next(iter(devices)).platform,
     )
     cached_model.check(config)
-    self.max_tokens = max_tokens if cached_model.is_bounded(params) else None
-    self._prompt_tokens = prompt_tokens
-    self._min_loops = 1 if isinstance(family, ExitsEarly) else self.num_loops
+    self.limits = limits.of_model(cached_model, model, params)
     make = jax.jit(
       functools.partial(
         slots_lib.empty_state,
@@ -124,6 +123,9 @@ class Engine:
     )
     self._state = slots_lib.placed(make(params), devices)
     self.cache_bytes = sum(x.nbytes for x in jax.tree.leaves(self._state.cache))
+    self.prefixes = prefixes_lib.make(
+      cached_model, self._params, prefix_mib, self._state.cache
+    )
     self._programs = program.programs(
       cached_model, cached_model.batch_axes(params), tokens_per_dispatch
     )
@@ -139,26 +141,14 @@ class Engine:
     """Whether there are no requests."""
     return self._scheduler.idle
 
-  @property
-  def max_prompt_tokens(self) -> int | None:
-    """Maximum length of a prompt; None for any length."""
-    return self._prompt_tokens or self.max_tokens
-
-  def room(self, num_prompt: int) -> int | None:
-    """Maximum number of tokens after a prompt; None for any number."""
-    if self.max_tokens is None:
-      return None
-    reserved = self._prompt_tokens or num_prompt
-    return self.max_tokens - reserved + 1  # The last token is never read.
-
   def add(self, request: GenerationRequest) -> int:
     """Queues a request; returns its id.
 
     Raises:
       UserError: the request is impossible with this model and cache.
     """
-    self._check(request)
-    room = self.room(len(request.prompt))
+    self.limits.check(request)
+    room = self.limits.room(len(request.prompt))
     if room is not None:
       most = min(request.max_new_tokens, room)
       request = dataclasses.replace(request, max_new_tokens=most)
@@ -187,7 +177,7 @@ class Engine:
       UserError: a request is impossible; none has been started.
     """
     for request in requests:
-      self._check(request)
+      self.limits.check(request)
     found: dict[int, list[GeneratedToken]] = {
       self.add(request): [] for request in requests
     }
@@ -197,31 +187,10 @@ class Engine:
           found[token.request_id].append(token)
     return list(found.values())
 
-  def _check(self, request: GenerationRequest) -> None:
-    """Raises UserError for a request that this engine cannot answer."""
-    wrong = [x for x in request.prompt if not 0 <= x < self._num_tokens]
-    if wrong:
-      raise UserError(
-        f"the prompt has a token {wrong[0]}; there are {self._num_tokens}"
-      )
-    capacity = self.max_prompt_tokens
-    if capacity and len(request.prompt) > capacity:
-      raise UserError(
-        f"the prompt has {len(request.prompt)} tokens, and the cache has room"
-        f" for {capacity}"
-      )
-    loops, low, high = request.num_loops, self._min_loops, self.num_loops
-    if loops and not low <= loops <= high:
-      raise UserError(f"num_loops={loops} is not in [{low}, {high}]")
-    if request.exit_threshold < 1 and self.exit_rule == "fixed":
-      raise UserError(
-        f"exit_threshold={request.exit_threshold} has no effect on a fixed"
-        " number of loops"
-      )
-
   def _prefill(self) -> list[GeneratedToken]:
     """Reads a chunk of every prompt whose next chunk has the oldest's size."""
     prefilling = self._scheduler.prefilling
+    self._copy(list(prefilling.items())[:MAX_PREFILLS])
     lengths = {slot: self._chunk_size(x) for slot, x in prefilling.items()}
     length = next(iter(lengths.values()))
     slot_ids = [slot for slot, size in lengths.items() if size == length]
@@ -232,7 +201,7 @@ class Engine:
       next(size for size in self.group_sizes if size >= len(slot_ids)),
       length,
       num_slots=self.num_slots,
-      num_loops=self.num_loops,
+      num_loops=self.limits.num_loops,
     )
     # Later chunks read the whole cache: two programs per size, not ten.
     is_later = any(sequence.num_read for sequence in sequences.values())
@@ -241,31 +210,55 @@ class Engine:
       self._state,
       chunks,
       num_top=num_top(sequences.values()),
-      span=None if is_later else self._span(length),
+      span=None if is_later else self.limits.span(length),
     )
     for row, (slot, sequence) in enumerate(sequences.items()):
       sequence.num_read += int(chunks.valid[row].sum())
       if chunks.is_last[row]:
+        if self.prefixes:
+          self.prefixes.save(self._state, slot, sequence.request)
         self._scheduler.start_generating(slot)
     if not np.any(chunks.is_last):
       return []
     return self._collect(jax.device_get(generated), slot_ids)
 
+  def _copy(self, sequences: list[tuple[int, RunningSequence]]) -> None:
+    """Copies to slots what was read of prompts that are yet to begin."""
+    for slot, sequence in sequences:
+      if self.prefixes and not sequence.num_read:
+        self._state, number = self.prefixes.load(
+          self._state, slot, sequence.request
+        )
+        sequence.num_read = sequence.num_copied = number
+
   def _decode(self) -> list[GeneratedToken]:
     """Generates the next tokens of all sequences whose prompts were read."""
-    generating = self._scheduler.generating
+    return [
+      token
+      for draft_loops, sequences in self._scheduler.by_draft_loops().items()
+      for token in self._write(draft_loops, sequences)
+    ]
+
+  def _write(
+    self, draft_loops: int, sequences: dict[int, RunningSequence]
+  ) -> list[GeneratedToken]:
+    """Generates the next tokens of sequences with the same `draft_loops`."""
     active = np.zeros(self.num_slots, bool)
-    active[list(generating)] = True
-    sequences = generating.values()
+    active[list(sequences)] = True
+    running = sequences.values()
+    write = self._programs.speculate if draft_loops else self._programs.decode
+    num_tokens, options = batches.options(
+      draft_loops, running, self.tokens_per_dispatch, self.limits
+    )
     # The last generated token is yet to be read.
-    longest = max(x.num_read + x.num_generated for x in sequences) - 1
-    self._state, generated = self._programs.decode(
+    longest = max(x.num_read + x.num_generated for x in running) - 1
+    self._state, generated = write(
       self._params,
       self._state,
       active,
-      num_top=num_top(sequences),
-      span=self._span(longest + self.tokens_per_dispatch),
-      with_exits=any(x.request.exit_threshold < 1 for x in sequences),
+      num_top=num_top(running),
+      span=self.limits.span(longest + num_tokens),
+      **options,
     )
     generated, slot_ids = jax.device_get(generated), range(self.num_slots)
     return [
@@ -283,7 +276,7 @@ class Engine:
     generating = self._scheduler.generating
     tokens = batches.generated_tokens(generated, slot_ids, generating)
     for slot, token in tokens.items():
-      generating[slot].num_generated += 1
+      generating[slot].count(token)
       if token.finish:
         self._scheduler.release(slot)
     return list(tokens.values())
@@ -292,8 +285,3 @@ class Engine:
     """The size of the next chunk of a prompt, padding included."""
     fits = [size for size in self.chunk_sizes if size >= sequence.num_unread]
     return fits[0] if fits else self.chunk_sizes[-1]
-
-  def _span(self, num_tokens: int) -> int | None:
-    """Number of cache entries to read for so many tokens; None for all."""
-    most = self.max_tokens
-    return None if most is None else sizes.span(num_tokens, most)

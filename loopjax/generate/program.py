@@ -1,6 +1,6 @@
-"""The two programs of the engine: reading prompts, and generating tokens.
+"""The programs of the engine: reading prompts, and generating tokens.
 
-Buffers are donated and updated in place.
+Buffers are donated and updated in place. `speculation` generates with drafts.
 """
 
 import functools
@@ -10,48 +10,55 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.generate import sampling
-from loopjax.generate.cached_model import CachedModel
+from loopjax.generate import sampling, speculation
+from loopjax.generate.cached_model import CachedModel, read_out
 from loopjax.generate.slots import (
   LENGTH,
+  NO_DRAFT,
   STOP,
   UNFINISHED,
   Generated,
   PromptChunks,
   Slots,
   State,
+  repeat,
 )
-from loopjax.nn import linear
-from loopjax.protocols import StacksLayers
-from loopjax.types import PRECISIONS, Array
+from loopjax.types import Array
 
 
 class Programs(NamedTuple):
-  """The compiled programs; both donate the state.
+  """The compiled programs; all donate the state.
 
   Attributes:
     prefill: (params, state, chunks, num_top=, span=) -> (state, generated).
     decode: (params, state, active, num_top=, span=, with_exits=) -> (state,
       generated).
+    speculate: see `speculation.speculate`.
   """
 
   prefill: Any
   decode: Any
+  speculate: Any
 
 
 @functools.lru_cache(maxsize=8)
 def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
-  """`prefill` and `decode` of a model, which its engines share.
+  """The programs of a model, which its engines share.
 
   They are compiled when they are first called.
   """
   read = functools.partial(prefill, cached_model=model, axes=axes)
   write = functools.partial(decode, cached_model=model, num_steps=num_steps)
+  draft = functools.partial(speculation.speculate, cached_model=model)
   static = ("num_top", "span")
+  of_drafts = ("draft_loops", "num_drafts", "num_rounds", "is_greedy")
   return Programs(
     jax.jit(read, static_argnames=static, donate_argnames="state"),
     jax.jit(
       write, static_argnames=(*static, "with_exits"), donate_argnames="state"
+    ),
+    jax.jit(
+      draft, static_argnames=(*static, *of_drafts), donate_argnames="state"
     ),
   )
 
@@ -141,7 +148,7 @@ def decode(
   Args:
     params: the model's parameters.
     state: donated.
-    active: bool [B]; the sequences in other slots end here.
+    active: bool [B]; the sequences in other slots wait.
     cached_model: the model without its parameters.
     num_steps: maximum number of tokens; fewer if all sequences end before.
     num_top: number of most likely tokens to report.
@@ -155,16 +162,11 @@ def decode(
   """
   if not with_exits:
     cached_model = cached_model._replace(exit_rule="fixed")
-  model: Any = nnx.merge(cached_model.graphdef, params)
-  family = cached_model.family
-  if cached_model.platform == "cpu" and isinstance(family, StacksLayers):
-    model = family.unstacked(model)
-  num_left = jnp.where(active, state.slots.num_left, 0)
-  state = State(state.cache, state.slots._replace(num_left=num_left))
+  model = cached_model.for_decoding(params)
 
   def one_token(state: State) -> tuple[State, Generated]:
     cache, slots = state
-    live = slots.num_left > 0
+    live = active & (slots.num_left > 0)
     output, cache = cached_model.read(
       model,
       slots.token[:, None],
@@ -184,25 +186,7 @@ def decode(
     )
     return State(cache, slots), generated
 
-  def is_unfinished(carry: tuple[Array, State, Generated]) -> Array:
-    n, state, _ = carry
-    return (n < num_steps) & jnp.any(state.slots.num_left > 0)
-
-  def step(
-    carry: tuple[Array, State, Generated],
-  ) -> tuple[Array, State, Generated]:
-    n, state, buffers = carry
-    state, generated = one_token(state)
-    buffers = jax.tree.map(lambda x, new: x.at[n].set(new), buffers, generated)
-    return n + 1, state, buffers
-
-  buffers = jax.tree.map(
-    lambda x: jnp.zeros((num_steps, *x.shape), x.dtype),
-    jax.eval_shape(one_token, state)[1],
-  )
-  start = jnp.asarray(0), state, buffers
-  _, state, buffers = jax.lax.while_loop(is_unfinished, step, start)
-  return state, buffers
+  return repeat(one_token, state, active, num_steps)
 
 
 def _generate(
@@ -223,12 +207,7 @@ def _generate(
     loops: f32 [B], loops that the model ran.
     num_top: number of most likely tokens to report.
   """
-  # As in training and scoring.
-  compute = PRECISIONS[model.config.precision].compute
-  table = model.readout_table().astype(compute)
-  logits = linear.token_logits(
-    hidden.astype(compute), table, model.spec.num_padding_tokens
-  )
+  logits = read_out(model, hidden)
   token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
   each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
   best, top_tokens = jax.lax.top_k(logits, num_top)
@@ -242,12 +221,16 @@ def _generate(
     top_log_probabilities=best - total[:, None],
     loops=loops,
     finish=jnp.where(stops, STOP, finish),
+    draft=jnp.full_like(token, NO_DRAFT),
+    computed=jnp.zeros_like(loops),
   )
   vocab_size = slots.seen.shape[1]
   return slots._replace(
     token=jnp.where(live, token, slots.token),
     position=slots.position + live.astype(jnp.int32),
-    num_left=jnp.where(live & ~stops, slots.num_left - 1, 0),
+    num_left=jnp.where(
+      live, jnp.where(stops, 0, slots.num_left - 1), slots.num_left
+    ),
     seen=slots.seen.at[each, jnp.where(live, token, vocab_size)].set(
       True, mode="drop"
     ),

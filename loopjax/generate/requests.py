@@ -23,6 +23,8 @@ class GenerationRequest:
       generated token, at most 20.
     num_loops: maximum number of loops of a token; 0 for the engine's.
     exit_threshold: see `loop.exits.ExitPolicy`; 1 for no early exits.
+    draft_loops: number of loops that draft tokens, which all loops then check,
+      see `speculation`; 0 for no drafts.
   """
 
   prompt: tuple[int, ...]
@@ -32,6 +34,7 @@ class GenerationRequest:
   top_log_probabilities: int = 0
   num_loops: int = 0
   exit_threshold: float = 1.0
+  draft_loops: int = 0
 
   def __post_init__(self) -> None:
     if not self.prompt:
@@ -45,6 +48,12 @@ class GenerationRequest:
       )
     if not 0 < self.exit_threshold <= 1:
       raise UserError(f"exit_threshold={self.exit_threshold} not in (0, 1]")
+    if self.draft_loops and self.exit_threshold < 1:
+      raise UserError(
+        f"draft_loops={self.draft_loops} and"
+        f" exit_threshold={self.exit_threshold} exclude each other: all loops"
+        " check a draft"
+      )
 
 
 class GeneratedToken(NamedTuple):
@@ -61,6 +70,11 @@ class GeneratedToken(NamedTuple):
       `exit_kept="computed"` the model ran all of them.
     finish: why the generation ended with this token: "stop" (a stop token) or
       "length" (the maximum number of tokens); None if it did not.
+    accepted: whether a draft of the token was accepted; None without a draft.
+    computed: number of loops that it took: `loops`, or with drafts those of all
+      tokens that were drafted together, for the first of them.
+    copied: number of tokens of the prompt that were not read again, for the
+      first token of a text.
   """
 
   request_id: int
@@ -69,3 +83,6 @@ class GeneratedToken(NamedTuple):
   top: tuple[tuple[int, float], ...]
   loops: int
   finish: str | None
+  accepted: bool | None = None
+  computed: int = 0
+  copied: int = 0

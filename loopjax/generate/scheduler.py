@@ -5,7 +5,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from loopjax.generate import slots as slots_lib
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
+
+_KEPT = 0.97  # Of the drafts so far, with each further one.
 
 
 @dataclasses.dataclass
@@ -15,19 +17,31 @@ class RunningSequence:
   Attributes:
     request_id: its id.
     request: the request.
-    num_read: number of tokens of its prompt that were read.
+    num_read: number of tokens of its prompt that were read, or copied.
+    num_copied: number of tokens of its prompt that were copied.
     num_generated: number of tokens that were generated.
+    drafts: accepted and rejected drafts; old ones count less.
   """
 
   request_id: int
   request: GenerationRequest
   num_read: int = 0
+  num_copied: int = 0
   num_generated: int = 0
+  drafts: tuple[float, float] = (0.0, 0.0)
 
   @property
   def num_unread(self) -> int:
     """Number of tokens of the prompt that are still to be read."""
     return len(self.request.prompt) - self.num_read
+
+  def count(self, token: GeneratedToken) -> None:
+    """Counts a token that was generated."""
+    self.num_generated += 1
+    if token.accepted is not None:
+      accepted, rejected = (_KEPT * number for number in self.drafts)
+      new = int(token.accepted)
+      self.drafts = accepted + new, rejected + 1 - new
 
 
 class Scheduler:
@@ -73,6 +87,14 @@ class Scheduler:
     """Moves waiting requests to free slots."""
     while self._free and self._waiting:
       self.prefilling[self._free.pop()] = self._waiting.popleft()
+
+  def by_draft_loops(self) -> dict[int, dict[int, RunningSequence]]:
+    """Generating sequences by slot, for each number of loops that draft."""
+    groups: dict[int, dict[int, RunningSequence]] = {}
+    for slot, sequence in self.generating.items():
+      group = groups.setdefault(sequence.request.draft_loops, {})
+      group[slot] = sequence
+    return groups
 
   def start_generating(self, slot: int) -> None:
     """Marks the prompt in a slot as read."""

@@ -1,11 +1,16 @@
 """The shapes that programs are compiled for: few, and not much too large."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from loopjax.protocols import ReadsByChunk
 from loopjax.types import TaskSpec
 
 SMALLEST_SPAN = 64
+NUM_DRAFTS = (2, 4, 8)
+# What each further token that is read at once costs, of a token alone:
+# benchmarks/results/2026-11-24_cpu_2cores_speculation.md.
+_COST_ON_CPU = 0.25
 _SMALLEST_CHUNK = 16
 
 
@@ -40,3 +45,33 @@ def span(num_tokens: int, most: int) -> int:
   while size < num_tokens:
     size = size * 4 // 3 if size % 3 == 0 else size * 3 // 2
   return min(size, most)
+
+
+def drafts(
+  counts: Iterable[tuple[float, float]],
+  share: float,
+  num_tokens: int,
+  *,
+  on_cpu: bool,
+) -> tuple[int, int]:
+  """(drafts of a round, rounds of a call) of `speculation.speculate`.
+
+  The drafts are those that promise most tokens for the time of a round.
+
+  Args:
+    counts: accepted and rejected drafts of the sequences that draft together.
+    share: of the loops, those that draft.
+    num_tokens: tokens that a call without drafts generates; with drafts these
+      are at most twice as many.
+    on_cpu: whether reading several tokens at once takes longer than one.
+  """
+  accepted, rejected = (sum(each) for each in zip(*counts, strict=True))
+  chance = (accepted + 2) / (accepted + rejected + 3)  # At first 2 in 3.
+  more = _COST_ON_CPU if on_cpu else 0.0
+
+  def tokens_by_time(num: int) -> float:
+    tokens = sum(chance**i for i in range(num))
+    return tokens / (num * share + (1 - share) * (1 + more * (num - 1)))
+
+  num = max(NUM_DRAFTS, key=tokens_by_time)
+  return num, max(1, 2 * num_tokens // num)

@@ -4,6 +4,7 @@ Shapes are static. Every slot holds one sequence or none; an empty slot takes
 part in every step without effect.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from loopjax.types import Array
 MAX_STOPS = 8  # Stop tokens of a request.
 MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
 UNFINISHED, STOP, LENGTH = range(3)  # Why a sequence ends with a token.
+NO_DRAFT, REJECTED, ACCEPTED = range(3)  # What became of the token's draft.
 
 
 class Slots(NamedTuple):
@@ -82,6 +84,8 @@ class Generated(NamedTuple):
     top_tokens, top_log_probabilities: [B, n], its most likely tokens.
     loops: f32 [B], number of loops that the model ran.
     finish: i32 [B], UNFINISHED, STOP or LENGTH.
+    draft: i32 [B], NO_DRAFT, REJECTED or ACCEPTED.
+    computed: f32 [B], see `GeneratedToken`; arbitrary without a draft.
   """
 
   valid: Array
@@ -91,6 +95,8 @@ class Generated(NamedTuple):
   top_log_probabilities: Array
   loops: Array
   finish: Array
+  draft: Array
+  computed: Array
 
 
 def empty_state(
@@ -111,6 +117,46 @@ def empty_state(
     exit_threshold=jnp.ones(num_slots),
   )
   return State(model.empty_cache(params, num_slots, model.max_tokens), slots)
+
+
+def repeat(
+  step: Callable[[State], tuple[State, Generated]],
+  state: State,
+  active: Array,
+  num_steps: int,
+) -> tuple[State, Generated]:
+  """Generates until all active sequences end, in `num_steps` steps at most.
+
+  Args:
+    step: state -> (state, what it generated).
+    state: the state before the first step.
+    active: bool [B].
+    num_steps: static.
+
+  Returns:
+    The state, and what the steps generated, with a leading axis num_steps;
+    zeros where nothing was.
+  """
+
+  def is_unfinished(carry: tuple[Array, State, Generated]) -> Array:
+    n, state, _ = carry
+    return (n < num_steps) & jnp.any(active & (state.slots.num_left > 0))
+
+  def one(
+    carry: tuple[Array, State, Generated],
+  ) -> tuple[Array, State, Generated]:
+    n, state, buffers = carry
+    state, generated = step(state)
+    buffers = jax.tree.map(lambda x, new: x.at[n].set(new), buffers, generated)
+    return n + 1, state, buffers
+
+  buffers = jax.tree.map(
+    lambda x: jnp.zeros((num_steps, *x.shape), x.dtype),
+    jax.eval_shape(step, state)[1],
+  )
+  start = jnp.asarray(0), state, buffers
+  _, state, buffers = jax.lax.while_loop(is_unfinished, one, start)
+  return state, buffers
 
 
 def placed(tree: Any, devices: set[jax.Device]) -> Any:

@@ -15,6 +15,8 @@ from loopjax.models import CAUSAL
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved.language_model import LanguageModel
 
+PREFIX_MIB = 64
+
 
 class ModelFlags(NamedTuple):
   """What `add_flags` adds: which model, and how the engine runs it."""
@@ -28,6 +30,7 @@ class ModelFlags(NamedTuple):
   exit_kept: str | None
   cache_kind: str | None
   max_tokens: int | None
+  prefix_mib: int | None
 
   @property
   def folder(self) -> pathlib.Path:
@@ -75,6 +78,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     type=int,
     help="maximum length, prompt included [as in training]",
   )
+  parser.add_argument(
+    "--prefix_mib",
+    type=int,
+    help="MiB for beginnings of prompts, which are read once"
+    f" [{PREFIX_MIB} where several prompts may share theirs]",
+  )
 
 
 def template_folder(flags: ModelFlags) -> pathlib.Path:
@@ -100,6 +109,7 @@ def check(flags: ModelFlags) -> None:
   for name, value, least in (
     ("num_loops", flags.num_loops, 1),
     ("max_tokens", flags.max_tokens, 2),
+    ("prefix_mib", flags.prefix_mib, 0),
   ):
     if value is not None and value < least:
       raise UserError(f"--{name}={value} must be at least {least}")
@@ -170,22 +180,34 @@ def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
 
 
 def engine_from_flags(
-  language_model: LanguageModel, flags: ModelFlags, **options: Any
+  language_model: LanguageModel,
+  flags: ModelFlags,
+  *,
+  prefix_mib: int = PREFIX_MIB,
+  **options: Any,
 ) -> Engine:
   """An engine for a model; options that are not flags are those of `Engine`.
+
+  `prefix_mib` holds without the flag, if the cache and its size permit it.
 
   Raises:
     UserError: see `Engine`; or a flag has no effect on this model.
   """
+  given = flags.prefix_mib
+  if given is None:
+    family = CAUSAL[language_model.facts["model"]]
+    kind = flags.cache_kind or family.CACHES[0]
+    given = prefix_mib if kind == "per_loop" else 0
   engine = make_engine(
     language_model,
     max_tokens=flags.max_tokens or language_model.context_length,
     cache_kind=flags.cache_kind,
     exit_rule=flags.exit_rule,
     exit_kept=flags.exit_kept or exits.KEPT[0],
+    prefix_mib=given,
     **options,
   )
-  if flags.exit_kept and engine.exit_rule == "fixed":
+  if flags.exit_kept and engine.limits.exit_rule == "fixed":
     raise UserError(
       f"--exit_kept={flags.exit_kept} has no effect on a fixed number of loops"
     )

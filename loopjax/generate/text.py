@@ -1,8 +1,9 @@
 """Decoding of tokens to text as they are generated."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
+from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
@@ -14,8 +15,7 @@ class TextStream:
 
   Attributes:
     text: the text returned so far.
-    num_tokens: number of tokens read, a stop token included.
-    num_loops: total number of loops after which they were read out.
+    costs: of the tokens read, a stop token included.
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
 
@@ -33,7 +33,7 @@ class TextStream:
     """
     self.text = ""
     self.finish: str | None = None
-    self.num_tokens = self.num_loops = 0
+    self.costs = Costs()
     self._tokenizer, self._stops = tokenizer, [x for x in stops if x]
     self._ids = list(prompt[-_PROMPT_TOKENS:])
     if tokenizer.decode(self._ids).endswith("\N{REPLACEMENT CHARACTER}"):
@@ -52,8 +52,7 @@ class TextStream:
     for token in tokens:
       if self.finish:
         break
-      self.num_tokens += 1
-      self.num_loops += token.loops
+      self.costs.add(token)
       if token.finish != "stop":
         self._ids.append(token.token)
       self.finish = token.finish
@@ -101,14 +100,26 @@ def generate_texts(
   stops: Sequence[str] = (),
 ) -> list[TextStream]:
   """The texts of requests, in their order; each ends before any of `stops`."""
+  return list(each_text(engine, tokenizer, requests, stops))
+
+
+def each_text(
+  engine: Engine,
+  tokenizer: Tokenizer,
+  requests: Sequence[GenerationRequest],
+  stops: Sequence[str] = (),
+) -> Iterator[TextStream]:
+  """Yields what `generate_texts` returns, as soon as it is there."""
   texts = {
     engine.add(request): TextStream(tokenizer, stops, request.prompt)
     for request in requests
   }
-  while not engine.idle:
+  waiting = list(texts)[::-1]
+  while waiting:
     for token in engine.step():
       text = texts[token.request_id]
       text.read([token])
       if text.finish and not token.finish:
         engine.cancel(token.request_id)
-  return list(texts.values())
+    while waiting and texts[waiting[-1]].finish:
+      yield texts[waiting.pop()]

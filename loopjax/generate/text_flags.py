@@ -20,6 +20,7 @@ class TextFlags(NamedTuple):
   stop: list[str]
   sampling: Sampling
   exit_threshold: float
+  draft_loops: int
   prompt_tokens: int
 
 
@@ -52,6 +53,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     type=float,
     default=1.0,
     help="below 1, tokens exit the loop early [1.0]",
+  )
+  parser.add_argument(
+    "--draft_loops",
+    type=int,
+    default=0,
+    help="loops that draft tokens, which all loops then check; 0 for none [0]",
   )
   parser.add_argument(
     "--prompt_tokens",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from loopjax.generate import sizes
 from loopjax.generate.engine import Engine
+from loopjax.generate.prefixes import BLOCK
 from loopjax.generate.requests import GenerationRequest
 
 _EXIT = 0.5  # Any threshold below 1 has the same program.
@@ -21,16 +22,26 @@ def compile_programs(engine: Engine) -> int:
   Returns:
     The number of requests that were run.
   """
-  num = 0
+  num, prefixes = 0, engine.prefixes
+  engine.prefixes = None  # These requests are to be read.
   for requests in _batches(engine):
     engine.generate(requests)
     num += len(requests)
+  if prefixes is not None:
+    engine.prefixes, most = prefixes, engine.limits.max_tokens
+    assert most is not None  # Such a cache has places.
+    for size in prefixes.sizes:
+      for _ in range(2):  # The first time it is kept, the second time copied.
+        length = min(size * BLOCK + 1, most)
+        engine.generate([_request(length, 0, 1.0)])
+        num += 1
+    prefixes.clear()
   return num
 
 
 def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
-  most = engine.max_prompt_tokens or 2 * engine.chunk_sizes[-1]
-  thresholds = (1.0,) if engine.exit_rule == "fixed" else (1.0, _EXIT)
+  most = engine.limits.max_prompt_tokens or 2 * engine.chunk_sizes[-1]
+  thresholds = (1.0,) if engine.limits.exit_rule == "fixed" else (1.0, _EXIT)
   # A prompt has one chunk, or some of the largest size before its last.
   prompts = [
     more + size
@@ -48,11 +59,11 @@ def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
 
 def _lengths(engine: Engine) -> Iterator[int]:
   """Prompts after which attention reads each number of cache entries."""
-  if engine.max_tokens is None:
+  if engine.limits.max_tokens is None:
     return
   span = 0
-  while span < engine.max_tokens:
-    span = sizes.span(span + 1, engine.max_tokens)
+  while span < engine.limits.max_tokens:
+    span = sizes.span(span + 1, engine.limits.max_tokens)
     yield max(1, span - engine.tokens_per_dispatch)
 
 

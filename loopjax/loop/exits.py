@@ -88,6 +88,18 @@ class ExitPolicy:
   kept: str = "copy"
 
 
+class Resumed(NamedTuple):
+  """Tokens whose first loops were run before: `read` runs the others.
+
+  Attributes:
+    state: their states after these loops, [B, S, D].
+    num_loops: m, how many; static.
+  """
+
+  state: Any
+  num_loops: int
+
+
 class ExitState(NamedTuple):
   """The progress of every row.
 

@@ -38,6 +38,16 @@ def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
     )
 
 
+def check_resumes(config: Any, kind: str) -> None:
+  """Raises UserError for a cache that two readings fill otherwise than one."""
+  del config
+  if kind != "per_loop":
+    raise UserError(
+      "reading on after some loops needs a cache with the keys and values of"
+      f" every loop, not one of kind {kind!r}"
+    )
+
+
 def read(
   model: Any,
   tokens: Array,
@@ -46,8 +56,12 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
+  resumed: exits.Resumed | None = None,
 ) -> tuple[Output, Cache]:
   """`CausalFamily.read` with early exits; without them if there is no policy.
+
+  With a policy, `resumed` goes on where an earlier reading of these tokens to
+  these places stopped; the trace of an output has the "state" to go on from.
 
   The loop ends when all rows have exited. If rows have several tokens, which
   are parts of prompts, they run up to `exit_policy.num_loops` loops without an
@@ -71,9 +85,10 @@ def read(
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
   reads = jnp.any(valid, axis=1)
-  start = model.embed(tokens, None), cache
+  begun = resumed.num_loops if resumed else 0
+  start = resumed.state if resumed else model.embed(tokens, None)
   hidden, cache, loops = run(
-    model, exit_policy, rule, step, start, reads, num_loops
+    model, exit_policy, rule, step, (start, cache), reads, num_loops, begun
   )
   if rule != "fixed" and exit_policy.kept != "computed":
     own = None
@@ -85,7 +100,7 @@ def read(
     losses={},
     stats={"loops_run": loops.astype(jnp.float32)},
     loops={},
-    trace={},
+    trace={"state": hidden},
     hidden=model.readout_input(hidden),
   )
   return output, cache.extended(metadata.places)
@@ -99,6 +114,7 @@ def run(
   start: tuple[Array, Any],
   reads: Array,
   num_loops: int,
+  begun: int = 0,
 ) -> tuple[Array, Any, Array]:
   """Runs loops until all rows have exited.
 
@@ -112,6 +128,7 @@ def run(
     start: (hidden, cached) before the first loop. `cached` is any pytree.
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.
+    begun: m < K, number of loops that were run before.
 
   Returns:
     The hidden state of each row after its last loop, `cached`, and the number
@@ -122,17 +139,19 @@ def run(
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
     hidden, chosen, cached, state = carry
     live = state.live
-    new, cached = step(hidden, cached, k, live | computed)
+    new, cached = step(hidden, cached, k + begun, live | computed)
     chosen = jnp.where(live[:, None, None], new, chosen)
     evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
     state = exits.after_loop(exit_policy, rule, state, evidence)
     return (new if computed else chosen, chosen, cached, state), None
 
   hidden, cached = start
+  first = exits.start(reads)
+  first = first._replace(loops=first.loops + begun)
   (_, hidden, cached, state), _, _ = driver.run_loop(
     loop,
-    (hidden, hidden, cached, exits.start(reads)),
-    num_loops,
+    (hidden, hidden, cached, first),
+    num_loops - begun,
     kind="scan" if computed else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
   )

@@ -24,6 +24,7 @@ from loopjax.models.every_loop import (
   reads_out_every_loop as reads_out_every_loop,
 )
 from loopjax.models.exiting import check_exits as check_exits
+from loopjax.models.exiting import check_resumes as check_resumes
 from loopjax.models.exiting import exit_rule as exit_rule
 from loopjax.models.exiting import read as read
 from loopjax.models.exiting import untrained as untrained

@@ -18,6 +18,7 @@ from loopjax.protocols.features import CarriesState as CarriesState
 from loopjax.protocols.features import ExitsEarly as ExitsEarly
 from loopjax.protocols.features import Halting as Halting
 from loopjax.protocols.features import HaltsByMass as HaltsByMass
+from loopjax.protocols.features import HasPlaces as HasPlaces
 from loopjax.protocols.features import HasSchedule as HasSchedule
 from loopjax.protocols.features import HasSpan as HasSpan
 from loopjax.protocols.features import LearnsFromTeacher as LearnsFromTeacher
@@ -26,6 +27,7 @@ from loopjax.protocols.features import Measured as Measured
 from loopjax.protocols.features import MemoryTokens as MemoryTokens
 from loopjax.protocols.features import ReadsByChunk as ReadsByChunk
 from loopjax.protocols.features import ReadsOutEveryLoop as ReadsOutEveryLoop
+from loopjax.protocols.features import Resumes as Resumes
 from loopjax.protocols.features import StacksLayers as StacksLayers
 from loopjax.protocols.features import Teacher as Teacher
 from loopjax.protocols.tasks import Task as Task

@@ -61,6 +61,19 @@ class ExitsEarly(Protocol):
 
 
 @runtime_checkable
+class Resumes(Protocol):
+  """A causal family whose `read` stops after some loops, and goes on later.
+
+  `read` also takes `resumed`: `exits.Resumed | None`, together with an exit
+  policy, and its output's trace has "state", [B, S, D], to go on from. Both
+  readings together fill the cache as one of all loops does.
+  """
+
+  def check_resumes(self, config: Any, kind: str) -> None:
+    """Raises UserError for a kind of cache of which this does not hold."""
+
+
+@runtime_checkable
 class LeavesUntrained(Protocol):
   """A family whose loss may leave out parameters, which are then frozen."""
 
@@ -118,6 +131,18 @@ class HasSpan(Protocol):
 
     These must include all tokens of the rows, also the new ones. None for all.
     """
+
+
+@runtime_checkable
+class HasPlaces(Protocol):
+  """A cache with a place for each token, whose rows can be cut.
+
+  What a place holds depends on the tokens up to it, not on what was read
+  together, if every loop has its own.
+  """
+
+  def cut(self, length: Array, rows: Array) -> Any:
+    """The same cache; of `rows`, bool [B], only `length` tokens, i32 [B]."""
 
 
 @runtime_checkable

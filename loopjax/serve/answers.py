@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopjax.generate.costs import Costs
 from loopjax.generate.requests import GeneratedToken
 from loopjax.generate.text import TextStream
 from loopjax.serve.protocol import CompletionRequest, ServedModel
@@ -50,9 +51,9 @@ class Answer:
   ) -> list[dict[str, Any]]:
     """The chunk for the next tokens of a choice; none if it would be empty."""
     choice = self.choices[index]
-    num_before = choice.num_tokens
+    num_before = choice.costs.tokens
     text = choice.read(tokens)
-    read = tokens[: choice.num_tokens - num_before]
+    read = tokens[: choice.costs.tokens - num_before]
     self._tokens[index] += read
     with_scores = self._completion.log_probabilities
     if not text and not choice.finish and not with_scores:
@@ -61,16 +62,34 @@ class Answer:
     content = {"content": text} if self._chat else text
     return [self._chunk(index, content, scores, choice.finish)]
 
+  def costs(self) -> Costs:
+    """The costs of all choices."""
+    total = Costs()
+    for choice in self.choices:
+      total += choice.costs
+    return total
+
   def usage(self) -> dict[str, Any]:
-    """Token counts, and the mean number of loops per sampled token."""
-    sampled = sum(choice.num_tokens for choice in self.choices)
-    loops = sum(choice.num_loops for choice in self.choices)
-    return {
-      "prompt_tokens": self._completion.num_prompt_tokens,
-      "completion_tokens": sampled,
-      "total_tokens": self._completion.num_prompt_tokens + sampled,
-      "loops_per_token": loops / max(sampled, 1),
+    """Token counts, and the mean number of loops per sampled token.
+
+    Drafts are reported where OpenAI's API reports predicted outputs.
+    """
+    costs, num_prompt = self.costs(), self._completion.num_prompt_tokens
+    usage: dict[str, Any] = {
+      "prompt_tokens": num_prompt,
+      "completion_tokens": costs.tokens,
+      "total_tokens": num_prompt + costs.tokens,
+      "loops_per_token": costs.loops / max(costs.tokens, 1),
     }
+    if costs.copied:
+      usage["prompt_tokens_details"] = {"cached_tokens": costs.copied}
+    if costs.accepted + costs.rejected:
+      usage["computed_loops_per_token"] = costs.computed / costs.tokens
+      usage["completion_tokens_details"] = {
+        "accepted_prediction_tokens": costs.accepted,
+        "rejected_prediction_tokens": costs.rejected,
+      }
+    return usage
 
   def last_chunk(self) -> dict[str, Any]:
     """The last chunk of a stream, with the token counts."""

@@ -93,7 +93,7 @@ def _serve(
     name,
     language_model.tokenizer,
     language_model.stop_tokens,
-    engine.max_tokens,
+    engine.limits.max_tokens,
     limit,
     template,
   )

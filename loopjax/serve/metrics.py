@@ -21,7 +21,7 @@ class ServerMetrics:
     )
     self.tokens = prometheus_client.Counter(
       "loopjax_tokens",
-      "Prompt and sampled tokens.",
+      "Tokens of prompts, those of them that were cached, and sampled ones.",
       ["kind"],
       **shared,
     )
@@ -29,6 +29,15 @@ class ServerMetrics:
       "loopjax_loops",
       "Loops after which sampled tokens were read out.",
       **shared,
+    )
+    self.drafts = prometheus_client.Counter(
+      "loopjax_drafts",
+      "Drafted tokens by what became of them.",
+      ["result"],
+      **shared,
+    )
+    self.computed = prometheus_client.Counter(
+      "loopjax_computed_loops", "Loops that sampled tokens took.", **shared
     )
     self.first = prometheus_client.Histogram(
       "loopjax_first_token_seconds", "Time until the first token of a request.",
@@ -45,7 +54,11 @@ class ServerMetrics:
 
   def count(self, answer: Answer) -> None:
     """Adds the tokens and loops of an answer that ended or was cancelled."""
-    usage = answer.usage()
+    usage, costs = answer.usage(), answer.costs()
     self.tokens.labels("prompt").inc(usage["prompt_tokens"])
+    self.tokens.labels("cached").inc(costs.copied)
     self.tokens.labels("completion").inc(usage["completion_tokens"])
-    self.loops.inc(sum(choice.num_loops for choice in answer.choices))
+    self.loops.inc(costs.loops)
+    self.computed.inc(costs.computed)
+    self.drafts.labels("accepted").inc(costs.accepted)
+    self.drafts.labels("rejected").inc(costs.rejected)

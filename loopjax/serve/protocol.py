@@ -113,6 +113,7 @@ def parse(body: bytes, model: ServedModel, *, chat: bool) -> CompletionRequest:
         top_log_probabilities=num_top,
         num_loops=fields_lib.integer(fields, "loops", 0, 1, _MAX_INT),
         exit_threshold=fields_lib.number(fields, "exit", 1.0, 0, 1),
+        draft_loops=fields_lib.integer(fields, "draft_loops", 0, 0, _MAX_INT),
       )
       for prompt in prompts
       for choice in range(n)

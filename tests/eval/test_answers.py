@@ -219,6 +219,20 @@ def test_more_samples_leave_the_first_as_they_were(run, answered, tmp_path):
 
 
 @pytest.mark.long
+def test_drafts_change_no_answer(run, answered, tmp_path, capsys):
+  _, questions = answered
+  flags = (questions, f"--out={tmp_path}", "--temperature=0")
+  for more in ((), ("--draft_loops=1",)):
+    assert answer(run, *flags, *more) == 0
+  assert re.search(r"drafts: .* accepted; ", capsys.readouterr().out)
+  plain, drafted = (
+    rows_of(tmp_path / f"q{name}.answers.jsonl")
+    for name in ("", ",draft_loops=1")
+  )
+  assert drafted == plain
+
+
+@pytest.mark.long
 def test_answers_of_other_settings_are_not_mixed(run, answered, capsys):
   folder, questions = answered
   before = (folder / "q.answers.jsonl").read_text()

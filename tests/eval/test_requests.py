@@ -104,7 +104,9 @@ def test_files_that_cannot_be_read(tmp_path):
     requests.read(path)
   other = tmp_path / "a.txt"
   other.write_text("some text\n")
-  with pytest.raises(UserError, match="a.txt: a request file is named .jsonl"):
+  with pytest.raises(
+    UserError, match="a.txt: a file of JSON lines is named .jsonl"
+  ):
     requests.read(other)
 
 

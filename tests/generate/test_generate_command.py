@@ -1,5 +1,6 @@
 """The terminal's end: what is printed, and what is refused."""
 
+import json
 import pathlib
 import sys
 
@@ -36,6 +37,64 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   )  # The first: 2.
 
 
+def test_drafts_change_the_report_alone(run, capsys):
+  flags = (str(run), "--prompt=Loops", *FLAGS, "--report")
+  assert entry.main([*flags]) == 0
+  whole, report = capsys.readouterr()
+  assert "drafts" not in report
+  assert entry.main([*flags, "--draft_loops=1"]) == 0
+  drafted, report = capsys.readouterr()
+  assert drafted == whole
+  assert "2.000 of 2 loops per token" in report
+  line = next(x for x in report.splitlines() if x.startswith("drafts: "))
+  assert "of 11 accepted; " in line and "loops computed per token" in line
+
+
+def test_a_file_of_prompts_becomes_a_line_a_text(run, tmp_path, capsys):
+  """In its order, over fewer slots; each text is that of its prompt alone."""
+  rows = [{"prompt": text, "id": n} for n, text in enumerate("Loops")]
+  path = tmp_path / "prompts.jsonl"
+  path.write_text("\n\n".join(map(json.dumps, rows)))
+  flags = (str(run), *FLAGS)
+  assert entry.main([*flags, f"--prompts={path}", "--slots=2", "--report"]) == 0
+  said, report = capsys.readouterr()
+  found = [json.loads(line) for line in said.splitlines()]
+  assert [{"prompt": one["prompt"], "id": one["id"]} for one in found] == rows
+  assert report.startswith(f"{sum(one['tokens'] for one in found)} tokens in")
+  assert entry.main([*flags, "--prompt=p"]) == 0
+  assert capsys.readouterr().out == f"p{found[3]['text']}\n"
+  assert {one["finish"] for one in found} <= {"stop", "length"}
+  assert all(one["loops"] == 2 * one["tokens"] for one in found)
+
+
+@pytest.mark.long
+def test_samples_of_a_file_differ(run, tmp_path, capsys):
+  path = tmp_path / "prompts.jsonl"
+  path.write_text('{"prompt": "a"}\n{"prompt": "a"}\n')
+  flags = (str(run), f"--prompts={path}", "--samples=2", "--max_new_tokens=9")
+  assert entry.main([*flags]) == 0
+  found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert [one["sample"] for one in found] == [0, 1, 0, 1]
+  assert len({one["text"] for one in found}) == 4
+
+
+@pytest.mark.parametrize(("content", "says"), [
+  ("", "contains no prompts"),
+  ("{", "a.jsonl:1: is not valid JSON"),
+  ('{"prompt": 3}', "a.jsonl:1: needs a text 'prompt'"),
+  ('["a"]', "a.jsonl:1: needs a text 'prompt'"),
+  ('{"prompt": "a"}\n{"prompt": "\\ud800"}', "a.jsonl:2: its 'prompt' is not"),
+  (f'{{"prompt": "{"a" * 48}"}}', "49 tokens, and the cache"),
+])  # fmt: skip
+def test_mistakes_in_a_file_of_prompts(run, tmp_path, capsys, content, says):
+  path = tmp_path / "a.jsonl"
+  path.write_text(content)
+  assert entry.main([str(run), f"--prompts={path}"]) == 2
+  said, printed = capsys.readouterr()
+  assert printed.startswith("error: ") and printed.count("\n") == 1
+  assert says in printed and not said
+
+
 @pytest.mark.long
 def test_samples_differ_and_are_repeated_by_their_seed(run, capsys):
   flags = (str(run), "--prompt=L", "--max_new_tokens=9")
@@ -58,7 +117,11 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
 
 @pytest.mark.parametrize(("flags", "says"), [
   (("--prompt=a",), "give either WORKDIR, a run, or --hub=FOLDER"),
-  (("{run}",), "give --prompt=TEXT, or --chat"),
+  (("{run}",), "give --prompt=TEXT, --prompts=FILE, or --chat"),
+  (("{run}", "--prompt=a", "--prompts=b"), "give --prompt=TEXT, --prompts"),
+  (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
+  (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),
+  (("{run}", "--prompt=a", "--prefix_mib=-1"), "--prefix_mib=-1 must be at"),
   (("{run}", "--hub=x", "--prompt=a"), "give either WORKDIR"),
   (("{run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
   (("{run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),

@@ -35,8 +35,8 @@ def test_parts_are_the_whole_without_half_characters(cuts):
   assert "".join(parts) == text.text == whole
   assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts[:-1])
   assert text.finish == "stop"
-  assert text.num_tokens == len(whole.encode()) + 1
-  assert text.num_loops == 2 * text.num_tokens
+  assert text.costs.tokens == len(whole.encode()) + 1
+  assert text.costs.loops == 2 * text.costs.tokens
 
 
 def test_what_is_no_character_at_the_end_is_shown():

@@ -20,6 +20,8 @@ TEXT = "Über allen Gipfeln ist Ruh, in allen Wipfeln spürest du kaum ein ☃."
 class Engine:
   """Writes one text for every prompt, a byte a step, with two loops each.
 
+  With drafts every other one is accepted, and one token of a prompt copied.
+
   Attributes:
     added, cancelled: requests and numbers, in order.
     go_on: steps wait for it.
@@ -62,7 +64,13 @@ class Engine:
         is_last = place + 1 == request.max_new_tokens
         token, finish = self.ids[place], "length" if is_last else None
       top = tuple((t, -1.0 - t) for t in range(request.top_log_probabilities))
-      found.append(GeneratedToken(number, token, -0.5, top, 2, finish))
+      drafts = (
+        (place % 2 == 1, 4, int(not place))
+        if request.draft_loops
+        else (None, 1)
+      )
+      new = GeneratedToken(number, token, -0.5, top, 2, finish, *drafts)
+      found.append(new)
       self.live[number] += 1
       if finish:
         del self.live[number]

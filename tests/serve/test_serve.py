@@ -79,6 +79,7 @@ def test_what_is_asked_reaches_the_engine(served):
   response = served.post(
     prompt=["a", "bc"], n=2, max_tokens=3, temperature=0.5, top_p=0.9, top_k=7,
     min_p=0.1, repetition_penalty=1.5, seed=11, logprobs=4, loops=4, exit=0.7,
+    draft_loops=0,
     user="me",
   )  # fmt: skip
   assert response.status_code == 200
@@ -94,6 +95,29 @@ def test_what_is_asked_reaches_the_engine(served):
     for seed in (11, 12)
   ]
   assert [c["index"] for c in response.json()["choices"]] == [0, 1, 2, 3]
+
+
+def test_drafts_and_what_was_copied_are_reported(alone):
+  """Every second token is a draft that was accepted; each prompt copied."""
+  answers = [
+    alone.post(prompt="x", max_tokens=8, draft_loops=loops) for loops in (2, 0)
+  ]
+  drafted, plain = (answer.json() for answer in answers)
+  assert [one.draft_loops for one in alone.engine.added] == [2, 0]
+  assert drafted["usage"]["completion_tokens_details"] == {
+    "accepted_prediction_tokens": 4, "rejected_prediction_tokens": 4,
+  }  # fmt: skip
+  assert drafted["usage"]["computed_loops_per_token"] == 4.0
+  assert drafted["usage"]["loops_per_token"] == 2.0
+  assert drafted["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+  assert plain["usage"].keys() == {
+    "prompt_tokens", "completion_tokens", "total_tokens", "loops_per_token",
+  }  # fmt: skip
+  wait_for(lambda: alone.number("loopjax_computed_loops_total") == 8 * 5)
+  metrics = alone.client.get("/metrics").text
+  assert 'loopjax_drafts_total{result="accepted"} 4.0' in metrics
+  assert 'loopjax_drafts_total{result="rejected"} 4.0' in metrics
+  assert 'loopjax_tokens_total{kind="cached"} 1.0' in metrics
 
 
 def test_ids_are_prompts_too(served):
@@ -233,6 +257,9 @@ def test_log_probabilities(served):
     ({"prompt": "x", "top_p": 0}, None, "top_p=0 must be more than 0"),
     ({"prompt": "x", "exit": 0}, None, "exit_threshold=0"),
     ({"prompt": "x", "loops": 3}, None, "num_loops=3: this model runs 4"),
+    ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
+    ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
+    ({"prompt": "x", "draft_loops": 1, "exit": 0.5}, None, "exclude each"),
     ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
     ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
     ({"prompt": "x", "stream": "yes"}, "stream", "true or false"),

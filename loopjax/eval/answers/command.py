@@ -20,6 +20,7 @@ from loopjax.eval.answers import file, scores
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import chat, source, text_flags
+from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.text import TextStream
@@ -87,8 +88,8 @@ def run(options: Options) -> None:
   with file.opened(path, facts) as answers:
     missing = [one for one in samples if one.key not in answers.by_key]
     requests = _requests(missing, model, engine, options)
-    started = time.monotonic()
-    for key, row in _generate(requests, model, engine, options):
+    started, costs = time.monotonic(), Costs()
+    for key, row in _generate(requests, model, engine, options, costs):
       answer = questions[key[0]].answer
       right = is_right(row["text"], answer)
       answers.add(key, {"answer": answer, "right": right, **row})
@@ -110,6 +111,8 @@ def run(options: Options) -> None:
       f"{len(missing)} answers generated in {seconds:.0f} s, compilation"
       f" included; cache: {engine.cache_bytes:,} bytes for {engine.num_slots}"
     )
+  if drafts := costs.of_drafts():
+    print(drafts)
   print(f"{path}\n\n{scores.table(metrics, options.text.samples, ks)}")
 
 
@@ -118,8 +121,9 @@ def _generate(
   model: LanguageModel,
   engine: Engine,
   options: Options,
+  costs: Costs,
 ) -> Iterator[tuple[file.Key, dict[str, Any]]]:
-  """Yields answers as they end: their key, text and costs."""
+  """Yields answers as they end: their key, text and costs, and adds these."""
   unfinished: dict[int, tuple[file.Key, TextStream]] = {}
   for key, request in requests.items():
     stream = TextStream(model.tokenizer, options.text.stop, request.prompt)
@@ -137,12 +141,13 @@ def _generate(
           engine.cancel(token.request_id)
         del unfinished[token.request_id]
         progress.update()
+        costs += text.costs
         yield (
           key,
           {
             "finish": text.finish,
-            "num_tokens": text.num_tokens,
-            "num_loops": text.num_loops,
+            "num_tokens": text.costs.tokens,
+            "num_loops": text.costs.loops,
             "text": text.text,
           },
         )
@@ -160,15 +165,16 @@ def _requests(
   prompts = {
     one.question.number: prompt_of(one.question.text) for one in samples
   }
-  most, least = engine.max_prompt_tokens, given or 1
+  most, least = engine.limits.max_prompt_tokens, given or 1
   for number, prompt in prompts.items():
-    room = engine.room(len(prompt))
+    room = engine.limits.room(len(prompt))
     if most is None or room is None:
       continue  # There is room for any text.
     if len(prompt) > most or room < least:
       raise UserError(
         f"question {number}: after its prompt of {len(prompt)} tokens there is"
-        f" no room for {least} more, with --max_tokens={engine.max_tokens}"
+        f" no room for {least} more, with"
+        f" --max_tokens={engine.limits.max_tokens}"
         f" and --prompt_tokens={flags.prompt_tokens}"
       )
   return {
@@ -180,6 +186,7 @@ def _requests(
       ),
       stop_tokens=model.stop_tokens,
       exit_threshold=flags.exit_threshold,
+      draft_loops=flags.draft_loops,
     )
     for one in samples
   }
@@ -225,14 +232,15 @@ def _facts(
     "sampling": dataclasses.asdict(flags.sampling),
     "max_new_tokens": flags.max_new_tokens,
     "stop": flags.stop,
-    "num_loops": engine.num_loops,
+    "num_loops": engine.limits.num_loops,
     "exit": {
-      "rule": engine.exit_rule,
+      "rule": engine.limits.exit_rule,
       "kept": options.model.exit_kept,
       "threshold": flags.exit_threshold,
     },
+    **({"draft_loops": flags.draft_loops} if flags.draft_loops else {}),
     "cache_kind": engine.cache_kind,
-    "max_tokens": engine.max_tokens,
+    "max_tokens": engine.limits.max_tokens,
     "prompt_tokens": flags.prompt_tokens,
     "dtype": options.model.dtype,
   }
@@ -245,6 +253,7 @@ def _path(options: Options) -> pathlib.Path:
     "num_loops": flags.num_loops,
     "exit_rule": flags.exit_rule,
     "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
+    "draft_loops": text.draft_loops or None,
     "cache_kind": flags.cache_kind,
     "prompt_tokens": text.prompt_tokens or None,
     "checkpoint": flags.checkpoint,

@@ -6,8 +6,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from loopjax.data.text import json_lines
 from loopjax.errors import UserError
-from loopjax.eval import requests
 
 # Names that published files give the question.
 _QUESTION = ("question", "problem", "prompt")
@@ -43,7 +43,7 @@ def read(path: Path, limit: int = 0) -> list[Question]:
     UserError: the file cannot be read, or a line is no question.
   """
   questions: list[Question] = []
-  for where, row in requests.rows(path):
+  for where, row in json_lines.rows(path):
     if limit and len(questions) == limit:
       break
     given = row if isinstance(row, dict) else {}

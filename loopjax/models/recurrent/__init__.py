@@ -5,6 +5,7 @@ from loopjax.models.recurrent.model import HEADLINE, TRACES, Model
 from loopjax.models.recurrent.reading import (
   CACHES,
   check_exits,
+  check_resumes,
   empty_cache,
   exit_rule,
   read,
@@ -20,6 +21,7 @@ __all__ = [
   "Config",
   "Model",
   "check_exits",
+  "check_resumes",
   "check_schedule",
   "costs",
   "empty_cache",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.models import causal, exiting
+from loopjax.models.exiting import check_resumes as check_resumes
 from loopjax.models.recurrent.model import Model
 from loopjax.nn import stack
 from loopjax.nn.attention import cache as cache_lib
@@ -75,6 +76,7 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
+  resumed: exits.Resumed | None = None,
 ) -> tuple[Output, PartsCache]:
   """`CausalFamily.read` with early exits, as `exiting.read`."""
   num_loops = model.config.num_loops if num_loops is None else num_loops
@@ -89,6 +91,7 @@ def read(
   metadata, nowhere = call.metadata, cache.capacity
   injected, state, found = model.start(call, tokens, cache)
   assert found is not None
+  begun = resumed.num_loops if resumed else 0
 
   def step(hidden: Array, core: Any, k: Array, live: Array) -> Any:
     places = jnp.where(live[:, None], metadata.places, nowhere)
@@ -101,16 +104,17 @@ def read(
     exit_policy,
     rule,
     step,
-    (state, found.core),
+    (resumed.state if resumed else state, found.core),
     jnp.any(valid, axis=1),
     num_loops,
+    begun,
   )
   if rule != "fixed" and exit_policy.kept != "computed":
     core = core.with_skipped(num_loops, loops, metadata.places, None)
   output, after = model.finish(call, hidden, found._replace(core=core))
   assert after is not None
   stats = {"loops_run": loops.astype(jnp.float32)}
-  return output._replace(stats=stats), after
+  return output._replace(stats=stats, trace={"state": hidden}), after
 
 
 def unstacked(model: Any) -> Any:

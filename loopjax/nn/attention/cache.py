@@ -108,6 +108,11 @@ class Cache:
     added = jnp.sum(places < self.capacity, axis=1, dtype=jnp.int32)
     return dataclasses.replace(self, length=self.length + added)
 
+  def cut(self, length: Array, rows: Array) -> "Cache":
+    """The same cache; of `rows`, bool [B], only `length` tokens, i32 [B]."""
+    length = jnp.where(rows, length, self.length)
+    return dataclasses.replace(self, length=length)
+
   def with_skipped(
     self, num_loops: int, loops: Array, places: Array, own: "KeyValues | None"
   ) -> "Cache":

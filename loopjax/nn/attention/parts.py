@@ -31,6 +31,11 @@ class PartsCache(NamedTuple):
     """See `Cache.within`."""
     return PartsCache(*(part.within(span) for part in self))
 
+  def cut(self, length: Array, rows: Array) -> "PartsCache":
+    """See `Cache.cut`; for caches without a part for prompts."""
+    parts = (part for part in self if isinstance(part, Cache))
+    return PartsCache(*(part.cut(length, rows) for part in parts))
+
   def extended(self, places: Array) -> "PartsCache":
     """See `Cache.extended`."""
     return PartsCache(*(part.extended(places) for part in self))

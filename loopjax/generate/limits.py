@@ -1,0 +1,102 @@
+"""What an engine can be asked for."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from loopjax.errors import UserError
+from loopjax.generate import sizes
+from loopjax.generate.cached_model import CachedModel
+from loopjax.generate.requests import GenerationRequest
+from loopjax.protocols import ExitsEarly
+
+
+class Limits(NamedTuple):
+  """The limits of an engine.
+
+  Attributes:
+    num_tokens: number of the model's tokens, padding ids excluded.
+    max_tokens: maximum length of a sequence, prompt included; None for any.
+    prompt_tokens: how many of them are reserved for the prompt; 0 for none.
+    min_loops, num_loops: minimum and maximum number of loops of a token.
+    exit_rule: the rule of early exits.
+    on_cpu: whether reading several tokens at once takes longer than one.
+    check_drafts: raises UserError if fewer loops cannot draft tokens.
+  """
+
+  num_tokens: int
+  max_tokens: int | None
+  prompt_tokens: int
+  min_loops: int
+  num_loops: int
+  exit_rule: str
+  on_cpu: bool
+  check_drafts: Callable[[], None]
+
+  @property
+  def max_prompt_tokens(self) -> int | None:
+    """Maximum length of a prompt; None for any length."""
+    return self.prompt_tokens or self.max_tokens
+
+  def room(self, num_prompt: int) -> int | None:
+    """Maximum number of tokens after a prompt; None for any number."""
+    if self.max_tokens is None:
+      return None
+    reserved = self.prompt_tokens or num_prompt
+    return self.max_tokens - reserved + 1  # The last token is never read.
+
+  def span(self, num_tokens: int) -> int | None:
+    """Number of cache entries to read for so many tokens; None for all."""
+    most = self.max_tokens
+    return None if most is None else sizes.span(num_tokens, most)
+
+  def check(self, request: GenerationRequest) -> None:
+    """Raises UserError for a request that the engine cannot answer."""
+    wrong = [x for x in request.prompt if not 0 <= x < self.num_tokens]
+    if wrong:
+      raise UserError(
+        f"the prompt has a token {wrong[0]}; there are {self.num_tokens}"
+      )
+    capacity = self.max_prompt_tokens
+    if capacity and len(request.prompt) > capacity:
+      raise UserError(
+        f"the prompt has {len(request.prompt)} tokens, and the cache has room"
+        f" for {capacity}"
+      )
+    loops, low, high = request.num_loops, self.min_loops, self.num_loops
+    if loops and not low <= loops <= high:
+      raise UserError(f"num_loops={loops} is not in [{low}, {high}]")
+    if request.exit_threshold < 1 and self.exit_rule == "fixed":
+      raise UserError(
+        f"exit_threshold={request.exit_threshold} has no effect on a fixed"
+        " number of loops"
+      )
+    if request.draft_loops:
+      self.check_drafts()
+      most = (loops or high) - 1
+      if not 1 <= request.draft_loops <= most:
+        raise UserError(
+          f"draft_loops={request.draft_loops} is not in [1, {most}]: less than"
+          " the loops that check a draft"
+        )
+
+
+def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
+  """The limits of an engine that runs a model.
+
+  Args:
+    cached: the model without its parameters.
+    model: the model.
+    params: its parameters.
+  """
+  num_loops, spec = cached.num_loops, model.spec
+  return Limits(
+    num_tokens=spec.vocab_size - spec.num_padding_tokens,
+    max_tokens=cached.max_tokens if cached.is_bounded(params) else None,
+    prompt_tokens=cached.prompt_tokens,
+    min_loops=1 if isinstance(cached.family, ExitsEarly) else num_loops,
+    num_loops=num_loops,
+    exit_rule=cached.exit_rule,
+    on_cpu=cached.platform == "cpu",
+    check_drafts=functools.partial(cached.check_drafts, model.config),
+  )

@@ -1,0 +1,284 @@
+"""Drafts by fewer loops: what is written is as if there were none."""
+
+import collections
+import dataclasses
+import functools
+
+import generate_examples as examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from generate_examples import PROMPTS, engine_of, ids, logits_after, requests
+from tests_support import crossing
+
+from loopjax.errors import UserError
+from loopjax.generate import sampling, sizes, speculation
+from loopjax.generate.costs import Costs
+from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.sampling import Sampling
+from loopjax.loop import exits
+
+GREEDY = Sampling(temperature=0)
+ASKED = requests(9, sampling=GREEDY)
+new = GenerationRequest
+
+
+def drafted(asked, loops):
+  return [dataclasses.replace(one, draft_loops=loops) for one in asked]
+
+
+def same(found, expected):
+  """Tokens and ends are the same, scores but for the rounding of sums."""
+  for text, other in zip(found, expected, strict=True):
+    assert ids(text) == ids(other)
+    assert [one.finish for one in text] == [one.finish for one in other]
+    assert [one.loops for one in text] == [one.loops for one in other]
+    for one, like in zip(text, other, strict=True):
+      np.testing.assert_allclose(
+        one.log_probability, like.log_probability, atol=1e-5
+      )
+
+
+def costs_of(texts):
+  costs = Costs()
+  for token in (one for text in texts for one in text):
+    costs.add(token)
+  return costs
+
+
+@crossing(("name", "loops"), [("looped", 1), ("looped", 2), ("recurrent", 1)])
+def test_greedy_texts_are_those_without_drafts(name, loops):
+  """In two slots that change hands; some drafts are right, some wrong."""
+  plain = engine_of(name, num_slots=2).generate(ASKED)
+  found = engine_of(name, num_slots=2).generate(drafted(ASKED, loops))
+  same(found, plain)
+  costs = costs_of(found)
+  assert costs.accepted and costs.rejected
+  assert costs.accepted + costs.rejected == costs.tokens - len(ASKED)
+  # All three loops of the first tokens, and of what was read in rounds.
+  assert costs.computed % 6 == 3 * len(ASKED) % 6 and (
+    costs.computed > 3 * costs.tokens
+  )
+  assert costs.loops == 3 * costs.tokens == costs_of(plain).computed
+
+
+def test_rows_with_and_without_drafts_wait_for_each_other():
+  asked = [ASKED[0], *drafted(ASKED[3:], 1)]
+  plain = engine_of("looped", num_slots=2).generate([ASKED[0], ASKED[3]])
+  same(engine_of("looped", num_slots=2).generate(asked), plain)
+
+
+MIXED = [
+  new(PROMPTS[0], 9, Sampling(seed=7), draft_loops=1),
+  new(PROMPTS[1], 9, GREEDY, draft_loops=2),
+  new(PROMPTS[2], 5, Sampling(0.7, 5, 0.9, 0.01, 1.3, seed=8), draft_loops=1),
+  new(PROMPTS[3], 12, GREEDY, exit_threshold=0.4),
+  new(PROMPTS[0], 7, Sampling(0.0, repetition_penalty=3.0), draft_loops=1),
+  new(PROMPTS[3], 12, Sampling(0.5, seed=2**32 - 1), draft_loops=1),
+  new(PROMPTS[1], 9, GREEDY, num_loops=2, draft_loops=1),
+]
+
+
+@pytest.mark.long
+@crossing("name", ["looped", "recurrent"])
+def test_a_drafted_text_is_what_it_is_alone(name):
+  """Whatever its neighbours and their drafts, its slot, and the one before."""
+  asked = [one for one in MIXED if name == "looped" or one.exit_threshold == 1]
+  found = engine_of(name).generate([*asked, *reversed(asked)])
+  for request, *both in zip(asked, found, found[::-1], strict=False):
+    alone = engine_of(name).generate([request])
+    for text in both:
+      same([text], alone)
+
+
+@pytest.mark.long
+def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch):
+  """Sampled or not: nor on where rounds begin, or how many a call has."""
+  texts = []
+  for numbers in ((2, 4, 8), (2,), (4,), (8,), (3,)):
+    monkeypatch.setattr(sizes, "NUM_DRAFTS", numbers)
+    texts.append(engine_of("looped").generate(MIXED))
+    same(texts[-1], texts[0])
+  assert costs_of(texts[0]).accepted
+
+
+def test_texts_end_where_they_do_without_drafts():
+  """At a stop token within a round, and where the cache is full."""
+  plain = engine_of("looped").generate(ASKED)
+  asked = [
+    dataclasses.replace(one, stop_tokens=(ids(text)[3],), max_new_tokens=99)
+    for one, text in zip(ASKED, plain, strict=True)
+  ]
+  expected = engine_of("looped").generate(asked)
+  same(engine_of("looped").generate(drafted(asked, 2)), expected)
+  endless = [new(PROMPTS[2], 99, GREEDY)]
+  expected = engine_of("looped").generate(endless)
+  same(engine_of("looped").generate(drafted(endless, 2)), expected)
+
+
+def test_a_cancelled_draft_leaves_no_trace():
+  """Nor does one whose row waits while others go on."""
+  engine, plain = (engine_of("looped", num_slots=1) for _ in range(2))
+  number = engine.add(new(PROMPTS[3], 12, GREEDY, draft_loops=2))
+  while not any(one.accepted is not None for one in engine.step()):
+    pass
+  engine.cancel(number)
+  assert engine.idle
+  for asked in (ASKED[:1], drafted(ASKED[:1], 2)):
+    same(engine.generate(asked), plain.generate(ASKED[:1]))
+
+
+@functools.cache
+def reader(name):
+  """Reads one token after a prompt: (read, its cache, the token)."""
+  family, graphdef, params = examples.model_of(name)
+  prompt = jnp.asarray([PROMPTS[0], PROMPTS[3][:5]])
+
+  def read(tokens, cache, loops, resumed=None):
+    model = nnx.merge(graphdef, params)
+    rows = len(tokens)
+    policy = exits.ExitPolicy(jnp.ones(rows), jnp.full(rows, loops))
+    return family.read(
+      model, tokens, cache, exit_policy=policy, resumed=resumed
+    )
+
+  @functools.partial(jax.jit, compiler_options=examples.FAST)
+  def prompted():
+    model = nnx.merge(graphdef, params)
+    return family.read(model, prompt, family.empty_cache(model, 2, 16))[1]
+
+  return read, prompted(), prompt[:, -1:]
+
+
+@crossing(("name", "loops"), [("looped", 1), ("looped", 2), ("recurrent", 1)])
+def test_loops_that_go_on_are_all_loops_to_the_bit(name, loops):
+  """What m loops left, keys and states, is the model's own."""
+  read, cache, token = reader(name)
+
+  @functools.partial(jax.jit, compiler_options=examples.FAST)
+  def in_two():
+    first, half = read(token, cache, loops)
+    state = first.trace["state"]
+    half = half.cut(jnp.full(2, 5), jnp.ones(2, bool))
+    return read(token, half, 3, exits.Resumed(state, loops))
+
+  whole = jax.jit(
+    lambda: read(token, cache, 3), compiler_options=examples.FAST
+  )()
+  output, after = in_two()
+  np.testing.assert_array_equal(output.logits, whole[0].logits)
+  np.testing.assert_array_equal(output.stats["loops_run"], [3, 3])
+  jax.tree.map(np.testing.assert_array_equal, after, whole[1])
+
+
+def test_only_the_named_rows_are_cut():
+  _, cache, _ = reader("recurrent")
+  cut = cache.cut(jnp.asarray([3, 3]), jnp.asarray([True, False]))
+  for part in cut:
+    assert part.length.tolist() == [3, 5]
+
+
+P, Q = (
+  np.log(np.maximum(row, 1e-30))
+  for row in (
+    np.array([0.5, 0.2, 0.0, 0.2, 0.1]), np.array([0.1, 0.3, 0.3, 0.2, 0.1])
+  )
+)  # fmt: skip
+NUM = 100_000
+
+
+@crossing(("p", "q"), [(P, Q), (Q, P), (P, P)], ids=["pq", "qp", "pp"])
+def test_accepted_and_other_tokens_have_the_distribution_of_the_model(p, q):
+  """Counts of 1e5 draws within five standard errors; q lacks a token of p."""
+  seeds, positions = jnp.arange(NUM, dtype=jnp.uint32), jnp.full(NUM, 3)
+
+  @jax.jit
+  def run():
+    wide = [
+      jnp.broadcast_to(jnp.asarray(x, jnp.float32), (NUM, 5)) for x in (q, p)
+    ]
+    settings = sampling.to_arrays([Sampling()] * NUM)._replace(seed=seeds)
+    settings = jax.tree.map(jnp.asarray, settings)
+    draft, chances = speculation._drafted(
+      wide[0], jnp.zeros((NUM, 5), bool), settings, positions, False
+    )
+    return draft, *speculation.accepted(
+      draft, chances, wide[1], seeds, positions
+    )
+
+  draft, accepts, token = run()
+  for found, chances in ((draft, np.exp(q)), (token, np.exp(p))):
+    counts = np.bincount(found, minlength=5)
+    error = 5 * np.sqrt(NUM * chances * (1 - chances)) + 1e-6
+    assert np.all(np.abs(counts - NUM * chances) <= error), counts
+  expected = np.minimum(np.exp(p), np.exp(q)).sum()
+  assert abs(np.mean(accepts) - expected) < 5 * 0.5 / NUM**0.5
+  np.testing.assert_array_equal(token[accepts], draft[accepts])
+
+
+@pytest.mark.long
+def test_sampled_texts_have_the_distribution_of_the_model():
+  """Pairs of tokens over seeds, after temperature, top-k and the penalty."""
+  num, prompt = 4000, (9,)
+  sampling_of = functools.partial(
+    Sampling, 1.2, top_k=3, repetition_penalty=1.5
+  )
+  asked = [
+    new(prompt, 3, sampling_of(seed=n), draft_loops=1) for n in range(num)
+  ]
+  engine = engine_of("looped", num_slots=32)
+  texts = engine.generate(asked)
+  assert 0.2 < costs_of(texts).accepted / (2 * num) < 0.95
+  counts = collections.Counter(tuple(ids(text)[:2]) for text in texts)
+
+  def chances(text):
+    logits = jnp.asarray(logits_after("looped", text))[None]
+    seen = np.zeros((1, logits.shape[1]), bool)
+    seen[0, list(text)] = True
+    settings = jax.tree.map(jnp.asarray, sampling.to_arrays([sampling_of()]))
+    return np.exp(sampling.log_chances(logits, jnp.asarray(seen), settings))[0]
+
+  total = 0.0
+  first = chances(prompt)
+  for one in np.flatnonzero(first):
+    second = chances((*prompt, int(one)))
+    for two in np.flatnonzero(second):
+      chance = float(first[one] * second[two])
+      total += chance
+      error = 5 * np.sqrt(num * chance * (1 - chance)) + 1
+      assert abs(counts[int(one), int(two)] - num * chance) < error
+  assert total == pytest.approx(1, abs=1e-4)
+
+
+def test_drafts_become_as_many_as_are_accepted():
+  def drafts(accepted, rejected, share=0.25):
+    counts = [(accepted / 2, rejected / 2)] * 2
+    return sizes.drafts(counts, share, 8, on_cpu=True)
+
+  assert drafts(0, 40) == (2, 8)
+  assert drafts(40, 10)[0] == 4 and drafts(400, 4) == (8, 2)
+  assert drafts(40, 10, 0.75)[0] <= drafts(40, 10, 0.1)[0]
+
+
+@pytest.mark.parametrize(("name", "options", "request_of", "says"), [
+  ("looped", {}, {"draft_loops": 3}, r"draft_loops=3 is not in \[1, 2\]"),
+  ("looped", {}, {"draft_loops": -1}, "draft_loops=-1"),
+  ("looped", {}, {"draft_loops": 2, "num_loops": 2}, r"not in \[1, 1\]"),
+  ("looped", {"cache_kind": "mean"}, {"draft_loops": 1}, "of kind 'mean'"),
+  ("recurrent", {"cache_kind": "last_loop"}, {"draft_loops": 1}, "of kind"),
+  ("melt", {}, {"draft_loops": 1}, "draft_loops: this family"),
+  ("sleep", {}, {"draft_loops": 1}, "draft_loops: this family"),
+  ("disco", {}, {"draft_loops": 1}, "draft_loops: this family"),
+])  # fmt: skip
+def test_impossible_drafts_are_refused(name, options, request_of, says):
+  engine = engine_of(name, **options)
+  with pytest.raises(UserError, match=says) as error:
+    engine.add(new((1,), 1, GREEDY, **request_of))
+  assert "\n" not in str(error.value) and engine.idle
+
+
+def test_drafts_and_exits_exclude_each_other():
+  with pytest.raises(UserError, match="exclude each other"):
+    new((1,), 1, exit_threshold=0.5, draft_loops=1)
