@@ -6,6 +6,7 @@ Subcommands take the flags of their modules.
 import runpy
 import sys
 
+import loopjax
 from loopjax.errors import similar
 
 _USAGE = """\
@@ -45,6 +46,9 @@ def main() -> None:
   word, *rest = sys.argv[1:] or ["--help"]
   if word in ("--help", "-h", "help"):
     print(_USAGE)
+    return
+  if word == "--version":
+    print(f"loopjax {loopjax.__version__}")
     return
   if word == "--list":  # The one flag that needs no subcommand.
     word, rest = "train", ["--list"]

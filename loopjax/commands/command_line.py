@@ -105,7 +105,7 @@ def _without_closed_loops(unraisable) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the flags; any error in them is a UserError."""
-  argv = [_located(word) for word in argv]
+  argv = [_located(word) for word in _joined(argv)]
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -158,6 +158,19 @@ def _said(error: BaseException) -> str:
   """The kind of an error, and the last line of its message."""
   last_line = (str(error).strip() or "no message").splitlines()[-1].strip()
   return f"{type(error).__name__}: {last_line}"
+
+
+def _joined(argv: list[str]) -> list[str]:
+  """The command line with `--config FILE`, two words, as `--config=FILE`."""
+  words: list[str] = []
+  for word in argv:
+    if words and words[-1] == "--config":
+      words[-1] += f"={word}"
+    else:
+      words.append(word)
+  if words[-1] == "--config":
+    raise UserError("--config needs a FILE")
+  return words
 
 
 def _located(word: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 
 KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
 
@@ -78,7 +79,8 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.
   for root in roots:
     if not root.is_dir():
-      raise UserError(f"{root}: there is no such directory")
+      near = zoo.suggestion(root)
+      raise UserError(f"{root}: there is no such directory{near}")
     directories = list(_directories(root))
     sweeps = [
       path

@@ -12,7 +12,7 @@ from typing import Any
 
 from loopjax import sections
 from loopjax.errors import UserError
-from loopjax.run import processes
+from loopjax.run import processes, zoo
 
 # Sections that may differ between starts: they do not affect what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
@@ -134,8 +134,9 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 def no_run(workdir: pathlib.Path, label: str) -> str:
   """The message for a directory that is not a run's, or is not there."""
-  what = "config.json is missing" if workdir.is_dir() else "no such directory"
-  return f"{label} contains no run: {what}"
+  if workdir.is_dir():
+    return f"{label} contains no run: config.json is missing"
+  return f"{label} contains no run: no such directory{zoo.suggestion(workdir)}"
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -41,6 +41,12 @@ def located(workdir: pathlib.Path) -> pathlib.Path:
   return ROOT / name
 
 
+def suggestion(workdir: pathlib.Path) -> str:
+  """To append to a message: the model that a missing directory may mean."""
+  known = workdir.name in names()
+  return f"; did you mean {PREFIX}{workdir.name}?" if known else ""
+
+
 def refuse(workdir: pathlib.Path, instead: str) -> None:
   """Raises UserError for zoo:NAME where only a run of one's own will do.
 

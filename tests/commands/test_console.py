@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import loopjax
 from loopjax import __main__ as console
 
 
@@ -60,6 +61,12 @@ def test_without_a_word_it_says_which_there_are(
   assert max(map(len, said.splitlines())) <= 80
   for word in (*console._WORDS, "zoo:sudoku_nine", "--config=sudoku_utm"):
     assert word in said
+
+
+def test_the_version_is_the_packages(monkeypatch, started, capsys):
+  start(monkeypatch, "--version")
+  assert not started
+  assert capsys.readouterr().out == f"loopjax {loopjax.__version__}\n"
 
 
 def test_another_word_is_a_mistake(monkeypatch, started, capsys):

@@ -38,6 +38,8 @@ from loopjax.watch import runs as watch_runs
     ),
     (["--config=configs/sudoku_utm.py:smoke", "--mode=dance"], "dance"),
     (["--config=README.md"], "README.md is not a Python file"),
+    (["--config", "configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config"], "--config needs a FILE"),
     (["--config=configs/sudoku_utm.py:smoke", "--workdir="], "is empty"),
     (
       ["--config=configs/sudoku_utm.py:smoke", "--config.run.seed=4294967296"],
@@ -235,6 +237,12 @@ def test_help_is_what_it_does_then_the_flags(monkeypatch, capsys):
   assert not ended.value.code
   said = capsys.readouterr().out
   assert said.startswith("What it does.\n\n")
+
+
+def test_a_config_may_be_a_word_of_its_own(capsys):
+  flags = "--config", "sudoku_utm:smoke", "--mode=describe"
+  assert command(main_lib.main, *flags) == 0
+  assert json.loads(capsys.readouterr().out)["parameters"] > 0
 
 
 def test_describe_prints_json_and_trains_nothing(main, capsys):

@@ -151,6 +151,10 @@ def test_a_trained_model_has_a_card_and_no_curves(
   assert "## exact match 0.9" in text
   assert watch.main(["--once", "zoo:sudoku_6x6"]) == 2
   assert "not a run; it has no curves" in capsys.readouterr().err
+  for forgotten in (report, watch):
+    assert forgotten.main(["sudoku_6x6"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("no such directory; did you mean zoo:sudoku_6x6?\n")
 
 
 @pytest.fixture(scope="module")
