@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loopjax.errors import UserError
 from loopjax.types import Array
 
 Carry = TypeVar("Carry")
@@ -95,6 +96,16 @@ def draw(key: Array, chances: np.ndarray) -> Array:
   """A depth from `probabilities`, i32 scalar."""
   below = jnp.asarray(np.cumsum(chances)[:-1], jnp.float32)
   return 1 + jnp.sum(jax.random.uniform(key) >= below, dtype=jnp.int32)
+
+
+def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
+  """Raises UserError unless `grown` takes them."""
+  whole = all(type(n) is int and n > 0 for n in (*steps, *loops))
+  if len(steps) != len(loops) or not whole or [*steps] != sorted(set(steps)):
+    raise UserError(
+      f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
+      " positive integers, as many of both, and the steps must increase"
+    )
 
 
 def grown(

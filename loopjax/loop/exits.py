@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
-RULES = ("fixed", "gate", "change", "entropy")
+RULES = ("fixed", "gate", "change", "entropy", "kl", "stable")
+READ_OUT = ("entropy", "kl", "stable")  # Need logits after every loop.
 KEPT = ("copy", "state", "computed")
 
 
@@ -73,7 +74,11 @@ class ExitPolicy:
     rule: "fixed": no early exits, whatever the threshold; "gate": the gate's
       cumulative exit probability is at least the threshold; "change": the loop
       changed the state by at most 1 - threshold of its norm; "entropy": the
-      entropy of the read-out is at most 1 - threshold of its maximum.
+      entropy of the read-out is at most 1 - threshold of its maximum; "kl": the
+      divergence of the read-out from that of the loop before, KL(new || old),
+      is at most 1 - threshold nats; "stable": the most likely token has been
+      the same after 1 / (1 - threshold) loops in a row (Huginn, arXiv
+      2502.05171, and its published code).
     kept: the keys and values that later tokens attend to in the loops that a
       row skipped, if the cache has separate ones for every loop. "copy": those
       of the row's last loop; "state": projections of its last state, computed
@@ -133,7 +138,7 @@ def after_loop(
     rule: the rule to apply, `policy.rule` or "fixed".
     state: the state before the loop.
     evidence: what the rule compares with the threshold, f32 [B]: the gate's
-      logit, `relative_change` or `relative_entropy`.
+      logit, `relative_change`, or what `of_read_out` finds.
   """
   log_left, leaves = state.log_left, jnp.zeros_like(state.live)
   if rule == "gate":
@@ -164,3 +169,56 @@ def relative_entropy(logits: Array, num_padding_tokens: int = 0) -> Array:
   log_prob = jax.nn.log_softmax(logits, axis=-1)
   entropy = -jnp.sum(jnp.exp(log_prob) * log_prob, axis=-1)
   return entropy / math.log(logits.shape[-1] - num_padding_tokens)
+
+
+class Seen(NamedTuple):
+  """What a rule remembers of the read-outs before.
+
+  Attributes:
+    logits: f32 [B, V], the last ones; [B, 0] for rules that compare none.
+    token: i32 [B], the most likely token; -1 before the first loop.
+    times: i32 [B], for how many loops in a row it has been this one.
+  """
+
+  logits: Array
+  token: Array
+  times: Array
+
+
+def nothing_seen(rule: str, batch: int, vocab_size: int) -> Seen:
+  """Before the first loop."""
+  logits = jnp.zeros((batch, vocab_size if rule == "kl" else 0))
+  none = jnp.zeros(batch, jnp.int32)
+  return Seen(logits, none - 1, none)
+
+
+def of_read_out(
+  rule: str, seen: Seen, logits: Array, num_padding_tokens: int = 0
+) -> tuple[Array, Seen]:
+  """What a rule of READ_OUT compares with the threshold, f32 [B].
+
+  Args:
+    rule: "entropy": `relative_entropy`; "kl": `divergence`, infinite after the
+      first loop; "stable": the inverse of the number of loops in a row with the
+      same most likely token.
+    seen: the read-outs before.
+    logits: f32 [B, V], after this loop.
+    num_padding_tokens: the last ids that only pad the vocabulary.
+  """
+  if rule == "entropy":
+    return relative_entropy(logits, num_padding_tokens), seen
+  if rule == "kl":
+    found = divergence(logits, seen.logits)
+    first = seen.token < 0
+    seen = seen._replace(logits=logits, token=jnp.zeros_like(seen.token))
+    return jnp.where(first, jnp.inf, found), seen
+  token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  times = jnp.where(token == seen.token, seen.times + 1, 1)
+  # Slightly less, so that 1 - 0.8 in float32 is not below a fifth.
+  return (1 - 1e-6) / times, seen._replace(token=token, times=times)
+
+
+def divergence(new: Array, old: Array) -> Array:
+  """KL(softmax(new) || softmax(old)) in nats; [..., V] to [...]."""
+  new, old = (jax.nn.log_softmax(x, axis=-1) for x in (new, old))
+  return jnp.sum(jnp.exp(new) * (new - old), axis=-1)

@@ -12,6 +12,8 @@ from loopjax.nn import stack
 from loopjax.nn.attention.cache import Cache
 from loopjax.types import Array, Output
 
+ReadOut = Callable[[Array, Any, Array], tuple[Array, Any]]
+
 
 def exit_rule(config: Any) -> str:
   """ "gate" if the model has an exit gate, otherwise "fixed"."""
@@ -115,11 +117,12 @@ def run(
   reads: Array,
   num_loops: int,
   begun: int = 0,
+  read_out: ReadOut | None = None,
 ) -> tuple[Array, Any, Array]:
   """Runs loops until all rows have exited.
 
   Args:
-    model: computes the exit gate or the logits, if `rule` needs them.
+    model: computes the exit gate, if `rule` needs it.
     exit_policy: when rows exit.
     rule: the rule to apply, `exit_policy.rule` or "fixed".
     step: (hidden [B, S, D], cached, loop, live) -> (hidden, cached) after the
@@ -129,6 +132,9 @@ def run(
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.
     begun: m < K, number of loops that were run before.
+    read_out: (hidden [B, S, D] after a loop, cached, live) -> (logits of the
+      last token [B, V], cached); called in every loop if `rule` needs it. The
+      model's `logits` if None.
 
   Returns:
     The hidden state of each row after its last loop, `cached`, and the number
@@ -137,20 +143,30 @@ def run(
   computed = exit_policy.kept == "computed"
 
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
-    hidden, chosen, cached, state = carry
+    hidden, chosen, cached, state, seen = carry
     live = state.live
     new, cached = step(hidden, cached, k + begun, live | computed)
     chosen = jnp.where(live[:, None, None], new, chosen)
     evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
+    if rule in exits.READ_OUT:
+      logits, cached = look(new, cached, live | computed)
+      evidence, seen = exits.of_read_out(
+        rule, seen, logits, model.spec.num_padding_tokens
+      )
     state = exits.after_loop(exit_policy, rule, state, evidence)
-    return (new if computed else chosen, chosen, cached, state), None
+    return (new if computed else chosen, chosen, cached, state, seen), None
 
+  def read_here(new: Array, cached: Any, _: Array) -> tuple[Array, Any]:
+    return model.logits(new[:, -1]), cached
+
+  look = read_out or read_here
   hidden, cached = start
+  nothing = exits.nothing_seen(rule, len(hidden), model.spec.vocab_size)
   first = exits.start(reads)
   first = first._replace(loops=first.loops + begun)
-  (_, hidden, cached, state), _, _ = driver.run_loop(
+  (_, hidden, cached, state, _), _, _ = driver.run_loop(
     loop,
-    (hidden, hidden, cached, first),
+    (hidden, hidden, cached, first, nothing),
     num_loops - begun,
     kind="scan" if computed else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
@@ -159,12 +175,9 @@ def run(
 
 
 def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:
-  """What `exits.after_loop` compares, f32 [B], from states [B, D]."""
+  """What rules compare that need no read-out, f32 [B], of states [B, D]."""
   if rule == "gate":
     return model.exit_logits(after)
   if rule == "change":
     return exits.relative_change(before, after)
-  if rule == "entropy":
-    padding = model.spec.num_padding_tokens
-    return exits.relative_entropy(model.logits(after), padding)
   return jnp.zeros(len(after))

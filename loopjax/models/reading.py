@@ -61,5 +61,7 @@ def read(
 
 def unstacked(model: Any) -> Any:
   """See `StacksLayers.unstacked` and `nn.stack.unstacked`."""
-  model.layers = stack.unstacked(model.layers)
+  for name in ("prelude", "layers", "coda"):
+    if hasattr(model, name):
+      setattr(model, name, stack.unstacked(getattr(model, name)))
   return model

@@ -204,6 +204,24 @@ def test_a_text_is_what_it_is_alone(options):
       )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("options", [
+  {"exit_rule": "kl"}, {"exit_rule": "stable", "cache_kind": "continuous"},
+], ids=str)  # fmt: skip
+def test_a_text_of_recurrent_depth_is_what_it_is_alone(options):
+  """With exits by the read-out; the slots' last states are not taken over."""
+  asked = [
+    GenerationRequest(prompt, 7, GREEDY, exit_threshold=0.5)
+    for prompt in PROMPTS
+  ]
+  found = engine_of("recurrent", num_slots=2, **options).generate(asked)
+  assert len({one.loops for text in found for one in text}) > 1
+  for request, text in zip(asked, found, strict=True):
+    (alone,) = engine_of("recurrent", **options).generate([request])
+    assert ids(text) == ids(alone)
+    assert [one.loops for one in text] == [one.loops for one in alone]
+
+
 def test_the_penalty_knows_nothing_of_who_had_the_slot_before():
   engine = engine_of("looped", num_slots=1)
   penalised = Sampling(temperature=0.0, repetition_penalty=5.0)

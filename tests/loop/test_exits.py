@@ -86,7 +86,7 @@ def test_loop_by_loop_rows_leave_at_the_first_such_loop(threshold):
   assert not running.live.any()
 
 
-@pytest.mark.parametrize("rule", ["change", "entropy"])
+@pytest.mark.parametrize("rule", ["change", *exits.READ_OUT])
 def test_what_has_settled_leaves_unless_the_threshold_is_one(rule):
   threshold = jnp.asarray([0.9, 0.9, 1.0])
   given = exits.ExitPolicy(threshold, jnp.full(3, 9), rule)
@@ -103,3 +103,36 @@ def test_changes_and_entropies_are_relative():
   np.testing.assert_allclose(exits.relative_entropy(padded, 1), 1.0)
   sure = jnp.asarray([[100.0, 0.0, 0.0]])
   np.testing.assert_allclose(exits.relative_entropy(sure), 0.0, atol=1e-6)
+
+
+def read_outs(rule, logits, padding=0):
+  """The evidence [K, B] of logits [K, B, V]."""
+  seen, found = exits.nothing_seen(rule, *logits.shape[1:]), []
+  for one in logits:
+    evidence, seen = exits.of_read_out(rule, seen, one, padding)
+    found.append(np.asarray(evidence))
+  return np.stack(found)
+
+
+def test_a_read_out_diverges_from_the_one_before():
+  """KL(new || old) in nats; the first has none before it."""
+  chances = np.array([[[0.5, 0.5]], [[0.8, 0.2]], [[0.8, 0.2]]])
+  found = read_outs("kl", jnp.log(jnp.asarray(chances)))
+  expected = 0.8 * np.log(0.8 / 0.5) + 0.2 * np.log(0.2 / 0.5)
+  np.testing.assert_allclose(found[:, 0], [np.inf, expected, 0], atol=1e-6)
+
+
+def test_a_stable_token_is_the_same_several_times():
+  """A threshold of 0.8 asks for five loops in a row."""
+  best = [2, 1, 1, 1, 1, 1, 0]
+  logits = jax.nn.one_hot(jnp.asarray(best), 3)[:, None]
+  found = read_outs("stable", logits)[:, 0]
+  np.testing.assert_allclose(found, 1 / np.array([1, 1, 2, 3, 4, 5, 1]), 1e-5)
+  policy = exits.ExitPolicy(jnp.array([0.8]), jnp.array([9]), "stable")
+  running, left = exits.start(jnp.array([True])), []
+  for evidence in found:
+    running = exits.after_loop(
+      policy, "stable", running, jnp.asarray([evidence], jnp.float32)
+    )
+    left.append(not running.live[0])
+  assert left.index(True) == 5  # After the sixth loop, the fifth with a 1.

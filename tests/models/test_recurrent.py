@@ -342,6 +342,32 @@ def test_an_orthogonal_injection_adds_what_is_new():
   assert not np.allclose(kept, plain(hidden, injected) - added, atol=1e-2)
 
 
+def test_the_radius_of_an_injection_is_what_it_leaves_of_a_state():
+  """At most, of the state's norm; where a loop keeps all of it, 1."""
+  hidden = jax.random.normal(jax.random.key(0), (1, 400, 16))
+  for kind in ("linear", "diagonal", "orthogonal"):
+    config = changed(injection=kind)
+    made = examples.merged(recurrent, config, SPEC)
+    if kind != "linear":
+      made.injection.A_log[...] = jnp.linspace(-3, 3, 16)
+    radius = float(made.measures()["injection_radius"])
+    kept = made.injection(hidden, jnp.zeros_like(hidden))
+    share = jnp.linalg.norm(kept, axis=-1) / jnp.linalg.norm(hidden, axis=-1)
+    assert 0.5 * radius < share.max() <= radius * (1 + 1e-5)
+    assert kind == "linear" or radius < 1
+  kernel = changed(injection="linear")
+  made = examples.merged(recurrent, kernel, SPEC)
+  half = np.asarray(made.injection.adapter.kernel[...])[:16]
+  np.testing.assert_allclose(
+    made.measures()["injection_radius"],
+    np.linalg.svd(half, compute_uv=False)[0],
+    rtol=1e-5,
+  )
+  for kind, expected in (("add", {"injection_radius": 1.0}), ("none", {})):
+    made = examples.merged(recurrent, changed(injection=kind), SPEC)
+    assert made.measures() == expected
+
+
 def test_a_random_state_is_of_its_row_and_position():
   """Neither of the batch nor of the part of a text that is read."""
   config = changed(state="normal")

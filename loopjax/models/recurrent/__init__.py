@@ -1,5 +1,6 @@
 """Recurrent depth: prelude, core and coda (arXiv 2502.05171 and others)."""
 
+from loopjax.models.reading import unstacked
 from loopjax.models.recurrent.config import Config, costs
 from loopjax.models.recurrent.model import HEADLINE, TRACES, Model
 from loopjax.models.recurrent.reading import (
@@ -10,7 +11,6 @@ from loopjax.models.recurrent.reading import (
   exit_rule,
   read,
   reads_out_every_loop,
-  unstacked,
 )
 from loopjax.models.recurrent.training import check_schedule, loss
 

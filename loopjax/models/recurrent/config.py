@@ -121,7 +121,7 @@ class Config(stack.StackConfig):
       if holds:
         because = f"model.{setting}={value!r}"
         checks.without_effect("model", self, because, *others)
-    self._check_growth()
+    depth_lib.check_growth(self.growth_steps, self.growth_loops)
     if self.max_loops and self.max_loops < self.num_loops:
       raise UserError(
         f"model.max_loops={self.max_loops} is less than"
@@ -130,17 +130,6 @@ class Config(stack.StackConfig):
     if self.exit_norm == "coda" and not self.num_coda:
       raise UserError(
         "model.exit_norm='coda' needs model.num_coda of at least 1"
-      )
-
-  def _check_growth(self) -> None:
-    steps, loops = self.growth_steps, self.growth_loops
-    whole = all(type(n) is int and n > 0 for n in (*steps, *loops))
-    if (
-      len(steps) != len(loops) or not whole or list(steps) != sorted(set(steps))
-    ):
-      raise UserError(
-        f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
-        " positive integers, as many of both, and the steps must increase"
       )
 
   def block_shape(self) -> Shape:

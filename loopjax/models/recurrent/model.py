@@ -152,6 +152,8 @@ class Model(nnx.Module):
       keys = fold_in(call.keys, _STATE)
       draws = normal_by_token(keys, positions, config.width)
       state = config.state_std * draws.astype(injected.dtype)
+    if cache is not None and inputs.shape[1] == 1:
+      state = cache.first_state(state, call.metadata.places)
     return injected, state, cache and cache._replace(prelude=of_prelude)
 
   def loop(
@@ -209,11 +211,11 @@ class Model(nnx.Module):
     self, call: causal.Call, hidden: Array, cache: PartsCache | None
   ) -> tuple[Output, PartsCache | None]:
     """The coda and the read-out of the last state [B, T, D]."""
-    if self.config.exit_norm == "coda":
-      hidden = self.final_norm(hidden)
-    hidden, of_coda = self.part(call, "coda", hidden, cache)
+    state = hidden
+    hidden, of_coda = self.after_loops(call, hidden, cache)
     if cache is not None:
-      cache = cache._replace(coda=of_coda).extended(call.metadata.places)
+      cache = cache._replace(coda=of_coda)
+      cache = cache.extended(call.metadata.places, state)
     return Output(
       logits=self.logits(hidden),
       losses={},
@@ -222,6 +224,14 @@ class Model(nnx.Module):
       trace={},
       hidden=self.readout_input(hidden),
     ), cache
+
+  def after_loops(
+    self, call: causal.Call, hidden: Array, cache: PartsCache | None
+  ) -> tuple[Array, Any]:
+    """The coda's output [B, T, D] for a state, and its cache."""
+    if self.config.exit_norm == "coda":
+      hidden = self.final_norm(hidden)
+    return self.part(call, "coda", hidden, cache)
 
   def readout_input(self, hidden: Array) -> Array:
     """The coda's output [B, T, D] after its norm."""

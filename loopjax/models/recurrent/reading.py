@@ -9,14 +9,11 @@ from loopjax.loop import exits
 from loopjax.models import causal, exiting
 from loopjax.models.exiting import check_resumes as check_resumes
 from loopjax.models.recurrent.model import Model
-from loopjax.nn import stack
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention import parts
 from loopjax.nn.attention.parts import PartsCache
 from loopjax.types import PRECISIONS, Array, Output
 
-CACHES = cache_lib.KINDS
-_RULES = ("fixed", "change")
+CACHES = parts.KINDS
 
 
 def empty_cache(
@@ -28,7 +25,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> PartsCache:
-  """See `CausalFamily.empty_cache`; `kind` is one of `nn.cache.KINDS`."""
+  """See `CausalFamily.empty_cache`; `kind` is one of `parts.KINDS`."""
   config = model.config
   return parts.empty(
     config.block_shape(),
@@ -54,13 +51,10 @@ def reads_out_every_loop(config: Any) -> bool:
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
-  """See `ExitsEarly`: rules that need no read-out, which is the coda's."""
+  """See `ExitsEarly`: there is no gate, and loops read more than the state."""
   del config, kind
-  if rule not in _RULES:
-    raise UserError(
-      f"the exit rule {rule!r} needs a read-out after every loop, and this"
-      f" model reads out after its coda; there are {', '.join(_RULES)}"
-    )
+  if rule == "gate":
+    raise UserError("the exit rule 'gate' needs an exit gate; there is none")
   if kept == "state":
     raise UserError(
       "keeping 'state' for skipped loops needs keys and values of the last"
@@ -78,7 +72,11 @@ def read(
   exit_policy: exits.ExitPolicy | None = None,
   resumed: exits.Resumed | None = None,
 ) -> tuple[Output, PartsCache]:
-  """`CausalFamily.read` with early exits, as `exiting.read`."""
+  """`CausalFamily.read` with early exits, as `exiting.read`.
+
+  A read-out in the loop runs the coda, which writes the token's keys and values
+  anew each time; the last ones are those of the loop that is read out.
+  """
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if exit_policy is None:
     output = model(
@@ -89,37 +87,40 @@ def read(
   core: Any = cache.core
   call = causal.begin(model, tokens, num_loops, "scan", cache=core, valid=valid)
   metadata, nowhere = call.metadata, cache.capacity
-  injected, state, found = model.start(call, tokens, cache)
-  assert found is not None
+  injected, state, read = model.start(call, tokens, cache)
+  found: Any = read
   begun = resumed.num_loops if resumed else 0
 
-  def step(hidden: Array, core: Any, k: Array, live: Array) -> Any:
+  def alone(live: Array) -> causal.Call:
     places = jnp.where(live[:, None], metadata.places, nowhere)
-    here = call._replace(metadata=metadata._replace(places=places))
-    return model.loop(here, injected, (hidden, core), k)
+    return call._replace(metadata=metadata._replace(places=places))
+
+  def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
+    core, coda = cached
+    hidden, core = model.loop(alone(live), injected, (hidden, core), k)
+    return hidden, (core, coda)
+
+  def read_out(hidden: Array, cached: Any, live: Array) -> Any:
+    here = found._replace(coda=cached[1])
+    hidden, coda = model.after_loops(alone(live), hidden, here)
+    return model.logits(hidden[:, -1]), (cached[0], coda)
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
-  hidden, core, loops = exiting.run(
+  hidden, (core, coda), loops = exiting.run(
     model,
     exit_policy,
     rule,
     step,
-    (resumed.state if resumed else state, found.core),
+    (resumed.state if resumed else state, (found.core, found.coda)),
     jnp.any(valid, axis=1),
     num_loops,
     begun,
+    read_out,
   )
   if rule != "fixed" and exit_policy.kept != "computed":
     core = core.with_skipped(num_loops, loops, metadata.places, None)
-  output, after = model.finish(call, hidden, found._replace(core=core))
+  found = found._replace(core=core, coda=coda)
+  output, after = model.finish(call, hidden, found)
   assert after is not None
   stats = {"loops_run": loops.astype(jnp.float32)}
   return output._replace(stats=stats, trace={"state": hidden}), after
-
-
-def unstacked(model: Any) -> Any:
-  """See `StacksLayers.unstacked` and `nn.stack.unstacked`."""
-  for name in ("prelude", "layers", "coda"):
-    if hasattr(model, name):
-      setattr(model, name, stack.unstacked(getattr(model, name)))
-  return model

@@ -1,6 +1,9 @@
 """A cache of three stacks: before a loop, in it, and after it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+import jax.numpy as jnp
 
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache, SplitCache
@@ -8,6 +11,10 @@ from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 AnyCache = Cache | SplitCache
+# As "per_loop", and the loops of a generated token start from the state of the
+# token before: continuous chain of thought (Huginn, arXiv 2502.05171).
+CONTINUOUS = "continuous"
+KINDS = (*cache_lib.KINDS, CONTINUOUS)
 
 
 class PartsCache(NamedTuple):
@@ -16,11 +23,15 @@ class PartsCache(NamedTuple):
   Attributes:
     prelude, coda: a slot for every layer; there may be none.
     core: a slot for every layer in every loop, or as its kind shares them.
+    state: f32 [B, D], the state after the last token's loops, where the loops
+      of the next generated token start; None if they start as those of a
+      prompt.
   """
 
   prelude: AnyCache
   core: AnyCache
   coda: AnyCache
+  state: Array | None = None
 
   @property
   def capacity(self) -> int:
@@ -29,16 +40,45 @@ class PartsCache(NamedTuple):
 
   def within(self, span: int | None) -> "PartsCache":
     """See `Cache.within`."""
-    return PartsCache(*(part.within(span) for part in self))
+    return self._each(lambda part: part.within(span))
 
   def cut(self, length: Array, rows: Array) -> "PartsCache":
-    """See `Cache.cut`; for caches without a part for prompts."""
-    parts = (part for part in self if isinstance(part, Cache))
-    return PartsCache(*(part.cut(length, rows) for part in parts))
+    """See `Cache.cut`; for caches without a part for prompts or a state."""
 
-  def extended(self, places: Array) -> "PartsCache":
-    """See `Cache.extended`."""
-    return PartsCache(*(part.extended(places) for part in self))
+    def one(part: AnyCache) -> AnyCache:
+      return part.cut(length, rows) if isinstance(part, Cache) else part
+
+    return self._each(one)
+
+  def extended(self, places: Array, state: Array) -> "PartsCache":
+    """See `Cache.extended`; `state` [B, S, D] is that after the loops."""
+    longer = self._each(lambda part: part.extended(places))
+    if self.state is None:
+      return longer
+    real = places < self.capacity
+    last = real.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1)
+    newest = jnp.take_along_axis(state, last[:, None, None], axis=1)[:, 0]
+    any_real = jnp.any(real, axis=1)[:, None]
+    return longer._replace(state=jnp.where(any_real, newest, self.state))
+
+  def first_state(self, usual: Array, places: Array) -> Array:
+    """The state [B, 1, D] before the loops of a generated token.
+
+    Args:
+      usual: that of a token of a prompt, and of a text's first token.
+      places: i32 [B, 1], of the tokens.
+    """
+    if self.state is None:
+      return usual
+    starts = self.core.positions(places) == 0
+    return jnp.where(starts[..., None], usual, self.state[:, None])
+
+  def _each(self, change: Callable[[AnyCache], AnyCache]) -> "PartsCache":
+    return self._replace(
+      prelude=change(self.prelude),
+      core=change(self.core),
+      coda=change(self.coda),
+    )
 
 
 def empty(
@@ -61,6 +101,10 @@ def empty(
     precision: dtypes of the model.
   """
   before, core, after = num_layers
+  state = None
+  if kind == CONTINUOUS:
+    state = jnp.zeros((batch, shape.width), precision.accumulate)
+    kind = "per_loop"
 
   def part(slots: int, num_loops: int, kind: str) -> AnyCache:
     weight = cache_lib.loop_weights(kind, num_loops)
@@ -77,5 +121,5 @@ def empty(
 
   once = 1, "per_loop"
   return PartsCache(
-    part(before, *once), part(core, num_loops, kind), part(after, *once)
+    part(before, *once), part(core, num_loops, kind), part(after, *once), state
   )
