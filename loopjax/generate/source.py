@@ -21,16 +21,16 @@ PREFIX_MIB = 64
 class ModelFlags(NamedTuple):
   """What `add_flags` adds: which model, and how the engine runs it."""
 
-  workdir: pathlib.Path | None
-  hub: pathlib.Path | None
-  dtype: str | None
-  checkpoint: int | None
-  num_loops: int | None
-  exit_rule: str | None
-  exit_kept: str | None
-  cache_kind: str | None
-  max_tokens: int | None
-  prefix_mib: int | None
+  workdir: pathlib.Path | None = None
+  hub: pathlib.Path | None = None
+  dtype: str | None = None
+  checkpoint: int | None = None
+  num_loops: int | None = None
+  exit_rule: str | None = None
+  exit_kept: str | None = None
+  cache_kind: str | None = None
+  max_tokens: int | None = None
+  prefix_mib: int | None = None
 
   @property
   def folder(self) -> pathlib.Path:

@@ -22,6 +22,14 @@ def main(argv: list[str] | None = None) -> int:
   source.add_flags(parser)
   parser.add_argument("--name", help="model name [that of the directory]")
   parser.add_argument(
+    "--also",
+    type=pathlib.Path,
+    action="append",
+    default=[],
+    metavar="WORKDIR",
+    help="another run to serve, as it was evaluated; may be repeated",
+  )
+  parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen on [127.0.0.1]"
   )
   parser.add_argument(

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import prometheus_client
@@ -75,31 +75,32 @@ class _Middleware:
 
 
 class Service:
-  """The handlers of the routes, for one model."""
+  """The handlers of the routes."""
 
   def __init__(
-    self, worker: Worker, model: ServedModel, metrics: ServerMetrics
+    self, served: Sequence[tuple[Worker, ServedModel]], metrics: ServerMetrics
   ):
-    self._worker, self._model, self._metrics = worker, model, metrics
-    self._started = int(time.time())
+    self._workers = {model.name: worker for worker, model in served}
+    self._models = {model.name: model for _, model in served}
+    self._metrics, self._started = metrics, int(time.time())
 
   async def health(self, request: Request) -> Response:
-    """Status 200, or 503 after the engine has failed."""
+    """Status 200, or 503 after an engine has failed."""
     del request
-    healthy = self._worker.healthy
+    healthy = all(worker.healthy for worker in self._workers.values())
     status = {"status": "ok" if healthy else "failed"}
     return JSONResponse(status, 200 if healthy else 503)
 
   async def models(self, request: Request) -> Response:
-    """The list of models, which has one entry."""
+    """The list of models."""
     del request
-    model = {
-      "id": self._model.name,
+    shared = {
       "object": "model",
       "created": self._started,
       "owned_by": "loopjax",
     }
-    return JSONResponse({"object": "list", "data": [model]})
+    models = [{"id": name, **shared} for name in self._models]
+    return JSONResponse({"object": "list", "data": models})
 
   async def metrics(self, request: Request) -> Response:
     """The metrics in Prometheus' text format."""
@@ -121,8 +122,9 @@ class Service:
     """The response to a request for completions or chat completions."""
     started = time.monotonic()
     body = await _body(request)
-    completion = protocol.parse(body, self._model, chat=chat)
-    num_choices, capacity = len(completion.requests), self._worker.capacity
+    model, completion = protocol.parse(body, self._models, chat=chat)
+    worker = self._workers[model.name]
+    num_choices, capacity = len(completion.requests), worker.capacity
     if num_choices > capacity:
       raise ClientError(
         f"{num_choices} choices are more than the {capacity} that the server"
@@ -130,7 +132,7 @@ class Service:
         param="n",
       )
     try:
-      job = await self._worker.submit(completion.requests)
+      job = await worker.submit(completion.requests)
     except QueueFullError:
       raise ClientError(
         f"the queue is full: at most {capacity} requests can run or wait; try"
@@ -141,14 +143,14 @@ class Service:
       ) from None
     except UserError as error:
       raise ClientError(str(error)) from error
-    answer = Answer(completion, self._model, chat=chat)
-    chunks = self._chunks(job, answer, started)
+    answer = Answer(completion, model, chat=chat)
+    chunks = self._chunks(worker, job, answer, started)
     if not completion.stream:
       return await unless_disconnected(request, whole(chunks, answer))
     return Stream(events(chunks, answer, completion))
 
   async def _chunks(
-    self, job: Job, answer: Answer, started: float
+    self, worker: Worker, job: Job, answer: Answer, started: float
   ) -> AsyncGenerator[dict[str, Any], None]:
     """Yields the chunks of an answer; cancels its requests at the end."""
     is_first = True
@@ -162,35 +164,37 @@ class Service:
           for chunk in answer.chunks(index, tokens):
             yield chunk
           if answer.choices[index].finish:
-            self._worker.cancel(job, {index})
+            worker.cancel(job, {index})
     finally:
-      self._worker.cancel(job)
+      worker.cancel(job)
       self._metrics.count(answer)
       self._metrics.seconds.observe(time.monotonic() - started)
 
 
 def make_app(
-  worker: Worker, model: ServedModel, *, token: str, hosts: list[str]
+  served: Sequence[tuple[Worker, ServedModel]], *, token: str, hosts: list[str]
 ) -> Starlette:
-  """The application; it starts and stops the worker's thread.
+  """The application; it starts and stops the workers' threads.
 
   Args:
-    worker: a worker that has not been started.
-    model: the served model.
+    served: the models, with workers that have not been started.
     token: the bearer token that clients must send; "" for none.
     hosts: permitted values of the Host header; "*" permits any.
   """
-  metrics = ServerMetrics(worker)
-  service = Service(worker, model, metrics)
+  workers = [worker for worker, _ in served]
+  metrics = ServerMetrics(workers)
+  service = Service(served, metrics)
 
   @contextlib.asynccontextmanager
   async def lifespan(app: Starlette) -> AsyncIterator[None]:
     del app
-    worker.start()
+    for worker in workers:
+      worker.start()
     try:
       yield
     finally:
-      await worker.stop()
+      for worker in workers:
+        await worker.stop()
 
   def route(path: str, endpoint: Callable[..., Any], method: str) -> Route:
     return Route(path, endpoint, methods=[method])

@@ -14,7 +14,6 @@ from loopjax.errors import UserError
 from loopjax.generate import chat, source, warm
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
-from loopjax.hub import convert
 from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
 from loopjax.serve import connections
@@ -31,6 +30,7 @@ class Options(NamedTuple):
 
   model: source.ModelFlags
   name: str | None
+  also: list[pathlib.Path]
   host: str
   port: int
   token_file: pathlib.Path | None
@@ -53,12 +53,57 @@ def run(options: Options) -> int:
   token = _token(options)
   _check(options)
   with contextlib.closing(_bind(options)) as listener:
-    language_model = source.load(options.model)
-    engine = source.engine_from_flags(
-      language_model, options.model, num_slots=options.slots
+    served: list[tuple[Worker, ServedModel]] = []
+
+    def fail() -> None:
+      server.should_exit = True
+
+    for flags, name in _models(options).items():
+      served.append(_served(options, flags, name, fail))
+    server = _server(options, served, token)
+    return _serve(options, server, served, listener)
+
+
+def _models(options: Options) -> dict[source.ModelFlags, str]:
+  """The names of the models; flags hold for the first one alone."""
+  first = options.model
+  others = [source.ModelFlags(workdir) for workdir in options.also]
+  names = [
+    options.name or first.folder.resolve().name,
+    *(flags.folder.resolve().name for flags in others),
+  ]
+  if len(set(names)) < len(names):
+    raise UserError(
+      f"the served models have the same name: {', '.join(sorted(names))}; give"
+      " --name to the first one"
     )
-    _compile(options, language_model, engine)
-    return _serve(options, language_model, engine, token, listener)
+  return dict(zip([first, *others], names, strict=True))
+
+
+def _served(
+  options: Options,
+  flags: source.ModelFlags,
+  name: str,
+  on_failure: Callable[[], None],
+) -> tuple[Worker, ServedModel]:
+  """Loads a model, and compiles its engine's programs."""
+  language_model = source.load(flags)
+  engine = source.engine_from_flags(
+    language_model, flags, num_slots=options.slots
+  )
+  _compile(options, language_model, engine)
+  capacity = options.slots + options.max_waiting
+  limit = (
+    options.max_new_tokens or flags.max_tokens or language_model.context_length
+  )
+  return Worker(engine, capacity, on_failure), ServedModel(
+    name,
+    language_model.tokenizer,
+    language_model.stop_tokens,
+    engine.limits.max_tokens,
+    limit,
+    _template(source.template_folder(flags)),
+  )
 
 
 def _compile(
@@ -74,34 +119,15 @@ def _compile(
   print(f"{num} requests in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def _serve(
-  options: Options,
-  language_model: LanguageModel,
-  engine: Engine,
-  token: str,
-  listener: socket.socket,
-) -> int:
-  """Serves on a bound socket; returns the exit status."""
-  flags = options.model
-  name = options.name or flags.folder.resolve().name
-  worker = Worker(engine, options.slots + options.max_waiting, lambda: stop())
-  limit = (
-    options.max_new_tokens or flags.max_tokens or language_model.context_length
-  )
-  template = _template(flags.hub or flags.folder / convert.DIRECTORY)
-  model = ServedModel(
-    name,
-    language_model.tokenizer,
-    language_model.stop_tokens,
-    engine.limits.max_tokens,
-    limit,
-    template,
-  )
+def _server(
+  options: Options, served: list[tuple[Worker, ServedModel]], token: str
+) -> uvicorn.Server:
+  """The server of some models."""
   local = options.host in _LOCAL
-  server = uvicorn.Server(
+  return uvicorn.Server(
     uvicorn.Config(
       app_lib.make_app(
-        worker, model, token=token, hosts=list(_LOCAL) if local else ["*"]
+        served, token=token, hosts=list(_LOCAL) if local else ["*"]
       ),
       http=connections.limited(options.max_connections),
       log_level="warning",
@@ -111,21 +137,27 @@ def _serve(
     )
   )
 
-  def stop() -> None:
-    server.should_exit = True
 
+def _serve(
+  options: Options,
+  server: uvicorn.Server,
+  served: list[tuple[Worker, ServedModel]],
+  listener: socket.socket,
+) -> int:
+  """Serves on a bound socket; returns the exit status."""
   host, port = listener.getsockname()[:2]
   address = f"[{host}]" if ":" in host else host
+  names = ", ".join(model.name for _, model in served)
   print(
-    f"serving {name} at http://{address}:{port}/v1: {options.slots} requests at"
-    f" once, {options.max_waiting} in the queue",
+    f"serving {names} at http://{address}:{port}/v1: {options.slots} requests"
+    f" at once, {options.max_waiting} in the queue",
     flush=True,
   )
   # uvicorn re-raises the signal that stopped it.
   with _ignored(signal.SIGTERM), _ignored(signal.SIGINT):
     server.run(sockets=[listener])
   print("ended", flush=True)
-  return 1 if worker.failed else 0
+  return 1 if any(worker.failed for worker, _ in served) else 0
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The server's Prometheus metrics."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import prometheus_client
@@ -13,7 +14,7 @@ _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)  # Seconds.
 class ServerMetrics:
   """The metrics that /metrics reports in Prometheus' format."""
 
-  def __init__(self, worker: Worker):
+  def __init__(self, workers: Sequence[Worker]):
     self.registry = prometheus_client.CollectorRegistry()
     shared: Any = {"registry": self.registry}
     self.responses = prometheus_client.Counter(
@@ -50,7 +51,7 @@ class ServerMetrics:
     live = prometheus_client.Gauge(
       "loopjax_live_requests", "Requests that are running or waiting.", **shared
     )
-    live.set_function(lambda: worker.num_live)
+    live.set_function(lambda: sum(worker.num_live for worker in workers))
 
   def count(self, answer: Answer) -> None:
     """Adds the tokens and loops of an answer that ended or was cancelled."""

@@ -59,22 +59,30 @@ class ServedModel(NamedTuple):
   chat: Callable[[Sequence[Mapping[str, str]]], str] | None
 
 
-def parse(body: bytes, model: ServedModel, *, chat: bool) -> CompletionRequest:
-  """Validates the body of a request.
+def parse(
+  body: bytes, models: Mapping[str, ServedModel], *, chat: bool
+) -> tuple[ServedModel, CompletionRequest]:
+  """Validates the body of a request; also returns the model that it asks.
+
+  Args:
+    body: the body.
+    models: the served models by name; the first is asked without a name.
+    chat: whether it is a request for chat completions.
 
   Raises:
     ClientError: a field is missing, unknown or invalid.
   """
   fields = fields_lib.parse(body, chat=chat)
-  name = fields_lib.text(fields, "model", model.name)
-  if name != model.name:
+  name = fields_lib.text(fields, "model", next(iter(models)))
+  if name not in models:
     raise ClientError(
       f"there is no model {fields_lib.abbreviate(name)}; this server has"
-      f" {model.name!r}",
+      f" {', '.join(map(repr, models))}",
       status=404,
       param="model",
       code="model_not_found",
     )
+  model = models[name]
   prompts = _messages(fields, model) if chat else _prompts(fields, model)
   n = fields_lib.integer(fields, "n", 1, 1, MAX_CHOICES)
   if n * len(prompts) > MAX_CHOICES:
@@ -120,7 +128,7 @@ def parse(body: bytes, model: ServedModel, *, chat: bool) -> CompletionRequest:
     )
   except UserError as error:
     raise ClientError(str(error)) from error
-  return CompletionRequest(
+  return model, CompletionRequest(
     requests,
     num_prompt_tokens=sum(map(len, prompts)),
     stops=_stops(fields),

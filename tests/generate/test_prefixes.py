@@ -80,11 +80,14 @@ def test_only_what_began_alike_is_copied():
 
 def test_the_penalty_knows_the_copied_tokens():
   """And those of no other prompt, whose slot it was."""
-  penalised = {"sampling": Sampling(0.0, repetition_penalty=5.0)}
+  penalised = {
+    "sampling": Sampling(0.0, repetition_penalty=50.0), "max_new_tokens": 16,
+  }  # fmt: skip
   made, plain = engine(), engine_of("looped", **OPTIONS)
-  ask(made, ONE), ask(made, (20, 19, 18))
-  text, copied = ask(made, ONE, **penalised)
-  assert copied and ids(text) == ids(ask(plain, ONE, **penalised)[0])
+  prompt = (*(n % 10 + 10 for n in range(32)), 1, 2, 3)
+  ask(made, prompt), ask(made, (20, 9, 8))
+  text, copied = ask(made, prompt, **penalised)
+  assert copied == 32 and ids(text) == ids(ask(plain, prompt, **penalised)[0])
 
 
 def test_what_was_not_used_for_longest_makes_room():

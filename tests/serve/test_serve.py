@@ -120,6 +120,29 @@ def test_drafts_and_what_was_copied_are_reported(alone):
   assert 'loopjax_tokens_total{kind="cached"} 1.0' in metrics
 
 
+def test_each_model_is_asked_by_its_name():
+  """The first one without a name; all are listed, and live or dead together."""
+  first, second = examples.Engine(), examples.Engine(text="Other.")
+  with examples.serve(first, also={second: "other"}) as served:
+    listed = served.client.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["tiny", "other"]
+    for fields, engine, text in (
+      ({}, first, TEXT), ({"model": "tiny"}, first, TEXT),
+      ({"model": "other"}, second, "Other."),
+    ):  # fmt: skip
+      before = len(engine.added)
+      answer = served.post(prompt="x", max_tokens=90, **fields).json()
+      assert answer["choices"][0]["text"] == text
+      assert answer["model"] == fields.get("model", "tiny")
+      assert len(engine.added) == before + 1
+    error = served.post(prompt="x", model="third").json()["error"]["message"]
+    assert "this server has 'tiny', 'other'" in error
+    wait_for(lambda: served.number("loopjax_live_requests") == 0)
+    second.broken = True
+    assert served.post(prompt="x", model="other").status_code == 503
+    assert served.client.get("/health").status_code == 503
+
+
 def test_ids_are_prompts_too(served):
   served.post(prompt=[5, 6], max_tokens=1)
   assert served.engine.added[-1].prompt == (5, 6)
@@ -184,8 +207,9 @@ def test_a_stream_says_what_the_whole_says(served, chat):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_text_ends_before_a_stop(served, stream):
+def test_text_ends_before_a_stop(served, monkeypatch, stream):
   """ "len" is in "allen", whose first letters come one by one."""
+  monkeypatch.setattr(served.engine, "seconds", 0.005)  # It is not over yet.
   served.engine.cancelled.clear()
   response = served.post(
     prompt="x", max_tokens=90, stop=["Wipfel", "len"], stream=stream

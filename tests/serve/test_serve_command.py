@@ -78,6 +78,8 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
     (["a", "--token_file=short"], "at least 16 characters"),
     (["missing", "--port=0"], "missing contains no run"),
     (["--hub=missing", "--port=0"], "missing"),
+    (["a/x", "--also=b/x", "--port=0"], "same name: x, x; give --name"),
+    (["a", "--also=missing", "--port=0"], "contains no run"),
     (["a", "--colour=red"], "no flag '--colour'"),
   ],
 )
