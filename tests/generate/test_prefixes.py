@@ -147,6 +147,7 @@ def test_a_warm_engine_compiles_no_copies():
   ("melt", {}, "cache of kind 'latent'"),
   ("sleep", {}, "cache of kind 'fast_weights'"),
   ("looped", {"cache_kind": "mean"}, "cache of kind 'mean'"),
+  ("recurrent", {"cache_kind": "continuous"}, "cache of kind 'continuous'"),
   ("looped", {"prefix_mib": -1}, "prefix_mib=-1"),
 ])  # fmt: skip
 def test_caches_that_depend_on_what_is_read_together_are_refused(

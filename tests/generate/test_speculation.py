@@ -179,7 +179,7 @@ def test_loops_that_go_on_are_all_loops_to_the_bit(name, loops):
 def test_only_the_named_rows_are_cut():
   _, cache, _ = reader("recurrent")
   cut = cache.cut(jnp.asarray([3, 3]), jnp.asarray([True, False]))
-  for part in cut:
+  for part in (cut.prelude, cut.core, cut.coda):
     assert part.length.tolist() == [3, 5]
 
 
@@ -270,7 +270,7 @@ def test_drafts_become_as_many_as_are_accepted():
   ("looped", {}, {"draft_loops": -1}, "draft_loops=-1"),
   ("looped", {}, {"draft_loops": 2, "num_loops": 2}, r"not in \[1, 1\]"),
   ("looped", {"cache_kind": "mean"}, {"draft_loops": 1}, "of kind 'mean'"),
-  ("recurrent", {"cache_kind": "last_loop"}, {"draft_loops": 1}, "of kind"),
+  ("recurrent", {"cache_kind": "continuous"}, {"draft_loops": 1}, "of kind"),
   ("melt", {}, {"draft_loops": 1}, "draft_loops: this family"),
   ("sleep", {}, {"draft_loops": 1}, "draft_loops: this family"),
   ("disco", {}, {"draft_loops": 1}, "draft_loops: this family"),
