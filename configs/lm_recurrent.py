@@ -20,7 +20,7 @@ of yours: --config.task.train_files='books/*.txt'. Presets:
 import ml_collections
 
 from loopjax import config as config_lib
-from loopjax.config import presets
+from loopjax.config import WorkdirOf, presets
 
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {
@@ -106,9 +106,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.exit_norm": "none",
   }  # fmt: skip
   kinds = axis("model.injection", "add", "linear", "diagonal", "orthogonal")
-  name = (
-    "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
-  )
+  muon = config.optim.name == "muon"
+  name = "muon_learning_rate" if muon else "learning_rate"
   rate = config.optim[name]
   once = {**fixed, **plain, "model.num_loops": 1}
   unshared = {**once, "model.num_layers": loops * config.model.num_layers}
@@ -123,5 +122,28 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "growth": product([fixed, grows], seeds),
     # A stack of as many FLOPs, and one of as many parameters.
     "equal_flops": product([fixed, unshared, once], seeds),
+    "retrofit": _retrofit(config, once, grows),
     "learning_rates": _COMMON["learning_rates"](config),
   }
+
+
+def _retrofit(config, once, grows) -> list[dict]:
+  """A transformer; a loop around its core as it is, of 1 to 8 loops; trained on
+  with a gate and loops that grow; and without loops."""
+  once = {**once, "model.norm_order": "pre", "model.prelude_norm": False}
+  source = {"run.init_from": config.run.init_from or WorkdirOf(0)}
+  damped = {  # A single step, at the warm-up's first rate, 0.
+    **once, **source, "model.update": "damped",
+    "run.num_steps": 1, "run.steps_per_call": 1, "run.log_every": 1,
+    "run.checkpoint_every": 1, "eval.every": 0, "eval.num_examples": 0,
+    "optim.schedule": "constant", "optim.warmup_steps": 1,
+    "optim.final_learning_rate": 1e-5,
+  }  # fmt: skip
+  gate = {
+    **once, **grows, **source, "run.init_fresh": "update_share",
+    "model.update": "gate", "model.num_loops": config.model.num_loops,
+  }  # fmt: skip
+  loops = config_lib.axis("model.num_loops", 1, 2, 4, 8)
+  first = [] if config.run.init_from else [once]
+  still = config_lib.product([damped], loops)
+  return [*first, *still, gate, {**once, **source}]

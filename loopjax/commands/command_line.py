@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import ml_collections
 from absl import app, flags, logging
 from ml_collections import config_flags
 
@@ -105,7 +106,8 @@ def _without_closed_loops(unraisable) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the flags; any error in them is a UserError."""
-  argv = [_located(word) for word in _joined(argv)]
+  argv = after_colon([_located(word) for word in _joined(argv)])
+  sys.argv = argv  # Where ml_collections looks for --config.section.key.
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -181,6 +183,28 @@ def _located(word: str) -> str:
   from loopjax.config import presets  # Imports JAX: not for all flags.
 
   return f"{flag}={presets.located(value)}"
+
+
+def after_colon(argv: list[str]) -> list[str]:
+  """Words of which flags like --config.model.update follow --config's colon.
+
+  Settings that are named as methods of a ConfigDict cannot be flags.
+  """
+  moved = [
+    word
+    for word in argv
+    if word.startswith("--config.")
+    and hasattr(
+      ml_collections.ConfigDict, word.partition("=")[0].rpartition(".")[2]
+    )
+  ]
+  words = [word for word in argv if word not in moved]
+  files = [i for i, word in enumerate(words) if word.startswith("--config=")]
+  for word in moved if files else ():
+    last = words[files[-1]]
+    joint = "," if ":" in last else ":"
+    words[files[-1]] = f"{last}{joint}{word.removeprefix('--config.')}"
+  return words
 
 
 def _similar_config(path: pathlib.Path) -> str:

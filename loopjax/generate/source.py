@@ -160,7 +160,7 @@ def load_folder(
     graphdef=graphdef,
     params=params,
     call={"num_loops": num_loops or settings.model.num_loops, "kind": "scan"},
-    facts={"workdir": str(folder), "model": "looped"},
+    facts={"workdir": str(folder), "model": settings.model_name},
   )
 
 

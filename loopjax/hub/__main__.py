@@ -1,21 +1,22 @@
-"""Command line: `python -m loopjax.hub import|export|card|push`."""
+"""Command line: `python -m loopjax.hub import|export|retrofit|card|push`."""
 
 import pathlib
 import sys
+from typing import Any
 
 from loopjax.errors import Parser, one_line_errors
 from loopjax.hub import card, convert, layouts, push
+from loopjax.hub import retrofit as retrofit_lib
 
 
-@one_line_errors
-def main(argv: list[str] | None = None) -> int:
-  """Imports, exports, describes or uploads; returns the exit status."""
+def _parser() -> Parser:
   parser = Parser(
     prog="python -m loopjax.hub",
     description=(
       "Imports a downloaded folder of the Hugging Face Hub (config.json,"
       " tokenizer.json, safetensors) into a work directory, or exports such a"
-      " folder, writes its model card, and uploads it."
+      " folder, writes its model card, and uploads it; or puts layers of a"
+      " transformer into a loop."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
@@ -58,14 +59,55 @@ def main(argv: list[str] | None = None) -> int:
   )
   describes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   describes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
+  _add_retrofit(commands)
   uploads = commands.add_parser("push", help="uploads an exported folder")
   uploads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   uploads.add_argument("repository", metavar="OWNER/NAME", help="of the Hub")
   uploads.add_argument(
     "--public", action="store_true", help="makes a new repository public"
   )
-  options = vars(parser.parse_args(argv))
-  command, folder = (options.pop(name) for name in ("command", "folder"))
+  return parser
+
+
+def _add_retrofit(commands: Any) -> None:
+  loops = commands.add_parser(
+    "retrofit", help="puts layers of a transformer into a loop"
+  )
+  loops.add_argument(
+    "source",
+    type=pathlib.Path,
+    metavar="SOURCE",
+    help="a work directory, or a folder of the Hub",
+  )
+  loops.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  loops.add_argument(
+    "--core",
+    required=True,
+    metavar="s:t",
+    help="the layers in the loop, s to t - 1, counted from 0",
+  )
+  loops.add_argument(
+    "--update",
+    choices=retrofit_lib.UPDATES,
+    default="gate",
+    help="what joins a loop's output to the state [gate]",
+  )
+  loops.add_argument("--num_loops", type=int, default=4, help="loops [4]")
+  loops.add_argument("--checkpoint", type=int, help="step [the newest]")
+
+
+@one_line_errors
+def main(argv: list[str] | None = None) -> int:
+  """Imports, exports, changes, describes, uploads; returns the exit status."""
+  options = vars(_parser().parse_args(argv))
+  command = options.pop("command")
+  if command == "retrofit":
+    source, workdir = (options.pop(name) for name in ("source", "workdir"))
+    how = retrofit_lib.Retrofit(**options)
+    retrofit_lib.retrofit(source, workdir, how)
+    print(f"{workdir}: layers {how.core} of {source} in {how.num_loops} loops")
+    return 0
+  folder = options.pop("folder")
   if command == "push":
     print(f"{folder}: uploaded to {push.push(folder, **options)}")
     return 0

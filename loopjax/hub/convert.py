@@ -19,26 +19,15 @@ from loopjax import sharding
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.hub import layouts, weights
-from loopjax.models import looped
-from loopjax.optim import parameters
+from loopjax.hub import layout as layout_lib
+from loopjax.hub import layouts, tokenizer_files, weights
+from loopjax.hub.tokenizer_files import FILES, TOKENIZER
+from loopjax.program import layout as program_layout
 from loopjax.run import checkpoint, integrity, provenance, restore
 from loopjax.run import workdir as workdir_lib
 
 DIRECTORY = "hub"  # Subdirectory of an imported work directory.
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
-TOKENIZER = "tokenizer.json"
-_END = "<|end_of_document|>"  # Of models whose tokenizer has no such token.
-FILES = (
-  TOKENIZER,
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "vocab.json",
-  "merges.txt",
-  "chat_template.jinja",
-  "generation_config.json",
-)
 # From the dtype of parameters to `model.precision`.
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16_params"}
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
@@ -82,11 +71,11 @@ def read_folder(
   try:
     layout = layouts.layout_of(theirs)
     model = layouts.settings(layout, theirs)
-    vocab_size = layouts.need(theirs, "vocab_size", int)
-    longest = layouts.need(theirs, "max_position_embeddings", int)
+    vocab_size = layout_lib.need(theirs, "vocab_size", int)
+    longest = layout_lib.need(theirs, layout.context, int)
   except UserError as error:
     raise UserError(f"{path}: {error}") from error
-  config = config_lib.make("looped", "text")
+  config = config_lib.make(layout.family, "text")
   task = {
     "tokenizer": str((folder / TOKENIZER).resolve()),
     "end_token": _end_token(folder, theirs),
@@ -102,7 +91,9 @@ def read_folder(
   }
   config_lib.override(config, values)
   settings = config_lib.resolve(config)
-  params = weights.read(folder, layout, _abstract(settings))
+  made: Any = settings.model
+  head_width = made.block_shape().head_width
+  params = weights.read(folder, layout, abstract_params(settings), head_width)
   return Imported(config, settings, params)
 
 
@@ -130,22 +121,41 @@ def import_folder(
   config, _, params = read_folder(
     folder, dtype=dtype, sequence_length=sequence_length
   )
+  return write_run(workdir, config, params, folder, {"imported": str(folder)})
+
+
+def write_run(
+  workdir: pathlib.Path,
+  config: ml_collections.ConfigDict,
+  params: Any,
+  folder: pathlib.Path,
+  origin: dict[str, str],
+) -> dict[str, Any]:
+  """Writes a run of zero steps; returns its summary.
+
+  Args:
+    workdir: a directory without a run.
+    config, params: of the run; a tokenizer in `folder` becomes the run's.
+    folder: has the Hub's files.
+    origin: what the parameters were made from, for the summary.
+  """
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
     for name in ("config.json", *FILES):
       if (folder / name).is_file():
         shutil.copyfile(folder / name, kept / name)
-    config.task.tokenizer = str((kept / TOKENIZER).resolve())
+    if (kept / TOKENIZER).is_file():
+      config.task.tokenizer = str((kept / TOKENIZER).resolve())
     checkpoints = checkpoint.Checkpoints(workdir)
-    checkpoints.save(0, {"params": params}, {"imported": str(folder)})
+    checkpoints.save(0, {"params": params}, origin)
     checkpoints.close()
     summary = {
       "status": "completed",
       "metrics": {},
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
       "steps": 0,
-      "imported": str(folder),
+      **origin,
       "digest": integrity.digest(integrity.record(params)),
       **provenance.environment(),
     }
@@ -169,9 +179,12 @@ def export_run(
     raise UserError(f"{folder}: is there already")
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  layout, model = layouts.LAYOUTS[options.layout], settings.model
-  if not isinstance(model, looped.Config):
-    raise UserError(f"{label}: its model is not of the family 'looped'")
+  layout = layouts.LAYOUTS[options.layout]
+  model: Any = settings.model
+  if settings.model_name != layout.family:
+    raise UserError(
+      f"{label}: its model is not of the family {layout.family!r}"
+    )
   if not isinstance(settings.task, TextConfig):
     raise UserError(f"{label}: its task is not 'text'")
   vocab_size = settings.spec.vocab_size
@@ -182,7 +195,7 @@ def export_run(
   except UserError as error:
     raise UserError(f"{label}: --layout={options.layout}: {error}") from error
   step, params = restore.chosen_params(
-    workdir, options.checkpoint, _abstract(settings), label
+    workdir, options.checkpoint, abstract_params(settings), label
   )
   table = params["token_embedding"]["embedding"]
   params["token_embedding"]["embedding"] = table[:vocab_size]
@@ -191,21 +204,28 @@ def export_run(
   partial = folder.with_name(f".{folder.name}.partial")
   shutil.rmtree(partial, ignore_errors=True)
   partial.mkdir(parents=True)
-  weights.write(
-    partial, layout, params, _DTYPES[options.dtype], options.max_bytes
-  )
   kept, task = workdir / DIRECTORY, settings.task
   tokenizer = Tokenizer(task.tokenizer, task.end_token)
-  base = {
-    "max_position_embeddings": settings.spec.sequence_length,
+  longest = settings.spec.sequence_length
+  base: dict[str, Any] = {
+    layout.context: longest,
     "eos_token_id": tokenizer.end,
   }
   if (kept / "config.json").is_file():
     base = workdir_lib.read_json(kept / "config.json")
+  weights.write(
+    partial,
+    layout,
+    params,
+    model.block_shape().head_width,
+    _DTYPES[options.dtype],
+    options.max_bytes,
+    layout.constants(model, base.get(layout.context, longest)),
+  )
   if task.tokenizer != "bytes":
-    _copy_tokenizer(pathlib.Path(task.tokenizer), partial)
+    tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
     if not task.end_token:
-      _add_end(partial / TOKENIZER, tokenizer.end)
+      tokenizer_files.add_end(partial / TOKENIZER, tokenizer.end)
   config = {k: v for k, v in base.items() if k not in _DROPPED} | config
   config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
   config[STEP] = step
@@ -213,42 +233,13 @@ def export_run(
   os.replace(partial, folder)
 
 
-def _copy_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> None:
-  """Copies a tokenizer and, of an imported one, the files that go with it."""
-  for name in FILES if path.name == TOKENIZER else ():
-    if (path.parent / name).is_file():
-      shutil.copyfile(path.parent / name, folder / name)
-  shutil.copyfile(path, folder / TOKENIZER)
-
-
-def _add_end(path: pathlib.Path, end: int) -> None:
-  """Adds the id that ends documents, which the tokenizer did not have.
-
-  Raises:
-    UserError: the next id of the tokenizer is another one.
-  """
-  import tokenizers
-
-  file = tokenizers.Tokenizer.from_file(str(path))
-  file.add_special_tokens([_END])
-  if file.token_to_id(_END) != end:
-    raise UserError(
-      f"{path.name} cannot have an id {end} for {_END}, the end of a document"
-    )
-  file.save(str(path))
-
-
-def _abstract(settings: config_lib.Settings) -> Any:
+def abstract_params(settings: config_lib.Settings) -> Any:
   """Shapes, dtypes and shardings of a run's parameters, over all devices."""
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1), jax.devices())
   _, shapes = program_lib.abstract_model(settings)
-  places = sharding.parameter_shardings(
-    mesh, shapes, parameters.splits(shapes), settings.mesh.min_split_size
-  )
-  return jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    shapes,
-    places,
+  least = settings.mesh.min_split_size
+  return program_layout.with_shardings(
+    shapes, program_layout.param_shardings(mesh, least, shapes)
   )
 
 

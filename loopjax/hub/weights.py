@@ -1,23 +1,26 @@
 """Converts tensors of a layout to parameters and back, one at a time."""
 
+import collections
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from loopjax.errors import UserError
 from loopjax.hub import files
-from loopjax.hub.layouts import Layout, Row
+from loopjax.hub.layout import Layout, Row
 from loopjax.run import integrity
 
 _ROWS = 8192  # Rows of a table that are compared at a time.
 _ALIGNMENT = 64  # Bytes.
 
 
-def read(folder: pathlib.Path, layout: Layout, abstract: Any) -> Any:
+def read(
+  folder: pathlib.Path, layout: Layout, abstract: Any, head_width: int
+) -> Any:
   """Reads the parameters, each directly onto its devices.
 
   Args:
@@ -25,6 +28,7 @@ def read(folder: pathlib.Path, layout: Layout, abstract: Any) -> Any:
     layout: the layout of its tensors.
     abstract: nested dict of shapes, dtypes (tensors are cast to these) and
       shardings.
+    head_width: d_h.
 
   Returns:
     Nested dict of arrays like `abstract`.
@@ -35,12 +39,8 @@ def read(folder: pathlib.Path, layout: Layout, abstract: Any) -> Any:
   """
   there = files.tensors(folder)
   leaves, treedef = jax.tree.flatten(abstract)
-  rows = _rows(layout, abstract)
-  wanted = {
-    name: list(_shape(row, leaf.shape))
-    for row, leaf in zip(rows, leaves, strict=True)
-    for name in _names(row, leaf.shape)
-  }
+  parts = _parts(layout, abstract, head_width)
+  wanted = {name: list(part.tensor) for part in parts for name in part.names()}
   copied = _copied_head(layout, wanted, there)
   found = {
     name: list(tensor.shape)
@@ -77,9 +77,9 @@ def read(folder: pathlib.Path, layout: Layout, abstract: Any) -> Any:
     jax.make_array_from_callback(
       leaf.shape,
       leaf.sharding,
-      functools.partial(_part, there, row, leaf),
+      functools.partial(_read_part, there, part, leaf),
     )
-    for row, leaf in zip(rows, leaves, strict=True)
+    for part, leaf in zip(parts, leaves, strict=True)
   ]
   return jax.tree.unflatten(treedef, arrays)
 
@@ -88,8 +88,10 @@ def write(
   folder: pathlib.Path,
   layout: Layout,
   params: Any,
+  head_width: int,
   dtype: str,
   max_bytes: int,
+  constants: Mapping[str, np.ndarray] | None = None,
 ) -> None:
   """Writes parameters as the tensors of a layout.
 
@@ -97,39 +99,112 @@ def write(
     folder: an empty folder.
     layout: the layout of the tensors.
     params: nested dict of arrays.
+    head_width: d_h.
     dtype: a key of `files.DTYPES`.
     max_bytes: maximum size of a file.
+    constants: other tensors, which keep their dtype.
   """
-  leaves = jax.tree.leaves(params)
-  source = {
-    name: (row, leaf, layer)
-    for row, leaf in zip(_rows(layout, params), leaves, strict=True)
-    for layer, name in enumerate(_names(row, leaf.shape))
-  }
-  kind = files.DTYPES[dtype]
+  kind, constants = files.DTYPES[dtype], constants or {}
+  source: dict[str, list[tuple[_Part, Any, int]]] = {}
+  for part, leaf in zip(
+    _parts(layout, params, head_width), jax.tree.leaves(params), strict=True
+  ):
+    for layer, name in enumerate(part.names()):
+      source.setdefault(name, []).append((part, leaf, layer))
 
   def make(name: str) -> np.ndarray:
-    row, leaf, layer = source[name]
-    array = np.asarray(leaf[layer] if "{}" in row.theirs else leaf)
-    return (array.T if row.transposed else array).astype(kind)
+    if name not in source:
+      return constants[name]
+    tensor = np.empty(source[name][0][0].tensor, kind)
+    rows = tensor.reshape(-1, *source[name][0][0].shape()[1:])
+    for part, leaf, layer in source[name]:
+      array = np.asarray(leaf[layer] if part.is_stacked() else leaf)
+      rows[part.rows()] = array.T if part.row.transposed else array
+    return tensor
 
   sizes = {
-    name: int(np.prod(_shape(row, leaf.shape))) * kind.itemsize
-    for name, (row, leaf, _) in source.items()
+    name: int(np.prod(of[0][0].tensor)) * kind.itemsize
+    for name, of in source.items()
   }
+  sizes |= {name: tensor.nbytes for name, tensor in constants.items()}
   files.write(folder, sizes, make, max_bytes)
 
 
-def _rows(layout: Layout, params: Any) -> list[Row]:
-  """The row of each parameter, in the order of jax.tree.leaves."""
-  rows = {row.ours: row for row in layout.rows}
-  paths = integrity.names(params)
-  unknown = [path for path in paths if path not in rows]
+class _Part(NamedTuple):
+  """A parameter as a part of a tensor, or of a tensor of each layer.
+
+  Attributes:
+    row: its row.
+    size: its shape.
+    start: its first row in the tensor.
+    tensor: the tensor's shape.
+    head_width: d_h.
+  """
+
+  row: Row
+  size: tuple[int, ...]
+  start: int
+  tensor: tuple[int, ...]
+  head_width: int
+
+  def is_stacked(self) -> bool:
+    """Whether each layer has a tensor."""
+    return "{}" in self.row.theirs
+
+  def names(self) -> list[str]:
+    """Names of the tensors, one per layer if stacked."""
+    theirs = self.row.theirs
+    if not self.is_stacked():
+      return [theirs]
+    return [theirs.format(layer) for layer in range(self.size[0])]
+
+  def shape(self) -> tuple[int, ...]:
+    """The shape of the parameter in one tensor, rows first."""
+    own = self.size[1:] if self.is_stacked() else self.size
+    return own[::-1] if self.row.transposed else own
+
+  def rows(self) -> Any:
+    """What selects our rows, in our order, among those of the tensor."""
+    length = self.shape()[0]
+    if not self.row.adjacent:
+      return slice(self.start, self.start + length)
+    # In ours a head's first features come before its second ones.
+    pairs = np.arange(length).reshape(-1, self.head_width // 2, 2)
+    return self.start + pairs.swapaxes(1, 2).reshape(-1)
+
+
+def _parts(layout: Layout, params: Any, head_width: int) -> list[_Part]:
+  """The part of each parameter, in the order of jax.tree.leaves."""
+  sizes = dict(
+    zip(
+      integrity.names(params),
+      (leaf.shape for leaf in jax.tree.leaves(params)),
+      strict=True,
+    )
+  )
+  parts: dict[str, _Part] = {}
+  lengths: dict[str, int] = {}  # Of the parts of a tensor so far.
+  for row in layout.rows:
+    if row.ours in sizes:
+      start = lengths.get(row.theirs, 0)
+      part = _Part(row, sizes[row.ours], start, (), head_width)
+      lengths[row.theirs] = start + part.shape()[0]
+      parts[row.ours] = part
+  unknown = [path for path in sizes if path not in parts]
   if unknown:
     raise UserError(
       f"{layout.architecture} has no {integrity.abbreviate(unknown)}"
     )
-  return [rows[path] for path in paths]
+  numbers = collections.Counter(part.row.theirs for part in parts.values())
+
+  def whole(part: _Part) -> tuple[int, ...]:
+    length = lengths[part.row.theirs]
+    if not part.row.by_head:
+      return (length, *part.shape()[1:])
+    number = numbers[part.row.theirs]
+    return (number, 1, length // number // head_width, head_width)
+
+  return [parts[path]._replace(tensor=whole(parts[path])) for path in sizes]
 
 
 def _copied_head(
@@ -156,22 +231,9 @@ def _copied_head(
   return head
 
 
-def _names(row: Row, shape: tuple[int, ...]) -> list[str]:
-  """Names of the tensors of a parameter, one per layer if stacked."""
-  if "{}" not in row.theirs:
-    return [row.theirs]
-  return [row.theirs.format(layer) for layer in range(shape[0])]
-
-
-def _shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape of one tensor of a parameter."""
-  own = shape[1:] if "{}" in row.theirs else shape
-  return own[::-1] if row.transposed else own
-
-
-def _part(
+def _read_part(
   there: Mapping[str, files.Tensor],
-  row: Row,
+  part: _Part,
   leaf: jax.ShapeDtypeStruct,
   index: tuple[slice, ...],
 ) -> np.ndarray:
@@ -180,17 +242,35 @@ def _part(
     slice(*one.indices(size)[:2])
     for one, size in zip(index, leaf.shape, strict=True)
   ]
-  names = _names(row, leaf.shape)
-  part = _empty([one.stop - one.start for one in spans], leaf.dtype)
-  if len(spans) > len(_shape(row, leaf.shape)):
-    names, spans, places = names[spans[0]], spans[1:], part
-  else:
-    places = part[None]
-  theirs = tuple(spans[::-1] if row.transposed else spans)
+  names, whole = part.names(), part.rows()
+  values = _empty([one.stop - one.start for one in spans], leaf.dtype)
+  places = values if part.is_stacked() else values[None]
+  if part.is_stacked():
+    names, spans = names[spans[0]], spans[1:]
+  rows, *rest = spans[::-1] if part.row.transposed else spans
   for place, name in zip(places, names, strict=True):
-    values = files.read(name, there[name], theirs)
-    place[...] = values.T if row.transposed else values
-  return part
+    found = _read_rows(name, there[name], part, whole, rows, tuple(rest))
+    place[...] = found.T if part.row.transposed else found
+  return values
+
+
+def _read_rows(
+  name: str,
+  tensor: files.Tensor,
+  part: _Part,
+  whole: Any,
+  rows: slice,
+  rest: tuple[slice, ...],
+) -> np.ndarray:
+  """Rows of a part of a tensor, of which files read slices only."""
+  if part.row.by_head:
+    everything = tuple(slice(0, size) for size in tensor.shape)
+    return files.read(name, tensor, everything).reshape(-1)[whole][rows]
+  if isinstance(whole, slice):
+    rows = slice(part.start + rows.start, part.start + rows.stop)
+    return files.read(name, tensor, (rows, *rest))
+  span = slice(part.start, part.start + len(whole))
+  return files.read(name, tensor, (span, *rest))[whole[rows] - part.start]
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:

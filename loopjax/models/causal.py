@@ -18,7 +18,7 @@ from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.losses import tokens as token_losses
 from loopjax.models.every_loop import Record
-from loopjax.nn import attention, block, linear, norm, stack
+from loopjax.nn import attention, block, linear, stack
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.dropout import dropout
@@ -80,9 +80,9 @@ def layers(
   )
 
 
-def final_norm(config: Any, rngs: nnx.Rngs) -> nnx.RMSNorm:
-  """The norm after the last block."""
-  return norm.rms_norm(config.width, **_shared(config, rngs))
+def final_norm(config: Any, rngs: nnx.Rngs) -> Any:
+  """The norm after the last block, of the kind that its inputs have."""
+  return config.block_shape().norm(config.width, **_shared(config, rngs))
 
 
 def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:

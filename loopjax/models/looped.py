@@ -62,6 +62,9 @@ class Config(causal.Config):
     head_width: d_h; 0 for D / H.
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
+    qk_bias: whether queries and keys have a bias, before the rotation.
+    value_bias: whether values have one.
+    norm_epsilon: what is added to the mean square in every norm.
     loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
       "final_only": the norm is part of the read-out.
     tied: whether the read-out uses the embedding table; else it has its own.
@@ -76,6 +79,9 @@ class Config(causal.Config):
   num_key_value_heads: int = 0
   head_width: int = 0
   qk_norm: bool = False
+  qk_bias: bool = False
+  value_bias: bool = False
+  norm_epsilon: float = 1e-6
   loop_norm: str = "per_loop"
   tied: bool = True
   exit_gate: str = "none"
@@ -89,7 +95,9 @@ class Config(causal.Config):
       loop_norm=("per_loop", "final_only"),
       exit_gate=EXIT_GATES,
     )
-    checks.at_least("model", self, num_loops=1, entropy_weight=0)
+    checks.at_least(
+      "model", self, num_loops=1, entropy_weight=0, norm_epsilon=0
+    )
     if self.exit_gate != "joint":
       because = f"model.exit_gate={self.exit_gate!r}"
       checks.without_effect("model", self, because, "entropy_weight")

@@ -31,6 +31,7 @@ class Shape:
     qk_norm: norm of each head's queries and keys, before the rotation.
     attention_bias: whether the projections of attention have biases.
     qk_bias: whether those of queries and keys have one.
+    value_bias: whether that of values has one.
     mlp_bias: whether the MLP's linear maps have biases.
     causal: whether tokens attend to themselves and earlier tokens only.
     dropout: dropout rate on the outputs of attention and MLP, in training.
@@ -52,6 +53,7 @@ class Shape:
   qk_norm: norm_lib.MakeNorm = norm_lib.identity
   attention_bias: bool = False
   qk_bias: bool = False
+  value_bias: bool = False
   mlp_bias: bool = False
   causal: bool = False
   dropout: float = 0.0

@@ -6,6 +6,7 @@ the same for all of them.
 """
 
 import dataclasses
+import functools
 import operator
 from typing import Any
 
@@ -71,13 +72,16 @@ def block_shape(
   num_key_value_heads: int = 0,
   head_width: int = 0,
   qk_norm: bool = False,
+  qk_bias: bool = False,
+  value_bias: bool = False,
+  norm_epsilon: float = 1e-6,
   mlp: str,
   mlp_ratio: float,
   post_norm: bool = False,
   dropout: float = 0.0,
   init_std: float,
 ) -> Shape:
-  """The shape of blocks with RMS norms, causal attention and no biases.
+  """The shape of blocks with RMS norms and causal attention.
 
   Args:
     width: D.
@@ -85,6 +89,9 @@ def block_shape(
     num_key_value_heads: G; 0 for H.
     head_width: d_h; 0 for D / H.
     qk_norm: whether queries and keys have an RMS norm per head.
+    qk_bias: whether queries and keys have a bias.
+    value_bias: whether values have one.
+    norm_epsilon: what is added to the mean square in every norm.
     mlp: a key of `mlp.MLPS`.
     mlp_ratio: F = floor(mlp_ratio D).
     post_norm: whether the outputs of attention and MLP have a norm, in addition
@@ -95,6 +102,7 @@ def block_shape(
   Raises:
     UserError: the sizes are invalid.
   """
+  rms_norm = functools.partial(norm.rms_norm, epsilon=norm_epsilon)
   return Shape(
     width,
     num_heads,
@@ -102,8 +110,11 @@ def block_shape(
     head_width=head_width or shape_lib.head_width(width, num_heads),
     mlp_width=shape_lib.mlp_width(width, mlp_ratio),
     mlp=mlp,
-    post_norm=norm.rms_norm if post_norm else norm.identity,
-    qk_norm=norm.rms_norm if qk_norm else norm.identity,
+    norm=rms_norm,
+    post_norm=rms_norm if post_norm else norm.identity,
+    qk_norm=rms_norm if qk_norm else norm.identity,
+    qk_bias=qk_bias,
+    value_bias=value_bias,
     causal=True,
     dropout=dropout,
     init=nnx.initializers.normal(init_std),

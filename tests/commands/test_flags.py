@@ -6,6 +6,7 @@ import re
 import pytest
 
 from loopjax import errors
+from loopjax.commands import command_line
 from loopjax.hub import __main__ as hub
 from loopjax.play import __main__ as play
 
@@ -86,3 +87,13 @@ def test_an_unknown_flag_is_named(
   printed = capsys.readouterr().err
   assert printed.startswith("error: ") and printed.count("\n") == 1
   assert said in printed
+
+
+def test_a_setting_may_have_the_name_of_a_method():
+  """ConfigDict.update, where ml_collections would look for model.update."""
+  flags = ["--config.run.seed=1", "--config.model.update=gate"]
+  for file, moved in (("a.py", ":"), ("a.py:tiny,run.seed=2", ",")):
+    words = ["main", f"--config={file}", *flags]
+    found = command_line.after_colon(words)
+    expected = f"--config={file}{moved}model.update=gate"
+    assert found == ["main", expected, flags[0]]

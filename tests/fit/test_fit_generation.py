@@ -17,9 +17,9 @@ def machine(kib):
   return of_cpu._replace(compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.fixture(scope="module")
-def settings():
-  return config_lib.resolve(load_config("lm_looped", "smoke"))
+@pytest.fixture(scope="module", params=["lm_looped", "lm_recurrent"])
+def settings(request):
+  return config_lib.resolve(load_config(request.param, "smoke"))
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from tests_support import (
 )
 
 from loopjax import config as config_lib
+from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import __main__ as sweep_main
@@ -525,7 +526,8 @@ def test_main_accepts_every_item(monkeypatch, name):
       values = flags.FlagValues()
       config = config_flags.DEFINE_config_file("config", flag_values=values)
       arguments = runner_lib.item_arguments([file], item.overrides)
-      monkeypatch.setattr(sys, "argv", ["main", *arguments])  # Read as well.
+      words = command_line.after_colon(["main", *arguments])
+      monkeypatch.setattr(sys, "argv", words)  # Read as well.
       values(sys.argv)
       assert config_lib.to_dict(config.value) == item.config
 

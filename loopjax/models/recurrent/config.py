@@ -8,7 +8,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import depth as depth_lib
 from loopjax.loop import injection
-from loopjax.nn import block, norm, stack
+from loopjax.nn import block, stack
 from loopjax.nn.shape import Shape
 from loopjax.types import TaskSpec
 
@@ -31,6 +31,8 @@ class Config(stack.StackConfig):
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
     qk_bias: whether queries and keys have a bias, before the rotation.
+    value_bias: whether values have one.
+    norm_epsilon: what is added to the mean square in norms with a gain.
     norm_order: RMS norms of a block: "pre": of the inputs of attention and MLP;
       "branch": also of their outputs (Ouro); "sum": also of the sums of the
       residual stream and their outputs (Huginn), which bounds the state.
@@ -71,6 +73,8 @@ class Config(stack.StackConfig):
   head_width: int = 0
   qk_norm: bool = False
   qk_bias: bool = False
+  value_bias: bool = False
+  norm_epsilon: float = 1e-6
   norm_order: str = "sum"
   injection: str = "linear"
   anchor_scale: float = 1.0
@@ -107,7 +111,7 @@ class Config(stack.StackConfig):
     )
     checks.at_least(
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
-      num_with_gradient=0, depth_sigma=0, state_std=0,
+      num_with_gradient=0, depth_sigma=0, state_std=0, norm_epsilon=0,
     )  # fmt: skip
     drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")
@@ -136,12 +140,9 @@ class Config(stack.StackConfig):
     """Structure of the blocks; raises UserError if it is invalid."""
     shape = super().block_shape()
     if self.norm_order == "pre":
-      return dataclasses.replace(shape, qk_bias=self.qk_bias)
+      return shape
     return dataclasses.replace(
-      shape,
-      qk_bias=self.qk_bias,
-      post_norm=norm.rms_norm,
-      norm_sum=self.norm_order == "sum",
+      shape, post_norm=shape.norm, norm_sum=self.norm_order == "sum"
     )
 
   def depths(self) -> np.ndarray:

@@ -125,7 +125,9 @@ class Attention(nnx.Module):
     has_bias = shape.attention_bias or shape.qk_bias
     self.query = matrix(shape.width, queries, has_bias)
     self.key = matrix(shape.width, keys, has_bias)
-    self.value = matrix(shape.width, keys)
+    self.value = matrix(
+      shape.width, keys, shape.attention_bias or shape.value_bias
+    )
     self.output = matrix(queries, shape.width)
     self.query_norm = shape.qk_norm(shape.head_width, **shared)
     self.key_norm = shape.qk_norm(shape.head_width, **shared)

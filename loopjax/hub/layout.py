@@ -1,0 +1,102 @@
+"""What a table of an architecture consists of, see `hub.layouts`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loopjax.errors import UserError
+
+
+class Row(NamedTuple):
+  """A parameter of ours and the corresponding tensor.
+
+  Rows with the same tensor are its parts, one after another along its first
+  axis.
+
+  Attributes:
+    ours: path of the parameter.
+    theirs: name of the tensor; "{}" is the layer if ours are stacked.
+    transposed: whether theirs is transposed, as PyTorch stores linear maps.
+    adjacent: whether features 2i and 2i + 1 of their heads are rotated
+      together; in ours, i and i + d_h / 2 are.
+    by_head: whether theirs has a dimension for each of parts, 1, heads and
+      features of a head.
+  """
+
+  ours: str
+  theirs: str
+  transposed: bool = False
+  adjacent: bool = False
+  by_head: bool = False
+
+
+class Layout(NamedTuple):
+  """An architecture.
+
+  Attributes:
+    architecture: the class that its config.json names.
+    family: the model family that it becomes.
+    rows: rows of all tensors; rows of parameters that a model lacks are unused.
+    ignored: suffixes of tensor names that hold no parameters.
+    fixed: required values of config.json; a missing setting has this value.
+    context: the setting of config.json that is the longest row, in tokens.
+    settings: from config.json to settings of the family; raises UserError if
+      the family cannot express the model.
+    config: from settings of the family and the number of token ids to the
+      entries of config.json; raises UserError if the architecture cannot
+      express the model.
+    constants: from settings of the family and the longest row to tensors that
+      follow from them, which only the published code reads.
+  """
+
+  architecture: str
+  family: str
+  rows: tuple[Row, ...]
+  ignored: tuple[str, ...]
+  fixed: Mapping[str, Any]
+  context: str
+  settings: Callable[[Mapping[str, Any]], dict[str, Any]]
+  config: Callable[[Any, int], dict[str, Any]]
+  constants: Callable[[Any, int], dict[str, np.ndarray]] = lambda *_: {}
+
+
+def stacked(ours: str, theirs: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+  """Rows of the layers of a stack, from those of one layer.
+
+  Args:
+    ours: path of the stack.
+    theirs: beginning of the tensors' names, with "{}" for the layer.
+    rows: of one layer.
+  """
+  return tuple(
+    row._replace(ours=f"{ours}/{row.ours}", theirs=f"{theirs}.{row.theirs}")
+    for row in rows
+  )
+
+
+def need(config: Mapping[str, Any], name: str, kind: Any) -> Any:
+  """A setting of config.json; UserError if it is missing or of another type."""
+  value = config.get(name)
+  if not isinstance(value, kind) or (kind is int and value < 1):
+    raise UserError(f"{name}={value!r} is not what {name} can be")
+  return value
+
+
+def require(config: Any, **values: Any) -> None:
+  """Raises UserError unless a model has the settings of a layout."""
+  for name, value in values.items():
+    if getattr(config, name) != value:
+      raise UserError(
+        f"model.{name}={getattr(config, name)!r}: the layout has {value!r}"
+      )
+
+
+def mlp_ratio(features: int, width: int) -> float:
+  """The ratio that gives an MLP so many features."""
+  # Half a feature more, as the product might otherwise round down.
+  return next(
+    ratio
+    for ratio in (features / width, (features + 0.5) / width)
+    if int(width * ratio) == features
+  )

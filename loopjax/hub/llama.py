@@ -1,0 +1,227 @@
+"""Architectures of Llama's kind, once or looped: Ouro, Nanbeige 4.2, Qwen, ...
+
+Facts of Nanbeige 4.2: its published modeling_nanbeige.py applies all layers and
+`model.norm` in every loop, or the norm after the last loop only, with
+`skip_loop_final_norm`. Its other settings (n-gram embeddings, attention to
+depth, hyper-connections) are off in the published models.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from loopjax.errors import UserError
+from loopjax.hub.layout import Layout, Row, mlp_ratio, need, require, stacked
+from loopjax.models import looped
+
+_BLOCK = (
+  Row("attention_norm/scale", "input_layernorm.weight"),
+  Row("attention/query/kernel", "self_attn.q_proj.weight", True),
+  Row("attention/key/kernel", "self_attn.k_proj.weight", True),
+  Row("attention/value/kernel", "self_attn.v_proj.weight", True),
+  Row("attention/output/kernel", "self_attn.o_proj.weight", True),
+  # The norm before the MLP, here and in Ouro; Gemma 2 uses this name otherwise.
+  Row("mlp_norm/scale", "post_attention_layernorm.weight"),
+  Row("mlp/gate/kernel", "mlp.gate_proj.weight", True),
+  Row("mlp/value/kernel", "mlp.up_proj.weight", True),
+  Row("mlp/output/kernel", "mlp.down_proj.weight", True),
+)
+_SANDWICH = (
+  Row("attention_post_norm/scale", "input_layernorm_2.weight"),
+  Row("mlp_post_norm/scale", "post_attention_layernorm_2.weight"),
+)
+_HEAD_NORMS = (
+  Row("attention/query_norm/scale", "self_attn.q_norm.weight"),
+  Row("attention/key_norm/scale", "self_attn.k_norm.weight"),
+)
+_BIASES = (
+  Row("attention/query/bias", "self_attn.q_proj.bias"),
+  Row("attention/key/bias", "self_attn.k_proj.bias"),
+  Row("attention/value/bias", "self_attn.v_proj.bias"),
+)
+_AROUND = (
+  Row("token_embedding/embedding", "model.embed_tokens.weight"),
+  Row("final_norm/scale", "model.norm.weight"),
+  Row("head/kernel", "lm_head.weight", True),
+)
+_GATE = (
+  Row("exit_gate/kernel", "model.early_exit_gate.weight", True),
+  Row("exit_gate/bias", "model.early_exit_gate.bias"),
+)
+_FIXED = {
+  "hidden_act": "silu",
+  "attention_bias": False,
+  "mlp_bias": False,
+  "rope_scaling": None,
+  "use_sliding_window": False,
+}
+_NANBEIGE = {
+  "loop_loss_weights": [],
+  "qk_layernorm": False,
+  "emb_neighbor_num": None,
+  "insert_ngram_layer_idx": [],
+  "ngram_insert_all_layers": False,
+  "enable_double_loop_split": False,
+  "loop_share_kv": False,
+  "enable_hyper_connection": False,
+  "enable_mhc": False,
+  "enable_depth_attention": False,
+}
+# Settings of the family `looped` of blocks without any additions.
+_PLAIN = {
+  "post_norm": False,
+  "qk_norm": False,
+  "qk_bias": False,
+  "value_bias": False,
+  "exit_gate": "none",
+}
+
+
+def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+  """Settings of `models.looped`: those of all layouts, and a layout's own."""
+  kinds = set(config.get("layer_types") or ["full_attention"])
+  if kinds != {"full_attention"}:
+    raise UserError(
+      f"layer_types {sorted(kinds)}: only full_attention is known"
+    )
+  width, heads = (
+    need(config, name, int) for name in ("hidden_size", "num_attention_heads")
+  )
+  rope = config.get("rope_parameters") or config  # Top level before 5.0.
+  if not isinstance(rope, Mapping) or rope.get("rope_type", "default") != (
+    "default"
+  ):
+    raise UserError(f"rope_parameters={rope!r} are not supported")
+  return {
+    "width": width,
+    "num_layers": need(config, "num_hidden_layers", int),
+    "num_heads": heads,
+    "num_key_value_heads": config.get("num_key_value_heads") or heads,
+    "head_width": config.get("head_dim") or width // heads,
+    "mlp": "swiglu",
+    "mlp_ratio": mlp_ratio(need(config, "intermediate_size", int), width),
+    "tied": need(config, "tie_word_embeddings", bool),
+    "rope_base": float(need(rope, "rope_theta", (int, float))),
+    "norm_epsilon": need(config, "rms_norm_eps", float),
+    **own,
+  }
+
+
+def _config(
+  model: looped.Config, vocab_size: int, own: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Entries of config.json: those of all layouts, and a layout's own."""
+  require(model, mlp="swiglu")
+  shape = model.block_shape()
+  return {
+    "vocab_size": vocab_size,
+    "hidden_size": model.width,
+    "num_hidden_layers": model.num_layers,
+    "num_attention_heads": shape.num_heads,
+    "num_key_value_heads": shape.num_key_value_heads,
+    "head_dim": shape.head_width,
+    "intermediate_size": shape.mlp_width,
+    "tie_word_embeddings": model.tied,
+    "rope_theta": model.rope_base,
+    "rms_norm_eps": model.norm_epsilon,
+    **own,
+  }
+
+
+def _once(
+  architecture: str,
+  rows: tuple[Row, ...] = (),
+  fixed: Mapping[str, Any] | None = None,
+  **own: Any,
+) -> Layout:
+  """The layout of a transformer without loops.
+
+  Args:
+    architecture: see `Layout`.
+    rows: of a layer, beside those of all layouts.
+    fixed: see `Layout`, beside those of all layouts.
+    **own: settings of `models.looped` that are not those of `_PLAIN`.
+  """
+  own = {**_PLAIN, **own, "num_loops": 1}
+
+  def config(model: looped.Config, vocab_size: int) -> dict[str, Any]:
+    require(model, **own)
+    return _config(model, vocab_size, {})
+
+  return _layout(
+    architecture,
+    rows,
+    {**_FIXED, **(fixed or {})},
+    lambda theirs: _settings(theirs, own),
+    config,
+  )
+
+
+def _layout(
+  architecture: str, rows: tuple[Row, ...], *others: Any, around: Any = _AROUND
+) -> Layout:
+  layers = stacked("layers", "model.layers.{}", (*_BLOCK, *rows))
+  fixed, *functions = others
+  return Layout(
+    architecture,
+    "looped",
+    (*around, *layers),
+    ("rotary_emb.inv_freq",),
+    fixed,
+    "max_position_embeddings",
+    *functions,
+  )
+
+
+def _ouro(config: Mapping[str, Any]) -> dict[str, Any]:
+  loops = need(config, "total_ut_steps", int)
+  gate = "joint" if loops > 1 else "unused"
+  own = {"post_norm": True, "num_loops": loops, "exit_gate": gate}
+  return _settings(config, own)
+
+
+def _as_ouro(config: looped.Config, vocab_size: int) -> dict[str, Any]:
+  require(
+    config, post_norm=True, qk_norm=False, qk_bias=False, value_bias=False,
+    loop_norm="per_loop",
+  )  # fmt: skip
+  if config.exit_gate == "none":
+    raise UserError("model.exit_gate='none': Ouro has a gate")
+  return _config(config, vocab_size, {"total_ut_steps": config.num_loops})
+
+
+def _nanbeige(config: Mapping[str, Any]) -> dict[str, Any]:
+  once = config.get("skip_loop_final_norm", False)
+  own = {
+    **_PLAIN,
+    "num_loops": need(config, "num_loops", int),
+    "loop_norm": "final_only" if once else "per_loop",
+  }
+  return _settings(config, own)
+
+
+def _as_nanbeige(config: looped.Config, vocab_size: int) -> dict[str, Any]:
+  require(config, **_PLAIN)
+  own = {
+    "num_loops": config.num_loops,
+    "skip_loop_final_norm": config.loop_norm == "final_only",
+  }
+  return _config(config, vocab_size, own)
+
+
+LAYOUTS: Mapping[str, Layout] = {
+  "ouro": _layout(
+    "OuroForCausalLM",
+    _SANDWICH,
+    _FIXED,
+    _ouro,
+    _as_ouro,
+    around=(*_AROUND, *_GATE),
+  ),
+  "nanbeige": _layout(
+    "NanbeigeForCausalLM", (), {**_FIXED, **_NANBEIGE}, _nanbeige, _as_nanbeige
+  ),
+  "qwen3": _once("Qwen3ForCausalLM", _HEAD_NORMS, qk_norm=True),
+  "qwen2": _once("Qwen2ForCausalLM", _BIASES, qk_bias=True, value_bias=True),
+  "llama": _once("LlamaForCausalLM"),
+  "mistral": _once("MistralForCausalLM", fixed={"sliding_window": None}),
+}
