@@ -45,6 +45,8 @@ def params_of(config):
   params = examples.params_of(melt, config, SPEC)
   if "latent_gates" in params:
     gates = jax.tree.map(lambda x: 4 * x, params["latent_gates"])
+    own = jnp.linspace(-0.5, 1.0, gates["bias"].size)
+    gates["bias"] += own.reshape(gates["bias"].shape)
     params = {**params, "latent_gates": gates}
   return params
 

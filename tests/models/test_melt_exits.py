@@ -141,3 +141,20 @@ def test_exits_that_cannot_be():
   assert melt.exit_rule(plain) == "fixed"
   with pytest.raises(UserError, match="'gate' needs a model with an exit gate"):
     melt.check_exits(plain, "gate", "copy", "latent")
+
+
+def test_a_short_prompt_has_run_as_many_loops_as_a_long_one():
+  """Its later chunks are padding, which runs none."""
+  params = examples.params_of(melt, CONFIG, SPEC)
+  model = examples.merged(melt, CONFIG, SPEC, params)
+  valid = jnp.arange(4)[None] < jnp.array([4, 1, 0])[:, None]
+  policy = exits.ExitPolicy(jnp.ones(ROWS), jnp.full(ROWS, LOOPS), "fixed")
+
+  def loops_run(cache):
+    output = melt.read(
+      model, TOKENS[:, :4], cache, valid=valid, exit_policy=policy
+    )[0]
+    return output.stats["loops_run"]
+
+  run = jax.jit(loops_run, compiler_options=examples.FAST)
+  assert run(empty()).tolist() == [LOOPS, LOOPS, 0]
