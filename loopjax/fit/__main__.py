@@ -62,8 +62,10 @@ def main(argv: list[str]) -> int:
   import jax
 
   from loopjax import config as config_lib
-  from loopjax.fit import measure, quiet, report, suggest, topology
-  from loopjax.nn import remat
+  from loopjax import program as program_lib
+  from loopjax import sharding
+  from loopjax.fit import cudnn, measure, quiet, report, suggest, topology
+  from loopjax.program import teacher as teacher_lib
 
   config = command_line.CONFIG.value
   if config is None or not _TOPOLOGY.value:
@@ -85,10 +87,14 @@ def main(argv: list[str]) -> int:
   settings = config_lib.resolve(config)
   with quiet.stderr():
     machine = topology.machine(where, _MEMORY.value)
-  platform = machine.devices[0].platform
-  settings = settings._replace(loop=remat.resolve(settings.loop, platform))
   if _GENERATE.value:
     return _generation(settings, machine)
+  mesh = sharding.make_mesh(settings.mesh, machine.devices)
+  with cudnn.assumed():
+    settings = program_lib.with_remat(
+      settings, mesh, machine.memory, teacher_lib.read(settings)
+    )
+  config_lib.override(config, {"loop.remat": settings.loop.remat})
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)
   print(report.table(settings, machine, measured))

@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 from loopjax import config as config_lib
 from loopjax.fit.measure import Measured
-
-# Policies of `loopjax.loop.driver`, from the one that keeps the most.
-REMAT_ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")
+from loopjax.nn import remat
 
 
 class Change(NamedTuple):
@@ -79,7 +77,7 @@ def _mildest(changes: list[Change], attempt: Attempt) -> Change | None:
 
 
 def _remat(settings: config_lib.Settings) -> list[Change]:
-  stronger = REMAT_ORDER[REMAT_ORDER.index(settings.loop.remat) + 1 :]
+  stronger = remat.ORDER[remat.ORDER.index(settings.loop.remat) + 1 :]
   return [
     Change({"loop.remat": policy}, "the same result, more computation")
     for policy in stronger

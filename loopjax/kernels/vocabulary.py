@@ -6,24 +6,20 @@ dimensions of hidden states are kept, so that a batch split over devices stays
 split.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from loopjax.kernels.widened import widened
 from loopjax.types import Array
 
 # Finite, so that a weight of zero still removes the loss of a masked token.
 MASKED_LOGIT = -1e9
 
 
-def product(equation: str, *operands: Array) -> Array:
-  """einsum that accumulates in, and returns, float32 or a wider dtype."""
-  wide = jnp.promote_types(jnp.float32, operands[-1].dtype)
-  precision: Any = None if operands[-1].dtype == jnp.bfloat16 else "highest"
-  return jnp.einsum(
-    equation, *operands, precision=precision, preferred_element_type=wide
-  )
+def product(equation: str, left: Array, right: Array) -> Array:
+  """`widened`; accelerators do not round inputs in float32."""
+  precision = None if right.dtype == jnp.bfloat16 else "highest"
+  return widened(equation, left, right, precision)
 
 
 def num_chunks(vocab_size: int, chunk_size: int) -> int:

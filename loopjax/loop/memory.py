@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import sharding
+from loopjax.kernels.widened import widened
 from loopjax.nn import linear, norm
 from loopjax.types import Array, Precision
 
@@ -84,19 +85,18 @@ class GatedRead(nnx.Module):
       sharding.gather_parameter(x[...]) for x in (bank.keys, bank.values)
     )
     keys = self.key_norm(keys).astype(compute)
-    logits = jnp.einsum("btd,md->btm", query, keys, preferred_element_type=wide)
+    logits = widened("btd,md->btm", query, keys)
     weights = jax.nn.softmax(logits / h.shape[-1] ** 0.5, axis=-1)
     retrieved = jnp.einsum(
       "btm,md->btd", weights.astype(compute), values.astype(compute)
     )  # (6), (7)
     # In the precision of the other linear maps, which are as large, unlike a
     # router.
-    logits = linear.merged_dot_general(
-      h.astype(compute),
+    logits = widened(
+      "nd,de->ne",
+      h.astype(compute).reshape(-1, h.shape[-1]),
       self.gate.kernel[...].astype(compute),
-      (((2,), (0,)), ((), ())),
-      preferred_element_type=wide,
-    )
+    ).reshape(*h.shape[:-1], -1)
     assert self.gate.bias is not None
     bias = jnp.broadcast_to(self.gate.bias[...], logits.shape)
     gate = jax.nn.sigmoid(logits + bias)  # (8)

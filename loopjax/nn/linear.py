@@ -62,7 +62,7 @@ def readout(
     dtype=precision.accumulate,
     param_dtype=precision.params,
     precision="highest",  # Accelerators would round float32 inputs.
-    dot_general=merged_dot_general,
+    dot_general=merged_dot_general if outputs > 1 else vector_dot_general,
     rngs=rngs,
   )
 
@@ -81,6 +81,18 @@ def merged_dot_general(
   rows = x.reshape(-1, x.shape[-1])
   rows = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
   return rows.reshape(*x.shape[:-1], -1)
+
+
+def vector_dot_general(
+  x: Array, kernel: Array, dimensions: Any, **options: Any
+) -> Array:
+  """x [..., inputs] times a kernel [inputs, 1], without merging dimensions.
+
+  A gate reads the states of all loops at once, [K, B, T, D]. If devices split
+  B, merged rows would be gathered on every device.
+  """
+  assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
+  return jnp.einsum("...d,d->...", x, kernel[:, 0], **options)[..., None]
 
 
 def embedding(

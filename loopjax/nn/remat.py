@@ -16,13 +16,16 @@ POLICIES: dict[str, Any] = {
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
 }
-# The fastest policy by platform (see benchmarks/results/); "none" on others.
-# CPUs are memory-bound, so that recomputing also saves time.
+# From the policy that keeps the most to the one that recomputes the most.
+ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")
+# The fastest policy by platform (see benchmarks/results/); on others it is the
+# first of ORDER that fits, see `program.room`. CPUs are memory-bound, so that
+# recomputing also saves time.
 AUTO = {"cpu": "dots_no_batch"}
 
 
 def resolve(options: LoopOptions, platform: str) -> LoopOptions:
-  """The options with remat="auto" replaced by the platform's policy."""
+  """The options with remat="auto" replaced by the platform's, or by "none"."""
   if options.remat != "auto":
     return options
   return dataclasses.replace(options, remat=AUTO.get(platform, "none"))

@@ -2,10 +2,11 @@
 
 from loopjax.program.build import Program as Program
 from loopjax.program.build import abstract_batches as abstract_batches
-from loopjax.program.build import abstract_model as abstract_model
 from loopjax.program.build import cache_bytes as cache_bytes
 from loopjax.program.build import check_kernels as check_kernels
-from loopjax.program.build import fresh_state as fresh_state
 from loopjax.program.build import have_kernels as have_kernels
 from loopjax.program.build import make_program as make_program
 from loopjax.program.build import on_mesh as on_mesh
+from loopjax.program.fresh import abstract_model as abstract_model
+from loopjax.program.fresh import fresh_state as fresh_state
+from loopjax.program.room import with_remat as with_remat

@@ -14,16 +14,15 @@ from jax.sharding import Mesh
 from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.nn import remat
 from loopjax.optim import chain
-from loopjax.program import step
+from loopjax.program import room, step
+from loopjax.program.fresh import abstract_model, fresh_state
 from loopjax.program.layout import (
   param_shardings,
   state_shardings,
   with_shardings,
 )
-from loopjax.protocols import CarriesState, Model
-from loopjax.types import Carried, LoopOptions
+from loopjax.types import LoopOptions
 
 
 class Program(NamedTuple):
@@ -63,6 +62,7 @@ def make_program(
   settings: config_lib.Settings,
   devices: Sequence[Any] | None = None,
   teacher: config_lib.Settings | None = None,
+  memory: int | None = None,
 ) -> Program:
   """Traces the model and determines the sharding of the train state.
 
@@ -70,15 +70,15 @@ def make_program(
     settings: the run's settings.
     devices: the devices to run on; all devices if None.
     teacher: settings of the teacher's run; None without a teacher.
+    memory: bytes of a device for loop.remat="auto"; None asks the device.
 
   Raises:
     UserError: the mesh does not fit the batches or the parameters, or
       loop.kernels fit neither the devices nor the model.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
-  platform = mesh.devices.flat[0].platform
-  settings = _resolve_remat(settings, platform)
   check_kernels(settings.loop, mesh.devices.flat[0], mesh.shape["tensor"])
+  settings = room.with_remat(settings, mesh, memory, teacher)
   sharding.check_batch_size(
     mesh,
     settings.run.batch_size,
@@ -98,7 +98,8 @@ def make_program(
   shardings = state_shardings(mesh, shapes, tx, params_sharding(shapes.params))
   if teacher:
     options = dataclasses.replace(teacher.loop, kernels=settings.loop.kernels)
-    teacher = _resolve_remat(teacher._replace(loop=options), platform)
+    options = dataclasses.replace(options, remat="none")  # No gradients.
+    teacher = teacher._replace(loop=options)
   teacher_graphdef, teacher_params = (
     abstract_model(teacher) if teacher else (None, {})
   )
@@ -136,29 +137,6 @@ def make_program(
   return program
 
 
-def fresh_state(
-  settings: config_lib.Settings, tx: optax.GradientTransformation, key: Any
-) -> step.TrainState:
-  """The train state before the first step, initialised from a random key."""
-  params = nnx.to_pure_dict(
-    nnx.state(_new_model(settings, jax.random.fold_in(key, 0)))
-  )
-  return step.init_state(
-    params,
-    tx,
-    jax.random.fold_in(key, 1),
-    settings.optim.ema_decay > 0,
-    _init_carried(settings),
-  )
-
-
-def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
-  """(graphdef, shapes and dtypes of the parameters as a nested dict)."""
-  model = nnx.eval_shape(lambda: _new_model(settings, jax.random.key(0)))
-  graphdef, params = nnx.split(model)
-  return graphdef, nnx.to_pure_dict(params)
-
-
 def cache_bytes(
   settings: config_lib.Settings, kind: str | None = None
 ) -> tuple[int, int]:
@@ -186,13 +164,6 @@ def cache_bytes(
 
   by_token = size(2) - size(1)
   return by_token, size(1) - by_token
-
-
-def _resolve_remat(
-  settings: config_lib.Settings, platform: str
-) -> config_lib.Settings:
-  """The settings with loop.remat="auto" resolved for the platform."""
-  return settings._replace(loop=remat.resolve(settings.loop, platform))
 
 
 def have_kernels(device: Any, kernels: str) -> bool:
@@ -254,14 +225,6 @@ def _check_step(program: Program) -> None:
     raise UserError(f"loop.kernels={kernels!r}: {error}") from error
 
 
-def _new_model(settings: config_lib.Settings, key: Any) -> Model:
-  """The model with parameters initialised from a random key."""
-  rngs = nnx.Rngs(params=key)
-  return settings.family.Model(
-    settings.model, settings.spec, settings.loop, rngs=rngs
-  )
-
-
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
   """The function, traced under the mesh; see `sharding.split_by_example`."""
 
@@ -271,12 +234,3 @@ def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
       return function(*args, **kwargs)
 
   return traced
-
-
-def _init_carried(settings: config_lib.Settings) -> Carried:
-  """The state that the first step carries; empty for most families."""
-  if not isinstance(settings.family, CarriesState):
-    return Carried()
-  return settings.family.init_carried(
-    settings.model, settings.spec, settings.run.batch_size
-  )

@@ -144,18 +144,18 @@ def train_step(
   with jax.named_scope("optimizer"):
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-  ema = state.ema
-  if ema_decay:
-    # Warmed up: otherwise the average of a short run is mostly its start.
-    decay = jnp.minimum(ema_decay, (1 + state.step) / (10 + state.step))
-    ema = optax.incremental_update(params, ema, 1.0 - decay)
-  accept = finite & (state.bad.streak < max_bad_steps)
-  old = (state.params, state.ema, state.opt_state, state.carried)
-  params, ema, opt_state, carried = jax.tree.map(
-    lambda new, old: jnp.where(accept, new, old),
-    (params, ema, opt_state, carried),
-    old,
-  )
+    ema = state.ema
+    if ema_decay:
+      # Warmed up: otherwise the average of a short run is mostly its start.
+      decay = jnp.minimum(ema_decay, (1 + state.step) / (10 + state.step))
+      ema = optax.incremental_update(params, ema, 1.0 - decay)
+    accept = finite & (state.bad.streak < max_bad_steps)
+    old = (state.params, state.ema, state.opt_state, state.carried)
+    params, ema, opt_state, carried = jax.tree.map(
+      lambda new, old: jnp.where(accept, new, old),
+      (params, ema, opt_state, carried),
+      old,
+    )
   bad = _count(state, finite, norms, max_bad_steps)
   by_module = {
     f"grad_norm/{name}": optax.tree.norm(part) for name, part in norms.items()

@@ -6,7 +6,7 @@ from tests_support import smoke
 from loopjax import config as config_lib
 from loopjax.fit import suggest
 from loopjax.fit.measure import Measured
-from loopjax.nn import remat
+from loopjax.nn import remat as remat_lib
 
 MESH = {"data": 4, "fsdp": 1, "tensor": 1}
 
@@ -33,7 +33,7 @@ def settings(**overrides):
 
 def memory(overrides):
   """100 at first: 16 of state, 80 of activations, 4 of the rest."""
-  remat = suggest.REMAT_ORDER.index(overrides.get("loop.remat", "none"))
+  remat = remat_lib.ORDER.index(overrides.get("loop.remat", "none"))
   parts = overrides.get("run.num_microbatches", 1)
   parts *= 16 // overrides.get("run.batch_size", 16)
   state = 16 / overrides.get("mesh.fsdp", 1)
@@ -47,7 +47,7 @@ def run(available, mesh=MESH, impossible=(), **overrides):
 
 
 def test_every_policy_has_its_place():
-  assert sorted(suggest.REMAT_ORDER) == sorted(remat.POLICIES)
+  assert sorted(remat_lib.ORDER) == sorted(remat_lib.POLICIES)
 
 
 def test_the_mildest_policy_that_fits():

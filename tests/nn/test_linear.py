@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
+from loopjax.fit import collectives, hlo
 from loopjax.nn import linear
 from loopjax.types import Precision
 
@@ -41,3 +43,25 @@ def test_gradients_of_linear_maps_are_products_of_matrices(compute):
     if equation.primitive.name == "dot_general"
   ]
   assert products == [[2, 2]] * 3  # Forward, to the input, to the kernel.
+
+
+def test_a_gate_of_all_loops_gathers_no_rows():
+  """[K, B, T, D], where devices split B: the gradient alone is reduced."""
+  mesh = jax.make_mesh((8,), ("data",))
+
+  def placed(shape, *axes):
+    where = NamedSharding(mesh, PartitionSpec(*axes))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
+
+  gate = linear.readout(32, 1, precision=Precision(), rngs=nnx.Rngs(0))
+  graphdef, params = nnx.split(gate)
+  params = nnx.to_pure_dict(params)
+
+  def loss(kernel, x):
+    gate = nnx.merge(graphdef, {**params, "kernel": kernel})
+    return jnp.sum(jax.nn.log_sigmoid(gate(x)))
+
+  arguments = placed((32, 1)), placed((3, 8, 6, 32), None, "data")
+  compiled = jax.jit(jax.grad(loss)).lower(*arguments).compile()
+  traffic = collectives.collectives(hlo.parse(compiled.as_text()))
+  assert traffic.num_bytes == {"all-reduce": 32 * 4}

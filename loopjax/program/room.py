@@ -1,0 +1,135 @@
+"""What a device has room for: how much the backward pass may keep.
+
+Accelerators compute faster than they read, so that the fastest policy of
+`nn.remat` is the one that recomputes least, of those that fit.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from loopjax import config as config_lib
+from loopjax.nn import remat
+from loopjax.optim import chain
+from loopjax.program import fresh
+from loopjax.types import Carried
+
+# Of the memory beside the train state; the rest is for what a program holds for
+# a moment.
+SHARE = 0.8
+
+
+def with_remat(
+  settings: config_lib.Settings,
+  mesh: Mesh,
+  memory: int | None = None,
+  teacher: config_lib.Settings | None = None,
+) -> config_lib.Settings:
+  """The settings with loop.remat="auto" resolved.
+
+  On a CPU it is the platform's policy; on an accelerator the first one, from
+  the one that keeps most, of which state, gradients and residuals fit.
+
+  Args:
+    settings: the run's settings.
+    mesh: the mesh of devices.
+    memory: bytes of a device; None asks it. If it does not know, everything is
+      kept.
+    teacher: settings of the teacher's run; None without a teacher.
+  """
+  device = mesh.devices.flat[0]
+  options = remat.resolve(settings.loop, device.platform)
+  if settings.loop.remat == "auto" and device.platform not in remat.AUTO:
+    memory = _memory(device) if memory is None else memory
+    if memory:
+      free = SHARE * (memory - _state_bytes(settings, mesh))
+      kept = functools.partial(_kept, settings, mesh, teacher)
+      policies = (x for x in remat.ORDER if kept(x) <= free)
+      policy = next(policies, remat.ORDER[-1])
+      options = dataclasses.replace(options, remat=policy)
+  return settings._replace(loop=options)
+
+
+def residual_bytes(
+  settings: config_lib.Settings,
+  num_examples: int,
+  teacher: config_lib.Settings | None = None,
+) -> int:
+  """Size of what the backward pass of so many examples reads.
+
+  By tracing a forward pass, with `loop.remat` as it is set.
+  """
+  graphdef, params = fresh.abstract_model(settings)
+  batch = settings.task_module.abstract_batch(settings.task, num_examples)
+  carried = jax.eval_shape(lambda: fresh.init_carried(settings))
+  one = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype),
+    carried.by_example,
+  )
+
+  teacher_graph, of_teacher = fresh.abstract_model(teacher or settings)
+  of_teacher = of_teacher if teacher else {}
+
+  def residuals(
+    params: Any, batch: Any, by_example: Any, shared: Any, of_teacher: Any
+  ) -> Any:
+    batch = {
+      **batch,
+      "row": jnp.arange(num_examples, dtype=jnp.int32),
+      "mean_weight": jnp.ones(()),
+      "carried": Carried(by_example, shared),
+    }
+
+    teaches = nnx.merge(teacher_graph, of_teacher) if teacher else None
+
+    def loss(params: Any) -> Any:
+      model, step = nnx.merge(graphdef, params), jnp.zeros((), jnp.int32)
+      key = jax.random.key(0)
+      return settings.family.loss(model, batch, key, step, teaches)
+
+    return jax.vjp(loss, params, has_aux=True)[1]
+
+  kept = jax.eval_shape(
+    residuals, params, batch, one, carried.shared, of_teacher
+  )
+  return _num_bytes(kept)
+
+
+def _kept(
+  settings: config_lib.Settings,
+  mesh: Mesh,
+  teacher: config_lib.Settings | None,
+  policy: str,
+) -> int:
+  """Residuals of a microbatch on a device, with a policy."""
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  num_examples = settings.run.batch_size // settings.run.num_microbatches
+  loop = dataclasses.replace(settings.loop, remat=policy)
+  settings = settings._replace(loop=loop)
+  return residual_bytes(settings, max(1, num_examples // ways), teacher)
+
+
+def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
+  """Train state and gradients on a device, if all of it is split evenly."""
+  tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
+  state = jax.eval_shape(
+    lambda key: fresh.fresh_state(settings, tx, key), jax.random.key(0)
+  )
+  ways = mesh.shape["fsdp"] * mesh.shape["tensor"]
+  return (_num_bytes(state) + _num_bytes(state.params)) / ways
+
+
+def _memory(device: Any) -> int | None:
+  stats = device.memory_stats()
+  return stats.get("bytes_limit") if stats else None
+
+
+def _num_bytes(tree: Any) -> int:
+  leaves = jax.tree.leaves(tree)
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)

@@ -1,0 +1,112 @@
+"""What fits: residuals by policy, and the policy that "auto" becomes."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from tests_support import load_config
+
+from loopjax import config as config_lib
+from loopjax import program
+from loopjax.nn import remat
+from loopjax.program import room
+
+GIB = 2**30
+
+
+class Device:
+  """What is asked of an accelerator."""
+
+  platform = "gpu"
+
+  def __init__(self, limit=None):
+    self.limit = limit
+
+  def memory_stats(self):
+    return {"bytes_limit": self.limit} if self.limit else None
+
+
+class OneDevice:
+  """A mesh of one."""
+
+  def __init__(self, device):
+    self.devices = np.array([[[device]]], object)
+    self.shape = {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+def settings(**overrides):
+  config = load_config("lm_looped", "smoke")
+  for key, value in overrides.items():
+    config_lib.override(config, {key.replace("__", "."): value})
+  return config_lib.resolve(config)
+
+
+def kept(policy, num_examples=4, **overrides):
+  made = settings(loop__remat=policy, **overrides)
+  return room.residual_bytes(made, num_examples)
+
+
+def test_what_is_kept_grows_with_examples_and_is_less_if_recomputed():
+  assert kept("none", 8) > 1.5 * kept("none") > 3 * kept("full")
+
+
+@pytest.mark.long
+def test_policies_are_ordered_by_what_they_keep():
+  sizes = [kept(policy) for policy in remat.ORDER]
+  assert sizes == sorted(sizes, reverse=True)
+  one, two, three = (kept("none", model__num_loops=n) for n in (2, 3, 4))
+  assert 0 < two - one == three - two
+
+
+@pytest.mark.long
+def test_the_estimate_is_what_the_compiler_needs():
+  """A forward and a backward pass of a model that fills its memory."""
+  made = settings(loop__remat="none", run__batch_size=64, model__num_loops=12)
+  step = program.make_program(made, jax.devices()[:1])
+  batches = program.abstract_batches(made, step.mesh)
+  compiled = step.train.lower(step.abstract_state, batches, {}).compile()
+  needed = compiled.memory_analysis().temp_size_in_bytes
+  assert 0.5 < room.residual_bytes(made, 64) / needed < 2
+
+
+def policy_of(memory, device=None):
+  mesh = OneDevice(device or Device())
+  return room.with_remat(settings(), mesh, memory).loop.remat
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+  """Bytes an example by policy, without tracing a model."""
+  found = dict(zip(remat.ORDER, (1600, 800, 400, 200, 100), strict=True))
+
+  def instead(made, num_examples, teacher):
+    return num_examples * found[made.loop.remat]
+
+  monkeypatch.setattr(room, "residual_bytes", instead)
+  return found
+
+
+def test_auto_keeps_what_fits(sizes):
+  assert policy_of(100 * GIB) == "none"
+  assert policy_of(1) == "full"
+  state = room._state_bytes(settings(), OneDevice(Device()))
+  run = settings().run
+  number = run.batch_size // run.num_microbatches
+  for policy in remat.ORDER[:-1]:
+    least = int(state + number * sizes[policy] / room.SHARE)
+    assert policy_of(least + 2) == policy
+    assert policy_of(least - 2) != policy
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_device_is_asked_and_may_not_know():
+  assert policy_of(None, Device(limit=100 * GIB)) == "none"
+  assert policy_of(None, Device(limit=1)) == "full"
+  assert policy_of(None, Device()) == "none"
+
+
+def test_cpus_and_what_is_set_stay():
+  mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), list("abc"))
+  assert room.with_remat(settings(), mesh, 1).loop.remat == remat.AUTO["cpu"]
+  dots = settings(loop__remat="dots")
+  assert room.with_remat(dots, OneDevice(Device()), 1) == dots
