@@ -125,9 +125,15 @@ def strict_dtypes():
     yield
 
 
-@flagsaver.flagsaver
 def command(entry, *arguments: str, directory=ROOT) -> int:
   """Runs a command in this process; returns its exit status."""
+  import grain  # noqa: F401  Defines flags, which must outlive the command.
+
+  return _command(entry, *arguments, directory=directory)
+
+
+@flagsaver.flagsaver
+def _command(entry, *arguments: str, directory) -> int:
   from loopjax.commands import command_line
 
   least = jax.config.jax_persistent_cache_min_compile_time_secs
