@@ -7,6 +7,7 @@ from loopjax.report.papers import (
   disco_language,
   looped,
   melt,
+  recurrent,
   sleep,
   utm,
 )
@@ -17,6 +18,7 @@ PAPERS: dict[str, Paper] = {
   "arithmetic/adaptive": adaptive.PAPER,
   "arithmetic/looped": looped.PAPER,
   "arithmetic/melt": melt.PAPER,
+  "arithmetic/recurrent": recurrent.PAPER,
   "automaton": sleep.AUTOMATON,
   "depo": sleep.DEPO,
   "gsm": sleep.GSM,
@@ -27,6 +29,7 @@ PAPERS: dict[str, Paper] = {
   "text/adaptive": adaptive.PAPER,
   "text/looped": looped.PAPER,
   "text/melt": melt.PAPER,
+  "text/recurrent": recurrent.PAPER,
 }
 
 
