@@ -96,11 +96,13 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   drawn = product(
     axis("model.depth", "poisson"), axis("model.depth_per", "step", "row")
   )
+  until = tuple(presets.steps(config, n, 3) for n in (1, 2))
   grows = {
-    **fixed,
-    "model.growth_steps": tuple(presets.steps(config, n, 3) for n in (1, 2)),
+    **fixed, "model.growth_steps": until,
     "model.growth_loops": (max(1, loops // 4), max(1, loops // 2)),
-  }
+  }  # fmt: skip
+  warmed = {**grows, "optim.warm_again": until}
+  learned = {"model.depth": "learned", "model.depth_per": "row"}
   plain = {
     "model.injection": "none", "model.state": "input",
     "model.exit_norm": "none",
@@ -112,14 +114,14 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   once = {**fixed, **plain, "model.num_loops": 1}
   unshared = {**once, "model.num_layers": loops * config.model.num_layers}
   return {
-    "depth_sampling": product([fixed, {}, *drawn], seeds),
+    "depth_sampling": product([fixed, {}, *drawn, learned], seeds),
     "injection": product(
       [plain, *kinds], axis(f"optim.{name}", rate, 4 * rate), seeds
     ),
     "gradient_loops": product(
       axis("model.num_with_gradient", 1, 2, 4, 8), seeds
     ),
-    "growth": product([fixed, grows], seeds),
+    "growth": product([fixed, grows, warmed], seeds),
     # A stack of as many FLOPs, and one of as many parameters.
     "equal_flops": product([fixed, unshared, once], seeds),
     "retrofit": _retrofit(config, once, grows),

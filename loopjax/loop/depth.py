@@ -5,7 +5,8 @@ so that they are the same on every mesh, for every number of microbatches and
 after a restore. One program serves all depths.
 
 Sources: Huginn (arXiv 2502.05171: Poisson log-normal, one draw per step),
-Parcae (arXiv 2604.12946: Poisson, one draw per row).
+Parcae (arXiv 2604.12946: Poisson, one draw per row), xLLM-Loop (a learned
+distribution).
 """
 
 import functools
@@ -18,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.errors import UserError
-from loopjax.types import Array
+from loopjax.types import Array, Metrics
 
 Carry = TypeVar("Carry")
-KINDS = ("fixed", "poisson", "poisson_lognormal", "uniform")
+KINDS = ("fixed", "poisson", "poisson_lognormal", "uniform", "learned")
 _NODES = 64  # Of the integral over rates, Gauss-Hermite.
 _TAIL = 1e-9  # Probability that is cut off where there is no maximum.
 
@@ -36,7 +37,8 @@ def probabilities(
     kind: "fixed": `mean`. "poisson": max(1, Poisson(mean)), as in Parcae.
       "poisson_lognormal": 1 + Poisson(rate), where log(rate) is normal with
       mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
-      "uniform": from 1 to 2 mean - 1.
+      "uniform": from 1 to 2 mean - 1. "learned": what training begins with,
+      that of "poisson_lognormal".
     mean: expected loops; for "poisson_lognormal" one less.
     sigma: standard deviation of log(rate).
     max_loops: larger depths become this one; 0 for no maximum.
@@ -48,7 +50,7 @@ def probabilities(
     found[last - 1 if kind == "fixed" else slice(None)] = 1.0
   else:
     rates, weights = np.array([mean]), np.ones(1)
-    if kind == "poisson_lognormal":
+    if kind in ("poisson_lognormal", "learned"):
       nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
       rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
       weights = weights / weights.sum()
@@ -96,6 +98,44 @@ def draw(key: Array, chances: np.ndarray) -> Array:
   """A depth from `probabilities`, i32 scalar."""
   below = jnp.asarray(np.cumsum(chances)[:-1], jnp.float32)
   return 1 + jnp.sum(jax.random.uniform(key) >= below, dtype=jnp.int32)
+
+
+def learned_loss(
+  logits: Array, depths: Array, costs: Array, mean: float
+) -> tuple[Array, Metrics]:
+  """What trains a distribution of depths: REINFORCE (Williams, 1992).
+
+  The gradient's expectation is that of the expected cost: each row's score is
+  weighted by its cost less the mean cost of the other rows at hand. (xLLM-Loop
+  draws once a step, and takes off a running mean.)
+
+  Args:
+    logits: of the depths 1, 2, ..., f32 [N].
+    depths: drawn with `drawn_from`, i32 [B].
+    costs: losses of the rows in nats, f32 [B]; without a gradient.
+    mean: the mean depth that the distribution is to keep: the squared distance
+      of its mean is added, so that what is learned is its shape.
+
+  Returns:
+    (f32 scalar: that distance, and a term whose value is 0, but not its
+    gradient; the distribution's mean and entropy in nats).
+  """
+  log_chances = jax.nn.log_softmax(logits.astype(jnp.float32))
+  chances = jnp.exp(log_chances)
+  others = (jnp.sum(costs) - costs) / max(len(costs) - 1, 1)
+  advantage = jax.lax.stop_gradient(costs - others)
+  score = jnp.mean(advantage * log_chances[depths - 1])
+  mean_depth = chances @ jnp.arange(1.0, len(chances) + 1)
+  entropy = -jnp.sum(chances * log_chances)
+  stats = {"depth_mean": mean_depth, "depth_entropy": entropy}
+  score = score - jax.lax.stop_gradient(score)
+  return score + (mean_depth - mean) ** 2, stats
+
+
+def drawn_from(keys: Array, logits: Array) -> Array:
+  """A depth for each key [B] from the logits [N] of 1, 2, ...; i32 [B]."""
+  draw_one = functools.partial(jax.random.categorical, logits=logits)
+  return 1 + jax.vmap(draw_one)(keys).astype(jnp.int32)
 
 
 def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:

@@ -153,6 +153,20 @@ def next_token_by_loop(
   return losses
 
 
+def of_rows(model: Any, output: Output, batch: Batch) -> Array:
+  """Mean cross-entropy of each row, without a gradient; f32 [B], nats."""
+  hidden, table = jax.lax.stop_gradient((output.hidden, model.readout_table()))
+  losses = next_token_by_loop(
+    hidden[None],
+    table,
+    batch,
+    num_padding_tokens=model.spec.num_padding_tokens,
+    precision=PRECISIONS[model.config.precision],
+  )[0]
+  weights = batch["weights"].astype(jnp.float32)
+  return jnp.sum(losses * weights, 1) / jnp.maximum(jnp.sum(weights, 1), 1e-9)
+
+
 def read_out(
   hidden: Array,
   table: Array,

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from loopjax import checks
@@ -30,6 +31,8 @@ class Config:
       "constant", or "wsd", constant, then linear to the final rate (warm-up,
       stable, decay, arXiv 2404.06395).
     warmup_steps: linear from 0; part of the run's steps.
+    warm_again: steps at which the rate rises from 0 anew, over `warmup_steps`,
+      such as those of `model.growth_steps`.
     cooldown_fraction: final fraction of the run's steps in which "wsd" decays.
     b1, b2, eps: of Adam.
     weight_decay: decoupled; multiplied by each parameter's learning rate.
@@ -51,6 +54,7 @@ class Config:
   muon_momentum: float = 0.95
   schedule: str = "cosine"
   warmup_steps: int = 1000
+  warm_again: tuple[int, ...] = ()
   cooldown_fraction: float = 0.2
   b1: float = 0.9
   b2: float = 0.999
@@ -95,6 +99,15 @@ class Config:
       re.compile(self.frozen)
     except re.error as error:
       raise UserError(f"optim.frozen={self.frozen!r}: {error}") from error
+    whole = all(type(step) is int and step > 0 for step in self.warm_again)
+    if not whole or [*self.warm_again] != sorted(set(self.warm_again)):
+      raise UserError(
+        f"optim.warm_again={self.warm_again!r} must be positive integers that"
+        " increase"
+      )
+    if not self.warmup_steps:
+      because = "optim.warmup_steps=0"
+      checks.without_effect("optim", self, because, "warm_again")
     self._check_effects()
 
   def _check_effects(self) -> None:
@@ -116,6 +129,27 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
   Raises:
     UserError: the schedule does not fit the run's steps.
   """
+  once = _warmed_once(config, num_steps)
+  if not config.warm_again:
+    return once
+  if config.warm_again[-1] >= num_steps:
+    raise UserError(
+      f"optim.warm_again={config.warm_again!r} must be before"
+      f" run.num_steps={num_steps}"
+    )
+
+  def schedule(step: Any) -> Any:
+    factor = 1.0
+    for start in config.warm_again:
+      risen = jnp.clip((step - start) / config.warmup_steps, 0.0, 1.0)
+      factor *= jnp.where(step < start, 1.0, risen)
+    return factor * once(step)
+
+  return schedule
+
+
+def _warmed_once(config: Config, num_steps: int) -> optax.Schedule:
+  """`make_schedule` without `warm_again`."""
   peak, final = config.learning_rate, config.final_learning_rate
   warmup = config.warmup_steps
   if warmup >= num_steps and config.schedule in ("cosine", "linear"):

@@ -137,3 +137,30 @@ def test_one_program_serves_all_depths():
   ends = [compiled(depths=jnp.asarray(n)) for n in (1, 5, 30)]
   assert compiled._cache_size() == 1
   assert not np.allclose(ends[0], ends[1])
+
+
+def test_a_learned_depth_follows_the_gradient_of_the_expected_cost():
+  """All draws of two rows, each as probable as it is."""
+  logits = jnp.array([0.3, -0.2, 0.5])
+  costs = jnp.array([[2.0, 1.0, 0.2], [3.0, 0.5, 1.5]])  # By row and depth.
+
+  def expected_cost(logits):
+    chances = jax.nn.softmax(logits)
+    distance = chances @ jnp.arange(1.0, 4.0) - 2.5
+    return jnp.mean(costs @ chances) + distance**2
+
+  def drawn(logits, pair):
+    own = costs[jnp.arange(2), pair]
+    return depth.learned_loss(logits, pair + 1, own, 2.5)[0]
+
+  pairs = jnp.array([(a, b) for a in range(3) for b in range(3)])
+  chances = jnp.prod(jax.nn.softmax(logits)[pairs], axis=1)
+  found = jax.vmap(jax.grad(drawn), (None, 0))(logits, pairs)
+  np.testing.assert_allclose(
+    chances @ found, jax.grad(expected_cost)(logits), atol=1e-6
+  )
+  value, stats = depth.learned_loss(
+    logits, pairs[0] + 1, jnp.array([9.0, 1.0]), 2.5
+  )
+  np.testing.assert_allclose(value, (stats["depth_mean"] - 2.5) ** 2, rtol=1e-6)
+  assert 0.9 < float(stats["depth_entropy"]) < math.log(3)

@@ -184,6 +184,37 @@ def test_a_depth_is_drawn_for_a_step_or_for_each_row():
   assert len(draws) > 4
 
 
+def test_a_learned_depth_is_drawn_from_its_own_logits():
+  """Where the distribution is at two loops, its step is that of two loops."""
+  learned = changed(depth="learned", depth_per="row")
+  params = examples.params_of(recurrent, learned, SPEC)
+  start = jax.nn.softmax(params["depth_logits"])
+  np.testing.assert_allclose(
+    start @ jnp.arange(1, len(start) + 1), 3, atol=1e-4
+  )
+  _, metrics, gradients = loss_and_gradients(learned)
+  assert np.any(gradients.pop("depth_logits")) and metrics["depth"] > 1
+  params["depth_logits"] = jnp.full(len(start), -1e4).at[1].set(0.0)
+  fixed = changed(depth="fixed", num_loops=2, num_with_gradient=2)
+
+  def gradients_of(config, params):
+    def loss(params):
+      made = examples.merged(recurrent, config, SPEC, params)
+      key, step = jax.random.key(0), jnp.asarray(0)
+      return recurrent.loss(made, batch_of(), key, step, None)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+  (_, metrics), found = gradients_of(learned, params)
+  np.testing.assert_allclose(metrics["depth_mean"], 2.0, rtol=1e-6)
+  del params["depth_logits"], found["depth_logits"]
+  (total, _), expected = gradients_of(fixed, params)
+  np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found, expected
+  )
+
+
 def test_parts_of_a_batch_have_the_losses_of_the_whole():
   """Also with a random state and a depth for each row."""
   config = changed(depth_per="row", dropout=0.0)
@@ -435,6 +466,9 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
 @pytest.mark.parametrize(("changes", "message"), [
   ({"depth": "fixed", "max_loops": 9}, "max_loops has no effect while"),
   ({"growth_steps": (5,), "growth_loops": (1,)}, "growth_steps has no effect"),
+  ({"depth": "learned"}, "depth='learned' needs model.depth_per='row'"),
+  ({"depth": "learned", "depth_per": "row", "calibrated": True},
+   "calibrated has no effect"),
   ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
   ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
   ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),

@@ -28,6 +28,23 @@ def test_cosine_schedule_at_its_corners():
   )
 
 
+def test_a_schedule_warms_up_again():
+  config = dataclasses.replace(CONFIG, warm_again=(40, 80))
+  schedule, once = (chain.make_schedule(c, 110) for c in (config, CONFIG))
+  steps = jnp.array([5, 39, 40, 45, 50, 79, 80, 82, 100])
+  factors = jnp.array([1, 1, 0, 0.5, 1, 1, 0, 0.2, 1])
+  np.testing.assert_allclose(
+    schedule(steps), factors * once(steps), rtol=1e-5, atol=1e-9
+  )
+  with pytest.raises(UserError, match="must be before run.num_steps=80"):
+    chain.make_schedule(config, 80)
+  for wrong in ((3, 2), (0,)):
+    with pytest.raises(UserError, match="must be positive integers"):
+      dataclasses.replace(CONFIG, warm_again=wrong)
+  with pytest.raises(UserError, match="warm_again has no effect while"):
+    dataclasses.replace(CONFIG, warmup_steps=0, warm_again=(4,))
+
+
 def test_linear_schedule_at_its_corners():
   config = dataclasses.replace(CONFIG, schedule="linear")
   schedule = chain.make_schedule(config, 110)

@@ -118,6 +118,7 @@ class Config(stack.StackConfig):
     for setting, value, others, holds in (
       ("depth", self.depth, drawn, self.depth == "fixed"),
       ("depth", self.depth, growth, self.depth != "fixed"),
+      ("depth", self.depth, ("calibrated",), self.depth == "learned"),
       ("injection", self.injection, ("anchor_scale",),
        self.injection != "anchor"),
       ("state", self.state, ("state_std",), self.state != "normal"),
@@ -131,6 +132,8 @@ class Config(stack.StackConfig):
         f"model.max_loops={self.max_loops} is less than"
         f" model.num_loops={self.num_loops}"
       )
+    if self.depth == "learned" and self.depth_per != "row":
+      raise UserError("model.depth='learned' needs model.depth_per='row'")
     if self.exit_norm == "coda" and not self.num_coda:
       raise UserError(
         "model.exit_norm='coda' needs model.num_coda of at least 1"
@@ -148,7 +151,7 @@ class Config(stack.StackConfig):
   def depths(self) -> np.ndarray:
     """The distribution of the loops in training, see `depth.probabilities`."""
     mean: float = self.num_loops
-    if self.calibrated:
+    if self.calibrated or self.depth == "learned":
       mean = depth_lib.calibrated(
         self.depth, mean, self.depth_sigma, self.max_loops
       )

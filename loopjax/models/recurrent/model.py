@@ -69,6 +69,10 @@ class Model(nnx.Module):
     if config.update == "gate":
       share = jnp.zeros(config.width, precision.params)
       self.update_share = nnx.Param(share)
+    if config.depth == "learned":
+      self.depth_logits = nnx.Param(
+        jnp.log(jnp.asarray(config.depths(), jnp.float32))
+      )
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)

@@ -31,10 +31,19 @@ def loss(
   if _is_static(config):
     output = model(batch["inputs"], **call)
     return token_losses.of_output(model, output, batch)
-  depth = training_depth(config, key, keys, step)
+  is_learned = config.depth == "learned"
+  logits = model.depth_logits[...] if is_learned else None
+  depth = training_depth(config, key, keys, step, logits)
   output = model(batch["inputs"], depth=depth, **call)
   total, metrics = token_losses.of_output(model, output, batch)
-  return total, {**metrics, "depth": jnp.mean(depth.astype(jnp.float32))}
+  metrics = {**metrics, "depth": jnp.mean(depth.astype(jnp.float32))}
+  if is_learned:
+    costs = token_losses.of_rows(model, output, batch)
+    added, stats = depth_lib.learned_loss(
+      logits, depth, costs, config.num_loops
+    )
+    total, metrics = total + added, {**metrics, **stats}
+  return total, metrics
 
 
 def _is_static(config: Config) -> bool:
@@ -44,7 +53,11 @@ def _is_static(config: Config) -> bool:
 
 
 def training_depth(
-  config: Config, key: Array, keys: Array, step: Array
+  config: Config,
+  key: Array,
+  keys: Array,
+  step: Array,
+  logits: Array | None = None,
 ) -> Array:
   """The loops of a training step, i32 scalar, or [B] if drawn per row.
 
@@ -53,10 +66,13 @@ def training_depth(
     key: key of the step, the same in all of its microbatches.
     keys: keys of the rows, [B].
     step: number of optimizer steps taken.
+    logits: of a learned depth.
   """
   if config.depth == "fixed":
     growth = config.growth_steps, config.growth_loops
     return depth_lib.grown(step, *growth, config.num_loops)
+  if logits is not None:
+    return depth_lib.drawn_from(fold_in(keys, _DEPTH), logits)
   chances = config.depths()
   if config.depth_per == "step":
     return depth_lib.draw(jax.random.fold_in(key, _DEPTH), chances)
