@@ -139,7 +139,7 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
     )
 
   def schedule(step: Any) -> Any:
-    factor = 1.0
+    factor: Any = 1.0
     for start in config.warm_again:
       risen = jnp.clip((step - start) / config.warmup_steps, 0.0, 1.0)
       factor *= jnp.where(step < start, 1.0, risen)

@@ -160,7 +160,7 @@ def test_a_learned_depth_follows_the_gradient_of_the_expected_cost():
     chances @ found, jax.grad(expected_cost)(logits), atol=1e-6
   )
   value, stats = depth.learned_loss(
-    logits, pairs[0] + 1, jnp.array([9.0, 1.0]), 2.5
+    logits, pairs[1] + 1, jnp.array([9.0, 1.0]), 2.5
   )
   np.testing.assert_allclose(value, (stats["depth_mean"] - 2.5) ** 2, rtol=1e-6)
   assert 0.9 < float(stats["depth_entropy"]) < math.log(3)

@@ -32,7 +32,7 @@ def loss(
     output = model(batch["inputs"], **call)
     return token_losses.of_output(model, output, batch)
   is_learned = config.depth == "learned"
-  logits = model.depth_logits[...] if is_learned else None
+  logits: Any = model.depth_logits[...] if is_learned else None
   depth = training_depth(config, key, keys, step, logits)
   output = model(batch["inputs"], depth=depth, **call)
   total, metrics = token_losses.of_output(model, output, batch)
@@ -71,14 +71,13 @@ def training_depth(
   if config.depth == "fixed":
     growth = config.growth_steps, config.growth_loops
     return depth_lib.grown(step, *growth, config.num_loops)
+  of_rows: Any = fold_in(keys, _DEPTH)
   if logits is not None:
-    return depth_lib.drawn_from(fold_in(keys, _DEPTH), logits)
+    return depth_lib.drawn_from(of_rows, logits)
   chances = config.depths()
   if config.depth_per == "step":
     return depth_lib.draw(jax.random.fold_in(key, _DEPTH), chances)
-  return jax.vmap(lambda key: depth_lib.draw(key, chances))(
-    fold_in(keys, _DEPTH)
-  )
+  return jax.vmap(lambda key: depth_lib.draw(key, chances))(of_rows)
 
 
 def check_schedule(config: Config, num_steps: int) -> None:
