@@ -93,16 +93,14 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.depth": "fixed", "model.depth_per": "step",
     "model.num_with_gradient": 0,
   }  # fmt: skip
-  drawn = product(
-    axis("model.depth", "poisson"), axis("model.depth_per", "step", "row")
-  )
+  ways = ("poisson", "step"), ("poisson", "row"), ("learned", "row")
+  drawn = [{"model.depth": x, "model.depth_per": per} for x, per in ways]
   until = tuple(presets.steps(config, n, 3) for n in (1, 2))
   grows = {
     **fixed, "model.growth_steps": until,
     "model.growth_loops": (max(1, loops // 4), max(1, loops // 2)),
   }  # fmt: skip
   warmed = {**grows, "optim.warm_again": until}
-  learned = {"model.depth": "learned", "model.depth_per": "row"}
   plain = {
     "model.injection": "none", "model.state": "input",
     "model.exit_norm": "none",
@@ -114,7 +112,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   once = {**fixed, **plain, "model.num_loops": 1}
   unshared = {**once, "model.num_layers": loops * config.model.num_layers}
   return {
-    "depth_sampling": product([fixed, {}, *drawn, learned], seeds),
+    "depth_sampling": product([fixed, {}, *drawn], seeds),
     "injection": product(
       [plain, *kinds], axis(f"optim.{name}", rate, 4 * rate), seeds
     ),

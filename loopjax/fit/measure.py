@@ -14,9 +14,9 @@ from loopjax.fit import collectives, cudnn, hlo, quiet, topology, values
 from loopjax.fit import ranking as ranking_lib
 from loopjax.fit.topology import Machine
 from loopjax.program import teacher as teacher_lib
+from loopjax.run import profiling
 
 _NUM_VALUES = 10
-_PASSES = 3  # Of training, in forward passes.
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -97,7 +97,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     arguments["teacher"] = _chip_bytes(program.abstract_teacher)
   mesh = dict(program.mesh.shape)
   num_chips = math.prod(mesh.values())
-  forward = program.costs["flops_per_example"][-1]
+  per_example = profiling.training_flops(program.costs)
   with cudnn.assumed():
     lowered = program.train.lower(state, batches, program.abstract_teacher)
   found = attempt(lowered, machine, sum(arguments.values()))
@@ -117,7 +117,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     traffic=traffic,
     largest=largest,
     ranking=ranking,
-    model_flops=_PASSES * settings.run.batch_size * forward / num_chips,
+    model_flops=settings.run.batch_size * per_example / num_chips,
     mesh=mesh,
     seconds=found.seconds,
   )

@@ -82,6 +82,8 @@ class Ranking(NamedTuple):
       launches.
     rates: of the chip; None if it is not in the table.
     asynchronous: collectives that run beside kernels, by kind.
+    unknown: loops whose number of iterations is known only to the program;
+      their contents count once.
   """
 
   total: Work
@@ -90,6 +92,7 @@ class Ranking(NamedTuple):
   unseen: dict[str, float]
   rates: rates_lib.Rates | None
   asynchronous: dict[str, float]
+  unknown: tuple[str, ...] = ()
 
 
 def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
@@ -101,7 +104,7 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
     steps: optimizer steps of one call.
   """
   chip = rates_lib.RATES.get(kind)
-  times, _ = executions.counts(module)
+  times, unknown = executions.counts(module)
   total = NONE
   unseen: dict[str, float] = defaultdict(float)
   parts: dict[str, Work] = {}
@@ -127,7 +130,9 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
       line = place(module, telling) or place(module, instruction)
       line = line or instruction.opcode
       lines[line] = lines.get(line, NONE) + work
-  return Ranking(total, parts, lines, dict(unseen), chip, dict(asynchronous))
+  return Ranking(
+    total, parts, lines, dict(unseen), chip, dict(asynchronous), unknown
+  )
 
 
 def part_of(op_name: str) -> str:

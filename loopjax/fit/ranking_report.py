@@ -30,12 +30,14 @@ def text(ranking: Ranking, model_flops: float) -> str:
   )
   if chip:
     share = most_used(ranking, model_flops)
-    lines.append(
-      f"  at least  {total.seconds:.4g} s; model FLOPs utilisation at most"
-      f" {share:.1%}"
+    used = (
+      "" if share is None else f"; model FLOPs utilisation at most {share:.1%}"
     )
+    lines.append(f"  at least  {total.seconds:.4g} s{used}")
   else:
     lines.append("  rates of this machine are not known: sorted by bytes")
+  for loop in ranking.unknown:
+    lines.append(f"  counted once, as its length is not known: {loop}")
   for target, number in sorted(ranking.unseen.items()):
     lines.append(f"  {number:,.0f} x {target}: their products do not count")
   for kind, number in sorted(ranking.asynchronous.items()):
@@ -52,9 +54,14 @@ def text(ranking: Ranking, model_flops: float) -> str:
   return "\n".join(lines)
 
 
-def most_used(ranking: Ranking, model_flops: float) -> float:
-  """The model's operations over what the chip could compute meanwhile."""
+def most_used(ranking: Ranking, model_flops: float) -> float | None:
+  """The model's operations over what the chip could compute meanwhile.
+
+  None if loops of unknown length count once.
+  """
   assert ranking.rates
+  if ranking.unknown:
+    return None
   return model_flops / (ranking.total.seconds * ranking.rates.bf16 * 1e12)
 
 
@@ -83,6 +90,7 @@ def record(
     "lines": {name: _plain(work) for name, work in _sorted(ranking.lines)},
     "float32_products": dict(_wide(ranking)),
     "unseen": ranking.unseen,
+    "counted_once": list(ranking.unknown),
   }
   if traffic:
     found["collectives"] = {

@@ -75,7 +75,8 @@ def speculate(
   Returns:
     The state, and the generated tokens [num_rounds num_drafts, B].
   """
-  cached_model = cached_model._replace(exit_rule="fixed")
+  # No exits: nothing is skipped that would have to be kept or computed.
+  cached_model = cached_model._replace(exit_rule="fixed", exit_kept="copy")
   model = cached_model.for_decoding(params)
 
   def read(tokens: Array, cache: Any, live: Array, **options: Any) -> Any:

@@ -124,10 +124,11 @@ def _config(model: recurrent.Config, vocab_size: int) -> dict[str, Any]:
     "rope_base": model.rope_base,
     "norm_eps": model.norm_epsilon,
     "tie_embeddings": model.tied,
-    # The published code reads the first two; all four are in its config.json.
+    # The published code reads the first two, the second for the random state;
+    # all four are in its config.json.
     "init_values": {
       "embed_scale": model.input_scale,
-      "std": model.init_std,
+      "std": model.state_std / model.input_scale,
       "embedding": model.init_std,
       "out_proj": model.init_std / (2 * depth) ** 0.5,
     },

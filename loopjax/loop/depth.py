@@ -83,6 +83,10 @@ def calibrated(
     middle = (low + high) / 2
     found = expected(probabilities(kind, middle, sigma, max_loops))
     low, high = (middle, high) if found < mean else (low, middle)
+  if abs(found - mean) > 1e-3:
+    raise UserError(
+      f"model.max_loops={max_loops} leaves no distribution whose mean is {mean}"
+    )
   return (low + high) / 2
 
 
@@ -119,10 +123,18 @@ def learned_loss(
   Returns:
     (f32 scalar: that distance, and a term whose value is 0, but not its
     gradient; the distribution's mean and entropy in nats).
+
+  Raises:
+    UserError: there is a single row.
   """
   log_chances = jax.nn.log_softmax(logits.astype(jnp.float32))
   chances = jnp.exp(log_chances)
-  others = (jnp.sum(costs) - costs) / max(len(costs) - 1, 1)
+  if len(costs) < 2:
+    raise UserError(
+      "model.depth='learned' compares rows: it needs two of them on each device"
+      " and in each microbatch"
+    )
+  others = (jnp.sum(costs) - costs) / (len(costs) - 1)
   advantage = jax.lax.stop_gradient(costs - others)
   score = jnp.mean(advantage * log_chances[depths - 1])
   mean_depth = chances @ jnp.arange(1.0, len(chances) + 1)

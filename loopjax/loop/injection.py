@@ -47,7 +47,7 @@ class Linear(nnx.Module):
 class Diagonal(nnx.Module):
   """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
 
-  dt and A are per feature; the decay is in (0, 1) whatever their values, so
+  dt and A are per feature; the decay is in [0, 1] whatever their values, so
   that the state is bounded. B is initially the identity. If orthogonal, the
   decayed state loses its component along dt (B e), for each token (xLLM-Loop).
   """
@@ -81,7 +81,7 @@ class Diagonal(nnx.Module):
     return jnp.exp(-step * jnp.exp(rate))
 
   def radius(self) -> Array:
-    """The largest decay, f32 below 1: at most this much of h remains."""
+    """The largest decay, f32 of at most 1: at most this much of h remains."""
     return jnp.max(self.decay())
 
   def __call__(self, hidden: Array, injected: Array) -> Array:

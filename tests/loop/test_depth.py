@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from loopjax.errors import UserError
 from loopjax.loop import depth, driver
 
 
@@ -137,6 +138,16 @@ def test_one_program_serves_all_depths():
   ends = [compiled(depths=jnp.asarray(n)) for n in (1, 5, 30)]
   assert compiled._cache_size() == 1
   assert not np.allclose(ends[0], ends[1])
+
+
+def test_a_mean_that_a_maximum_forbids_is_refused():
+  with pytest.raises(UserError, match="max_loops=5 leaves no distribution"):
+    depth.calibrated("poisson_lognormal", 5.0, 2.0, 5)
+
+
+def test_a_learned_depth_needs_two_rows():
+  with pytest.raises(UserError, match="it needs two of them"):
+    depth.learned_loss(jnp.zeros(3), jnp.ones(1, int), jnp.ones(1), 2.0)
 
 
 def test_a_learned_depth_follows_the_gradient_of_the_expected_cost():

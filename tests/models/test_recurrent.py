@@ -469,6 +469,7 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
   ({"depth": "learned"}, "depth='learned' needs model.depth_per='row'"),
   ({"depth": "learned", "depth_per": "row", "calibrated": True},
    "calibrated has no effect"),
+  ({"depth_sigma": 3.0}, "depth_sigma=3.0 must be at most 2"),
   ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
   ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
   ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
@@ -479,3 +480,17 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
 def test_settings_that_make_no_sense_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
     changed(**changes)
+
+
+def test_loops_that_shrink_have_all_their_gradients():
+  """`num_with_gradient=0` is all loops, also where there are more than K."""
+  growth = {"growth_steps": (5,), "growth_loops": (4,)}
+  fixed = {"depth": "fixed", "num_with_gradient": 0}
+  many = loss_and_gradients(changed(**fixed, **growth, num_loops=2))
+  expected = loss_and_gradients(changed(**fixed, num_loops=4))
+  np.testing.assert_allclose(many[0], expected[0], rtol=1e-6)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+    many[2],
+    expected[2],
+  )

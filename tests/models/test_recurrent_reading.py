@@ -1,5 +1,6 @@
 """Recurrent depth token by token: exits by read-outs, and chains of states."""
 
+import dataclasses
 import functools
 
 import jax
@@ -167,6 +168,28 @@ def test_exits_that_there_are_not():
   with pytest.raises(UserError, match="reads an injected input as well"):
     recurrent.check_exits(CONFIG, "kl", "state", "per_loop")
   recurrent.check_exits(CONFIG, "stable", "copy", "continuous")
+  damped = dataclasses.replace(CONFIG, update="damped")
+  with pytest.raises(UserError, match="a loop depends on how many follow"):
+    recurrent.check_exits(damped, "kl", "copy", "per_loop")
+  with pytest.raises(UserError, match="reading on after some loops: with"):
+    recurrent.check_resumes(damped, "per_loop")
+  recurrent.check_exits(damped, "fixed", "copy", "per_loop")
+
+
+def test_a_damped_loop_is_divided_by_the_loops_of_its_row():
+  config = dataclasses.replace(CONFIG, update="damped")
+  model = examples.merged(recurrent, config, SPEC)
+  limits = jnp.array([1, 3, LOOPS])
+
+  def rows(model):
+    cache = recurrent.empty_cache(model, BATCH, ROOM)
+    policy = exits.ExitPolicy(jnp.ones(BATCH), limits)
+    return recurrent.read(model, TOKENS, cache, exit_policy=policy)[0].logits
+
+  found = jax.jit(rows)(model)
+  for row, loops in enumerate(limits.tolist()):
+    expected = model(TOKENS[row : row + 1], num_loops=loops).logits
+    np.testing.assert_allclose(found[row : row + 1], expected, atol=1e-5)
 
 
 def test_a_chain_of_states_goes_on_where_the_last_token_ended():

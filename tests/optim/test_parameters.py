@@ -222,10 +222,15 @@ FAMILIES = [
       "num_coda": 0,
       "exit_norm": "none",
       "injection": "diagonal",
+      "depth": "learned",
+      "depth_per": "row",
     },
-    recurrent(
-      {"input_map/kernel": "adamw", "A_log": "adamw", "dt_bias": "adamw"}
-    ),
+    {
+      **recurrent(
+        {"input_map/kernel": "adamw", "A_log": "adamw", "dt_bias": "adamw"}
+      ),
+      "depth_logits": "adamw",
+    },
   ),
   ("sleep", {}, sleep(GATED_DELTA)),
   ("sleep", {"memory": "jet"}, sleep(JET)),

@@ -104,7 +104,7 @@ def serve(
   failures = []
   made = worker.Worker(engine, capacity, lambda: failures.append(1))
   model = protocol.ServedModel(
-    "tiny", tokenizer, (tokenizer.end,), engine.max_tokens, limit, chat
+    "tiny", tokenizer, (tokenizer.end,), engine.limits.max_tokens, limit, chat
   )
   pairs = [(made, model)]
   for other, name in (also or {}).items():

@@ -118,7 +118,8 @@ class Config(stack.StackConfig):
     for setting, value, others, holds in (
       ("depth", self.depth, drawn, self.depth == "fixed"),
       ("depth", self.depth, growth, self.depth != "fixed"),
-      ("depth", self.depth, ("calibrated",), self.depth == "learned"),
+      ("depth", self.depth, ("calibrated",),
+       self.depth in ("learned", "uniform")),
       ("injection", self.injection, ("anchor_scale",),
        self.injection != "anchor"),
       ("state", self.state, ("state_std",), self.state != "normal"),
@@ -127,6 +128,8 @@ class Config(stack.StackConfig):
         because = f"model.{setting}={value!r}"
         checks.without_effect("model", self, because, *others)
     depth_lib.check_growth(self.growth_steps, self.growth_loops)
+    if self.depth_sigma > 2:
+      raise UserError(f"model.depth_sigma={self.depth_sigma} must be at most 2")
     if self.max_loops and self.max_loops < self.num_loops:
       raise UserError(
         f"model.max_loops={self.max_loops} is less than"

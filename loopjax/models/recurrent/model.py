@@ -9,6 +9,7 @@ boundary operator (arXiv 2609.19107) and LoopLM are other settings of it.
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from loopjax import sharding
@@ -70,9 +71,8 @@ class Model(nnx.Module):
       share = jnp.zeros(config.width, precision.params)
       self.update_share = nnx.Param(share)
     if config.depth == "learned":
-      self.depth_logits = nnx.Param(
-        jnp.log(jnp.asarray(config.depths(), jnp.float32))
-      )
+      start = np.log(np.maximum(config.depths(), 1e-30))
+      self.depth_logits = nnx.Param(jnp.asarray(start, jnp.float32))
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)
@@ -208,7 +208,9 @@ class Model(nnx.Module):
 
     here: Any = call
     here = here._replace(num_loops=depth)  # What damping divides by.
-    last = self.config.num_with_gradient or len(self.config.depths())
+    config = self.config
+    most = max(len(config.depths()), *config.growth_loops, 0)
+    last = config.num_with_gradient or most
     return depth_lib.run(step, (params, injected), state, depth, last)
 
   def finish(

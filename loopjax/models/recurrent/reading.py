@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.models import causal, exiting
-from loopjax.models.exiting import check_resumes as check_resumes
 from loopjax.models.recurrent.model import Model
 from loopjax.nn.attention import parts
 from loopjax.nn.attention.parts import PartsCache
@@ -50,9 +49,24 @@ def reads_out_every_loop(config: Any) -> bool:
   return config.update != "damped"
 
 
+def check_resumes(config: Any, kind: str) -> None:
+  """See `ResumesLoops`: a damped loop depends on how many there are."""
+  _check_update(config, "reading on after some loops")
+  exiting.check_resumes(config, kind)
+
+
+def _check_update(config: Any, what: str) -> None:
+  if config.update == "damped":
+    raise UserError(
+      f"{what}: with model.update='damped' a loop depends on how many follow"
+    )
+
+
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
   """See `ExitsEarly`: there is no gate, and loops read more than the state."""
-  del config, kind
+  del kind
+  if rule != "fixed":
+    _check_update(config, f"the exit rule {rule!r}")
   if rule == "gate":
     raise UserError("the exit rule 'gate' needs an exit gate; there is none")
   if kept == "state":
@@ -86,6 +100,9 @@ def read(
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   core: Any = cache.core
   call = causal.begin(model, tokens, num_loops, "scan", cache=core, valid=valid)
+  # What damping divides by: the loops of each row.
+  of_rows: Any = jnp.minimum(exit_policy.num_loops, num_loops)
+  call = call._replace(num_loops=of_rows)
   metadata, nowhere = call.metadata, cache.capacity
   injected, state, read = model.start(call, tokens, cache)
   found: Any = read
