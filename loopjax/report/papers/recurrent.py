@@ -68,8 +68,8 @@ _SWEEPS = {
     source="arXiv 2609.19107, its repository",
     columns=(_BPB, _LOSS),
     rows=(
-      Row("Loop-2", {"model.growth_steps": ()}, _loss(3.232)),
-      Row("Loop-Grow", {}, _loss(3.200)),
+      Row("Loop-2", {"model.growth_loops": []}, _loss(3.232)),
+      Row("Loop-Grow", {"model.growth_loops": [2, 4]}, _loss(3.200)),
     ),
     panels=(_LEARNING,),
     caveats=(_TOKENS,),
