@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import types
 
 import httpx
 import uvicorn
@@ -27,7 +28,7 @@ class Engine:
     go_on: steps wait for it.
   """
 
-  max_tokens, num_loops = 200, 4
+  limits, num_loops = types.SimpleNamespace(max_tokens=200), 4
 
   def __init__(self, num_slots=4, text=TEXT):
     self.num_slots, self.ids = num_slots, list(text.encode())
