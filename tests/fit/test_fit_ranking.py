@@ -146,3 +146,16 @@ def test_json_has_what_was_counted():
   assert record["memory"] == {"peak": 5}
   assert record["rates"]["memory"] == 819
   assert "not a time" in record["what"]
+
+
+def test_a_loop_whose_length_is_not_known_is_named_and_bounds_nothing():
+  def run(x, n):
+    return jax.lax.fori_loop(0, n, lambda _, x: x @ x, x)
+
+  compiled = jax.jit(run).lower(jnp.ones((8, 8)), jnp.int32(3)).compile()
+  got = rank(compiled.as_text(), "h200")
+  assert len(got.unknown) == 1
+  text = ranking_report.text(got, 1e6)
+  assert "counted once" in text and "utilisation" not in text
+  known = ranking_report.text(rank(ranking_examples.GPU), 1e6)
+  assert "counted once" not in known and "utilisation at most" in known

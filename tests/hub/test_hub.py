@@ -685,3 +685,14 @@ def test_mistakes_are_one_line(arguments, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert hub.main(arguments) == 2
   assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_huginns_random_state_comes_along():
+  """Its code draws it with `std` times the scale of embeddings."""
+  layout = layouts.LAYOUTS["huginn_raven"]
+  theirs = json.loads(json.dumps(layouts.config(
+    layout, config_of("huginn_raven", state_std=0.3, input_scale=4.0), 128
+  )))  # fmt: skip
+  assert theirs["init_values"]["std"] == pytest.approx(0.3 / 4.0)
+  got = layouts.settings(layout, theirs)
+  assert got["state_std"] == pytest.approx(0.3)
