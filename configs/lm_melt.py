@@ -127,6 +127,11 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     ],
     "chunk_size": [*first, *product(
       [phase_1], axis("model.chunk_size", chunk // 2, chunk, 2 * chunk, 0))],
+    # Training on what decoding sees: shifted chunks, and further readings.
+    "decoding": [*first, *product([taught], [
+      {}, {"model.chunk_jitter": True}, *axis("model.sweeps", 1, 2),
+      {"model.chunk_size": 0, "model.sweeps": 1},
+    ])],
     "untrained_sharing": [  # Table 5.
       *first, *product([untrained], axis("model.gate", "last", "first")),
     ],

@@ -87,11 +87,13 @@ def sweeps(
 ) -> tuple[Any, Any]:
   """Computes all chunks at once, from the previous sweep's history (Jacobi).
 
-  After s sweeps the first s chunks equal those of `run`: n sweeps are exact.
-  All sweeps are differentiated, and their activations stored.
+  After s sweeps the first s chunks equal those of `run`, whatever the history
+  before: n sweeps are exact. All sweeps are differentiated, and their
+  activations stored.
 
   Args:
-    num_sweeps: s >= 1. The other arguments are those of `run`.
+    num_sweeps: s >= 1. The other arguments are those of `run`; the first sweep
+      reads `history`.
   """
   outputs: Any = None
   for _ in range(num_sweeps):

@@ -203,22 +203,35 @@ def test_outputs_depend_on_where_chunks_end():
 
 
 @pytest.mark.long
-def test_sweeps_over_all_chunks_become_exact():
-  """B.3, 8: s sweeps are exact for s chunks."""
+@pytest.mark.parametrize("chunk_size", [0, 2])
+@pytest.mark.parametrize("alpha", [None, 0.4])
+def test_sweeps_become_reading_token_by_token(chunk_size, alpha):
+  """B.3, 8: the first s + 1 tokens, wherever the pass before begins."""
   config = config_of()
 
-  @functools.partial(jax.jit, static_argnums=1, compiler_options=examples.FAST)
-  def sweep(params, number):
+  @functools.partial(
+    jax.jit, static_argnums=(1, 2), compiler_options=examples.FAST
+  )
+  def swept(params, chunk_size, number):
     model = examples.merged(melt, config, SPEC, params)
-    options = model.pass_options()._replace(chunk_size=2, sweeps=number)
-    embedded = model.token_embedding(TOKENS)
-    return passes.run(model.stack(), options, embedded)[0]
+    options = model.pass_options(keep=("hidden",))
+    options = options._replace(chunk_size=chunk_size, sweeps=number)
+    _, records = passes.run(
+      model.stack(),
+      options,
+      model.token_embedding(TOKENS),
+      documents=DOCUMENTS,
+      alpha=None if alpha is None else jnp.float32(alpha),
+    )
+    return records["hidden"]
 
-  exact = hidden(config, 2)[-1]
-  for number in (2, 4):
-    apart = np.abs(sweep(params_of(config), number) - exact).max(axis=(0, 2))
-    assert apart[: 2 * number].max() < 1e-4
-    assert number == 4 or apart[2 * number :].min() > 1e-3
+  params = params_of(config)
+  exact = swept(params, 1, 0)
+  for number in (2, LENGTH - 1):
+    apart = np.abs(swept(params, chunk_size, number) - exact)
+    apart = apart.max(axis=(0, 1, 3))
+    assert apart[: number + 1].max() < 1e-4
+    assert number > 2 or apart[number + 1 :].max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -436,7 +449,6 @@ def test_no_setting_is_ignored(name):
     ({"alpha": 0.5}, "alpha=0.5 needs model.interpolation_steps of at least 2"),
     ({"align_weight": 0.1}, "align_weight has no effect while"),
     ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
-    ({"sweeps": 1, "history_hops": 1}, "history_hops has no effect while"),
     ({"history_reach": 1, "history_hops": 1}, "history_reach has no effect"),
   ],
 )

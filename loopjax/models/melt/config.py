@@ -44,8 +44,10 @@ class Config(stack.StackConfig):
     history_hops: if not -1, gradients of all chunks are computed in parallel
       and propagated from chunk to chunk this many times; -1 propagates them
       sequentially, which is exact and needs less memory.
-    sweeps: if not 0, all chunks are processed in parallel this many times, each
-      with the history from the previous sweep; 0 processes them sequentially.
+    sweeps: how many times training reads a row again after its chunks, all
+      tokens in parallel, each attending to the final keys and values that the
+      pass before gave earlier tokens, as when decoding. The loss is that of the
+      last sweep. T - 1 sweeps equal chunk_size=1.
     chunk_jitter: whether the chunk boundaries of each step are shifted by a
       random offset.
     alpha: initial weight of the latent in keys and values, as opposed to the
@@ -125,7 +127,7 @@ class Config(stack.StackConfig):
       ("alpha", (1.0,), ("interpolation_steps",)),
       ("distill", ("none",), ("distill_beta", "align_weight")),
       ("gate", set(GATES) - set(LEARNED), ("gate_bias",)),
-      ("chunk_size", (0,), (*_HISTORY, "sweeps", "chunk_jitter")),
+      ("chunk_size", (0,), (*_HISTORY, "chunk_jitter")),
     ):
       if getattr(self, field) in values:
         because = f"model.{field}={getattr(self, field)!r}"
@@ -133,9 +135,6 @@ class Config(stack.StackConfig):
     if self.history_hops >= 0:
       because = f"model.history_hops={self.history_hops}"
       checks.without_effect("model", self, because, "history_reach")
-    if self.sweeps:
-      because = f"model.sweeps={self.sweeps}"
-      checks.without_effect("model", self, because, *_HISTORY)
 
   def read_chunk(self, spec: TaskSpec) -> int:
     """Number of tokens processed in parallel where no gradient is needed."""

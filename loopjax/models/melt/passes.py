@@ -4,6 +4,10 @@ Section 3.3 of arXiv 2605.07721. Tokens attend to the keys and values of their
 own chunk in the current loop, and to those of earlier chunks after the last
 loop. With one chunk and the gate "last" this is a looped model, so that the
 teacher is run by the same code.
+
+A model that decodes reads chunks of one token: what it learned from keys and
+values of the current loop is lost to it. `Options.sweeps` (ours) trains on what
+decoding sees, without reading token by token.
 """
 
 import functools
@@ -39,7 +43,9 @@ class Options(NamedTuple):
     keep: records to return for every loop: "hidden" and "attention".
     chunk_size: C, which divides T; 0 for one chunk.
     reach, hops: truncation of gradients, as in `chunks.Options`.
-    sweeps: number of sweeps of `chunks.sweeps`; 0 for sequential chunks.
+    sweeps: how many times all tokens are read again at once, each as a chunk of
+      its own, from the keys and values of the pass before. T - 1 sweeps equal
+      chunks of one token; the results are those of the last sweep.
   """
 
   gate: str
@@ -108,34 +114,43 @@ def run(
     jnp.arange(num_tokens)[:, None], head_width, options.rope_base
   )
 
-  def by_chunk(x: Array | None, axis: int) -> Any:
-    """Splits an axis of T tokens: [..., T, ...] to [n, ..., C, ...]."""
-    if x is None:
-      return None
-    shape = (*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis, 0)
+  def by_chunk(size: int) -> tuple[Array, _Constants]:
+    """The embedded tokens and constants of every chunk, [n, ...]."""
 
-  def repeat(x: Array | None) -> Any:
-    return None if x is None else jnp.broadcast_to(x, (num_chunks, *x.shape))
+    def split(x: Array | None, axis: int) -> Any:
+      if x is None:
+        return None
+      shape = (*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+      return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-  constants = _Constants(
-    (by_chunk(tables[0], 0), by_chunk(tables[1], 0)),
-    None if documents is None else (by_chunk(documents, 1), repeat(documents)),
-    repeat(alpha),
-    by_chunk(attention, 3),
+    def repeat(x: Array | None) -> Any:
+      number = num_tokens // size
+      return None if x is None else jnp.broadcast_to(x, (number, *x.shape))
+
+    return split(hidden, 1), _Constants(
+      (split(tables[0], 0), split(tables[1], 0)),
+      None if documents is None else (split(documents, 1), repeat(documents)),
+      repeat(alpha),
+      split(attention, 3),
+    )
+
+  chunk_options = chunks.Options(
+    functools.partial(_chunk, options), options.reach, options.hops
   )
-  step = functools.partial(_chunk, options)
   if num_chunks == 1:
-    first = jax.tree.map(lambda x: x[0], constants)
-    (hidden, records), _ = step(stack, hidden, first, None, 0)
-    return hidden, records
-
-  chunk_options = chunks.Options(step, options.reach, options.hops)
-  over = functools.partial(chunks.run, chunk_options)
+    whole = jax.tree.map(lambda x: x[0], by_chunk(num_tokens))
+    (ends, records), history = chunk_options.step(stack, *whole, None, 0)
+    if not options.sweeps:
+      return ends, records
+  else:
+    history = _history(stack, options, hidden, alpha)
+    (ends, records), history = chunks.run(
+      chunk_options, stack, *by_chunk(size), history
+    )
   if options.sweeps:
-    over = functools.partial(chunks.sweeps, chunk_options, options.sweeps)
-  history = _history(stack, options, hidden, alpha)
-  (ends, records), _ = over(stack, by_chunk(hidden, 1), constants, history)
+    (ends, records), _ = chunks.sweeps(
+      chunk_options, options.sweeps, stack, *by_chunk(1), history
+    )
 
   def joined(x: Array, axis: int) -> Array:
     x = jnp.moveaxis(x, 0, axis)

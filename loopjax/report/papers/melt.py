@@ -157,6 +157,16 @@ _SWEEPS = {
     columns=(_BPB,),
     panels=_PANELS,
   ),
+  "decoding": Sweep(
+    title="Training by chunks, and reading token by token",
+    source="ours; the paper trains and reads by chunks of 500",
+    columns=(_BPB, _AGREES),
+    panels=_PANELS,
+    caveats=(
+      "All runs are read token by token. `model.sweeps` is how many times"
+      " training reads a row again as decoding does.",
+    ),
+  ),
   "gqa": Sweep(
     title="Fewer heads of keys and values, teacher and MELT",
     source="ours; left open by the paper (section 5)",
