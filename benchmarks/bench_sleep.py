@@ -214,7 +214,7 @@ def _parallel(model: sleep.Model, inputs: Array) -> Array:
   of_windows = (batch * (inputs.shape[1] // length), length)
   first = jnp.arange(of_windows[0]) % (of_windows[0] // batch) == 0
   seen = jnp.broadcast_to(~first[:, None], (of_windows[0], length - 1))
-  window = windows.make_window(seen, None, length, length)
+  window = windows.make_window(seen, None, length)
   tables = rope.rope_tables(
     window.positions, config.block_shape().head_width, config.rope_base
   )
@@ -225,7 +225,7 @@ def _parallel(model: sleep.Model, inputs: Array) -> Array:
     past = attention.PastKeyValues(
       *(jnp.roll(y, 1, axis=0)[:, 1:] for y in own)
     )
-    x, _ = layer.attend_with_past(x, past, tables, window.visible)
+    x, _ = layer.attend_with_past(x, past, tables, length, window.keys)
     return x.reshape(*inputs.shape, -1), None
 
   def remember(x: Array, layer: hybrid.MemoryBlock) -> tuple[Array, None]:

@@ -10,6 +10,7 @@ activations.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ import jax.numpy as jnp
 from loopjax.types import Array
 
 _AXIS = -3  # Axis of a buffer's rows.
+# Chunks one after another are given only the first rows of the buffers, up to
+# those that a stage of several chunks reads: most are not written yet.
+_MOST_STAGES = 4
+_LEAST_ROWS = 1024  # Of a stage.
 
 
 class Options(NamedTuple):
@@ -26,9 +31,9 @@ class Options(NamedTuple):
 
   Attributes:
     step: (params, inputs, constants, history, first) -> (outputs, rows) of one
-      chunk. `history` holds the buffers, whose rows from `first` on must have
-      no effect; `rows` are the rows that the chunk's tokens write into each
-      buffer, [..., C, G, d].
+      chunk. `history` holds the first rows of the buffers, of which those from
+      `first` on must have no effect; `rows` are those that the chunk's tokens
+      write into each buffer, [..., C, G, d].
     reach: how many chunks back a read of the history has a gradient: 0 for
       none, negative for all. The rows of those chunks pass it on to the chunks
       that they read, so it is `hops` that bounds how far a gradient gets.
@@ -65,15 +70,20 @@ def run(
 
 
 def _forward(options, params, inputs, constants, history):
-  def step(history, chunk):
-    index, inputs, constants = chunk
-    first = index * size
-    outputs, rows = options.step(params, inputs, constants, history, first)
-    return _put(history, rows, first), outputs
-
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
   by_chunk = jnp.arange(num_chunks), inputs, constants
-  history, outputs = jax.lax.scan(step, history, by_chunk)
+  found = []
+  for stage in _stages(num_chunks, size):
+
+    def step(history, chunk, stage=stage):
+      index, inputs, constants = chunk
+      first, seen = index * size, stage.seen(history, size)
+      outputs, rows = options.step(params, inputs, constants, seen, first)
+      return _put(history, rows, first), outputs
+
+    history, outputs = jax.lax.scan(step, history, stage.of(by_chunk))
+    found.append(outputs)
+  outputs = _joined(found)
   return (outputs, history), (params, inputs, constants, history)
 
 
@@ -138,10 +148,10 @@ def _backward(options, residuals, cotangents):
   d_outputs, d_history = cotangents
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
 
-  def step(carry, chunk):
+  def step(stage, carry, chunk):
     d_params, d_history = carry
     index, inputs, constants, d_outputs = chunk
-    first = index * size
+    first, seen = index * size, stage.seen(history, size)
 
     def recompute(params, inputs, history):
       return options.step(params, inputs, constants, history, first)
@@ -152,26 +162,78 @@ def _backward(options, residuals, cotangents):
       d_history,
     )
     if options.reach == 0:
-      _, pull_back = jax.vjp(
-        lambda p, x: recompute(p, x, history), params, inputs
-      )
+      _, pull_back = jax.vjp(lambda p, x: recompute(p, x, seen), params, inputs)
       d_own, d_inputs = pull_back((d_outputs, d_rows))
     else:
-      _, pull_back = jax.vjp(recompute, params, inputs, history)
+      _, pull_back = jax.vjp(recompute, params, inputs, seen)
       d_own, d_inputs, d_before = pull_back((d_outputs, d_rows))
       if options.reach > 0:
         least = first - options.reach * size
         d_before = jax.tree.map(lambda x: _without(x, least), d_before)
-      d_history = jax.tree.map(jnp.add, d_history, d_before)
+      d_history = jax.tree.map(_plus_first, d_history, d_before)
     return (jax.tree.map(jnp.add, d_params, d_own), d_history), d_inputs
 
-  start = jax.tree.map(jnp.zeros_like, params), d_history
+  carry = jax.tree.map(jnp.zeros_like, params), d_history
   by_chunk = jnp.arange(num_chunks), inputs, constants, d_outputs
-  (d_params, _), d_inputs = jax.lax.scan(step, start, by_chunk, reverse=True)
-  return d_params, d_inputs, None, jax.tree.map(jnp.zeros_like, history)
+  found = []
+  for stage in reversed(_stages(num_chunks, size)):
+    carry, d_inputs = jax.lax.scan(
+      functools.partial(step, stage), carry, stage.of(by_chunk), reverse=True
+    )
+    found.insert(0, d_inputs)
+  none = jax.tree.map(jnp.zeros_like, history)
+  return carry[0], _joined(found), None, none
 
 
 run.defvjp(_forward, _backward)
+
+
+class _Stage(NamedTuple):
+  """Chunks `start` to `stop` - 1, of n."""
+
+  start: int
+  stop: int
+  num_chunks: int
+
+  def of(self, by_chunk: Any) -> Any:
+    """Its chunks, of arrays [n, ...]."""
+    return jax.tree.map(lambda x: x[self.start : self.stop], by_chunk)
+
+  def seen(self, history: Any, size: int) -> Any:
+    """The rows of buffers [..., n C, G, d] that its last chunk reads."""
+    if self == (0, self.num_chunks, self.num_chunks):
+      return history
+    num_rows = max(self.stop - 1, 1) * size
+    return jax.tree.map(
+      lambda x: jax.lax.slice_in_dim(x, 0, num_rows, axis=x.ndim + _AXIS),
+      history,
+    )
+
+
+def _stages(num_chunks: int, size: int) -> list[_Stage]:
+  number = max(min(_MOST_STAGES, num_chunks * size // _LEAST_ROWS), 1)
+  edges = [num_chunks * i // number for i in range(number + 1)]
+  return [
+    _Stage(start, stop, num_chunks)
+    for start, stop in itertools.pairwise(edges)
+    if start < stop
+  ]
+
+
+def _joined(found: list[Any]) -> Any:
+  """What stages found by chunk, of all chunks."""
+  if len(found) == 1:
+    return found[0]
+  return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+
+
+def _plus_first(whole: Array, part: Array) -> Array:
+  """A buffer plus another of its first rows."""
+  axis = whole.ndim + _AXIS
+  if part.shape == whole.shape:
+    return whole + part
+  first = jax.lax.slice_in_dim(whole, 0, part.shape[axis], axis=axis)
+  return jax.lax.dynamic_update_slice_in_dim(whole, first + part, 0, axis)
 
 
 def _num_chunks(inputs: Any) -> int:

@@ -18,13 +18,13 @@ class Window(NamedTuple):
 
   Attributes:
     positions: positions of all P + S tokens, relative to the first, [P + S, 1].
-    visible: bool [B or 1, S, P + S], the tokens that each token attends to.
+    keys: bool [B, P + S], the tokens that others may attend to; None for all.
     packing: packing of the tokens that are not padding; None without padding.
     mask: bool [B, P + S], False for padding.
   """
 
   positions: Array
-  visible: Array
+  keys: Array | None
   packing: fast_weights.Packing | None
   mask: Array
 
@@ -57,28 +57,24 @@ def join(windows: Array) -> Array:
 
 
 def make_window(
-  past_mask: Array, mask: Array | None, num_tokens: int, reach: int
+  past_mask: Array, mask: Array | None, num_tokens: int
 ) -> Window:
-  """The positions and masks of a window: tokens attend to earlier ones.
+  """The positions and masks of a window.
 
   Args:
     past_mask: bool [B, P], False for padding among the earlier tokens.
     mask: bool [B, S], False for padding; None without padding.
     num_tokens: S.
-    reach: number of tokens that a token attends to, including itself.
   """
   num_past = past_mask.shape[1]
   shape = (len(past_mask), num_tokens)
   own_mask = jnp.ones(shape, bool) if mask is None else mask
   whole_mask = jnp.concatenate([past_mask, own_mask], axis=1)
   positions = jnp.arange(num_past + num_tokens)
-  distance = positions[num_past:, None] - positions[None]
-  near = (distance >= 0) & (distance < reach)
-  if mask is None and not num_past:  # The same for all examples.
-    return Window(positions[:, None], near[None], None, whole_mask)
+  # Without padding or a past, which is padding at first, all tokens are there.
+  keys = None if mask is None and not num_past else whole_mask
   packing = None if mask is None else fast_weights.packing(mask)
-  visible = near[None] & whole_mask[:, None]
-  return Window(positions[:, None], visible, packing, whole_mask)
+  return Window(positions[:, None], keys, packing, whole_mask)
 
 
 def last(x: Array, size: int, axis: int = 1) -> Array:

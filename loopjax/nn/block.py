@@ -72,13 +72,14 @@ class Block(nnx.Module):
     x: Array,
     past: attention.PastKeyValues,
     tables: tuple[Array, Array],
-    visible: Array,
+    reach: int,
+    mask: Array | None,
   ) -> tuple[Array, attention.PastKeyValues]:
     """The block with `Attention.attend_with_past`; without dropout."""
     x = sharding.split_by_example(x)
     normalised = self.attention_norm(x)
     mixed, past = self.attention.attend_with_past(
-      normalised, past, tables, visible
+      normalised, past, tables, reach, mask
     )
     return self.add(x, mixed), past
 

@@ -174,9 +174,10 @@ def run_groups(
   x: Array,
   memory: Memory,
   tables: tuple[Array, Array],
-  visible: Array,
+  mask: Array | None,
   packing: fast_weights.Packing | None,
   *,
+  reach: int,
   unroll: bool = False,
 ) -> tuple[Array, Memory, dict[str, Array]]:
   """Applies the groups to the tokens of a window, one after another.
@@ -186,8 +187,9 @@ def run_groups(
     x: residual stream [B, S, D].
     memory: the memory before the window, with P past tokens.
     tables: rotary tables for P + S positions.
-    visible: bool [B or 1, S, P + S], see `Attention.attend_with_past`.
+    mask: bool [B, P + S], or None, see `Attention.attend_with_past`.
     packing: packing of the tokens that are not padding; None without padding.
+    reach: as there.
     unroll: whether to compile each block separately.
 
   Returns:
@@ -197,7 +199,7 @@ def run_groups(
 
   def attend(x: Array, of_layer: tuple[block.Block, attention.PastKeyValues]):
     layer, past = of_layer
-    return layer.attend_with_past(x, past, tables, visible)
+    return layer.attend_with_past(x, past, tables, reach, mask)
 
   def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
     layer, state = of_layer

@@ -9,12 +9,17 @@ import jax
 from loopjax.types import LoopOptions
 
 Carry = TypeVar("Carry")
+_POLICIES = jax.checkpoint_policies
+# What an attention kernel keeps for its backward pass, see `attend_to`.
+_FLASH = _POLICIES.save_only_these_names("flash")
 POLICIES: dict[str, Any] = {
   "none": None,
-  "full": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.dots_saveable,
-  "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
+  "full": _POLICIES.nothing_saveable,
+  "dots": _POLICIES.save_from_both_policies(_POLICIES.dots_saveable, _FLASH),
+  "dots_no_batch": _POLICIES.save_from_both_policies(
+    _POLICIES.dots_with_no_batch_dims_saveable, _FLASH
+  ),
+  "outputs": _POLICIES.save_only_these_names("attention", "mlp"),
 }
 # From the policy that keeps the most to the one that recomputes the most.
 ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")

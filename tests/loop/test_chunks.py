@@ -114,6 +114,33 @@ def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
     )
 
 
+def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
+  """And the same results and gradients as from buffers with all rows."""
+  rows = []
+
+  def step(params, x, tables, history, first):
+    rows.append(history[0].shape[1])
+    return melt(params, x, tables, history, first)
+
+  def staged(*operands):
+    return chunks.run(chunks.Options(step), *operands)
+
+  with jax.enable_x64(True):
+    operands = arrays(5, 2)
+    whole = gradients(staged, *operands)
+    assert set(rows) == {10}
+    rows.clear()
+    monkeypatch.setattr(chunks, "_LEAST_ROWS", 4)  # Chunks 0 and 1; 2 to 4.
+    parts = gradients(staged, *operands)
+  assert set(rows) == {2, 8}
+  for got, want in zip(
+    jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True
+  ):
+    np.testing.assert_allclose(
+      got, want, rtol=0, atol=1e-10 * np.abs(want).max()
+    )
+
+
 @pytest.mark.long
 def test_enough_hops_or_sweeps_are_exact():
   """Of four chunks three hops, and four sweeps; fewer hops are near."""

@@ -368,7 +368,7 @@ def by_hand(config, params, inputs, num_answer):
       for n in range(each):
         layer = at(group * each + n, model.layers)
         hidden, pasts[n] = layer.attend_with_past(
-          hidden, pasts[n], tables, window.visible
+          hidden, pasts[n], tables, config.window, window.keys
         )
       for n in range(num_memories):
         layer = at(group * num_memories + n, model.memories)
@@ -394,9 +394,7 @@ def by_hand(config, params, inputs, num_answer):
   *windowed, last_chunk = jnp.split(inputs, edges, axis=1)
   for part in windowed:
     tokens = model.embed(part)
-    window = windows.make_window(
-      seen, tokens.mask, config.window, config.window
-    )
+    window = windows.make_window(seen, tokens.mask, config.window)
     hidden, after = read(tokens.hidden, window, kept, groups[:first])
     for n in range(config.num_passes):
       before = list(after)
@@ -415,9 +413,7 @@ def by_hand(config, params, inputs, num_answer):
     _, kept = read(hidden, window, after, groups[last:])
     seen = window.mask[:, window.mask.shape[1] - num_past :]
   tokens = model.embed(last_chunk)
-  window = windows.make_window(
-    seen, tokens.mask, last_chunk.shape[1], config.window
-  )
+  window = windows.make_window(seen, tokens.mask, last_chunk.shape[1])
   hidden, _ = read(tokens.hidden, window, kept, groups)
   return model.logits(hidden[:, -num_answer:])
 

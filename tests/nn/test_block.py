@@ -171,16 +171,14 @@ def test_grouped_heads_are_repeated_ones():
     repeated = jnp.repeat(heads, 2, axis=1).reshape(WIDTH, 24)
     getattr(every, name).kernel[...] = repeated
   tables = tables_of(GROUPED)
-  visible = jnp.broadcast_to(jnp.tri(TOKENS, dtype=bool), (2, TOKENS, TOKENS))
 
   def in_two(x):
     none, parts = jnp.zeros((2, 0, 2, 6)), []
     past = attention.PastKeyValues(none, none)
     for start, stop in ((0, 3), (3, 5)):
       first = tuple(table[:stop] for table in tables)
-      seen = visible[:, start:stop, :stop]
       mixed, past = grouped.attend_with_past(
-        x[:, start:stop], past, first, seen
+        x[:, start:stop], past, first, TOKENS, None
       )
       parts.append(mixed)
     return jnp.concatenate(parts, 1), past

@@ -16,7 +16,8 @@ from flax import nnx
 from loopjax.kernels.gated_kv import Weights, gated_kv, reference
 from loopjax.models.melt.config import LEARNED, Config
 from loopjax.nn import block, linear, rope
-from loopjax.nn.attention import dot_product
+from loopjax.nn.attention.attend import attend_to
+from loopjax.nn.attention.part import Part
 from loopjax.types import PRECISIONS, Array
 
 EMA_KEEP = 0.2  # The mean of the paper's learned gates (section 4.4.1).
@@ -165,12 +166,14 @@ def attend(
   layer: Layer,
   x: Array,
   tables: tuple[Array, Array],
-  *parts: tuple[Array, Array, Array],
+  *parts: Part,
 ) -> Array:
-  """The output of attention [B, S, D]; parts as in `attend_to_parts`."""
+  """The output of attention [B, S, D]; parts as in `attend_to`."""
   attention = layer.block.attention
   query = rope.rotate(attention.queries(x), tables).astype(x.dtype)
-  return attention.merged(dot_product.attend_to_parts(query, *parts))
+  implementation = attention.kernels.attention
+  mixed = attend_to(query, *parts, implementation=implementation)
+  return attention.merged(mixed)
 
 
 def _blend(x: Array, latent: Array, keep: Array) -> Array:

@@ -22,6 +22,7 @@ from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt.layer import KeyValues, Layer
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import rope
+from loopjax.nn.attention.part import Part
 from loopjax.types import Array
 
 
@@ -200,12 +201,9 @@ def _chunk(
   Returns:
     ((output [B, C, D], records), keys and values of the chunk for the history).
   """
-  alpha, (batch, size, _) = constants.alpha, hidden.shape
+  alpha, batch = constants.alpha, len(hidden)
   tables = constants.tables
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in tables)
-  own_visible, past_visible = _visible(
-    constants.documents, size, history, first
-  )
   x = hidden.astype(stack.layers.block.attention.precision.compute)
   empty = layer_lib.empty_key_values(stack.layers, x)
   start = jnp.zeros(batch, jnp.int32)
@@ -225,8 +223,7 @@ def _chunk(
       if alpha is not None:
         mixture = layer_lib.interpolate(alpha, latent, x)
         own = layer_lib.project(layer, mixture, (cos, sin))
-      parts = [(*own, own_visible)]
-      parts += [] if past is None else [(*past, past_visible)]
+      parts = _parts(own, past, constants.documents, first)
       mixed = layer_lib.attend(layer, x, tables, *parts)
       record = {"attention": mixed} if "attention" in options.keep else {}
       if target is not None:
@@ -271,24 +268,28 @@ def _chunk(
   return (hidden, records), key_values
 
 
-def _visible(
+def _parts(
+  own: KeyValues,
+  past: KeyValues | None,
   documents: tuple[Array, Array] | None,
-  size: int,
-  history: KeyValues | None,
   first: Array | int,
-) -> tuple[Array, Array | None]:
-  """Masks of a chunk's tokens: within the chunk, and on the row's history.
+) -> list[Part]:
+  """What a chunk's tokens attend to: its earlier ones, and what was written.
 
-  bool [B or 1, C, C], and bool [B or 1, C, T] or None.
+  Args:
+    own: keys and values of the chunk [B, C, G, d_h].
+    past: those of the history, or of its first rows, [B, N, G, d_h], of which
+      `first` are written; None if there is one chunk.
+    documents: as in `_Constants`.
+    first: index of the chunk's first token.
   """
-  own = jnp.tril(jnp.ones((1, size, size), bool))
-  past = None
-  if history is not None:
-    length = history[0].shape[-3]
-    past = jnp.broadcast_to(jnp.arange(length) < first, (1, size, length))
+  same = before = None
   if documents is not None:
     here, row = documents
-    own &= here[:, :, None] == here[:, None, :]
-    if past is not None:
-      past &= here[:, :, None] == row[:, None, :]
-  return own, past
+    same = here, here
+    before = None if past is None else (here, row[:, : past[0].shape[1]])
+  parts = [Part(*own, first=0, documents=same)]
+  if past is not None:
+    written = jnp.asarray(first, jnp.int32)
+    parts.append(Part(*past, documents=before, length=written))
+  return parts

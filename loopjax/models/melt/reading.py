@@ -25,6 +25,7 @@ from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt.model import Model
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import rope
+from loopjax.nn.attention.part import Part
 from loopjax.types import PRECISIONS, Array, Output
 
 
@@ -236,7 +237,8 @@ def make_loop(
         jax.lax.dynamic_slice_in_dim(x, number * capacity, span, axis=1)
         for x in buffers
       )
-      mixed = layer_lib.attend(layer, x, tables, (key, value, visible))
+      part = Part(key, value, visible=visible)
+      mixed = layer_lib.attend(layer, x, tables, part)
       return (layer.block.add(hidden, mixed), buffers), (latent, x)
 
     of_layers = stack.layers, jnp.arange(num_layers), latents

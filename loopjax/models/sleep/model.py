@@ -260,7 +260,7 @@ class Model(nnx.Module):
   def _window(self, tokens: Tokens, past_mask: Array) -> windows.Window:
     """Positions and masks of a window's tokens after P past tokens."""
     size = tokens.hidden.shape[1]
-    return windows.make_window(past_mask, tokens.mask, size, self.config.window)
+    return windows.make_window(past_mask, tokens.mask, size)
 
   def _read(
     self,
@@ -274,15 +274,15 @@ class Model(nnx.Module):
     """Applies groups to a window; the memory keeps the last P tokens."""
     if not len(jax.tree.leaves(part)[0]):  # An empty scan cannot be compiled.
       return hidden, memory, {}
-    width, base = self.layers.attention.head_width, self.config.rope_base
-    tables = rope.rope_tables(window.positions, width, base)
+    width, reach = self.layers.attention.head_width, self.config.window
+    tables = rope.rope_tables(window.positions, width, self.config.rope_base)
     run_groups = remat.rematerialised(
-      functools.partial(hybrid.run_groups, unroll=unroll),
+      functools.partial(hybrid.run_groups, reach=reach, unroll=unroll),
       self.options.remat,
       prevent_cse=True,  # Needed for answers, which are not read in a scan.
     )
     hidden, memory, stats = run_groups(
-      part, hidden, memory, tables, window.visible, window.packing
+      part, hidden, memory, tables, window.keys, window.packing
     )
     past = [windows.last(x, self.config.num_past, axis=3) for x in memory.past]
     return hidden, memory._replace(past=attention.PastKeyValues(*past)), stats

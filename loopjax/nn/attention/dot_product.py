@@ -152,7 +152,7 @@ def _attend_in_parts(
   return jnp.concatenate([mixed(0, _PART), mixed(length - rest, rest)], axis=1)
 
 
-def attend_to_parts(query: Array, *parts: tuple[Array, Array, Array]) -> Array:
+def attend_to_parts(query: Array, *parts: tuple[Array, Array, Any]) -> Array:
   """`attend` to the concatenation of several sequences of keys and values.
 
   Each part is attended to separately, and the results are averaged with weights

@@ -10,8 +10,9 @@ from loopjax.kernels import Kernels
 from loopjax.nn import linear, rope
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention import mask as mask_lib
-from loopjax.nn.attention.attend import attend
+from loopjax.nn.attention.attend import attend, attend_to
 from loopjax.nn.attention.cache import Cache
+from loopjax.nn.attention.part import Part
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
@@ -180,7 +181,8 @@ class Attention(nnx.Module):
     x: Array,
     past: PastKeyValues,
     tables: tuple[Array, Array],
-    visible: Array,
+    reach: int,
+    mask: Array | None,
   ) -> tuple[Array, PastKeyValues]:
     """Attention to earlier tokens and among the tokens of x.
 
@@ -188,9 +190,11 @@ class Attention(nnx.Module):
       x: [B, S, D].
       past: keys and values of P >= 0 earlier tokens.
       tables: from `rope_tables`, for P + S positions.
-      visible: bool [B or 1, S, P + S], the keys that a query attends to;
-        `Shape.causal` is ignored. The output of a query without keys is finite
-        but arbitrary.
+      reach: number of tokens that a token attends to: itself and those before
+        it; `Shape.causal` is ignored.
+      mask: bool [B, P + S], False for padding, to which no token attends; None
+        if there is none. The output of a query without keys is finite but
+        arbitrary.
 
     Returns:
       (output [B, S, D], the keys and values of all P + S tokens).
@@ -202,11 +206,21 @@ class Attention(nnx.Module):
     num_past = past.key.shape[1] - x.shape[1]
     last = tables[0][num_past:], tables[1][num_past:]
     compute = self.precision.compute
-    mixed = dot_product.attend(
-      rope.rotate(self.queries(x), last).astype(compute),
+    documents = None
+    if mask is not None:
+      everywhere = jnp.zeros(x.shape[:2], jnp.int32)
+      documents = everywhere, jnp.where(mask, 0, -1)
+    part = Part(
       rope.rotate(past.key, tables).astype(compute),
       past.value,
-      visible=visible,
+      first=num_past,
+      reach=reach,
+      documents=documents,
+    )
+    mixed = attend_to(
+      rope.rotate(self.queries(x), last).astype(compute),
+      part,
+      implementation=self.kernels.attention,
     )
     return self.merged(mixed), past
 
