@@ -3,7 +3,8 @@
   python benchmarks/bench_melt.py
 
 The looped model trains on whole rows at once; MELT goes chunk by chunk, without
-a teacher, with one, and with one whose attention it is aligned to (phase 2).
+a teacher, with one, and with one whose attention it is aligned to (phase 2); or
+it reads every row again as decoding does, after chunks or after the whole row.
 All have the sizes of the preset, steps are whole ones, with the optimizer, on
 tokens without meaning, and the programs alternate in one process, so that they
 see the same conditions; ratios within one run are what counts. Columns:
@@ -31,7 +32,7 @@ _CALLS = flags.DEFINE_integer("calls", 5, "Timed steps of each form.", 1)
 _BATCH = flags.DEFINE_integer("batch", 1, "Rows of a step.", 1)
 _TOKENS = flags.DEFINE_integer("tokens", 1024, "Of a row.", 1)
 _CHUNK = flags.DEFINE_integer("chunk", 128, "Tokens of a chunk.", 1)
-_FORMS = flags.DEFINE_integer("forms", 4, "The first so many rows.", 2, 4)
+_FORMS = flags.DEFINE_integer("forms", 6, "The first so many rows.", 2, 6)
 
 FORMS = {
   "looped": {"model.name": "looped", "optim.gate_rate": 1.0},
@@ -39,6 +40,10 @@ FORMS = {
   "melt, taught": {"model.distill": "all"},
   "melt, taught and aligned": {
     "model.distill": "all", "model.align_weight": 0.1,
+  },
+  "melt, taught, a sweep": {"model.distill": "all", "model.sweeps": 1},
+  "melt, whole rows, a sweep": {
+    "model.distill": "all", "model.chunk_size": 0, "model.sweeps": 1,
   },
 }  # fmt: skip
 

@@ -87,30 +87,6 @@ def _forward(options, params, inputs, constants, history):
   return (outputs, history), (params, inputs, constants, history)
 
 
-def sweeps(
-  options: Options,
-  num_sweeps: int,
-  params: Any,
-  inputs: Any,
-  constants: Any,
-  history: Any,
-) -> tuple[Any, Any]:
-  """Computes all chunks at once, from the previous sweep's history (Jacobi).
-
-  After s sweeps the first s chunks equal those of `run`, whatever the history
-  before: n sweeps are exact. All sweeps are differentiated, and their
-  activations stored.
-
-  Args:
-    num_sweeps: s >= 1. The other arguments are those of `run`; the first sweep
-      reads `history`.
-  """
-  outputs: Any = None
-  for _ in range(num_sweeps):
-    outputs, history = _together(options, params, inputs, constants, history)
-  return outputs, history
-
-
 def _together(options, params, inputs, constants, history):
   """The outputs of all chunks, and the buffers assembled from their rows."""
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)

@@ -161,6 +161,39 @@ def gate_values(
   return fixed_gate(mode, loop)
 
 
+def visible_parts(
+  own: KeyValues,
+  past: KeyValues | None,
+  documents: tuple[Array, Array] | None,
+  first: Array | int | None,
+) -> list[Part]:
+  """What a chunk's tokens attend to: its earlier ones, and what was written.
+
+  Args:
+    own: keys and values of the chunk [B, C, G, d_h].
+    past: those of the history, or of its first rows, [B, N, G, d_h], of which
+      `first` are written; None if there is one chunk.
+    documents: numbers of the chunk's tokens i32 [B, C] and of the row's [B, T];
+      None if a row is one document.
+    first: index of the chunk's first token; None if the chunk is the row, whose
+      tokens are read as chunks of one.
+  """
+  same = before = None
+  if documents is not None:
+    here, row = documents
+    same = here, here
+    before = None if past is None else (here, row[:, : past[0].shape[1]])
+  if first is None:
+    assert past is not None
+    alone = Part(*own, first=0, reach=1, documents=same)
+    return [alone, Part(*past, first=-1, documents=before)]
+  parts = [Part(*own, first=0, documents=same)]
+  if past is not None:
+    written = jnp.asarray(first, jnp.int32)
+    parts.append(Part(*past, documents=before, length=written))
+  return parts
+
+
 @jax.named_scope("attention")
 def attend(
   layer: Layer,

@@ -22,7 +22,6 @@ from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt.layer import KeyValues, Layer
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import rope
-from loopjax.nn.attention.part import Part
 from loopjax.types import Array
 
 
@@ -45,8 +44,9 @@ class Options(NamedTuple):
     chunk_size: C, which divides T; 0 for one chunk.
     reach, hops: truncation of gradients, as in `chunks.Options`.
     sweeps: how many times all tokens are read again at once, each as a chunk of
-      its own, from the keys and values of the pass before. T - 1 sweeps equal
-      chunks of one token; the results are those of the last sweep.
+      its own, with the history of the pass before (Jacobi's iteration). After s
+      sweeps the first s + 1 tokens equal those of chunks of one token. The
+      results are those of the last sweep.
   """
 
   gate: str
@@ -115,43 +115,53 @@ def run(
     jnp.arange(num_tokens)[:, None], head_width, options.rope_base
   )
 
-  def by_chunk(size: int) -> tuple[Array, _Constants]:
-    """The embedded tokens and constants of every chunk, [n, ...]."""
-
-    def split(x: Array | None, axis: int) -> Any:
-      if x is None:
-        return None
-      shape = (*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
-      return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-    def repeat(x: Array | None) -> Any:
-      number = num_tokens // size
-      return None if x is None else jnp.broadcast_to(x, (number, *x.shape))
-
-    return split(hidden, 1), _Constants(
-      (split(tables[0], 0), split(tables[1], 0)),
-      None if documents is None else (split(documents, 1), repeat(documents)),
-      repeat(alpha),
-      split(attention, 3),
-    )
-
-  chunk_options = chunks.Options(
-    functools.partial(_chunk, options), options.reach, options.hops
-  )
+  pair = None if documents is None else (documents, documents)
+  whole = hidden, _Constants(tables, pair, alpha, attention)
+  step = functools.partial(_chunk, options)
   if num_chunks == 1:
-    whole = jax.tree.map(lambda x: x[0], by_chunk(num_tokens))
-    (ends, records), history = chunk_options.step(stack, *whole, None, 0)
-    if not options.sweeps:
-      return ends, records
+    (ends, records), history = step(stack, *whole, None, 0)
   else:
-    history = _history(stack, options, hidden, alpha)
-    (ends, records), history = chunks.run(
-      chunk_options, stack, *by_chunk(size), history
-    )
-  if options.sweeps:
-    (ends, records), _ = chunks.sweeps(
-      chunk_options, options.sweeps, stack, *by_chunk(1), history
-    )
+    (ends, records), history = _by_chunk(stack, options, num_chunks, *whole)
+  for _ in range(options.sweeps):
+    (ends, records), history = step(stack, *whole, history, None)
+  return ends, records
+
+
+def _by_chunk(
+  stack: Stack,
+  options: Options,
+  num_chunks: int,
+  hidden: Array,
+  constants: _Constants,
+) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
+  """Runs all loops over one chunk after another; results as of `_chunk`."""
+
+  def split(x: Array | None, axis: int) -> Any:
+    """Splits an axis of T tokens: [..., T, ...] to [n, ..., C, ...]."""
+    if x is None:
+      return None
+    shape = (*x.shape[:axis], num_chunks, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+  def repeat(x: Array | None) -> Any:
+    return None if x is None else jnp.broadcast_to(x, (num_chunks, *x.shape))
+
+  tables, documents, alpha, attention = constants
+  by_chunk = _Constants(
+    (split(tables[0], 0), split(tables[1], 0)),
+    documents and (split(documents[0], 1), repeat(documents[1])),
+    repeat(alpha),
+    split(attention, 3),
+  )
+  (ends, records), history = chunks.run(
+    chunks.Options(
+      functools.partial(_chunk, options), options.reach, options.hops
+    ),
+    stack,
+    split(hidden, 1),
+    by_chunk,
+    _history(stack, options, hidden, alpha),
+  )
 
   def joined(x: Array, axis: int) -> Array:
     x = jnp.moveaxis(x, 0, axis)
@@ -160,7 +170,7 @@ def run(
   axes = {"hidden": 2, "attention": 3, "squared_distance": 3}
   norms = jnp.mean(records.pop("hidden_norm"), axis=0)
   records = {name: joined(x, axes[name]) for name, x in records.items()}
-  return joined(ends, 1), {"hidden_norm": norms, **records}
+  return (joined(ends, 1), {"hidden_norm": norms, **records}), history
 
 
 def _history(
@@ -186,7 +196,7 @@ def _chunk(
   hidden: Array,
   constants: _Constants,
   history: KeyValues | None,
-  first: Array | int,
+  first: Array | int | None,
 ) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
   """Runs all loops over a chunk; the step function of `chunks.Options`.
 
@@ -197,6 +207,7 @@ def _chunk(
     constants: the chunk's other inputs.
     history: keys and values of the row; None if there is one chunk.
     first: index of the chunk's first token; the history is masked from there.
+      None if the chunk is the row, whose tokens are read as chunks of one.
 
   Returns:
     ((output [B, C, D], records), keys and values of the chunk for the history).
@@ -223,7 +234,7 @@ def _chunk(
       if alpha is not None:
         mixture = layer_lib.interpolate(alpha, latent, x)
         own = layer_lib.project(layer, mixture, (cos, sin))
-      parts = _parts(own, past, constants.documents, first)
+      parts = layer_lib.visible_parts(own, past, constants.documents, first)
       mixed = layer_lib.attend(layer, x, tables, *parts)
       record = {"attention": mixed} if "attention" in options.keep else {}
       if target is not None:
@@ -266,30 +277,3 @@ def _chunk(
     of_loops = jax.vmap(of_layers, (None, 0, None))
     key_values = of_loops(stack.layers, mixtures, (cos, sin))
   return (hidden, records), key_values
-
-
-def _parts(
-  own: KeyValues,
-  past: KeyValues | None,
-  documents: tuple[Array, Array] | None,
-  first: Array | int,
-) -> list[Part]:
-  """What a chunk's tokens attend to: its earlier ones, and what was written.
-
-  Args:
-    own: keys and values of the chunk [B, C, G, d_h].
-    past: those of the history, or of its first rows, [B, N, G, d_h], of which
-      `first` are written; None if there is one chunk.
-    documents: as in `_Constants`.
-    first: index of the chunk's first token.
-  """
-  same = before = None
-  if documents is not None:
-    here, row = documents
-    same = here, here
-    before = None if past is None else (here, row[:, : past[0].shape[1]])
-  parts = [Part(*own, first=0, documents=same)]
-  if past is not None:
-    written = jnp.asarray(first, jnp.int32)
-    parts.append(Part(*past, documents=before, length=written))
-  return parts
