@@ -15,7 +15,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
-_BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
   """The mesh axes that split a dimension evenly, taken from the left."""
   used: tuple[str, ...] = ()
   ways = 1
-  for axis in (axes,) if isinstance(axes, str) else axes or ():
+  for axis in names_of(axes):
     more = mesh.shape[axis]
     if more > 1 and size % (ways * more) == 0:
       used, ways = (*used, axis), ways * more
@@ -130,10 +130,10 @@ def split_by_example(x: jax.Array) -> jax.Array:
   Without this the compiler may split features as the parameters are split, and
   gather the batch on every device.
   """
-  axes = _compilers_axes()
+  axes = compilers_axes()
   if not axes:
     return x
-  return jax.lax.with_sharding_constraint(x, P(_of_batch(axes)))
+  return jax.lax.with_sharding_constraint(x, P(of_batch(axes)))
 
 
 def gather_parameter(x: jax.Array) -> jax.Array:
@@ -142,12 +142,12 @@ def gather_parameter(x: jax.Array) -> jax.Array:
   Without this the compiler may split it as the examples are split, and change
   from that to the parameter's own split by copying all of it.
   """
-  if not _compilers_axes():
+  if not compilers_axes():
     return x
   return jax.lax.with_sharding_constraint(x, P())
 
 
-def _compilers_axes() -> dict[str, int]:
+def compilers_axes() -> dict[str, int]:
   """Axes of the mesh, and sizes, over which the compiler splits arrays here.
 
   Not those over which a function around this one has split them.
@@ -156,8 +156,14 @@ def _compilers_axes() -> dict[str, int]:
   return {axis: mesh.shape[axis] for axis in mesh.auto_axes}
 
 
-def _of_batch(axes: Iterable[str]) -> tuple[str, ...]:
-  return tuple(axis for axis in _BATCH_AXES if axis in axes)
+def names_of(axes: Any) -> tuple[str, ...]:
+  """The axes that split a dimension, from its entry in a PartitionSpec."""
+  return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def of_batch(axes: Iterable[str]) -> tuple[str, ...]:
+  """Those of the axes that split examples."""
+  return tuple(axis for axis in BATCH_AXES if axis in axes)
 
 
 def by_example(
@@ -173,8 +179,8 @@ def by_example(
     num_examples: over all devices. If they cannot be shared equally, the
       function is returned as it is.
   """
-  axes = _compilers_axes()
-  batch_axes = _of_batch(axes)
+  axes = compilers_axes()
+  batch_axes = of_batch(axes)
   ways = math.prod(axes[axis] for axis in batch_axes)
   if ways == 1 or num_examples % ways:
     return function
@@ -183,43 +189,6 @@ def by_example(
     function,
     in_specs=(split, P()),
     out_specs=split,
-    axis_names=set(axes),
-    check_vma=False,
-  )
-
-
-def by_copy(
-  function: Callable[[Any, Any], tuple[Any, Any]],
-) -> Callable[[Any, Any], tuple[Any, Any]]:
-  """The function, run by every copy of the model on its own examples.
-
-  The copies lie along the axis "data" of the mesh. Their results are averaged
-  once, here: the compiler would sum gradients over them where they arise, in
-  every loop, layer and microbatch. It does so if the mesh has other axes too.
-
-  Args:
-    function: of pytrees of arrays with a leading axis of examples and of other
-      arrays, which every copy has; it returns arrays by example, and
-      floating-point arrays of which the mean over copies is taken.
-  """
-  axes = _compilers_axes()
-  # XLA fails on some families where this splits one axis, and it another.
-  if axes.get("data", 1) == 1 or axes["data"] < math.prod(axes.values()):
-    return function
-  # Operation by operation a NaN is looked for, see `divergence.find_nan`; that
-  # of a split function would be one operation.
-  if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-    return function
-
-  def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
-    by_example, means = function(examples, others)
-    return by_example, jax.lax.pmean(means, "data")
-
-  split = P("data")
-  return jax.shard_map(
-    averaged,
-    in_specs=(split, P()),
-    out_specs=(split, P()),
     axis_names=set(axes),
     check_vma=False,
   )
@@ -236,16 +205,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def batch_sharding(mesh: Mesh, *, stacked: bool = False) -> NamedSharding:
   """Examples over data and fsdp; `stacked` batches have a step axis first."""
-  return NamedSharding(
-    mesh, P(None, _BATCH_AXES) if stacked else P(_BATCH_AXES)
-  )
+  return NamedSharding(mesh, P(None, BATCH_AXES) if stacked else P(BATCH_AXES))
 
 
 def check_batch_size(
   mesh: Mesh, batch_size: int, name: str, num_parts: int = 1
 ) -> None:
   """Raises UserError unless devices get equal shares of every microbatch."""
-  ways = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
+  ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   if batch_size < 1 or batch_size % (ways * num_parts):
     parts = f" and {num_parts} microbatches" if num_parts > 1 else ""
     raise UserError(

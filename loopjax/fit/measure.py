@@ -83,7 +83,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   settings = config_lib.resolve(config)
   with cudnn.assumed():
     program = program_lib.make_program(
-      settings, machine.devices, teacher_lib.read(settings)
+      settings, machine.devices, teacher_lib.read(settings), machine.memory
     )
   batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state

@@ -15,10 +15,12 @@ from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.optim import chain
-from loopjax.program import room, step
+from loopjax.program import gradients, room, step
 from loopjax.program.fresh import abstract_model, fresh_state
 from loopjax.program.layout import (
+  computes_in_less,
   param_shardings,
+  specs_of,
   state_shardings,
   with_shardings,
 )
@@ -103,6 +105,13 @@ def make_program(
   teacher_graphdef, teacher_params = (
     abstract_model(teacher) if teacher else (None, {})
   )
+  teacher_shardings = params_sharding(teacher_params)
+  layout = gradients.Layout(
+    gather=room.gathering(settings, mesh, memory),
+    casts=computes_in_less(settings) or computes_in_less(teacher),
+    params=specs_of(shardings.params),
+    teacher=specs_of(teacher_shardings),
+  )
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
     graphdef=graphdef,
@@ -112,6 +121,7 @@ def make_program(
     ema_decay=settings.optim.ema_decay,
     num_microbatches=settings.run.num_microbatches,
     max_bad_steps=settings.run.max_bad_steps,
+    layout=layout,
   )
   program = Program(
     settings=settings,
@@ -127,9 +137,7 @@ def make_program(
     ),
     uncompiled=train,
     abstract_state=with_shardings(shapes, shardings),
-    abstract_teacher=with_shardings(
-      teacher_params, params_sharding(teacher_params)
-    ),
+    abstract_teacher=with_shardings(teacher_params, teacher_shardings),
     teacher=teacher,
   )
   if settings.loop.kernels != "xla":

@@ -6,10 +6,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.optim import parameters
 from loopjax.program import step
-from loopjax.types import Carried
+from loopjax.types import PRECISIONS, Carried
 
 
 def param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
@@ -17,6 +18,19 @@ def param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
   return sharding.parameter_shardings(
     mesh, params, parameters.splits(params), min_split_size
   )
+
+
+def specs_of(shardings: Any) -> Any:
+  """PartitionSpecs of NamedShardings."""
+  return jax.tree.map(lambda x: x.spec, shardings)
+
+
+def computes_in_less(settings: config_lib.Settings | None) -> bool:
+  """Whether products read parameters in another dtype than they have."""
+  if settings is None:
+    return False
+  precision = PRECISIONS[settings.model.precision]
+  return precision.compute != precision.params
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:

@@ -18,11 +18,13 @@ from loopjax import config as config_lib
 from loopjax.nn import remat
 from loopjax.optim import chain
 from loopjax.program import fresh
-from loopjax.types import Carried
+from loopjax.types import PRECISIONS, Carried
 
 # Of the memory beside the train state; the rest is for what a program holds for
 # a moment.
 SHARE = 0.8
+# Of that memory, what whole parameters and their gradients may take.
+GATHERED = 0.5
 
 
 def with_remat(
@@ -49,6 +51,10 @@ def with_remat(
     memory = _memory(device) if memory is None else memory
     if memory:
       free = SHARE * (memory - _state_bytes(settings, mesh))
+      if mesh.shape["fsdp"] > 1:
+        gather = gathering(settings, mesh, memory)
+        weights, gradients = _gathered_bytes(settings)
+        free -= weights * (gather != "use") + gradients * (gather == "step")
       kept = functools.partial(_kept, settings, mesh, teacher)
       policies = (x for x in remat.ORDER if kept(x) <= free)
       policy = next(policies, remat.ORDER[-1])
@@ -123,6 +129,50 @@ def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
   )
   ways = mesh.shape["fsdp"] * mesh.shape["tensor"]
   return (_num_bytes(state) + _num_bytes(state.params)) / ways
+
+
+def gathering(
+  settings: config_lib.Settings, mesh: Mesh, memory: int | None = None
+) -> str:
+  """When split parameters are gathered, see `gradients.Layout.gather`.
+
+  Once a step, and gradients reduced once, if whole parameters and gradients
+  take at most half of the memory beside the state; only parameters, if they do;
+  otherwise at every use, as where examples are split, too: compilers then go
+  from one split to another by copying everything.
+
+  Args:
+    settings, mesh, memory: as in `with_remat`; unknown memory is enough.
+  """
+  if mesh.shape["tensor"] > 1:
+    return "use"
+  memory = _memory(mesh.devices.flat[0]) if memory is None else memory
+  if mesh.shape["fsdp"] == 1 or not memory:
+    return "step"
+  weights, gradients = _gathered_bytes(settings)
+  free = GATHERED * (memory - _state_bytes(settings, mesh))
+  if weights + gradients <= free:
+    return "step"
+  return "weights" if weights <= free else "use"
+
+
+def _gathered_bytes(
+  settings: config_lib.Settings,
+) -> tuple[int, int]:
+  """Bytes of whole parameters, and of whole gradients.
+
+  The latter are a sum over microbatches and one over loops, twice each, for so
+  compilers keep what loops carry; and a stack of those of layers, in the dtype
+  of products.
+  """
+  _, params = fresh.abstract_model(settings)
+  precision = PRECISIONS[settings.model.precision]
+  number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+  compute, full = (
+    jnp.dtype(x).itemsize for x in (precision.compute, precision.params)
+  )
+  sums = 2 + 2 * (settings.run.num_microbatches > 1)
+  return number * compute, number * (sums * full + compute)
 
 
 def _memory(device: Any) -> int | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from loopjax import sharding
+from loopjax.program import gradients
 from loopjax.types import (
   Array,
   Batch,
@@ -95,6 +95,7 @@ def train_step(
   ema_decay: float,
   num_microbatches: int,
   max_bad_steps: int,
+  layout: gradients.Layout = gradients.Layout(),
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step.
 
@@ -114,6 +115,7 @@ def train_step(
       (1 + t) / (10 + t) at step t; 0 for no average.
     num_microbatches: number of parts over which gradients are accumulated.
     max_bad_steps: number of bad steps in a row after which updates stop.
+    layout: how the parameters come to the loops.
 
   Returns:
     (new state, metrics of this step: scalars and per-loop vectors). Gradient
@@ -129,13 +131,14 @@ def train_step(
       teacher = nnx.merge(teacher_graphdef, teacher_params)
     return loss_fn(model, batch, key, step, teacher)
 
-  metrics, carried, grads = _gradients(
+  metrics, carried, grads = gradients.gradients(
     loss_of,
-    state.params,
+    (state.params, teacher_params),
     batch,
     state.carried,
-    (key, state.step, teacher_params),
+    (key, state.step),
     num_microbatches,
+    layout,
   )
   norms = jax.tree.map(optax.tree.norm, grads)
   norm = optax.tree.norm(norms)
@@ -157,85 +160,14 @@ def train_step(
       old,
     )
   bad = _count(state, finite, norms, max_bad_steps)
-  by_module = {
+  metrics |= {"grad_norm": norm, "accepted": accept.astype(jnp.float32)}
+  metrics |= {
     f"grad_norm/{name}": optax.tree.norm(part) for name, part in norms.items()
-  }
-  metrics = {
-    **metrics,
-    "grad_norm": norm,
-    **by_module,
-    "accepted": accept.astype(jnp.float32),
   }
   state = TrainState(
     state.step + 1, params, ema, opt_state, state.key, bad, carried
   )
   return state, metrics
-
-
-def _gradients(loss_of, params, batch, carried, constants, num_microbatches):
-  """(metrics, next carried state, gradients), part by part of the batch.
-
-  Parts are the examples of a copy of the model, and microbatches of these.
-  Losses are normalised by the whole batch's mean weight, so the mean over
-  parts is the loss of the whole batch.
-  """
-  value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
-  weights = batch["weights"]
-  examples = (
-    {**batch, "row": jnp.arange(len(weights), dtype=jnp.int32)},
-    carried.by_example,
-  )
-  mean_weight = jnp.mean(weights.astype(jnp.float32))
-
-  def run(examples, others):
-    """State carried by example; gradients, shared state and metrics."""
-    params, shared, mean_weight, constants = others
-    batch, by_example = examples
-    before = Carried(by_example, shared)
-    batch = {**batch, "mean_weight": mean_weight, "carried": before}
-    (_, metrics), grads = value_and_grad(params, batch, *constants)
-    after = metrics.pop("carried", Carried())
-    assert jax.tree.structure(after) == jax.tree.structure(before)
-    return after.by_example, (grads, after.shared, metrics)
-
-  accumulated = _accumulated(run, num_microbatches)
-  by_example, (grads, shared, metrics) = sharding.by_copy(accumulated)(
-    examples, (params, carried.shared, mean_weight, constants)
-  )
-  return metrics, Carried(by_example, shared), grads
-
-
-def _accumulated(run, num_parts):
-  """`run`, microbatch by microbatch.
-
-  Part i takes every num_parts-th example, so that examples stay on their
-  devices.
-  """
-  if num_parts == 1:
-    return run
-
-  def split(x):
-    parts = x.reshape(-1, num_parts, *x.shape[1:])
-    return jnp.swapaxes(parts, 0, 1)
-
-  def joined(parts):
-    return jnp.swapaxes(parts, 0, 1).reshape(-1, *parts.shape[2:])
-
-  def over_parts(examples, others):
-    def body(total, part):
-      by_example, (grads, *means) = run(part, others)
-      return jax.tree.map(jnp.add, total, grads), (by_example, means)
-
-    total, (by_example, means) = jax.lax.scan(
-      body,
-      jax.tree.map(jnp.zeros_like, others[0]),
-      jax.tree.map(split, examples),
-    )
-    grads = jax.tree.map(lambda x: x / num_parts, total)
-    means = jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
-    return jax.tree.map(joined, by_example), (grads, *means)
-
-  return over_parts
 
 
 def _all_finite(tree: Any) -> Array:

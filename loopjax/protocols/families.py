@@ -33,6 +33,10 @@ class ModelConfig(Dataclass, Protocol):
   def num_loops(self) -> int:
     """Number of loops in training."""
 
+  @property
+  def precision(self) -> str:
+    """A key of `types.PRECISIONS`."""
+
 
 class Model(Protocol):
   """A model with its parameters."""

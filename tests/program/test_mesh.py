@@ -26,6 +26,7 @@ from loopjax.errors import UserError
 from loopjax.fit import collectives, hlo
 from loopjax.models import MODELS
 from loopjax.optim import parameters
+from loopjax.program import room
 
 MESHES = {
   "data": (8, 1, 1),
@@ -39,7 +40,10 @@ MIXED = "all"  # It has every axis; the others are there to say which fails.
 FAMILIES = by_size(MODELS)
 
 
-def make(name, mesh, microbatches=1):
+BFLOAT16 = {"model.precision": "bfloat16", "run.steps_per_call": 1}
+
+
+def make(name, mesh, microbatches=1, more=()):
   """Settings of a family's smoke preset; its small matrices are split too."""
   config = load_config(*SMOKE[name])
   sizes = dict(zip(sharding.AXES, mesh, strict=True))
@@ -47,6 +51,7 @@ def make(name, mesh, microbatches=1):
   overrides |= {
     "mesh.min_split_size": 200,
     "run.num_microbatches": microbatches,
+    **dict(more),
   }
   config_lib.override(config, overrides)
   return config_lib.resolve(config)
@@ -145,6 +150,47 @@ def test_copies_add_their_gradients_up_once_a_step(name):
   assert set(traffic.num_bytes) == {"all-reduce"}
   metrics = 1024  # Bytes, at most: scalars and values by loop.
   assert gradients <= traffic.num_bytes["all-reduce"] <= gradients + metrics
+
+
+def traffic_of(settings, num_devices, **options):
+  """(collectives of a step, bytes of the parameters in bfloat16)."""
+  devices = jax.devices()[:num_devices]
+  program = program_lib.make_program(settings, devices, **options)
+  batches = program_lib.abstract_batches(settings, program.mesh)
+  compiled = program.train.lower(program.abstract_state, batches, {}).compile()
+  leaves = jax.tree.leaves(program.abstract_state.params)
+  number = sum(leaf.size for leaf in leaves)
+  return collectives.collectives(hlo.parse(compiled.as_text())), 2 * number
+
+
+@crossing("name", FAMILIES)
+def test_split_parameters_are_gathered_once_a_step(name):
+  """Their gradients are reduced once, and the results are one device's."""
+  # Muon would gather matrices, too.
+  more = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3, **BFLOAT16}
+  settings = make(name, (2, 4, 1), 2, more)
+  traffic, weights = traffic_of(settings, 8)
+  # On a CPU XLA gathers what is bfloat16 in float32.
+  assert set(traffic.num_bytes) == {
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+  }
+  assert traffic.num_bytes["all-gather"] <= 1.2 * 2 * weights
+  assert 4 * traffic.num_bytes["reduce-scatter"] <= 2 * weights
+  assert traffic.num_bytes["all-reduce"] <= 2 * weights
+  got = steps(settings, jax.devices(), 1)[1]
+  one = steps(make(name, (1, 1, 1), 2, more), jax.devices()[:1], 1)[1]
+  np.testing.assert_allclose(got["grad_norm"], one["grad_norm"], rtol=2e-2)
+
+
+@crossing("gather", ["weights", "use"])
+def test_less_memory_gathers_more_often(gather, monkeypatch):
+  monkeypatch.setattr(room, "gathering", lambda *_: gather)
+  settings = make("looped", (1, 8, 1), 1, BFLOAT16)
+  traffic, weights = traffic_of(settings, 8)
+  once = traffic.num_bytes["all-gather"] <= 1.2 * 2 * weights
+  assert once == (gather == "weights")
 
 
 def test_every_family_has_a_smoke_preset():

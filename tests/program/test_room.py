@@ -110,3 +110,13 @@ def test_cpus_and_what_is_set_stay():
   assert room.with_remat(settings(), mesh, 1).loop.remat == remat.AUTO["cpu"]
   dots = settings(loop__remat="dots")
   assert room.with_remat(dots, OneDevice(Device()), 1) == dots
+
+
+@pytest.mark.parametrize(
+  ("memory", "gather"),
+  [(None, "step"), (300_000, "step"), (100_000, "weights"), (50_000, "use")],
+)
+def test_parameters_are_gathered_where_they_fit(memory, gather):
+  mesh = OneDevice(Device())
+  mesh.shape = {"data": 1, "fsdp": 8, "tensor": 1}
+  assert room.gathering(settings(), mesh, memory) == gather

@@ -1,0 +1,100 @@
+"""Copies of the model: parameters come whole, gradients leave as a mean."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from loopjax import sharding
+
+
+def by_copy(
+  function: Callable[[Any, Any], tuple[Any, Any]],
+  specs: Any = P(),
+  gradient_specs: Any = P(),
+  allowed: bool = True,
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+  """The function, run by every device on its own examples.
+
+  Devices lie along the axes "data" and "fsdp" of the mesh. Their results are
+  averaged once, here: the compiler would sum gradients over them where they
+  arise, in every loop, layer and microbatch. It does so if the mesh also splits
+  examples.
+
+  Args:
+    function: of pytrees of arrays with a leading axis of examples and of other
+      arrays; it returns arrays by example, and (gradients, others), floating-
+      point arrays of which the mean over devices is taken.
+    specs: how the other arguments are split, a prefix of their pytree; the
+      function gets a device's parts, see `gather`.
+    gradient_specs: how the gradients are to be split.
+    allowed: whether devices have the memory; without it the function is
+      returned as it is.
+  """
+  axes = sharding.compilers_axes()
+  ways = math.prod(axes[axis] for axis in sharding.of_batch(axes))
+  # XLA fails on some families where this splits one axis, and it another.
+  if not allowed or ways == 1 or ways < math.prod(axes.values()):
+    return function
+  # Operation by operation a NaN is looked for, see `divergence.find_nan`; that
+  # of a split function would be one operation.
+  if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+    return function
+
+  def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
+    by_example, (gradients, *means) = function(examples, others)
+    splits = jax.tree.broadcast(gradient_specs, gradients)
+    gradients = jax.tree.map(_mean, gradients, splits)
+    means = jax.lax.pmean(means, sharding.BATCH_AXES)
+    return by_example, (gradients, *means)
+
+  split = P(sharding.BATCH_AXES)
+  return jax.shard_map(
+    averaged,
+    in_specs=(split, specs),
+    out_specs=(split, (gradient_specs, P(), P())),
+    axis_names=set(axes),
+    check_vma=False,
+  )
+
+
+def gather(x: jax.Array, spec: P) -> jax.Array:
+  """A split parameter, whole but for what is split within an example.
+
+  Args:
+    x: the parameter; a device's part of it where `by_copy` runs a function.
+    spec: how it is split.
+  """
+  axes = sharding.compilers_axes()
+  if axes:
+    kept = (_without_fsdp(axis) for axis in spec)
+    return jax.lax.with_sharding_constraint(x, P(*kept))
+  axis = _fsdp_axis(spec)
+  if axis is None:
+    return x
+  return jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+
+
+def _mean(x: jax.Array, spec: P) -> jax.Array:
+  """A device's part of the mean over devices, inside of `by_copy`."""
+  axis = _fsdp_axis(spec)
+  if axis is None:
+    return jax.lax.pmean(x, sharding.BATCH_AXES)
+  x = jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
+  return jax.lax.pmean(x / jax.lax.axis_size("fsdp"), "data")
+
+
+def _fsdp_axis(spec: P) -> int | None:
+  """The dimension that "fsdp" splits."""
+  found = (
+    i for i, axes in enumerate(spec) if "fsdp" in sharding.names_of(axes)
+  )
+  return next(found, None)
+
+
+def _without_fsdp(axes: Any) -> tuple[str, ...] | None:
+  return (
+    tuple(axis for axis in sharding.names_of(axes) if axis != "fsdp") or None
+  )

@@ -1,0 +1,156 @@
+"""Loss and gradients of a batch: parameters once a step, part by part."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from loopjax.program import casts, copies
+from loopjax.types import Batch, Carried, Metrics
+
+
+class Layout(NamedTuple):
+  """How the parameters come to the loops.
+
+  Attributes:
+    gather: when split parameters are made whole: "step", once a step, and their
+      gradients are summed up on each device and reduced once; "weights", once a
+      step, and gradients are reduced wherever they arise; "use", wherever a
+      parameter is read. See `room.gathering`.
+    casts: whether products read parameters in another dtype than they have.
+    params, teacher: PartitionSpecs of the parameters.
+  """
+
+  gather: str = "step"
+  casts: bool = False
+  params: Any = P()
+  teacher: Any = P()
+
+
+def gradients(
+  loss_of: Callable[..., Any],
+  params: tuple[Any, Any],
+  batch: Batch,
+  carried: Carried,
+  constants: tuple[Any, ...],
+  num_microbatches: int,
+  layout: Layout,
+) -> tuple[Metrics, Carried, Any]:
+  """(metrics, next carried state, gradients), part by part of the batch.
+
+  Parts are the examples of a device, and microbatches of these. Losses are
+  normalised by the whole batch's mean weight, so the mean over parts is the
+  loss of the whole batch.
+
+  Args:
+    loss_of: (params, batch, *constants, teacher_params) -> (loss, metrics).
+    params: the parameters and the teacher's, split as `layout` says.
+    batch: one global batch.
+    carried: the state that the family carries.
+    constants: other arguments of the loss.
+    num_microbatches: number of parts on each device.
+    layout: how the parameters come to the loops.
+  """
+  value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
+  weights = batch["weights"]
+  examples = (
+    {**batch, "row": jnp.arange(len(weights), dtype=jnp.int32)},
+    carried.by_example,
+  )
+  mean_weight = jnp.mean(weights.astype(jnp.float32))
+
+  def run(examples: Any, others: Any) -> tuple[Any, Any]:
+    """State carried by example; gradients, shared state and metrics."""
+    params, teacher_params, shared, mean_weight, constants = others
+    batch, by_example = examples
+    before = Carried(by_example, shared)
+    batch = {**batch, "mean_weight": mean_weight, "carried": before}
+    (_, metrics), grads = value_and_grad(
+      params, batch, *constants, teacher_params
+    )
+    after = metrics.pop("carried", Carried())
+    structure: Any = jax.tree.structure(after)
+    assert structure == jax.tree.structure(before)
+    return after.by_example, (grads, after.shared, metrics)
+
+  others = (*params, carried.shared, mean_weight, constants)
+  specs = (layout.params, layout.teacher, P(), P(), P())
+  by_example, (grads, shared, metrics) = copies.by_copy(
+    _once(_accumulated(run, num_microbatches), others, specs, layout),
+    specs,
+    layout.params,
+    allowed=layout.gather == "step",
+  )(examples, others)
+  return metrics, Carried(by_example, shared), grads
+
+
+def _once(function: Any, others: Any, specs: Any, layout: Layout) -> Any:
+  """The function, with its other arguments cast and gathered before it runs.
+
+  Args:
+    function: of examples and other arguments.
+    others: the other arguments, over all devices.
+    specs: how they are split.
+    layout: when they are gathered.
+  """
+  if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+    return function  # Operation by operation a NaN is looked for.
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), others
+  )
+  where = jax.tree.leaves(jax.tree.broadcast(specs, others))
+
+  def whole(x: Any, spec: P) -> Any:
+    return x if layout.gather == "use" else copies.gather(x, spec)
+
+  def run(examples: Any, others: Any) -> Any:
+    leaves, structure = jax.tree.flatten(others)
+    if not layout.casts:
+      leaves = [whole(x, spec) for x, spec in zip(leaves, where, strict=True)]
+      return function(examples, jax.tree.unflatten(structure, leaves))
+    made = casts.once(function, examples, shapes)
+    rows = jax.tree.leaves(examples)
+    read_as = made.dtypes[len(rows) :]
+    with jax.named_scope("parameters"):
+      leaves = [
+        whole(x if x.dtype == dtype else x.astype(dtype), spec)
+        for x, dtype, spec in zip(leaves, read_as, where, strict=True)
+      ]
+    return made.call(*rows, *leaves)
+
+  return run
+
+
+def _accumulated(run: Any, num_parts: int) -> Any:
+  """`run`, microbatch by microbatch.
+
+  Part i takes every num_parts-th example, so that examples stay on their
+  devices.
+  """
+  if num_parts == 1:
+    return run
+
+  def split(x):
+    parts = x.reshape(-1, num_parts, *x.shape[1:])
+    return jnp.swapaxes(parts, 0, 1)
+
+  def joined(parts):
+    return jnp.swapaxes(parts, 0, 1).reshape(-1, *parts.shape[2:])
+
+  def over_parts(examples, others):
+    def body(total, part):
+      by_example, (grads, *means) = run(part, others)
+      return jax.tree.map(jnp.add, total, grads), (by_example, means)
+
+    total, (by_example, means) = jax.lax.scan(
+      body,
+      jax.tree.map(jnp.zeros_like, others[0]),
+      jax.tree.map(split, examples),
+    )
+    grads = jax.tree.map(lambda x: x / num_parts, total)
+    means = jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
+    return jax.tree.map(joined, by_example), (grads, *means)
+
+  return over_parts

@@ -1,0 +1,123 @@
+"""Runs a traced program with all its numbers in float64: without rounding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def in_float64(function):
+  """The function, computed as its program says, but in float64.
+
+  Under `jax.enable_x64`. Casts between floating-point types do nothing,
+  products add up in float64, and random numbers are those of the program.
+  """
+
+  def run(*args):
+    with jax.enable_x64(False):
+      shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args
+      )
+      closed, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
+    found = _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(out), found)
+
+  return run
+
+
+def _wide(x):
+  is_array = isinstance(x, (jax.Array, np.ndarray, np.generic, float))
+  if is_array and jnp.result_type(x) in _FLOATS:
+    return jnp.asarray(x, jnp.float64)
+  return x
+
+
+def _evaluated(jaxpr, constants, args):
+  """The outputs of a program."""
+  values = {}
+
+  def read(x):
+    if not isinstance(x, core.Literal):
+      return values[x]
+    return _wide(jnp.asarray(x.val, x.aval.dtype))
+
+  for variables, given in ((jaxpr.constvars, constants), (jaxpr.invars, args)):
+    for x, value in zip(variables, given, strict=True):
+      values[x] = _wide(value)
+  for eqn in jaxpr.eqns:
+    outputs = _step(eqn, [read(x) for x in eqn.invars])
+    values.update(zip(eqn.outvars, map(_wide, outputs), strict=True))
+  return [read(x) for x in jaxpr.outvars]
+
+
+def _inner(jaxpr):
+  """A function of a list of arguments."""
+  return functools.partial(
+    _evaluated, getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+  )
+
+
+def _step(eqn, args):
+  """The results of one equation."""
+  name, params = eqn.primitive.name, dict(eqn.params)
+  if name == "scan":
+    return _scan(params, args)
+  if name == "while":
+    return _while(params, args)
+  if name == "cond":
+    branches = [_inner(branch) for branch in params["branches"]]
+    return jax.lax.switch(args[0], branches, args[1:])
+  for inner in ("jaxpr", "call_jaxpr"):
+    if inner in params:
+      return _inner(params[inner])(args)
+  if name in ("reduce_precision", "copy", "sharding_constraint"):
+    return args[:1]
+  dtypes = [getattr(x.aval, "dtype", None) for x in eqn.invars]
+  if name == "convert_element_type" and params["new_dtype"] in _FLOATS:
+    return [args[0].astype(jnp.float64)]
+  reads_floats = any(dtype in _FLOATS for dtype in dtypes)
+  if name == "bitcast_convert_type" or not reads_floats:
+    args = [
+      x.astype(dtype) if dtype in _FLOATS else x
+      for x, dtype in zip(args, dtypes, strict=True)
+    ]
+  elif params.get("preferred_element_type") in _FLOATS:
+    params["preferred_element_type"] = jnp.dtype(jnp.float64)
+  if name in ("scatter-add", "scatter_add"):
+    zero = jnp.zeros((), args[0].dtype)
+    params["update_jaxpr"] = jax.make_jaxpr(jax.lax.add)(zero, zero).jaxpr
+  found = eqn.primitive.bind(*args, **params)
+  return found if eqn.primitive.multiple_results else [found]
+
+
+def _scan(params, args):
+  if "num_carry" in params:
+    first, carried = params["num_consts"], params["num_carry"]
+  else:
+    first, carried = (len(x) for x in params["ft_in"].unpack()[:2])
+  constants, rows = args[:first], args[first + carried :]
+  body = _inner(params["jaxpr"])
+
+  def step(carry, row):
+    found = body([*constants, *carry, *row])
+    return found[:carried], found[carried:]
+
+  start = args[first : first + carried]
+  options = {"length": params["length"], "reverse": params["reverse"]}
+  carry, records = jax.lax.scan(step, start, rows, **options)
+  return [*carry, *records]
+
+
+def _while(params, args):
+  of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
+  test, body = _inner(params["cond_jaxpr"]), _inner(params["body_jaxpr"])
+  for_test, for_body = args[:of_test], args[of_test : of_test + of_body]
+  return jax.lax.while_loop(
+    lambda carry: test([*for_test, *carry])[0],
+    lambda carry: body([*for_body, *carry]),
+    args[of_test + of_body :],
+  )

@@ -1,0 +1,127 @@
+"""Parameters are cast once, before the loops that read them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.extend import core
+from tests_support import SMOKE, by_size, crossing, load_config, make_datasets
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.data import pipeline
+from loopjax.models import MODELS
+from loopjax.program import casts, gradients
+
+FAMILIES = by_size(MODELS)
+
+
+def casts_in(jaxpr, shape, inside=False):
+  """Casts to bfloat16 of float32 arrays [..., *shape] within loops."""
+  found = []
+  for eqn in jaxpr.eqns:
+    x = eqn.invars[0].aval if eqn.invars else None
+    is_cast = eqn.primitive.name == "convert_element_type" and inside
+    if is_cast and x.dtype == jnp.float32 and x.shape[-len(shape) :] == shape:
+      found += [eqn] if eqn.outvars[0].aval.dtype == jnp.bfloat16 else []
+    for inner in core.jaxprs_in_params(eqn.params):
+      loop = eqn.primitive.name in ("scan", "while")
+      found += casts_in(inner, shape, inside or loop)
+  return found
+
+
+def loss(params, x, remat):
+  """Two loops over three layers, whose weights are read in bfloat16."""
+
+  def layer(x, of_layer):
+    weights, scale = of_layer
+    y = jnp.dot(x.astype(jnp.bfloat16), weights.astype(jnp.bfloat16))
+    return jnp.tanh(y.astype(jnp.float32)) * scale[None], None
+
+  step = jax.checkpoint(layer) if remat else layer
+
+  def loop(x, _):
+    return jax.lax.scan(step, x, (params["stack"], params["scale"]))[0], None
+
+  return jax.lax.scan(loop, x, length=2)[0].sum()
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_stack_is_cast_before_loops_and_its_gradients_after(remat):
+  draw = functools.partial(jax.random.normal, jax.random.key(0))
+  params = {"scale": draw((3, 4)), "stack": draw((3, 4, 4))}
+  args = params, draw((5, 4))
+  function = jax.value_and_grad(functools.partial(loss, remat=remat))
+  made = casts.once(function, *args)
+  assert made.dtypes == (jnp.float32, jnp.bfloat16, jnp.float32)
+  taken = zip(jax.tree.leaves(args), made.dtypes, strict=True)
+  leaves = [x.astype(dtype) for x, dtype in taken]
+  got = jax.jit(made.call)(*leaves)
+  jax.tree.map(np.testing.assert_array_equal, got, jax.jit(function)(*args))
+  assert got[1]["stack"].dtype == jnp.float32
+  plain = jax.make_jaxpr(function)(*args).jaxpr
+  rewritten = jax.make_jaxpr(made.call)(*leaves).jaxpr
+  assert casts_in(plain, (4, 4)) and not casts_in(rewritten, (4, 4))
+
+
+def test_what_is_also_read_as_it_is_stays():
+  def both(w, v):
+    return (w.astype(jnp.bfloat16) * 2).sum() + w.sum(), v[1].astype(
+      jnp.bfloat16
+    )
+
+  w = jnp.arange(3.0)
+  assert casts.once(both, w, w).dtypes == (jnp.float32, jnp.bfloat16)
+
+
+def test_gradients_of_many_loops_add_up_in_float32():
+  """In bfloat16 the sum of 1,000 ones would stop at 256."""
+
+  def total(w):
+    def loop(x, _):
+      return x + w.astype(jnp.bfloat16).astype(jnp.float32), None
+
+    return jax.lax.scan(loop, jnp.zeros(()), length=1000)[0]
+
+  made = casts.once(jax.grad(total), jnp.ones(()))
+  assert made.dtypes == (jnp.bfloat16,)
+  assert made.call(jnp.ones((), jnp.bfloat16)) == 1000
+
+
+@crossing("name", FAMILIES)
+def test_families_compute_the_same(name):
+  """Loss, metrics and gradients, but for the order of float32 sums."""
+  config = load_config(*SMOKE[name])
+  overrides = {"model.precision": "bfloat16", "run.num_microbatches": 2}
+  config_lib.override(config, {**overrides, "loop.remat": "full"})
+  settings = config_lib.resolve(config)
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  state = program.init(jax.random.key(0))
+  dataset = make_datasets(settings)["train"]
+  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+
+  def loss_of(params, batch, key, step, teacher):
+    del teacher
+    model = nnx.merge(program.graphdef, params)
+    return settings.family.loss(model, batch, key, step, None)
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def of_batch(state, batch, casts):
+    constants = state.key, state.step
+    layout = gradients.Layout(casts=casts)
+    return gradients.gradients(
+      loss_of, (state.params, {}), batch, state.carried, constants, 2, layout
+    )
+
+  got, expected = (of_batch(state, batch, casts) for casts in (True, False))
+
+  def assert_close(x, y):
+    assert x.dtype == y.dtype
+    x, y = (np.asarray(a, np.float64) for a in (x, y))
+    # Sums of gradients in bfloat16 would differ by thousandths.
+    assert np.linalg.norm(x - y) <= 2e-4 * np.linalg.norm(y)
+
+  jax.tree.map(assert_close, got, expected)
