@@ -5,6 +5,7 @@ import sys
 
 from loopjax.errors import Parser, one_line_errors
 from loopjax.eval import command, scorer
+from loopjax.run import quantized
 
 
 @one_line_errors
@@ -40,6 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     "--exit_threshold", type=float, help="for models with early exits"
   )
   parser.add_argument("--checkpoint", type=int, help="step [the newest]")
+  parser.add_argument(
+    "--weights",
+    choices=quantized.WEIGHTS,
+    help="quantises the weights [as they are stored]",
+  )
   parser.add_argument(
     "--batch_tokens",
     type=int,

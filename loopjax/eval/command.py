@@ -38,6 +38,7 @@ class Options(NamedTuple):
   num_loops: int | None
   exit_threshold: float | None
   checkpoint: int | None
+  weights: str | None
   batch_tokens: int
 
 
@@ -121,6 +122,7 @@ def _of_run(
     num_loops=options.num_loops,
     exit_threshold=options.exit_threshold,
     checkpoint=options.checkpoint,
+    weights=options.weights,
   )
   directory = zoo.output(workdir) / DIRECTORY
   with _writing(directory):  # Before hours of work.
@@ -178,6 +180,7 @@ def _file_name(task: str, options: Options) -> str:
     "num_loops": options.num_loops,
     "exit_threshold": options.exit_threshold,
     "checkpoint": options.checkpoint,
+    "weights": options.weights,
   }
   return ",".join(
     [task, *(f"{flag}={x}" for flag, x in given.items() if x is not None)]

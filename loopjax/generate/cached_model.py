@@ -18,6 +18,7 @@ from loopjax.protocols import (
   Resumes,
   StacksLayers,
 )
+from loopjax.run import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
 
@@ -88,9 +89,17 @@ class CachedModel(NamedTuple):
     self.family.check_resumes(config, self.cache_kind)
 
   def for_decoding(self, params: Any) -> Any:
-    """The model with its parameters, to be called outside of a loop."""
+    """The model with its parameters, to be called outside of a loop.
+
+    Quantised layers stay stacked: dense ones would fill the memory again, since
+    XLA would make those of all layers before the loop.
+    """
     model: Any = nnx.merge(self.graphdef, params)
-    if self.platform == "cpu" and isinstance(self.family, StacksLayers):
+    if (
+      self.platform == "cpu"
+      and isinstance(self.family, StacksLayers)
+      and not quantized.kind(params)
+    ):
       model = self.family.unstacked(model)
     return model
 

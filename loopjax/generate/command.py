@@ -15,6 +15,7 @@ from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream, each_text
+from loopjax.run import quantized
 from loopjax.saved.language_model import LanguageModel
 
 _SLOTS = 8  # Texts at once of a file, unless the user chooses.
@@ -185,6 +186,8 @@ class _Writer:
     engine, total, loops = self._engine, self._costs.tokens, self._costs.loops
     limits, most = engine.limits, engine.limits.max_tokens
     rate = total / self._seconds if self._seconds else 0.0
+    params = self._language_model.params
+    weights = quantized.kind(params)
     lines = [
       f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
       f" first after {self._first:.2f} s, compilation included",
@@ -194,6 +197,8 @@ class _Writer:
         f"  read out after loop {n}: {count / total:.1%}"
         for n, count in sorted(self._loops.items())
       ),
+      f"parameters: {quantized.num_bytes(params):,} bytes"
+      + (f", weights in {weights}" if weights else ""),
       f"cache: {engine.cache_kind}, {engine.cache_bytes:,} bytes for"
       f" {engine.num_slots} text(s) of "
       + (f"{most} tokens" if most else "any length"),

@@ -12,6 +12,7 @@ from loopjax.generate.engine import Engine
 from loopjax.hub import convert
 from loopjax.loop import exits
 from loopjax.models import CAUSAL
+from loopjax.run import quantized
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved.language_model import LanguageModel
 
@@ -31,6 +32,7 @@ class ModelFlags(NamedTuple):
   cache_kind: str | None = None
   max_tokens: int | None = None
   prefix_mib: int | None = None
+  weights: str | None = None
 
   @property
   def folder(self) -> pathlib.Path:
@@ -84,6 +86,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     help="MiB for beginnings of prompts, which are read once"
     f" [{PREFIX_MIB} where several prompts may share theirs]",
   )
+  parser.add_argument(
+    "--weights",
+    choices=quantized.WEIGHTS,
+    help="quantises the weights [as they are stored]",
+  )
 
 
 def template_folder(flags: ModelFlags) -> pathlib.Path:
@@ -126,17 +133,23 @@ def load(flags: ModelFlags) -> LanguageModel:
       flags.hub,
       dtype=flags.dtype or "bfloat16",
       num_loops=flags.num_loops,
+      weights=flags.weights,
     )
   return language_model_lib.load(
     flags.folder,
     num_loops=flags.num_loops,
     checkpoint=flags.checkpoint,
     kernels=True,
+    weights=flags.weights,
   )
 
 
 def load_folder(
-  folder: pathlib.Path, *, dtype: str, num_loops: int | None = None
+  folder: pathlib.Path,
+  *,
+  dtype: str,
+  num_loops: int | None = None,
+  weights: str | None = None,
 ) -> LanguageModel:
   """The model in a folder with the layout of the Hugging Face Hub.
 
@@ -144,6 +157,7 @@ def load_folder(
     folder: see `convert.import_folder`.
     dtype: dtype of the parameters, "float32" or "bfloat16".
     num_loops: number of loops to run; the trained number if None.
+    weights: a key of `quantized.WEIGHTS`; None for weights of that dtype.
 
   Raises:
     UserError: a file is missing or damaged, or the model is not supported.
@@ -158,7 +172,7 @@ def load_folder(
     stop_tokens=language_model_lib.stop_tokens(tokenizer, folder),
     context_length=settings.spec.sequence_length,
     graphdef=graphdef,
-    params=params,
+    params=quantized.quantized(params, weights) if weights else params,
     call={"num_loops": num_loops or settings.model.num_loops, "kind": "scan"},
     facts={"workdir": str(folder), "model": settings.model_name},
   )

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.hub import|export|retrofit|card|push`."""
+"""Command line: `python -m loopjax.hub import|export|retrofit|card|...`."""
 
 import pathlib
 import sys
@@ -6,7 +6,9 @@ from typing import Any
 
 from loopjax.errors import Parser, one_line_errors
 from loopjax.hub import card, convert, layouts, push
+from loopjax.hub import quantize as quantize_lib
 from loopjax.hub import retrofit as retrofit_lib
+from loopjax.run import quantized
 
 
 def _parser() -> Parser:
@@ -16,7 +18,7 @@ def _parser() -> Parser:
       "Imports a downloaded folder of the Hugging Face Hub (config.json,"
       " tokenizer.json, safetensors) into a work directory, or exports such a"
       " folder, writes its model card, and uploads it; or puts layers of a"
-      " transformer into a loop."
+      " transformer into a loop, or quantises weights."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
@@ -60,6 +62,7 @@ def _parser() -> Parser:
   describes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   describes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   _add_retrofit(commands)
+  _add_quantize(commands)
   uploads = commands.add_parser("push", help="uploads an exported folder")
   uploads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   uploads.add_argument("repository", metavar="OWNER/NAME", help="of the Hub")
@@ -96,6 +99,26 @@ def _add_retrofit(commands: Any) -> None:
   loops.add_argument("--checkpoint", type=int, help="step [the newest]")
 
 
+def _add_quantize(commands: Any) -> None:
+  small = commands.add_parser(
+    "quantize", help="writes a work directory with weights of 8 or 4 bits"
+  )
+  small.add_argument(
+    "source",
+    type=pathlib.Path,
+    metavar="SOURCE",
+    help="a work directory, zoo:NAME, or a folder of the Hub",
+  )
+  small.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  small.add_argument("--weights", choices=quantized.WEIGHTS, required=True)
+  small.add_argument(
+    "--dtype",
+    choices=convert.PRECISIONS,
+    help="of a folder's other parameters, and of products [bfloat16]",
+  )
+  small.add_argument("--checkpoint", type=int, help="step [the newest]")
+
+
 @one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Imports, exports, changes, describes, uploads; returns the exit status."""
@@ -106,6 +129,11 @@ def main(argv: list[str] | None = None) -> int:
     how = retrofit_lib.Retrofit(**options)
     retrofit_lib.retrofit(source, workdir, how)
     print(f"{workdir}: layers {how.core} of {source} in {how.num_loops} loops")
+    return 0
+  if command == "quantize":
+    source, workdir = (options.pop(name) for name in ("source", "workdir"))
+    quantize_lib.quantize(source, workdir, **options)
+    print(f"{workdir}: {source} with weights in {options['weights']}")
     return 0
   folder = options.pop("folder")
   if command == "push":

@@ -23,7 +23,7 @@ from loopjax.hub import layout as layout_lib
 from loopjax.hub import layouts, tokenizer_files, weights
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import layout as program_layout
-from loopjax.run import checkpoint, integrity, provenance, restore
+from loopjax.run import checkpoint, integrity, provenance, quantized, restore
 from loopjax.run import workdir as workdir_lib
 
 DIRECTORY = "hub"  # Subdirectory of an imported work directory.
@@ -129,13 +129,14 @@ def write_run(
   config: ml_collections.ConfigDict,
   params: Any,
   folder: pathlib.Path,
-  origin: dict[str, str],
+  origin: dict[str, Any],
 ) -> dict[str, Any]:
   """Writes a run of zero steps; returns its summary.
 
   Args:
     workdir: a directory without a run.
-    config, params: of the run; a tokenizer in `folder` becomes the run's.
+    config, params: of the run, which may be quantised; a tokenizer in `folder`
+      becomes the run's.
     folder: has the Hub's files.
     origin: what the parameters were made from, for the summary.
   """
@@ -147,16 +148,19 @@ def write_run(
         shutil.copyfile(folder / name, kept / name)
     if (kept / TOKENIZER).is_file():
       config.task.tokenizer = str((kept / TOKENIZER).resolve())
-    checkpoints = checkpoint.Checkpoints(workdir)
-    checkpoints.save(0, {"params": params}, origin)
-    checkpoints.close()
+    if quantized.kind(params):
+      stored: Any = quantized.write(workdir, params)
+    else:
+      stored, checkpoints = params, checkpoint.Checkpoints(workdir)
+      checkpoints.save(0, {"params": params}, origin)
+      checkpoints.close()
     summary = {
       "status": "completed",
       "metrics": {},
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
       "steps": 0,
       **origin,
-      "digest": integrity.digest(integrity.record(params)),
+      "digest": integrity.digest(integrity.record(stored)),
       **provenance.environment(),
     }
     workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))

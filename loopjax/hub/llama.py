@@ -51,9 +51,13 @@ _FIXED = {
   "hidden_act": "silu",
   "attention_bias": False,
   "mlp_bias": False,
-  "rope_scaling": None,
   "use_sliding_window": False,
 }
+# The numbers of `rope.Scaling` by their names in config.json.
+_LLAMA3 = (
+  "factor", "low_freq_factor", "high_freq_factor",
+  "original_max_position_embeddings",
+)  # fmt: skip
 _NANBEIGE = {
   "loop_loss_weights": [],
   "qk_layernorm": False,
@@ -87,9 +91,7 @@ def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
     need(config, name, int) for name in ("hidden_size", "num_attention_heads")
   )
   rope = config.get("rope_parameters") or config  # Top level before 5.0.
-  if not isinstance(rope, Mapping) or rope.get("rope_type", "default") != (
-    "default"
-  ):
+  if not isinstance(rope, Mapping):
     raise UserError(f"rope_parameters={rope!r} are not supported")
   return {
     "width": width,
@@ -101,9 +103,24 @@ def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
     "mlp_ratio": mlp_ratio(need(config, "intermediate_size", int), width),
     "tied": need(config, "tie_word_embeddings", bool),
     "rope_base": float(need(rope, "rope_theta", (int, float))),
+    "rope_scaling": _scaling(config),
     "norm_epsilon": need(config, "rms_norm_eps", float),
     **own,
   }
+
+
+def _scaling(config: Mapping[str, Any]) -> tuple[float, ...]:
+  """`rope.Scaling` of a config.json, in its form before or since 5.0."""
+  given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+  kind = given.get("rope_type", given.get("type", "default"))
+  if kind == "default" and "factor" not in given:
+    return ()
+  if kind != "llama3":
+    name = (
+      "rope_parameters" if config.get("rope_parameters") else ("rope_scaling")
+    )
+    raise UserError(f"{name}={given!r} is not supported")
+  return tuple(float(need(given, x, (int, float))) for x in _LLAMA3)
 
 
 def _config(
@@ -112,6 +129,11 @@ def _config(
   """Entries of config.json: those of all layouts, and a layout's own."""
   require(model, mlp="swiglu")
   shape = model.block_shape()
+  scaling: Any = None
+  if model.rope_scaling:
+    numbers: Any = dict(zip(_LLAMA3, model.rope_scaling, strict=True))
+    numbers[_LLAMA3[-1]] = int(numbers[_LLAMA3[-1]])  # Tokens.
+    scaling = {"rope_type": "llama3", **numbers}
   return {
     "vocab_size": vocab_size,
     "hidden_size": model.width,
@@ -122,6 +144,7 @@ def _config(
     "intermediate_size": shape.mlp_width,
     "tie_word_embeddings": model.tied,
     "rope_theta": model.rope_base,
+    "rope_scaling": scaling,
     "rms_norm_eps": model.norm_epsilon,
     **own,
   }

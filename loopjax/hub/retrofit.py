@@ -68,7 +68,7 @@ def retrofit(
   """
   if (workdir / "config.json").exists():
     raise UserError(f"{workdir}: contains a run already")
-  config, params, folder = _read(source, options.checkpoint)
+  config, params, folder = read_source(source, options.checkpoint)
   old = config.model.copy_and_resolve_references()
   try:
     num_layers = _num_layers(old)
@@ -92,15 +92,21 @@ def retrofit(
   return convert.write_run(workdir, config, made, folder, origin)
 
 
-def _read(
-  source: pathlib.Path, checkpoint: int | None
+def read_source(
+  source: pathlib.Path, checkpoint: int | None, dtype: str = "float32"
 ) -> tuple[ml_collections.ConfigDict, Any, pathlib.Path]:
-  """Config and parameters; and where files of the Hub are, if they are."""
+  """Config and parameters; and where files of the Hub are, if they are.
+
+  Args:
+    source: a run, or a folder of the Hub.
+    checkpoint: step of a run; None for the newest.
+    dtype: of the parameters of a folder.
+  """
   path = source / "config.json"
   if path.is_file() and "model_type" in workdir_lib.read_json(path):
     if checkpoint is not None:
       raise UserError(f"--checkpoint={checkpoint}: {source} is no run")
-    config, _, params = convert.read_folder(source)
+    config, _, params = convert.read_folder(source, dtype=dtype)
     return config, params, source
   settings = config_lib.of_run(source, str(source))
   config = config_lib.make(settings.model_name, settings.plain["task"]["name"])
@@ -121,6 +127,8 @@ def _num_layers(model: ml_collections.ConfigDict) -> int:
           f" {value!r}"
         )
     return model.num_prelude + model.num_layers + model.num_coda
+  if model.get("rope_scaling"):
+    raise UserError("model.rope_scaling: rotations of `recurrent` have none")
   if model.name == "looped" and model.num_loops == 1:
     return model.num_layers
   if model.name == "transformer":

@@ -95,7 +95,7 @@ class GatedRead(nnx.Module):
     logits = widened(
       "nd,de->ne",
       h.astype(compute).reshape(-1, h.shape[-1]),
-      self.gate.kernel[...].astype(compute),
+      linear.dense(self.gate.kernel[...]).astype(compute),
     ).reshape(*h.shape[:-1], -1)
     assert self.gate.bias is not None
     bias = jnp.broadcast_to(self.gate.bias[...], logits.shape)

@@ -164,6 +164,7 @@ def begin(
     documents=documents,
     cache=cache,
     valid=valid,
+    scaling=getattr(config, "rope_scaling", ()),
   )
   return Call(num_loops, kind or model.options.kind, metadata, keys)
 
@@ -219,8 +220,8 @@ def logits(model: Any, hidden: Array) -> Array:
 def readout_table(model: Any) -> Array:
   """W [V, D], one row per token; logits are h W^T."""
   if hasattr(model, "head"):
-    return model.head.kernel[...].T
-  return model.token_embedding.embedding[...]
+    return linear.dense(model.head.kernel[...]).T
+  return linear.dense(model.token_embedding.embedding[...])
 
 
 def output(

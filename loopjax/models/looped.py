@@ -30,7 +30,7 @@ from loopjax.models.exiting import read as read
 from loopjax.models.exiting import untrained as untrained
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block, norm
+from loopjax.nn import block, norm, rope
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
@@ -65,6 +65,7 @@ class Config(causal.Config):
     qk_bias: whether queries and keys have a bias, before the rotation.
     value_bias: whether values have one.
     norm_epsilon: what is added to the mean square in every norm.
+    rope_scaling: the four numbers of `rope.Scaling`; empty for none.
     loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
       "final_only": the norm is part of the read-out.
     tied: whether the read-out uses the embedding table; else it has its own.
@@ -82,6 +83,7 @@ class Config(causal.Config):
   qk_bias: bool = False
   value_bias: bool = False
   norm_epsilon: float = 1e-6
+  rope_scaling: tuple[float, ...] = ()
   loop_norm: str = "per_loop"
   tied: bool = True
   exit_gate: str = "none"
@@ -98,6 +100,7 @@ class Config(causal.Config):
     checks.at_least(
       "model", self, num_loops=1, entropy_weight=0, norm_epsilon=0
     )
+    rope.check_scaling(self.rope_scaling)
     if self.exit_gate != "joint":
       because = f"model.exit_gate={self.exit_gate!r}"
       checks.without_effect("model", self, because, "entropy_weight")

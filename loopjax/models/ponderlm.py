@@ -22,7 +22,7 @@ from loopjax.models.every_loop import (
 from loopjax.models.reading import empty_cache as empty_cache
 from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
-from loopjax.nn import block, norm
+from loopjax.nn import block, linear, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.dropout import dropout
@@ -145,7 +145,7 @@ class Model(nnx.Module):
     call = causal.begin(
       self, inputs, num_loops, kind, documents, cache, valid, keys
     )
-    table = self.token_embedding.embedding[...]
+    table = linear.dense(self.token_embedding.embedding[...])
     head = None if config.tied else self.readout_table()
     scaled = config.embedding_scale == "sqrt_width"
     scale = config.width**0.5 if scaled else 1.0

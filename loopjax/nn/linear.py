@@ -35,6 +35,7 @@ def linear(
     param_dtype=precision.params,
     kernel_init=init,
     dot_general=merged_dot_general,
+    promote_dtype=_promoted,
     rngs=rngs,
   )
 
@@ -63,6 +64,7 @@ def readout(
     param_dtype=precision.params,
     precision="highest",  # Accelerators would round float32 inputs.
     dot_general=merged_dot_general if outputs > 1 else vector_dot_general,
+    promote_dtype=_promoted,
     rngs=rngs,
   )
 
@@ -110,7 +112,28 @@ def embedding(
     dtype=precision.accumulate,
     param_dtype=precision.params,
     embedding_init=init,
+    promote_dtype=_promoted,
     rngs=rngs,
+  )
+
+
+def dense(weights: Any) -> Array:
+  """Weights as an array; quantised ones (`run.quantized`) become one here.
+
+  Where weights are read other than by the maps of this module.
+  """
+  if not hasattr(weights, "qvalue"):
+    return weights
+  import qwix  # Only an extra brings it.
+
+  return qwix.dequantize(weights)
+
+
+def _promoted(arrays: Any, /, *, dtype: Any = None, inexact: Any = None) -> Any:
+  """The arrays of a product in its dtype, quantised weights dense."""
+  del inexact  # The dtype is given.
+  return tuple(
+    None if x is None else jnp.asarray(dense(x), dtype) for x in arrays
   )
 
 

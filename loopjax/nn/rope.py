@@ -1,7 +1,11 @@
 """Rotary position embedding over one or several coordinates."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax.numpy as jnp
 
+from loopjax.errors import UserError
 from loopjax.types import Array
 
 POSITIONS = ("overlap", "offset", "grid", "none")
@@ -35,8 +39,51 @@ def positions_after_memory(
   return jnp.concatenate([memory, tokens])
 
 
+class Scaling(NamedTuple):
+  """How Llama 3.1 and later stretch rotations to longer texts.
+
+  Attributes:
+    factor: what frequencies are divided by whose wavelength is long.
+    low, high: wavelengths above `length` / low are long, those below
+      `length` / high stay as they are; between, the frequencies are mixed.
+    length: tokens of a text before.
+  """
+
+  factor: float
+  low: float
+  high: float
+  length: float
+
+
+def check_scaling(scaling: Sequence[float]) -> None:
+  """Raises UserError unless these are the numbers of a `Scaling`, or none."""
+  if not scaling:
+    return
+  if len(scaling) != len(Scaling._fields):
+    raise UserError(
+      f"model.rope_scaling={scaling!r} must have {len(Scaling._fields)} numbers"
+    )
+  factor, low, high, length = scaling
+  if not (factor >= 1 and 0 < low < high and length >= 1):
+    raise UserError(
+      f"model.rope_scaling={scaling!r}: needs factor >= 1, 0 < low < high,"
+      " length >= 1"
+    )
+
+
+def _scaled(frequency: Array, scaling: Scaling) -> Array:
+  """Frequencies in radians a token, of "rope_type": "llama3"."""
+  turns = scaling.length * frequency / (2 * jnp.pi)
+  kept = (turns - scaling.low) / (scaling.high - scaling.low)
+  kept = jnp.clip(kept, 0.0, 1.0)
+  return frequency * (kept + (1 - kept) / scaling.factor)
+
+
 def rope_tables(
-  positions: Array, head_width: int, base: float
+  positions: Array,
+  head_width: int,
+  base: float,
+  scaling: Sequence[float] = (),
 ) -> tuple[Array, Array]:
   """Cosines and sines of the rotation angles.
 
@@ -48,6 +95,7 @@ def rope_tables(
     positions: coordinates [..., S, A].
     head_width: d_h, even.
     base: the longest wavelength is about 2 pi base, in positions.
+    scaling: a `Scaling`; empty for none.
 
   Returns:
     (cos, sin), each f32 [..., S, d_h / 2].
@@ -59,6 +107,8 @@ def rope_tables(
   frequency = base ** (-(pair // num_coordinates) / pairs_each)
   coordinate = positions.astype(jnp.float32)[..., pair % num_coordinates]
   frequency = frequency.astype(jnp.float32)
+  if scaling:
+    frequency = _scaled(frequency, Scaling(*scaling))
   angle = coordinate * jnp.broadcast_to(frequency, coordinate.shape)
   return jnp.cos(angle), jnp.sin(angle)
 

@@ -24,6 +24,8 @@ from loopjax.run import integrity, processes, quiet, zoo
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
 STATE, META = "state", "meta"  # The items of each step.
+# In a work directory instead of checkpoints: see `run.quantized`.
+QUANTIZED = "quantized.safetensors"
 
 
 class DamagedCheckpointError(Exception):
@@ -161,6 +163,11 @@ def chosen_params(
     UserError: there is no such checkpoint, or it is damaged or does not fit the
       model.
   """
+  if (workdir / QUANTIZED).is_file():
+    raise UserError(
+      f"{label} has quantised weights, which generate, serve and eval read, and"
+      " nothing else does"
+    )
   folder = zoo.located(workdir)
   if folder != workdir:
     only = json.loads((folder / "summary.json").read_text())["steps"]

@@ -11,6 +11,7 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.protocols import ExitsEarly, HaltsByMass
+from loopjax.run import quantized
 from loopjax.saved import trained
 
 
@@ -44,6 +45,7 @@ def load(
   exit_threshold: float | None = None,
   checkpoint: int | None = None,
   kernels: bool = False,
+  weights: str | None = None,
 ) -> LanguageModel:
   """Loads the model of a run, finished or in progress, onto one device.
 
@@ -53,10 +55,12 @@ def load(
     exit_threshold: the model's `exit_threshold` argument; None for its default.
     checkpoint: step of the checkpoint; None for the newest intact one.
     kernels: as in `trained.read`; for models that are read with a cache only.
+    weights: a key of `quantized.WEIGHTS`; None for weights as they are stored.
 
   Raises:
     UserError: the run or checkpoint does not exist, the model is not a language
-      model, it cannot run this number of loops, or it takes no exit threshold.
+      model, it cannot run this number of loops, it takes no exit threshold, or
+      its weights cannot be quantised.
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
@@ -74,7 +78,8 @@ def load(
     if not isinstance(settings.family, HaltsByMass):
       raise UserError(f"--exit_threshold has no effect on {family}")
     call["exit_threshold"] = exit_threshold
-  run = trained.read(workdir, checkpoint, kernels=kernels)
+  run = trained.read(workdir, checkpoint, kernels=kernels, or_quantized=True)
+  params = quantized.quantized(run.params, weights) if weights else run.params
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
   tokenizer = Tokenizer(settings.task.tokenizer, settings.task.end_token)
   return LanguageModel(
@@ -82,7 +87,7 @@ def load(
     stop_tokens=stop_tokens(tokenizer, workdir / convert.DIRECTORY),
     context_length=settings.spec.sequence_length,
     graphdef=run.graphdef,
-    params=run.params,
+    params=params,
     call=call,
     facts={
       "workdir": label,
@@ -94,6 +99,7 @@ def load(
       "tokenizer": settings.task.tokenizer,
       "context_length": settings.spec.sequence_length,
       "chat_template": None,
+      **({"weights": kind} if (kind := quantized.kind(params)) else {}),
     },
   )
 

@@ -11,7 +11,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.protocols import Model
-from loopjax.run import restore
+from loopjax.run import quantized, restore
 
 
 class TrainedModel(NamedTuple):
@@ -39,6 +39,7 @@ def read(
   checkpoint: int | None = None,
   *,
   kernels: bool = False,
+  or_quantized: bool = False,
 ) -> TrainedModel:
   """Loads the model of a run, finished or in progress.
 
@@ -47,6 +48,7 @@ def read(
     checkpoint: step of the checkpoint; None for the newest intact one.
     kernels: whether the model keeps loop.kernels if the device has them; else
       it takes XLA, which supports texts of any length.
+    or_quantized: whether the parameters may be those of `run.quantized`.
 
   Raises:
     UserError: the run or the checkpoint does not exist, or the checkpoint is
@@ -60,7 +62,10 @@ def read(
     options = dataclasses.replace(settings.loop, kernels="xla")
     settings = settings._replace(loop=options)
   program = program_lib.make_program(settings, devices)
-  step, params = restore.chosen_params(
-    workdir, checkpoint, program.abstract_state.params, label
-  )
+  wanted = program.abstract_state.params
+  weights = quantized.stored_weights(workdir) if or_quantized else None
+  if weights and checkpoint is None:
+    params, step = quantized.read(workdir, wanted, weights), 0
+  else:
+    step, params = restore.chosen_params(workdir, checkpoint, wanted, label)
   return TrainedModel(settings, program.graphdef, params, step)

@@ -159,8 +159,10 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
   flags = (f"--folder={folder}", "--checkpoint=0", "--limit=0")
   assert evaluate(runs[0], "--tasks=boxes", *flags) == 0
   assert (runs[0] / "eval" / "boxes,checkpoint=0.json").exists()
-  options = command.Options([], "", None, None, 0, False, None, 0.0, None, 1)
-  assert command._file_name("a", options) == "a,exit_threshold=0.0"
+  options = command.Options(
+    [], "", None, None, 0, False, None, 0.0, None, "int8", 1
+  )
+  assert command._file_name("a", options) == "a,exit_threshold=0.0,weights=int8"
 
 
 def test_results_are_written_before_they_are_printed(

@@ -21,6 +21,7 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
 from loopjax.hub import convert, layouts, weights
+from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, recurrent
 from loopjax.optim import parameters
 from loopjax.program import teacher
@@ -115,6 +116,44 @@ def test_logits_are_those_of_the_published_architecture(name, loops, tmp_path):
     return nnx.merge(graphdef, params)(tokens, num_loops=loops).logits
 
   assert_close(jax.jit(run)(params), name, loops)
+
+
+@pytest.mark.parametrize("name", ["llama3", "smollm"])
+def test_llamas_with_other_rotations_and_heads_are_read_and_exported(
+  name, tmp_path
+):
+  """Llama 3.1's, of long, short and other wavelengths, and SmolLM's 9 heads."""
+  oracle = examples.oracle(name)
+  folder = examples.make_folder(tmp_path / "hub", name)
+  _, settings, params = convert.read_folder(folder)
+  graphdef, _ = program.abstract_model(settings)
+  tokens = jnp.asarray(oracle["tokens"])
+  model = nnx.merge(graphdef, params)
+  cache = looped.empty_cache(model, 2, tokens.shape[1])
+  output, cache = looped.read(model, tokens[:, :-1], cache)
+  last, _ = looped.read(model, tokens[:, -1:], cache)
+  logits = jnp.concatenate([output.logits, last.logits], axis=1)
+  assert_close(logits, name, 1)
+  assert_close(model(tokens).logits, name, 1)
+  convert.import_folder(folder, tmp_path / "run")
+  options = convert.Export("llama", dtype="float32")
+  convert.export_run(tmp_path / "run", tmp_path / "out", options)
+  again = convert.read_folder(tmp_path / "out")
+  assert again.settings.model == settings.model
+  exported = json.loads((tmp_path / "out" / "config.json").read_text())
+  stored = json.loads(str(oracle["config"]))["rope_parameters"]
+  assert exported["rope_theta"] == stored.pop("rope_theta")
+  theirs = None if stored == {"rope_type": "default"} else stored
+  assert exported["rope_scaling"] == theirs
+
+
+def test_a_scaled_rotation_is_refused_where_there_is_none(tmp_path):
+  folder = examples.make_folder(tmp_path / "hub", "llama3")
+  with pytest.raises(UserError, match="rope_scaling: rotations of `recurrent`"):
+    retrofit(folder, tmp_path / "run", Retrofit("0:1"))
+  for wrong in ((1.0,), (8.0, 4.0, 1.0, 16.0)):
+    with pytest.raises(UserError, match=r"model\.rope_scaling="):
+      looped.Config(rope_scaling=wrong)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "nanbeige", "huginn_raven"])
@@ -434,8 +473,13 @@ def test_settings_that_are_not_ours_are_one_line(
     ("llama", {"attention_bias": True}, "attention_bias=True is not supported"),
     (
       "llama",
+      {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}},
+      "rope_parameters=.*yarn.* is not supported",
+    ),
+    (
+      "llama",
       {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-      "rope_parameters=.*llama3.* are not supported",
+      "factor=None is not what factor can be",
     ),
     ("nanbeige", {"num_loops": None}, "num_loops=None is not what"),
     ("nanbeige", {"enable_mhc": True}, "enable_mhc=True is not supported"),

@@ -153,7 +153,9 @@ def test_what_has_loops_already_is_one_line(
   params = jax.tree.map(
     lambda x: np.zeros(x.shape, x.dtype), convert.abstract_params(settings)
   )
-  monkeypatch.setattr(retrofit_lib, "_read", lambda *_: (config, params, None))
+  monkeypatch.setattr(
+    retrofit_lib, "read_source", lambda *_: (config, params, None)
+  )
   with pytest.raises(UserError, match=message) as caught:
     retrofit(tmp_path / "run", tmp_path / "loops", Retrofit(core))
   assert "\n" not in str(caught.value)

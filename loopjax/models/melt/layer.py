@@ -221,8 +221,8 @@ def _weights(layer: Layer) -> Weights:
     return projections
   compute = layer.block.attention.precision.compute
   return projections._replace(
-    gate_input=gate.input.kernel[...].astype(compute),
-    gate_latent=gate.latent.kernel[...].astype(compute),
+    gate_input=linear.dense(gate.input.kernel[...]).astype(compute),
+    gate_latent=linear.dense(gate.latent.kernel[...]).astype(compute),
     gate_bias=gate.bias[...],
   )
 
@@ -231,7 +231,7 @@ def _projections(layer: Layer) -> Weights:
   attention = layer.block.attention
   compute = attention.precision.compute
   key, value = (
-    matrix.kernel[...].astype(compute)
+    linear.dense(matrix.kernel[...]).astype(compute)
     for matrix in (attention.key, attention.value)
   )
   return Weights(None, None, None, key, value)

@@ -181,7 +181,7 @@ def _history(
   [1, L, B, T, G, d_h] each, or [K, ...] if there is an `alpha`: then keys and
   values also depend on the loop's own input and are not shared by loops.
   """
-  num_layers = len(stack.layers.block.attention.key.kernel[...])
+  num_layers = stack.layers.block.attention.key.kernel[...].shape[0]
   compute = stack.layers.block.attention.precision.compute
   empty = layer_lib.empty_key_values(stack.layers, hidden.astype(compute))
   loops = 1 if alpha is None else options.num_loops
@@ -258,7 +258,7 @@ def _chunk(
       record["inputs"], own = own, None
     return (hidden, latents, own), record
 
-  num_layers = len(stack.layers.block.attention.key.kernel[...])
+  num_layers = stack.layers.block.attention.key.kernel[...].shape[0]
   latents = jnp.zeros((num_layers, *x.shape), x.dtype)
   stacked = jax.tree.map(
     lambda x: jnp.zeros((num_layers, *x.shape), x.dtype), empty

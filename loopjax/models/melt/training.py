@@ -47,6 +47,8 @@ def check_teacher(
       "its loop_norm must be 'per_loop' and its qk_norm False:"
       f" loop_norm={theirs.loop_norm!r}, qk_norm={theirs.qk_norm}"
     )
+  if theirs.rope_scaling:
+    raise UserError("its rope_scaling must be empty: rotations here have none")
   same = ["num_loops"] if config.distill == "all" else []
   same += ["num_loops", "num_layers", "width"] if config.align_weight else []
   for name in dict.fromkeys(same):

@@ -1,5 +1,6 @@
 """Multi-head attention with rotary positions."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +58,7 @@ def make_metadata(
   documents: Array | None = None,
   cache: Cache | None = None,
   valid: Array | None = None,
+  scaling: Sequence[float] = (),
 ) -> Metadata:
   """The metadata of tokens of a text.
 
@@ -69,30 +71,20 @@ def make_metadata(
     cache: a cache with the tokens that precede these, or None.
     valid: bool [B, S], False for padding: no token attends to it, and its own
       outputs are finite but arbitrary. None for no padding. Only with a cache.
+    scaling: that of `rope.rope_tables`.
   """
   if cache is not None:
     assert documents is None, "a row of a cache is one document"
-    return _metadata_after(cache, shape, head_width, base, valid)
+    assert shape[1] <= cache.capacity, (shape, cache.capacity)
+    places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
+    positions = cache.positions(places)[..., None]
+    tables = rope.rope_tables(positions, head_width, base, scaling)
+    return Metadata(tables, cache.visible(places), places)
   assert valid is None, "without a cache, documents mask padding"
   # Positions in the row serve for all documents: only differences matter.
   places = jnp.arange(shape[1])
-  tables = rope.rope_tables(places[:, None], head_width, base)
+  tables = rope.rope_tables(places[:, None], head_width, base, scaling)
   return Metadata(tables, documents=documents)
-
-
-def _metadata_after(
-  cache: Cache,
-  shape: tuple[int, ...],
-  head_width: int,
-  base: float,
-  valid: Array | None,
-) -> Metadata:
-  """The metadata of tokens that continue the rows of a cache."""
-  assert shape[1] <= cache.capacity, (shape, cache.capacity)
-  places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
-  positions = cache.positions(places)[..., None]
-  tables = rope.rope_tables(positions, head_width, base)
-  return Metadata(tables, cache.visible(places), places)
 
 
 class Attention(nnx.Module):

@@ -1,0 +1,156 @@
+"""Weights in 8 or 4 bits, for models that are read and not trained.
+
+The matrices of linear maps and of embeddings become arrays of qwix: integers,
+and a scale for each output in float32. They are multiplied out where a product
+needs them (`nn.linear.dense`), a layer at a time; all other parameters stay as
+they are. qwix's own `quantize_model` is not used: it finds the weights of a
+product among the attributes of the module that is being called, where a layer
+of a stack, which is a slice within a scan, is not.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from safetensors import SafetensorError
+from safetensors.flax import load_file, save_file
+
+from loopjax.errors import UserError, one_line
+from loopjax.run import integrity
+from loopjax.run import workdir as workdir_lib
+from loopjax.run.restore import QUANTIZED
+from loopjax.types import Array
+
+WEIGHTS: Mapping[str, Any] = {"int8": jnp.int8, "int4": jnp.int4}
+_LEAST = 16  # Rows and columns of a matrix; gates are smaller, and precise.
+# The axis that a product sums over; an embedding is also the read-out's table.
+_SUMMED = {"kernel": -2, "embedding": -1}
+
+
+def quantized(params: Any, weights: str) -> Any:
+  """The parameters, with quantised matrices.
+
+  Args:
+    params: nested dict of arrays.
+    weights: a key of WEIGHTS.
+
+  Raises:
+    UserError: qwix is not installed, there is no such matrix, or it is
+      quantised already.
+  """
+  try:
+    import qwix
+  except ImportError:
+    raise UserError(
+      f"--weights={weights} needs the package qwix; install it with"
+      " pip install 'loopjax[quantize]'"
+    ) from None
+  if there := kind(params):
+    raise UserError(f"--weights={weights}: the weights are in {there} already")
+
+  def one(path: Any, leaf: Array) -> Any:
+    if not _is_covered(path, leaf):
+      return leaf
+    summed = _SUMMED[path[-1].key] % leaf.ndim
+    return qwix.quantize(
+      leaf.astype(jnp.float32),
+      WEIGHTS[weights],
+      channelwise_axes=[n for n in range(leaf.ndim) if n != summed],
+    )
+
+  made = jax.tree_util.tree_map_with_path(one, params)
+  if not kind(made):
+    raise UserError(
+      f"--weights={weights} has no effect: no matrix of this model has"
+      f" {_LEAST} rows and columns or more"
+    )
+  return made
+
+
+def kind(params: Any) -> str | None:
+  """The key of WEIGHTS that some of the parameters are in; None for none."""
+  names = {str(leaf.dtype) for leaf in jax.tree.leaves(params)}
+  return next((name for name in WEIGHTS if name in names), None)
+
+
+def num_bytes(params: Any) -> int:
+  """Bytes of parameters on a device, where two integers of int4 share one."""
+  return sum(
+    leaf.size // 2 if leaf.dtype == jnp.int4 else leaf.nbytes
+    for leaf in jax.tree.leaves(params)
+  )
+
+
+def write(workdir: pathlib.Path, params: Any) -> dict[str, Array]:
+  """Writes quantised parameters to a work directory; returns the tensors."""
+  leaves = [_packed(leaf) for leaf in jax.tree.leaves(params)]
+  stored = dict(zip(integrity.names(params), leaves, strict=True))
+  save_file(stored, workdir / QUANTIZED)
+  (workdir / QUANTIZED).chmod(0o644)  # It is written for its owner alone.
+  return stored
+
+
+def read(workdir: pathlib.Path, abstract_params: Any, weights: str) -> Any:
+  """Reads what `write` wrote.
+
+  Args:
+    workdir: the work directory.
+    abstract_params: nested dict of shapes and dtypes before `quantized`, and
+      of shardings.
+    weights: the key of WEIGHTS that they were quantised with.
+
+  Raises:
+    UserError: the file is damaged, or its parameters do not fit.
+  """
+  path = workdir / QUANTIZED
+  try:
+    there = load_file(path)
+  except (OSError, SafetensorError) as error:
+    raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+  target = jax.eval_shape(lambda x: quantized(x, weights), abstract_params)
+  if WEIGHTS[weights] == jnp.int4:
+    there = {
+      name: _unpacked(x) if x.dtype == jnp.uint8 else x
+      for name, x in there.items()
+    }
+  integrity.compare(integrity.describe(target), integrity.describe(there), path)
+  names = integrity.names(target)
+  return jax.tree.unflatten(
+    jax.tree.structure(target), [there[name] for name in names]
+  )
+
+
+def stored_weights(workdir: pathlib.Path) -> str | None:
+  """The key of WEIGHTS of a work directory; None if it is not quantised."""
+  if not (workdir / QUANTIZED).is_file():
+    return None
+  path = workdir / "summary.json"
+  weights = workdir_lib.read_json(path).get("weights")
+  if weights not in WEIGHTS:
+    raise UserError(f"{path}: weights={weights!r}: {', '.join(WEIGHTS)} are")
+  return str(weights)
+
+
+def _is_covered(path: Any, leaf: Any) -> bool:
+  """Whether a parameter is a matrix that can be quantised."""
+  is_matrix = path[-1].key in _SUMMED and leaf.ndim > 1
+  return (
+    is_matrix
+    and min(leaf.shape[-2:]) >= _LEAST
+    and leaf.shape[-1] % 2 == 0  # In int4 two share a byte.
+  )
+
+
+def _packed(x: Array) -> Array:
+  """A tensor that files can have: two integers of int4 in a byte."""
+  if x.dtype != jnp.int4:
+    return x
+  pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
+  return jax.lax.bitcast_convert_type(pairs, jnp.uint8)
+
+
+def _unpacked(x: Array) -> Array:
+  pairs = jax.lax.bitcast_convert_type(x, jnp.int4)
+  return pairs.reshape(*x.shape[:-1], 2 * x.shape[-1])

@@ -1,0 +1,153 @@
+"""Weights in 8 and 4 bits: what is read, what is stored, what is refused."""
+
+import json
+import pathlib
+import sys
+
+import generate_examples as examples
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tests_support import by_size, crossing
+
+from loopjax.errors import UserError
+from loopjax.generate.engine import Engine, GenerationRequest, Sampling
+from loopjax.hub import __main__ as hub
+from loopjax.models import CAUSAL
+from loopjax.nn import linear
+from loopjax.run import quantized
+from loopjax.saved import language_model, trained
+
+NOVELS = pathlib.Path("zoo:novels")
+GREEDY = Sampling(temperature=0.0)
+
+
+def of_zoo(**options):
+  return language_model.load(NOVELS, **options)
+
+
+@pytest.mark.parametrize("weights", quantized.WEIGHTS)
+def test_every_number_is_within_half_a_step_of_its_output(weights):
+  generator = np.random.default_rng(0)
+  params = {
+    "layers": {"kernel": generator.normal(size=(3, 16, 18))},
+    "table": {"embedding": generator.normal(size=(20, 16))},
+    "gate": {"kernel": generator.normal(size=(16, 1))},
+    "norm": {"scale": generator.normal(size=(16,))},
+  }
+  # Outputs of very different sizes do not disturb each other.
+  params["layers"]["kernel"][1, :, 2] *= 1e4
+  params["table"]["embedding"][3] *= 1e4
+  params = jax.tree.map(jnp.asarray, params)
+  made = quantized.quantized(params, weights)
+  most = {"int8": 127.5, "int4": 7.5}[weights]
+  for path, axis in ((("layers", "kernel"), -2), (("table", "embedding"), -1)):
+    there, here = (x[path[0]][path[1]] for x in (params, made))
+    step = np.abs(there).max(axis, keepdims=True) / most
+    gap = np.abs(linear.dense(here) - there)
+    assert np.all(gap <= 0.5001 * step) and gap.max() > 0
+  assert made["gate"] == params["gate"] and made["norm"] == params["norm"]
+  assert quantized.kind(made) == weights
+
+
+@crossing("name", by_size(CAUSAL))
+def test_a_quantised_model_writes_what_its_dense_weights_write(name):
+  """In every family: the engine reads no weights but by `linear.dense`."""
+  family, graphdef, params = examples.model_of(name)
+  made = quantized.quantized(params, "int8")
+  dense = jax.tree.map(
+    linear.dense, made, is_leaf=lambda x: hasattr(x, "qvalue")
+  )
+  found = []
+  for weights in (made, dense):
+    engine = Engine(
+      family, graphdef, weights, num_slots=1, max_tokens=examples.LENGTH
+    )
+    (text,) = engine.generate([GenerationRequest((3, 1, 4), 6, GREEDY)])
+    found.append([(token.token, token.log_probability) for token in text])
+  np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_the_trained_model_predicts_almost_as_well_in_half_the_memory():
+  tokens = np.frombuffer(
+    b"It was the best of times, it was the worst of times, and she had never "
+    b"seen the house of which he had spoken to her in the evening before.",
+    np.uint8,
+  )
+  inputs = jnp.asarray(tokens[None], jnp.int32)
+  losses, sizes = {}, {}
+  for weights in (None, "int8", "int4"):
+    model = of_zoo(weights=weights)
+
+    @jax.jit
+    def loss(params, graphdef=model.graphdef):
+      logits = nnx.merge(graphdef, params)(inputs[:, :-1]).logits
+      chance = jax.nn.log_softmax(logits)
+      at = jnp.take_along_axis(chance, inputs[:, 1:, None], axis=2)
+      return -jnp.mean(at)
+
+    losses[weights] = float(loss(model.params))
+    sizes[weights] = quantized.num_bytes(model.params)
+    assert model.facts.get("weights") == weights
+  of_bfloat16 = sizes[None] / 2
+  assert abs(losses["int8"] / losses[None] - 1) < 0.005
+  assert sizes["int8"] <= 0.55 * of_bfloat16
+  assert sizes["int4"] <= 0.3 * of_bfloat16
+  assert losses["int4"] < 1.1 * losses[None]
+
+
+@crossing("weights", ("int4", "int8"))
+def test_a_stored_model_is_the_one_that_is_quantised_when_read(
+  weights, tmp_path
+):
+  workdir = tmp_path / "small"
+  arguments = ["quantize", str(NOVELS), str(workdir), f"--weights={weights}"]
+  assert hub.main(arguments) == 0
+  there, here = language_model.load(workdir), of_zoo(weights=weights)
+  assert there.facts["weights"] == weights
+  jax.tree.map(np.testing.assert_array_equal, there.params, here.params)
+  summary = json.loads((workdir / "summary.json").read_text())
+  assert summary["parameters"] == 468_737
+  size = (workdir / "quantized.safetensors").stat().st_size
+  assert size < 1.02 * quantized.num_bytes(here.params)
+  with pytest.raises(UserError, match=f"the weights are in {weights} already"):
+    language_model.load(workdir, weights="int8")
+  with pytest.raises(UserError, match="quantised weights, which generate"):
+    trained.read(workdir)
+
+
+def test_what_is_damaged_or_does_not_fit_is_one_line(tmp_path, capsys):
+  workdir = tmp_path / "small"
+  hub.main(["quantize", str(NOVELS), str(workdir), "--weights=int8"])
+  assert hub.main(["quantize", "x", str(workdir), "--weights=int8"]) == 2
+  assert "contains a run already" in capsys.readouterr().err
+  other = ["quantize", str(NOVELS), str(tmp_path / "new"), "--weights=int8"]
+  assert hub.main([*other, "--dtype=bfloat16"]) == 2
+  assert "--dtype=bfloat16 has no effect on a run" in capsys.readouterr().err
+  other[1] = "zoo:sudoku_6x6"
+  assert hub.main(other) == 2
+  assert "does not predict next tokens" in capsys.readouterr().err
+  config = json.loads((workdir / "config.json").read_text())
+  config["model"]["width"] = 64
+  (workdir / "config.json").write_text(json.dumps(config))
+  with pytest.raises(UserError, match="does not fit: other shape"):
+    language_model.load(workdir)
+  (workdir / "quantized.safetensors").write_bytes(b"short")
+  with pytest.raises(UserError, match="cannot be read"):
+    language_model.load(workdir)
+  summary = json.loads((workdir / "summary.json").read_text())
+  summary["weights"] = "int3"
+  (workdir / "summary.json").write_text(json.dumps(summary))
+  with pytest.raises(UserError, match="weights='int3': int8, int4 are"):
+    language_model.load(workdir)
+
+
+def test_weights_that_cannot_be_quantised_are_refused(monkeypatch):
+  params = {"gate": {"kernel": jnp.ones((16, 1))}}
+  with pytest.raises(UserError, match="no matrix of this model has 16 rows"):
+    quantized.quantized(params, "int8")
+  monkeypatch.setitem(sys.modules, "qwix", None)
+  with pytest.raises(UserError, match=r"pip install 'loopjax\[quantize\]'"):
+    quantized.quantized(params, "int8")
