@@ -184,6 +184,23 @@ def test_split_parameters_are_gathered_once_a_step(name):
   np.testing.assert_allclose(got["grad_norm"], one["grad_norm"], rtol=2e-2)
 
 
+@crossing("name", ["looped", "melt", "adaptive"])
+def test_no_collective_grows_with_the_number_of_devices(name):
+  """With as many examples on each."""
+
+  def moved(num_devices):
+    of_muon = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3}
+    more = {**BFLOAT16, **of_muon, "run.batch_size": 2 * num_devices}
+    more |= {"eval.batch_size": num_devices}
+    settings = make(name, (1, num_devices, 1), 1, more)
+    return traffic_of(settings, num_devices)[0].num_bytes
+
+  few, many = moved(2), moved(8)
+  assert set(few) == set(many)
+  metrics = 256  # Bytes: biases that eight devices cannot share.
+  assert all(many[kind] <= few[kind] + metrics for kind in few)
+
+
 @crossing("gather", ["weights", "use"])
 def test_less_memory_gathers_more_often(gather, monkeypatch):
   monkeypatch.setattr(room, "gathering", lambda *_: gather)

@@ -1,0 +1,99 @@
+"""Counts of compiled train steps beside their budgets; compiles, runs nothing.
+
+  python benchmarks/budgets.py                 # for virtual CPUs, in a minute
+  python benchmarks/budgets.py h200-looped     # needs loopjax[fit]
+  python benchmarks/budgets.py all
+
+The budgets are in budgets.toml. Exit status: 0 if all are kept, 1 if not.
+"""
+
+import math
+import os
+import pathlib
+import sys
+import tomllib
+
+HERE = pathlib.Path(__file__).parent
+MIB = 2**20
+
+
+def budgets():
+  """The entries of budgets.toml, by name."""
+  text = (HERE / "budgets.toml").read_text("utf-8")
+  return {entry["name"]: entry for entry in tomllib.loads(text)["budget"]}
+
+
+def counts(entry):
+  """What the compiled step of a budget's config counts, by name."""
+  import jax
+
+  from loopjax import config as config_lib
+  from loopjax import program as program_lib
+  from loopjax import sharding
+  from loopjax.config import presets
+  from loopjax.fit import cudnn, measure, quiet, topology
+  from loopjax.program import teacher as teacher_lib
+
+  file, _, arg = entry["config"].partition(":")
+  config = presets.read(HERE.parent / "configs" / file)["get_config"](arg)
+  where = topology.parse(entry["machine"])
+  with quiet.stderr():
+    machine = topology.machine(where, 16.0 if where.kind == "cpu" else 0.0)
+  settings = config_lib.resolve(config)
+  mesh = sharding.make_mesh(settings.mesh, machine.devices)
+  with cudnn.assumed():
+    settings = program_lib.with_remat(
+      settings, mesh, machine.memory, teacher_lib.read(settings)
+    )
+  config_lib.override(config, {"loop.remat": settings.loop.remat})
+  found = measure.measure(config, machine)
+  assert found.ranking and found.traffic, found.refusal
+  _, params = program_lib.abstract_model(settings)
+  number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+  moved = found.traffic.num_bytes
+  steps = settings.run.steps_per_call
+  flops = found.ranking.total.flops
+  parts = mesh.shape["fsdp"]
+  reduced = moved.get("all-reduce", 0) + parts * moved.get("reduce-scatter", 0)
+  wide = sum(x for dtype, x in flops.items() if dtype in ("f32", "f64"))
+  return {
+    "launches": found.ranking.total.launches,
+    "float32": wide / max(1, sum(flops.values())),
+    "memory": found.needed / MIB,
+    "traffic": found.ranking.total.num_bytes / MIB,
+    "gathered": moved.get("all-gather", 0) / steps / (2 * number),
+    "reduced": reduced / steps / (2 * number),
+  }
+
+
+def over(entry, found):
+  """Prints counts beside their budgets; returns the names that are over."""
+  print(entry["name"])
+  for name, value in found.items():
+    most = entry["most"].get(name)
+    beside = "" if most is None else f"of {most:g}"
+    print(f"  {name:10} {value:14,.4g}  {beside}", flush=True)
+  return [name for name, most in entry["most"].items() if found[name] > most]
+
+
+def main(names):
+  known = budgets()
+  if names == ["all"]:
+    names = list(known)
+  names = names or [x for x in known if known[x]["machine"].startswith("cpu")]
+  if unknown := [name for name in names if name not in known]:
+    print(f"no budget {unknown[0]!r}; there are {', '.join(known)}")
+    return 2
+  broken = []
+  for name in names:
+    too_much = over(known[name], counts(known[name]))
+    broken += [f"{name}: {what}" for what in too_much]
+  print("over: " + ", ".join(broken) if broken else "all budgets are kept")
+  return 1 if broken else 0
+
+
+if __name__ == "__main__":
+  from loopjax.fit.__main__ import _ENVIRONMENT
+
+  os.environ.update(_ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "8"})
+  sys.exit(main(sys.argv[1:]))
