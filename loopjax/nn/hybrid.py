@@ -208,16 +208,22 @@ def run_groups(
 
   def step(x: Array, of_group: tuple[Groups, Memory]):
     group, memory = of_group
-    x, past = jax.lax.scan(
-      attend, x, (group.attention, memory.past), unroll=unroll
-    )
-    x, (state, stats) = jax.lax.scan(
-      remember, x, (group.memory, memory.state), unroll=unroll
+    x, past = _through(attend, x, (group.attention, memory.past), unroll)
+    x, (state, stats) = _through(
+      remember, x, (group.memory, memory.state), unroll
     )
     return x, (Memory(state, past), stats)
 
   x, (memory, stats) = jax.lax.scan(step, x, (groups, memory), unroll=unroll)
   return x, memory, stats
+
+
+def _through(step: Any, x: Array, layers: Any, unroll: bool) -> tuple[Any, Any]:
+  """`jax.lax.scan`; without a loop over one layer, which would copy states."""
+  if len(jax.tree.leaves(layers)[0]) > 1:
+    return jax.lax.scan(step, x, layers, unroll=unroll)
+  x, found = step(x, jax.tree.map(lambda y: y[0], layers))
+  return x, jax.tree.map(lambda y: y[None], found)
 
 
 def read_groups(

@@ -76,6 +76,7 @@ def test_float32_is_exact_and_bfloat16_is_rounded():
 @pytest.fixture
 def gpu(monkeypatch):
   """Results and gradients of the GPU kernels, interpreted."""
+  monkeypatch.setattr(pallas_gpu, "_ONE_CHUNK", 0)
   if hasattr(plgpu, "InterpretGPUParams"):
     params, force = plgpu.InterpretGPUParams, plgpu.force_gpu_interpret_mode
   else:  # JAX 0.10 knows no casts of layouts there.
@@ -151,6 +152,23 @@ def test_gpu_kernels_are_the_chunks(gpu, widths):
   assert_close(grads, expected_grads, 3e-2)
   wide = [np.asarray(x, np.float64) for x in operands]
   assert_close((output, state), recurrence(*wide), 2e-2)
+
+
+def test_short_rows_are_one_chunk_without_a_kernel():
+  """Rounded as kernels round, against the recurrence in float64."""
+  operands = large(tokens=75, key_width=96)
+  run = functools.partial(gated_delta, implementation="pallas_gpu")
+  results, grads = differentiated(run, operands)
+  wide = [np.asarray(x, np.float64) for x in operands]
+  assert_close(results, recurrence(*wide), 2e-2)
+  form = functools.partial(gated_delta, implementation="chunked")
+  assert_close(grads, differentiated(form, operands)[1], 3e-2)
+  text = jax.jit(gradients("pallas_gpu")).lower(*operands).as_text()
+  products = [x for x in text.split("\n") if "dot_general" in x]
+  narrow = [x for x in products if x.count("bf16>") == 2]
+  # Of the forward pass and of the other. What is left are running sums, and
+  # what inverts the matrix of a chunk.
+  assert len(narrow) == 7 + 17
 
 
 def test_what_gpu_kernels_do_not_take():

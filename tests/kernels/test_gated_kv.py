@@ -17,6 +17,7 @@ from gated_kv_examples import (
 from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend import core as jax_core
 from jax.sharding import SingleDeviceSharding
 
 from loopjax.fit import topology
@@ -51,7 +52,7 @@ CASES = {
 @pytest.fixture
 def small_tiles(monkeypatch):
   monkeypatch.setattr(pallas_tpu, "_MOST_TOKENS", 16)
-  monkeypatch.setattr(pallas_tpu, "_VMEM", 0)
+  monkeypatch.setattr(pallas_tpu, "_for_tiles", lambda: 0)
 
 
 def interpreted(operands):
@@ -235,6 +236,35 @@ SIZES = {
   "decode": {"batch": 8, "tokens": 1},
   "chunk": {"batch": 4, "tokens": 500},
 }
+
+
+@pytest.mark.parametrize(
+  ("batch", "mebibytes", "streams"),
+  [(1, 128, 1), (4, 128, 1), (1, 64, 1), (4, 64, 2)],
+)
+def test_weights_are_streamed_once_for_all_tokens_that_fit(
+  monkeypatch, batch, mebibytes, streams
+):
+  """Of v5e and v6e, and of v5p; each tile of tokens streams all weights."""
+  monkeypatch.setattr(pallas_tpu, "_vmem", lambda: mebibytes * 2**20)
+  operands = large(batch=batch, tokens=500)
+  jaxpr = jax.make_jaxpr(gradients("pallas_tpu"))(*operands)
+  found = [
+    equation.params["grid_mapping"].grid
+    for equation in equations(jaxpr.jaxpr)
+    if equation.primitive.name == "pallas_call"
+  ]
+  update, pull_back = found
+  assert update[0] == streams
+  assert pull_back[0] <= streams
+
+
+def equations(jaxpr):
+  """All of a program, also inside others."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in jax_core.jaxprs_in_params(equation.params):
+      yield from equations(inner)
 
 
 @pytest.mark.parametrize("size", SIZES)

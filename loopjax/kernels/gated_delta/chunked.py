@@ -51,7 +51,7 @@ class Plan(NamedTuple):
   Attributes:
     size: C, tokens per chunk. group: chunks per group.
     recur: as `recurrence.scan`.
-    rounded: whether the recurrence's products get operands in bfloat16.
+    rounded: whether products, but for the inverse, get bfloat16 operands.
   """
 
   size: int
@@ -72,6 +72,7 @@ def gated_delta(
   chunks_at_once: int | None = None,
   recur: Callable[..., tuple[Array, Array, Array]] = recurrence.scan,
   whole_chunks: bool = False,
+  rounded: bool = False,
 ) -> tuple[Array, Array]:
   """As in `api.gated_delta`, with reverse mode only.
 
@@ -79,9 +80,9 @@ def gated_delta(
     query, key, value, log_decay, write, state: as in `api`; T > 0.
     chunk_size: the maximum of C.
     chunks_at_once: maximum chunks per group; a default for the backend if None.
-    recur: as `recurrence.scan`; another one gets operands in bfloat16 where the
-      inputs are.
+    recur: as `recurrence.scan`.
     whole_chunks: C is the maximum, whatever T is.
+    rounded: whether products get bfloat16 operands where the inputs are.
   """
   num_tokens = query.shape[1]
   size = chunk_size if whole_chunks else even_size(num_tokens, chunk_size)
@@ -91,7 +92,7 @@ def gated_delta(
     is_cpu = jax.default_backend() == "cpu"
     chunks_at_once = 1 if is_cpu else max(1, _BUSY // heads)
   num_groups = -(-num_chunks // chunks_at_once)
-  rounded = recur is not recurrence.scan and value.dtype == jnp.bfloat16
+  rounded = rounded and value.dtype == jnp.bfloat16
   plan = Plan(size, -(-num_chunks // num_groups), recur, rounded)
   missing = num_groups * plan.group * size - num_tokens
   inputs: Any = (query, key, value, log_decay, write)
@@ -176,7 +177,7 @@ def _group_forward(
   inputs: chunks.Inputs, state: Array, plan: Plan
 ) -> tuple[Array, Array, Array]:
   """Outputs [B, T, H, d_v], the state after them, and A [n, B, H, C, C]."""
-  x = chunks.prepare(inputs, plan.size)
+  x, product = chunks.prepare(inputs, plan.size), _product(plan)
   decays = chunks.pair_decays(x)
   gram = product("...ik,...jk->...ij", x.key, x.key)
   inverse = chunks.inverse_of(x.write[..., None] * gram * decays)
@@ -208,11 +209,14 @@ def _run(
   return plan.recur(_rounded(steps, plan), state, adjoint=False)
 
 
+def _product(plan: Plan) -> Callable[..., Array]:
+  """einsum in float32; its operands are rounded if the plan says so."""
+  return recurrence.narrow_product if plan.rounded else product
+
+
 def _rounded(steps: recurrence.Steps, plan: Plan) -> recurrence.Steps:
   """With the matrices of products in bfloat16, if the plan says so."""
-  if not plan.rounded:
-    return steps
-  names = ("left", "right", "matrix")
+  names = ("left", "right", "matrix") if plan.rounded else ()
   narrow = {n: getattr(steps, n).astype(jnp.bfloat16) for n in names}
   return steps._replace(**narrow)
 
@@ -229,14 +233,12 @@ def _group_backward(
   x, pull_back = jax.vjp(
     lambda inputs: chunks.prepare(inputs, plan.size), inputs
   )
+  product = _product(plan)
   d_output = chunks.fold(d_output, plan.size)
   before, written, _ = _run(x, inverse, state, plan)
   decays, write = chunks.pair_decays(x), x.write[..., None]
-  start, end, through = (
-    chunks.from_start(x),
-    chunks.to_end(x),
-    chunks.through(x),
-  )
+  start, end = chunks.from_start(x), chunks.to_end(x)
+  through = chunks.through(x)
   d_state, d_errors, d_after = _run_backward(
     x, inverse, decays, d_output, d_after, plan
   )
@@ -280,6 +282,7 @@ def _run_backward(
   plan: Plan,
 ) -> tuple[Array, Array, Array]:
   """Cotangents of S before the group, of R, and of S after each chunk."""
+  product = _product(plan)
   attention = product("...ik,...jk->...ij", x.query, x.key) * decays
   query = chunks.from_start(x) * x.query
   steps = recurrence.Steps(

@@ -25,7 +25,7 @@ def gated_delta(
   """As in `api.gated_delta`."""
   inputs = (query, key, value, log_decay, write)
   return chunked.gated_delta(
-    *inputs, state, chunk_size=chunk_size, recur=_recur
+    *inputs, state, chunk_size=chunk_size, recur=_recur, rounded=True
   )
 
 

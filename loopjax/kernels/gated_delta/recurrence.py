@@ -13,6 +13,7 @@ L and R exchanged, and as X and U what outputs give; Y is that of the errors.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
@@ -36,13 +37,20 @@ class Steps(NamedTuple):
   extra: Any = None
 
 
+def narrow_product(equation: str, *operands: Array) -> Array:
+  """einsum of operands in bfloat16 that accumulates and returns float32."""
+  narrow = (x.astype(jnp.bfloat16) for x in operands)
+  return jnp.einsum(equation, *narrow, preferred_element_type=jnp.float32)
+
+
 def scan(
   steps: Steps, state: Array, *, adjoint: bool
 ) -> tuple[Array, Array, Array]:
   """In plain JAX; a step reads the state from memory and writes it back.
 
   Args:
-    steps: the affine steps of the chunks.
+    steps: the affine steps of the chunks. If their matrices are in bfloat16,
+      products have operands in bfloat16.
     state: S before the first of them, of the last with `adjoint` [B, H, d_k,
       d_v].
     adjoint: from the last chunk to the first, with A^T.
@@ -52,15 +60,22 @@ def scan(
     and S after all.
   """
 
+  is_narrow = steps.left.dtype == jnp.bfloat16
+  multiply = narrow_product if is_narrow else product
+
   def step(state: Array, one: Steps) -> tuple[Array, tuple[Array, Array]]:
-    inner = one.base + product("...ik,...kv->...iv", one.left, state)
+    inner = one.base + multiply("...ik,...kv->...iv", one.left, state)
     equation = "...ji,...jv->...iv" if adjoint else "...ij,...jv->...iv"
-    result = product(equation, one.matrix, inner)
+    result = multiply(equation, one.matrix, inner)
     after = one.through * state
     if one.extra is not None:
       after += one.extra
-    after += product("...ik,...iv->...kv", one.right, result)
+    after += multiply("...ik,...iv->...kv", one.right, result)
     return after, (state, result)
 
+  if len(steps.base) == 1:  # Without a loop, which would copy the state.
+    after, found = step(state, jax.tree.map(lambda x: x[0], steps))
+    before, results = jax.tree.map(lambda x: x[None], found)
+    return before, results, after
   after, (before, results) = jax.lax.scan(step, state, steps, reverse=adjoint)
   return before, results, after

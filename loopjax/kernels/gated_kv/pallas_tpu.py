@@ -8,10 +8,13 @@ parts. Keys and values of all heads are collected in VMEM and copied to their
 cache rows, in runs of the consecutive rows that an example has in a tile.
 
 Two tiles of x, h and the latent, and of each matrix, are in VMEM at a time.
+With the 128 MiB of v5e and v6e a tile has up to 2,048 tokens of width 2,048,
+and weights are streamed once; with the 64 MiB of v5p, half as many.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,9 +26,11 @@ from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
 _LANES, _SUBLANES = 128, 16
-_MOST_TOKENS = 256  # Maximum tokens of a tile.
-# Bytes of VMEM for tiles, of the 16 MiB that a kernel has.
-_VMEM = 14 * 2**20
+# Maximum tokens of a tile: every tile streams all weights.
+_MOST_TOKENS = 2048
+_MOST_COLUMNS = 256  # Of a matrix's tile; the next one is fetched meanwhile.
+_MOST_ROWS = 512  # Tokens of a tile that are computed at a time.
+_LEAST_VMEM = 16 * 2**20  # Bytes, of a chip that is not known.
 
 
 def gated_kv(inputs, latent, weights, tables, cache, start):
@@ -115,7 +120,8 @@ def _update(
     ),
     input_output_aliases={len(operands) - 2: 1, len(operands) - 1: 2},
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary")
+      dimension_semantics=("parallel", "arbitrary"),
+      vmem_limit_bytes=_vmem(),
     ),
     name="gated_kv",
   )(start, x, gate, weights.key, weights.value, cos, sin, *cache)
@@ -153,33 +159,36 @@ def _update_kernel(
     h, gate_input, gate_latent, bias = gate
 
     @pl.when(step < num_gate_steps)
-    def blend():
+    @_by_rows(tile)
+    def blend(rows):
       size = bias.shape[1]
       here = pl.ds(pl.multiple_of(step * size, size), size)
-      activation = _dot(x[...], gate_input[...])
-      activation += _dot(h[...], gate_latent[...]) + bias[...]
+      activation = _dot(x[rows], gate_input[...])
+      activation += _dot(h[rows], gate_latent[...]) + bias[...]
       keep = jax.nn.sigmoid(activation)
-      own, old = (ref[:, here].astype(jnp.float32) for ref in (x, h))
-      latent[:, here] = (own + keep * (old - own)).astype(latent.dtype)
+      own, old = (ref[rows, here].astype(jnp.float32) for ref in (x, h))
+      latent[rows, here] = (own + keep * (old - own)).astype(latent.dtype)
 
   else:
 
     @pl.when(step == 0)
-    def first_loop():
-      latent[...] = x[...]
+    @_by_rows(tile)
+    def first_loop(rows):
+      latent[rows] = x[rows]
 
   @pl.when(step >= num_gate_steps)
-  def project():
-    key = _dot(latent[...], key_weights[...])
-    value = _dot(latent[...], value_weights[...])
+  @_by_rows(tile)
+  def project(rows):
+    key = _dot(latent[rows], key_weights[...])
+    value = _dot(latent[rows], value_weights[...])
     heads = key.shape[1] // head_width
     for i in range(heads):
       head = (step - num_gate_steps) * heads + i
       part = slice(i * head_width, (i + 1) * head_width)
       swapped = pltpu.roll(key[:, part], head_width // 2, 1)
-      rotated = key[:, part] * cos[...] + swapped * sin[...]
-      key_heads[head, :tile] = rotated.astype(key_heads.dtype)
-      value_heads[head, :tile] = value[:, part].astype(value_heads.dtype)
+      rotated = key[:, part] * cos[rows] + swapped * sin[rows]
+      key_heads[head, rows] = rotated.astype(key_heads.dtype)
+      value_heads[head, rows] = value[:, part].astype(value_heads.dtype)
 
   @pl.when(step == pl.num_programs(1) - 1)
   def write():
@@ -236,7 +245,7 @@ def _pull_back(
   tiles = _Tiles(
     per_token=2 * 2 * (width + num_columns) * size,
     per_column=2 * 2 * (width + num_columns) * size
-    + 2 * _MOST_TOKENS * (3 * size + 2 * 4),
+    + 2 * min(_MOST_TOKENS, num_tokens) * (3 * size + 2 * 4),
     unit=_LANES,
   )
   tile, _ = tiles.tokens(num_tokens, 1)
@@ -259,7 +268,7 @@ def _pull_back(
     ],
     out_specs=[part] * 4,
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel")
+      dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=_vmem()
     ),
     name="gated_kv_pull_back",
   )(
@@ -287,17 +296,52 @@ def _pull_back_kernel(
 ):
   size = bias.shape[1]
   here = pl.ds(pl.multiple_of(pl.program_id(1) * size, size), size)
-  activation = _dot(x[...], gate_input[...])
-  activation += _dot(h[...], gate_latent[...]) + bias[...]
-  keep = jax.nn.sigmoid(activation)
-  own, old = (ref[:, here].astype(jnp.float32) for ref in (x, h))
-  after[...] = (own + keep * (old - own)).astype(after.dtype)
-  total = d_after[...].astype(jnp.float32)
-  total += _dot(d_key[...], key_weights[...], transposed=True)
-  total += _dot(d_value[...], value_weights[...], transposed=True)
-  d_inputs[...], d_latent[...] = (1 - keep) * total, keep * total
-  change = total * (old - own) * keep * (1 - keep)
-  d_gate[...] = change.astype(d_gate.dtype)
+
+  @_by_rows(len(x))
+  def pull_back(rows):
+    activation = _dot(x[rows], gate_input[...])
+    activation += _dot(h[rows], gate_latent[...]) + bias[...]
+    keep = jax.nn.sigmoid(activation)
+    own, old = (ref[rows, here].astype(jnp.float32) for ref in (x, h))
+    after[rows] = (own + keep * (old - own)).astype(after.dtype)
+    total = d_after[rows].astype(jnp.float32)
+    total += _dot(d_key[rows], key_weights[...], transposed=True)
+    total += _dot(d_value[rows], value_weights[...], transposed=True)
+    d_inputs[rows], d_latent[rows] = (1 - keep) * total, keep * total
+    change = total * (old - own) * keep * (1 - keep)
+    d_gate[rows] = change.astype(d_gate.dtype)
+
+  pull_back()
+
+
+def _by_rows(tile: int) -> Callable[[Any], Any]:
+  """Calls a function for some rows of a tile at a time.
+
+  The compiler unrolls what is inside.
+  """
+  size = _rows(tile)
+
+  def decorated(act: Any) -> Any:
+    def body(i: Any, _: None) -> None:
+      act(pl.ds(pl.multiple_of(i * size, _SUBLANES), size))
+
+    def run() -> None:
+      if size == tile:
+        act(pl.ds(0, tile))
+      else:
+        jax.lax.fori_loop(0, tile // size, body, None)
+
+    return run
+
+  return decorated
+
+
+def _rows(tile: int) -> int:
+  """Rows of a tile at a time: all, or a number that divides them."""
+  if tile <= _MOST_ROWS:
+    return tile
+  sizes = range(_SUBLANES, _MOST_ROWS + 1, _SUBLANES)
+  return max((n for n in sizes if tile % n == 0), default=tile)
 
 
 def _dot(x: Array, matrix: Array, transposed: bool = False) -> Array:
@@ -327,9 +371,9 @@ class _Tiles(NamedTuple):
 
   def tokens(self, num_tokens: int, each: int) -> tuple[int, int]:
     """Tokens of a tile, and of a run of one example's tokens in it."""
-    room = (_VMEM - self.unit * self.per_column) // self.per_token
+    room = (_for_tiles() - self.unit * self.per_column) // self.per_token
     most = max(_SUBLANES, min(_MOST_TOKENS, room // _SUBLANES * _SUBLANES))
-    if num_tokens <= most:
+    if num_tokens <= most and _rows(num_tokens) <= _MOST_ROWS:
       return num_tokens, each
     sizes = range(_SUBLANES, most + 1, _SUBLANES)
     return max(
@@ -339,6 +383,20 @@ class _Tiles(NamedTuple):
 
   def columns(self, num_tokens: int, num_columns: int, unit: int) -> int:
     """Columns of a tile: as many units as fit and divide all, or all."""
-    most = (_VMEM - num_tokens * self.per_token) // self.per_column
+    room = (_for_tiles() - num_tokens * self.per_token) // self.per_column
+    most = min(room, _MOST_COLUMNS)
     sizes = range(unit, max(most, unit) + 1, unit)
     return max((n for n in sizes if num_columns % n == 0), default=num_columns)
+
+
+def _vmem() -> int:
+  """Bytes of VMEM of the chip that the program is for."""
+  try:
+    return pltpu.get_tpu_info().vmem_capacity_bytes
+  except ValueError:  # No TPU: interpreted, or lowered for any.
+    return _LEAST_VMEM
+
+
+def _for_tiles() -> int:
+  """Bytes of it for tiles; the compiler needs the rest."""
+  return _vmem() * 7 // 8
