@@ -18,7 +18,7 @@ from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend import core as jax_core
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from loopjax.fit import topology
 from loopjax.kernels.gated_kv import (
@@ -309,20 +309,25 @@ def test_compiles_ahead_of_time(name, size, monkeypatch):
   monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
   monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   machine = topology.machine(topology.parse(name))
-  device = SingleDeviceSharding(machine.devices[0])
+  mesh = Mesh(np.array(machine.devices[:1]), ("data",))
+  whole = NamedSharding(mesh, PartitionSpec())
   shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
     large(**SIZES[size]),
   )
   implementation = "pallas_gpu" if on_gpu else "pallas_tpu"
   form = functools.partial(gated_kv, implementation=implementation)
   options = machine.compiler_options
-  update = jax.jit(form, donate_argnums=(4,)).lower(*shapes).compile(options)
+  update = jax.jit(form, donate_argnums=(4,))
+  backward = jax.jit(gradients(implementation))
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # Names the chip.
+    update, backward = (x.lower(*shapes) for x in (update, backward))
+  update = update.compile(options)
   cache = sum(2 * x.size for x in shapes[4])
   memory = update.memory_analysis()
   assert memory.alias_size_in_bytes == cache
   assert memory.temp_size_in_bytes < cache
-  jax.jit(gradients(implementation)).lower(*shapes).compile(options)
+  backward.compile(options)
 
 
 def test_default_is_the_reference_until_a_kernel_is_measured():
