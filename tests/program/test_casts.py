@@ -125,3 +125,12 @@ def test_families_compute_the_same(name):
     assert np.linalg.norm(x - y) <= 2e-4 * np.linalg.norm(y)
 
   jax.tree.map(assert_close, got, expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_programs_that_compute_in_bfloat16_cast_once(precision):
+  config = load_config(*SMOKE["looped"])
+  config_lib.override(config, {"model.precision": precision})
+  settings = config_lib.resolve(config)
+  casts = program_lib.make_program(settings).uncompiled.keywords["layout"].casts
+  assert casts == (precision == "bfloat16")
