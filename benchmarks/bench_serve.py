@@ -3,40 +3,159 @@
   python -m loopjax.serve runs/lm --slots=16 --max_waiting=64
   python benchmarks/bench_serve.py --streams=64
 
+  python benchmarks/bench_serve.py --rates=2,4,8 --streams=64
+  python benchmarks/bench_serve.py --trial=1000 --pid=PID
+
 Prints one JSON object: tokens a second, and seconds until the first token and
 until the end of a stream (median and 95th percentile). Streams are warmed up,
 so that nothing is compiled while it is timed.
+
+With --rates, so many requests arrive a second on average, independently of each
+other and of the answers; "between" is the time between two parts of a stream
+that have text. A request that is refused because the queue is full is counted.
+
+With --trial, so many requests arrive, eight at a time, of which every sixth has
+a mistake and every sixth is broken off; the others have the text that they have
+alone, or are "mixed_up". "memory_mib" is that of the process PID.
 """
 
 import argparse
 import asyncio
+import collections
 import json
 import time
 
 import httpx
 import numpy as np
 
+MISTAKES = (
+  b"{", b"[]", b'{"prompt": 5}', b'{"prompt": "x", "max_tokens": -1}',
+  b'{"prompt": "x", "temperature": "hot"}', b'{"prompt": "x", "exit": 7}',
+  b'{"prompt": "x", "model": "other"}', b'{"prompt": "\xff"}',
+)  # fmt: skip
+
 
 async def ask(client: httpx.AsyncClient, seed: int, options) -> dict:
   """Times one stream."""
   started = time.monotonic()
-  first, usage, text = 0.0, {}, ""
+  first, last, between, usage, text = 0.0, 0.0, [], {}, ""
   asked = {
     "prompt": options.prompt, "max_tokens": options.max_tokens, "seed": seed,
     "temperature": options.temperature, "exit": options.exit, "stream": True,
+    "draft_loops": options.draft_loops,
     "stream_options": {"include_usage": True},
   }  # fmt: skip
   async with client.stream("POST", "/v1/completions", json=asked) as response:
+    if response.status_code == 429:
+      return {"refused": 1}
     response.raise_for_status()
     async for line in response.aiter_lines():
       if not line or line == "data: [DONE]":
         continue
       part = json.loads(line.removeprefix("data: "))
-      first = first or time.monotonic() - started
-      usage = part.get("usage", usage)
+      now = time.monotonic()
+      first = first or now - started
+      if last and part["choices"]:
+        between.append(now - last)
+      last, usage = now, part.get("usage", usage)
       text += "".join(choice["text"] for choice in part["choices"])
   seconds = time.monotonic() - started
-  return {"first": first, "seconds": seconds, "text": text, **usage}
+  return {
+    "first": first, "seconds": seconds, "text": text, "between": between,
+    **usage,
+  }  # fmt: skip
+
+
+async def arriving(client: httpx.AsyncClient, rate: float, options) -> dict:
+  """Streams that arrive at a rate, whether others have ended or not."""
+  generator = np.random.default_rng(0)
+  started, tasks = time.monotonic(), []
+  for seed, wait in enumerate(generator.exponential(1 / rate, options.streams)):
+    await asyncio.sleep(wait)
+    tasks.append(asyncio.create_task(ask(client, seed, options)))
+  found = [one for one in await asyncio.gather(*tasks) if "first" in one]
+  seconds = time.monotonic() - started
+  gaps = [gap for one in found for gap in one["between"]]
+  return {
+    "rate": rate,
+    "refused": options.streams - len(found),
+    **{
+      f"{name}_p{p}": round(float(np.percentile(values, p)), 4)
+      for name, values in (
+        ("first", [one["first"] for one in found]),
+        ("between", gaps),
+      )
+      for p in (50, 99)
+    },
+    "tokens_per_second": round(
+      sum(one["completion_tokens"] for one in found) / seconds, 1
+    ),
+  }
+
+
+def memory_mib(pid: int) -> float:
+  """Memory of a process that is not shared with files."""
+  with open(f"/proc/{pid}/status") as file:
+    lines = dict(line.split(":", 1) for line in file)
+  return int(lines["RssAnon"].split()[0]) / 1024
+
+
+async def trial(client: httpx.AsyncClient, options) -> dict:
+  """Requests of which some are wrong, and some are broken off."""
+  kinds = 16  # Of right requests: prompts, seeds and lengths.
+
+  def asked(number: int) -> dict:
+    kind = number % kinds
+    return {
+      "prompt": f"{options.prompt} {kind % 4 * 'and so '}", "seed": kind,
+      "max_tokens": 8 + 3 * kind,
+    }  # fmt: skip
+
+  async def text_of(number: int) -> str:
+    response = await client.post("/v1/completions", json=asked(number))
+    response.raise_for_status()
+    return response.json()["choices"][0]["text"]
+
+  alone = [await text_of(kind) for kind in range(kinds)]
+  counts = collections.Counter()
+  at_once = asyncio.Semaphore(8)
+
+  async def one(number: int) -> None:
+    async with at_once:
+      if number % 6 == 1:
+        wrong = MISTAKES[number // 6 % len(MISTAKES)]
+        response = await client.post(
+          "/v1/completions", content=wrong,
+          headers={"Content-Type": "application/json"},
+        )  # fmt: skip
+        counts[f"status_{response.status_code}"] += 1
+      elif number % 6 == 3:
+        body = {**asked(number), "max_tokens": 100, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as it:
+          async for _ in it.aiter_lines():
+            break  # The stream is closed after its first line.
+        counts["broken_off"] += 1
+      else:
+        text = await text_of(number)
+        right = text == alone[number % kinds]
+        counts["right" if right else "mixed_up"] += 1
+
+  memory, started, step = {}, time.monotonic(), max(1, options.trial // 5)
+  lost = []
+  for start in range(0, options.trial, step):
+    numbers = range(start, min(start + step, options.trial))
+    ended = await asyncio.gather(*map(one, numbers), return_exceptions=True)
+    lost += [repr(error) for error in ended if error]
+    if options.pid:
+      memory[start + len(numbers)] = round(memory_mib(options.pid), 1)
+  return {
+    "requests": options.trial,
+    "seconds": round(time.monotonic() - started, 1),
+    **counts,
+    "lost": len(lost),
+    "errors": lost[:3],
+    "memory_mib": memory,
+  }
 
 
 def summary(found: list[dict], seconds: float) -> dict:
@@ -67,12 +186,19 @@ async def run(options) -> dict:
   async with httpx.AsyncClient(
     base_url=options.url, timeout=None, limits=limits
   ) as client:
+    if options.trial:
+      return await trial(client, options)
 
     async def together(number: int) -> list[dict]:
       asked = [ask(client, seed, options) for seed in range(number)]
       return list(await asyncio.gather(*asked))
 
     await together(options.streams)
+    for seed in range(2):  # Prompts that arrive alone have other programs.
+      await ask(client, seed, options)
+    if options.rates:
+      rates = map(float, options.rates.split(","))
+      return {"rates": [await arriving(client, x, options) for x in rates]}
     started = time.monotonic()
     at_once = await together(options.streams)
     middle = time.monotonic()
@@ -99,6 +225,10 @@ def main() -> None:
   parser.add_argument("--max_tokens", type=int, default=100)
   parser.add_argument("--temperature", type=float, default=0.8)
   parser.add_argument("--exit", type=float, default=1.0)
+  parser.add_argument("--draft_loops", type=int, default=0)
+  parser.add_argument("--rates", default="", help="requests a second")
+  parser.add_argument("--trial", type=int, default=0, help="requests")
+  parser.add_argument("--pid", type=int, default=0, help="of the server")
   print(json.dumps(asyncio.run(run(parser.parse_args())), indent=2))
 
 

@@ -23,6 +23,9 @@ from loopjax.serve.worker import Worker
 _LOCAL = ("127.0.0.1", "localhost")  # Hosts that need no token.
 _MIN_TOKEN_LENGTH = 16  # Characters.
 _GRACE_SECONDS = 30  # Time for running requests after a shutdown signal.
+# Longer than clients keep theirs (httpx: 5 s): else both end one at the same
+# time, and a request on it is lost.
+_IDLE_SECONDS = 30
 
 
 class Options(NamedTuple):
@@ -134,6 +137,7 @@ def _server(
       access_log=False,
       ws="none",
       timeout_graceful_shutdown=_GRACE_SECONDS,
+      timeout_keep_alive=_IDLE_SECONDS,
     )
   )
 

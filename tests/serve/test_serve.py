@@ -1,14 +1,22 @@
 """The endpoint over a real server, and an engine whose texts are known."""
 
+import asyncio
 import concurrent.futures
 import json
+import os
+import pathlib
 import socket
+import sys
 import time
+import types
 
 import pytest
+from tests_support import ROOT
 
+from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
+from loopjax.saved import language_model
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -522,6 +530,28 @@ def test_an_engine_that_fails_is_no_answer(alone, stream, capsys):
   assert alone.client.get("/health").status_code == 503
   assert alone.failures == [1]  # The process ends by this.
   assert "the device is on fire" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_of_many_requests_none_is_lost_and_mistakes_are_no_failures():
+  """Of `zoo:novels`: a sixth with a mistake, a sixth broken off."""
+  sys.path.append(str(ROOT / "benchmarks"))
+  import bench_serve
+
+  model = language_model.load(pathlib.Path("zoo:novels"))
+  engine = source.make_engine(model, num_slots=8, max_tokens=128)
+  options = types.SimpleNamespace(trial=96, prompt="It was", pid=os.getpid())
+
+  async def ask(url):
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+      return await bench_serve.trial(client, options)
+
+  with examples.serve(engine, capacity=64) as made:
+    found = asyncio.run(ask(made.url))
+  assert found["right"] == 64 and found["broken_off"] == 16
+  assert found["status_400"] + found["status_404"] == 16
+  assert found["lost"] == 0 and "mixed_up" not in found and engine.idle
+  assert set(found["memory_mib"]) == {19, 38, 57, 76, 95, 96}
 
 
 def test_many_at_once_have_their_own_texts():

@@ -1,5 +1,6 @@
 """The endpoint with a real engine, in this process and in one of its own."""
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -92,6 +93,16 @@ def test_mistakes_are_one_line(
   error = capsys.readouterr().err
   assert message in error
   assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs():
+  """Else a request can meet the end of its connection: 5 s in both."""
+  from loopjax.serve import command
+
+  options = argparse.Namespace(host="127.0.0.1", max_connections=4)
+  server = command._server(options, [], "")
+  theirs = httpx.Limits().keepalive_expiry
+  assert server.config.timeout_keep_alive > 2 * theirs
 
 
 def test_what_is_missing_is_named(monkeypatch, capsys):
