@@ -4,7 +4,10 @@
 
   cache   256 tokens of one text: the engine, and a full forward pass over the
           whole text for every token (both compiled; the same greedy tokens)
-  slots   64 requests of mixed lengths: 32 slots, and one after another
+  slots   64 requests of mixed lengths: 32 slots, 8, and one after another
+  wide    the same with width 512 and 8 layers, 32 requests
+  steps   CPU milliseconds of a step of each of --batches rows, in calls of
+          eight, by places that attention reads, and by how loops are compiled
   exits   full depth, half by num_loops, and by a gate that leaves there, one
           text and eight; with --workdir of a run the gate at each of
           --thresholds, with the loss on --rows rows of its test split that are
@@ -39,6 +42,7 @@ from absl import app, flags
 from flax import nnx
 
 from loopjax.analysis import evaluated
+from loopjax.generate import slots as slots_lib
 from loopjax.generate import source
 from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine, GenerationRequest
@@ -68,8 +72,9 @@ def main(argv):
   rows = []
   for part in _PARTS.value:
     rows += {
-      "cache": cache, "slots": slots, "exits": exits, "drafts": drafts,
-      "reads": reads, "prefix": prefix, "torch": torch,
+      "cache": cache, "slots": slots, "wide": wide, "steps": steps,
+      "exits": exits, "drafts": drafts, "reads": reads, "prefix": prefix,
+      "torch": torch,
     }[part]()  # fmt: skip
   options = {"turns": _TURNS.value, "workdir": _WORKDIR.value}
   load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
@@ -99,6 +104,8 @@ def compare(part, forms, num_tokens, *, same=True):
       "of_the_last_form": float(
         np.median(seconds[list(forms)[-1]]) / np.median(seconds[form])
       ),
+      "of_its_least_cpu": min(cpu_seconds[list(forms)[-1]])
+      / min(cpu_seconds[form]),
       "seconds": seconds[form],
       "cpu_seconds": cpu_seconds[form],
     }
@@ -164,19 +171,66 @@ def cache():
 
 def slots():
   """Mixed requests together, and one after another."""
-  graphdef, params = make_model(TINY, 256)
-  sizes = np.random.default_rng(1).integers(16, 129, 64).tolist()
+  return together("slots", TINY, 64, 128, 256)
+
+
+def wide():
+  """As `slots`, with a model whose weights no processor keeps in its caches."""
+  return together("wide", LARGE, 32, 48, 128)
+
+
+def together(part, model, num, most, max_tokens):
+  """Rates of `num` requests of up to `most` tokens, by number of slots."""
+  graphdef, params = make_model(model, max_tokens)
+  sizes = np.random.default_rng(1).integers(16, most + 1, num).tolist()
   asked = [
     GenerationRequest(prompt, size, GREEDY)
-    for prompt, size in zip(prompts(64, 8, 64), sizes, strict=True)
+    for prompt, size in zip(prompts(num, 8, 64), sizes, strict=True)
   ]
   forms = {
-    f"{num} slots": writer(
-      Engine(looped, graphdef, params, num_slots=num, max_tokens=256), asked
+    f"{slots} slots": writer(
+      Engine(looped, graphdef, params, num_slots=slots, max_tokens=max_tokens),
+      asked,
     )
-    for num in (32, 8, 1)
+    for slots in (32, 8, 1)
   }
-  return compare("slots", forms, sum(sizes))
+  return compare(part, forms, sum(sizes))
+
+
+def steps():
+  """The least CPU time of a step with full slots."""
+  graphdef, params = make_model(TINY, 256)
+  rows = []
+  for size in map(int, _BATCHES.value):
+    engine = Engine(looped, graphdef, params, num_slots=size, max_tokens=256)
+    everyone = np.arange(size, dtype=np.int32)
+    for span in (64, 128):
+      for depth in (slots_lib.LOOPS, slots_lib.UNROLLED):
+        found, state = [], engine._state
+        for _ in range(60):
+          cut = state.cache.cut(jnp.full(size, 23), jnp.ones(size, bool))
+          left = state.slots._replace(
+            num_left=jnp.full(size, 100),
+            position=jnp.full(size, 24),
+            num_loops=jnp.full(size, TINY["num_loops"]),
+          )
+          state = jax.block_until_ready(slots_lib.State(cut, left))
+          start = time.process_time()
+          state, _ = jax.block_until_ready(
+            engine._programs.decode(
+              params, state, everyone, num_top=0, span=span, depth=depth
+            )
+          )
+          found.append(time.process_time() - start)
+        engine._state, each = state, 1e3 / engine.tokens_per_dispatch
+        rows.append(
+          {
+            "part": f"steps, {size} rows, {span} places",
+            "form": depth,
+            "cpu_milliseconds": min(found) * each,
+          }
+        )
+  return rows
 
 
 def exits():

@@ -133,7 +133,7 @@ def measured(
     cached_model.batch_axes(model.params),
     engine.TOKENS_PER_DISPATCH,
   )
-  active = np.ones(num_texts, bool)
+  rows = np.arange(num_texts, dtype=np.int32)
   chunks = batches.prompt_chunks(  # Only their shapes count.
     {},
     min(num_texts, engine.MAX_PREFILLS),
@@ -144,7 +144,7 @@ def measured(
   shared: dict[str, Any] = {"num_top": 0, "span": max_tokens}
   lowered = (
     programs.decode.lower(
-      model.params, state, _placed(model, active), **shared, with_exits=False
+      model.params, state, _placed(model, rows), **shared, depth=slots.LOOPS
     ),
     programs.prefill.lower(
       model.params, state, _placed(model, chunks), **shared

@@ -72,6 +72,23 @@ def prompt_chunks(
   return chunks
 
 
+def rows(
+  slot_ids: Sequence[int], row_sizes: Sequence[int], num_slots: int
+) -> np.ndarray:
+  """Slots that write tokens together, as `program.in_rows` takes them: i32 [R].
+
+  Args:
+    slot_ids: the slots.
+    row_sizes: numbers R for which there are programs, in order.
+    num_slots: B, which stands for no slot.
+  """
+  size = sizes.fitting(row_sizes, len(slot_ids))
+  found = np.full(size, num_slots, np.int32)
+  places = slot_ids if size == num_slots else range(len(slot_ids))
+  found[list(places)] = slot_ids
+  return found
+
+
 def options(
   draft_loops: int,
   running: Collection[RunningSequence],
@@ -88,8 +105,12 @@ def options(
   """
   requests = [sequence.request for sequence in running]
   if not draft_loops:
-    with_exits = any(one.exit_threshold < 1 for one in requests)
-    return num_tokens, {"with_exits": with_exits}
+    depth = limits.depth(len(requests))
+    if any(one.num_loops not in (0, limits.num_loops) for one in requests):
+      depth = slots.LOOPS
+    if any(one.exit_threshold < 1 for one in requests):
+      depth = slots.EXITS
+    return num_tokens, {"depth": depth}
   num, rounds = sizes.drafts(
     [sequence.drafts for sequence in running],
     draft_loops / limits.num_loops,
@@ -112,28 +133,30 @@ def generated_tokens(
   """The tokens of one step, by slot.
 
   Args:
-    generated: arrays on the host, [B].
+    generated: lists of B.
     slot_ids: the rows' slots.
     generating: the sequences, by slot.
   """
   tokens = {}
-  for row in np.flatnonzero(generated.valid).tolist():
-    sequence = generating[slot_ids[row]]
+  for row, slot in enumerate(slot_ids):
+    if not generated.valid[row]:
+      continue
+    sequence = generating[slot]
     num_top = sequence.request.top_log_probabilities
     top = zip(
-      generated.top_tokens[row, :num_top].tolist(),
-      generated.top_log_probabilities[row, :num_top].tolist(),
+      generated.top_tokens[row][:num_top],
+      generated.top_log_probabilities[row][:num_top],
       strict=True,
     )
-    loops, draft = int(generated.loops[row]), int(generated.draft[row])
+    loops, draft = int(generated.loops[row]), generated.draft[row]
     computed = int(generated.computed[row])
-    tokens[slot_ids[row]] = GeneratedToken(
+    tokens[slot] = GeneratedToken(
       request_id=sequence.request_id,
-      token=int(generated.token[row]),
-      log_probability=float(generated.log_probability[row]),
+      token=generated.token[row],
+      log_probability=generated.log_probability[row],
       top=tuple(top),
       loops=loops,
-      finish=_FINISH.get(int(generated.finish[row])),
+      finish=_FINISH.get(generated.finish[row]),
       accepted=_ACCEPTED.get(draft),
       computed=loops if draft == slots.NO_DRAFT else computed,
       copied=0 if sequence.num_generated else sequence.num_copied,

@@ -21,6 +21,8 @@ from loopjax.protocols import (
 from loopjax.run import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
+_MOST_UNROLLED = 32  # Layers times loops: each takes time to compile.
+
 
 class CachedModel(NamedTuple):
   """A model without its parameters, and the options of its cache; static.
@@ -88,6 +90,21 @@ class CachedModel(NamedTuple):
       )
     self.family.check_resumes(config, self.cache_kind)
 
+  def takes_rows(self, params: Any) -> bool:
+    """Whether tokens are written with a cache of the rows that write alone.
+
+    On a CPU, where copying them costs less than products of all slots' rows.
+    """
+    cache = self._cache_shapes(params, 1, self.max_tokens)
+    has_places = isinstance(cache, HasPlaces) and not self.prompt_tokens
+    return self.platform == "cpu" and has_places
+
+  def unrolls(self, config: Any) -> bool:
+    """Whether decoding may compile every layer in every loop by itself."""
+    if not isinstance(self.family, StacksLayers):
+      return False
+    return self.num_loops * config.num_layers <= _MOST_UNROLLED
+
   def for_decoding(self, params: Any) -> Any:
     """The model with its parameters, to be called outside of a loop.
 
@@ -122,7 +139,7 @@ class CachedModel(NamedTuple):
     cache: Any,
     *,
     valid: Array,
-    num_loops: Array,
+    num_loops: Array | None,
     exit_threshold: Array,
     span: int | None,
     resumed: exits.Resumed | None = None,
@@ -135,13 +152,14 @@ class CachedModel(NamedTuple):
       cache: cache of the tokens before them.
       valid: bool [B, S], false for padding.
       num_loops, exit_threshold: [B], as in `ExitPolicy`; without effect if the
-        family has no early exits.
+        family has no early exits. Without `num_loops` there are none, and all
+        loops run.
       span: number of cache entries that attention reads, see `HasSpan`; None
         for all.
       resumed: see `Resumes`, for a family that does.
     """
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
-    if isinstance(self.family, ExitsEarly):
+    if num_loops is not None and isinstance(self.family, ExitsEarly):
       options["exit_policy"] = exits.ExitPolicy(
         exit_threshold, num_loops, self.exit_rule, self.exit_kept
       )

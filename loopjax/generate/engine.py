@@ -22,7 +22,7 @@ from loopjax.generate.cached_model import CachedModel, default_exit_rule
 from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling
-from loopjax.generate.scheduler import RunningSequence, Scheduler, num_top
+from loopjax.generate.scheduler import BySlot, Scheduler, num_top
 from loopjax.protocols import CausalFamily
 
 MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
@@ -38,8 +38,9 @@ class Engine:
       cache does not grow with it.
     cache_kind: the kind of cache, one of the family's CACHES.
     cache_bytes: size of the cache.
-    chunk_sizes, group_sizes: tokens of a chunk of a prompt, and prompts read at
-      once, for which there are programs; in order.
+    chunk_sizes, group_sizes, row_sizes: tokens of a chunk of a prompt, prompts
+      read at once, and sequences that write at once, for which there are
+      programs; in order.
     tokens_per_dispatch: tokens generated between two looks at them by the host.
     prefixes: beginnings of prompts that need not be read again; None if all
       prompts are read.
@@ -126,13 +127,13 @@ class Engine:
     self.prefixes = prefixes_lib.make(
       cached_model, self._params, prefix_mib, self._state.cache
     )
-    self._programs = program.programs(
-      cached_model, cached_model.batch_axes(params), tokens_per_dispatch
-    )
+    axes = cached_model.batch_axes(params)
+    self._programs = program.programs(cached_model, axes, tokens_per_dispatch)
     self.chunk_sizes = sizes.prompt_chunks(
       config, spec, prompt_chunk, max_tokens
     )
-    self.group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS))
+    self.group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS), 2)
+    self.row_sizes = self.limits.row_sizes(num_slots)
     self.tokens_per_dispatch = tokens_per_dispatch
     self._scheduler = Scheduler(num_slots)
 
@@ -187,18 +188,37 @@ class Engine:
           found[token.request_id].append(token)
     return list(found.values())
 
+  def write_nothing(self, num_top: int, depth: str | None) -> None:
+    """Runs the programs that write tokens, for no sequence; see `decode`.
+
+    `depth` is None for that of sequences that run all loops.
+    """
+    for size in self.row_sizes:
+      for span in self.limits.spans:
+        self._state, _ = self._programs.decode(
+          self._params,
+          self._state,
+          np.full(size, self.num_slots, np.int32),
+          num_top=num_top,
+          span=span,
+          depth=depth or self.limits.depth(size),
+        )
+
   def _prefill(self) -> list[GeneratedToken]:
     """Reads a chunk of every prompt whose next chunk has the oldest's size."""
     prefilling = self._scheduler.prefilling
-    self._copy(list(prefilling.items())[:MAX_PREFILLS])
-    lengths = {slot: self._chunk_size(x) for slot, x in prefilling.items()}
+    self._copy(prefilling)
+    lengths = {
+      slot: sizes.fitting(self.chunk_sizes, sequence.num_unread)
+      for slot, sequence in prefilling.items()
+    }
     length = next(iter(lengths.values()))
-    slot_ids = [slot for slot, size in lengths.items() if size == length]
-    slot_ids = slot_ids[:MAX_PREFILLS]
+    alike = [slot for slot, size in lengths.items() if size == length]
+    slot_ids = alike[:MAX_PREFILLS]
     sequences = {slot: prefilling[slot] for slot in slot_ids}
     chunks = batches.prompt_chunks(
       sequences,
-      next(size for size in self.group_sizes if size >= len(slot_ids)),
+      sizes.fitting(self.group_sizes, len(slot_ids)),
       length,
       num_slots=self.num_slots,
       num_loops=self.limits.num_loops,
@@ -220,11 +240,11 @@ class Engine:
         self._scheduler.start_generating(slot)
     if not np.any(chunks.is_last):
       return []
-    return self._collect(jax.device_get(generated), slot_ids)
+    return self._collect(slots_lib.fetched(generated), slot_ids)
 
-  def _copy(self, sequences: list[tuple[int, RunningSequence]]) -> None:
+  def _copy(self, sequences: BySlot) -> None:
     """Copies to slots what was read of prompts that are yet to begin."""
-    for slot, sequence in sequences:
+    for slot, sequence in list(sequences.items())[:MAX_PREFILLS]:
       if self.prefixes and not sequence.num_read:
         self._state, number = self.prefixes.load(
           self._state, slot, sequence.request
@@ -235,32 +255,29 @@ class Engine:
     """Generates the next tokens of all sequences whose prompts were read."""
     return [
       token
-      for draft_loops, sequences in self._scheduler.by_draft_loops().items()
-      for token in self._write(draft_loops, sequences)
+      for sequences in self._scheduler.parts(self.row_sizes[-1])
+      for token in self._write(sequences)
     ]
 
-  def _write(
-    self, draft_loops: int, sequences: dict[int, RunningSequence]
-  ) -> list[GeneratedToken]:
+  def _write(self, sequences: BySlot) -> list[GeneratedToken]:
     """Generates the next tokens of sequences with the same `draft_loops`."""
-    active = np.zeros(self.num_slots, bool)
-    active[list(sequences)] = True
+    rows = batches.rows(list(sequences), self.row_sizes, self.num_slots)
     running = sequences.values()
+    draft_loops = next(iter(running)).request.draft_loops
     write = self._programs.speculate if draft_loops else self._programs.decode
     num_tokens, options = batches.options(
       draft_loops, running, self.tokens_per_dispatch, self.limits
     )
-    # The last generated token is yet to be read.
-    longest = max(x.num_read + x.num_generated for x in running) - 1
+    longest = max(sequence.num_tokens for sequence in running)
     self._state, generated = write(
       self._params,
       self._state,
-      active,
+      rows,
       num_top=num_top(running),
       span=self.limits.span(longest + num_tokens),
       **options,
     )
-    generated, slot_ids = jax.device_get(generated), range(self.num_slots)
+    generated, slot_ids = slots_lib.fetched(generated), rows.tolist()
     return [
       token
       for n in range(len(generated.valid))
@@ -280,8 +297,3 @@ class Engine:
       if token.finish:
         self._scheduler.release(slot)
     return list(tokens.values())
-
-  def _chunk_size(self, sequence: RunningSequence) -> int:
-    """The size of the next chunk of a prompt, padding included."""
-    fits = [size for size in self.chunk_sizes if size >= sequence.num_unread]
-    return fits[0] if fits else self.chunk_sizes[-1]

@@ -4,8 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from loopjax.errors import UserError
-from loopjax.generate import sizes
+from loopjax.generate import sizes, slots
 from loopjax.generate.cached_model import CachedModel
 from loopjax.generate.requests import GenerationRequest
 from loopjax.protocols import ExitsEarly
@@ -21,6 +23,9 @@ class Limits(NamedTuple):
     min_loops, num_loops: minimum and maximum number of loops of a token.
     exit_rule: the rule of early exits.
     on_cpu: whether reading several tokens at once takes longer than one.
+    rows_at_once: sequences that write tokens in one call; None for all slots,
+      also empty ones.
+    unrolls: whether all loops of a token can be compiled one by one.
     check_drafts: raises UserError if fewer loops cannot draft tokens.
   """
 
@@ -31,12 +36,41 @@ class Limits(NamedTuple):
   num_loops: int
   exit_rule: str
   on_cpu: bool
+  rows_at_once: int | None
+  unrolls: bool
   check_drafts: Callable[[], None]
 
   @property
   def max_prompt_tokens(self) -> int | None:
     """Maximum length of a prompt; None for any length."""
     return self.prompt_tokens or self.max_tokens
+
+  @property
+  def has_exits(self) -> bool:
+    """Whether a token may leave the loop early."""
+    return self.exit_rule != "fixed"
+
+  def row_sizes(self, num_slots: int) -> list[int]:
+    """Numbers of sequences that write at once, for which there are programs."""
+    if self.rows_at_once is None:
+      return [num_slots]
+    return sizes.powers(1, min(num_slots, self.rows_at_once))
+
+  @property
+  def spans(self) -> list[int | None]:
+    """All that `span` returns."""
+    most, found = self.max_tokens, [0]
+    if most is None:
+      return [None]
+    while found[-1] < most:
+      found.append(sizes.span(found[-1] + 1, most))
+    return [*found[1:]]
+
+  def depth(self, num_rows: int) -> str:
+    """One of `slots.DEPTHS`, for sequences that all run all loops."""
+    # Writes to a single row's slots would copy them, if these are apart.
+    unrolls = self.unrolls and num_rows > 1
+    return slots.UNROLLED if unrolls else slots.LOOPS
 
   def room(self, num_prompt: int) -> int | None:
     """Maximum number of tokens after a prompt; None for any number."""
@@ -66,7 +100,7 @@ class Limits(NamedTuple):
     loops, low, high = request.num_loops, self.min_loops, self.num_loops
     if loops and not low <= loops <= high:
       raise UserError(f"num_loops={loops} is not in [{low}, {high}]")
-    if request.exit_threshold < 1 and self.exit_rule == "fixed":
+    if request.exit_threshold < 1 and not self.has_exits:
       raise UserError(
         f"exit_threshold={request.exit_threshold} has no effect on a fixed"
         " number of loops"
@@ -89,7 +123,10 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     model: the model.
     params: its parameters.
   """
-  num_loops, spec = cached.num_loops, model.spec
+  num_loops, spec, takes_rows = (
+    cached.num_loops, model.spec, cached.takes_rows(params)
+  )  # fmt: skip
+  num_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
   return Limits(
     num_tokens=spec.vocab_size - spec.num_padding_tokens,
     max_tokens=cached.max_tokens if cached.is_bounded(params) else None,
@@ -98,5 +135,7 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     num_loops=num_loops,
     exit_rule=cached.exit_rule,
     on_cpu=cached.platform == "cpu",
+    rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
+    unrolls=takes_rows and cached.unrolls(model.config),
     check_drafts=functools.partial(cached.check_drafts, model.config),
   )

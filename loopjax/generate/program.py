@@ -11,12 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.generate import sampling, speculation
+from loopjax.generate import slots as slots_lib
 from loopjax.generate.cached_model import CachedModel, read_out
 from loopjax.generate.slots import (
+  EXITS,
   LENGTH,
   NO_DRAFT,
   STOP,
   UNFINISHED,
+  UNROLLED,
   Generated,
   PromptChunks,
   Slots,
@@ -31,9 +34,9 @@ class Programs(NamedTuple):
 
   Attributes:
     prefill: (params, state, chunks, num_top=, span=) -> (state, generated).
-    decode: (params, state, active, num_top=, span=, with_exits=) -> (state,
-      generated).
-    speculate: see `speculation.speculate`.
+    decode: (params, state, rows, num_top=, span=, depth=) -> (state,
+      generated), see `in_rows`.
+    speculate: the same with the options of `speculation.speculate`.
   """
 
   prefill: Any
@@ -48,15 +51,18 @@ def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
   They are compiled when they are first called.
   """
   read = functools.partial(prefill, cached_model=model, axes=axes)
-  write = functools.partial(decode, cached_model=model, num_steps=num_steps)
-  draft = functools.partial(speculation.speculate, cached_model=model)
+  write, draft = (
+    functools.partial(in_rows, write=write, cached_model=model)
+    for write in (
+      functools.partial(decode, num_steps=num_steps),
+      speculation.speculate,
+    )
+  )
   static = ("num_top", "span")
   of_drafts = ("draft_loops", "num_drafts", "num_rounds", "is_greedy")
   return Programs(
     jax.jit(read, static_argnames=static, donate_argnames="state"),
-    jax.jit(
-      write, static_argnames=(*static, "with_exits"), donate_argnames="state"
-    ),
+    jax.jit(write, static_argnames=(*static, "depth"), donate_argnames="state"),
     jax.jit(
       draft, static_argnames=(*static, *of_drafts), donate_argnames="state"
     ),
@@ -132,6 +138,43 @@ def prefill(
   return State(cache, slots), generated
 
 
+def in_rows(
+  params: Any,
+  state: State,
+  rows: Array,
+  *,
+  write: Any,
+  cached_model: CachedModel,
+  span: int | None,
+  **options: Any,
+) -> tuple[State, Generated]:
+  """Generates tokens in some slots.
+
+  Args:
+    params: the model's parameters.
+    state: donated.
+    rows: i32 [R], the slots; B, which is out of range, for none. If R is B,
+      slot i is in place i, or waits.
+    write: `decode` or `speculation.speculate`.
+    cached_model: the model without its parameters.
+    span: number of cache entries that attention reads, at least as many as the
+      longest sequence has tokens, new ones included; None for all.
+    options: others of `write`.
+
+  Returns:
+    The state, and the generated tokens [n, R].
+  """
+  call = functools.partial(write, cached_model=cached_model, **options)
+  active = rows < len(state.slots.token)
+  apart = options.get("depth") == UNROLLED
+  if len(rows) == len(state.slots.token) and not apart:
+    return call(params, state, active, span=span)
+  part = slots_lib.of_rows(state, rows, span, apart)
+  part, generated = call(params, part, active, span=None)
+  num_tokens = len(generated.valid)
+  return slots_lib.with_rows(state, part, rows, num_tokens), generated
+
+
 def decode(
   params: Any,
   state: State,
@@ -141,7 +184,7 @@ def decode(
   num_steps: int,
   num_top: int,
   span: int | None,
-  with_exits: bool,
+  depth: str,
 ) -> tuple[State, Generated]:
   """Generates up to `num_steps` tokens in every active slot.
 
@@ -154,13 +197,12 @@ def decode(
     num_top: number of most likely tokens to report.
     span: number of cache entries that attention reads, at least as many as the
       longest sequence has tokens, new ones included; None for all.
-    with_exits: whether any threshold is below 1. Otherwise the exit rule is not
-      computed.
+    depth: one of `slots.DEPTHS`.
 
   Returns:
     The state, and the generated tokens [num_steps, B].
   """
-  if not with_exits:
+  if depth != EXITS:
     cached_model = cached_model._replace(exit_rule="fixed")
   model = cached_model.for_decoding(params)
 
@@ -172,7 +214,7 @@ def decode(
       slots.token[:, None],
       cache,
       valid=live[:, None],
-      num_loops=slots.num_loops,
+      num_loops=None if depth == UNROLLED else slots.num_loops,
       exit_threshold=slots.exit_threshold,
       span=span,
     )

@@ -31,6 +31,12 @@ class RunningSequence:
   drafts: tuple[float, float] = (0.0, 0.0)
 
   @property
+  def num_tokens(self) -> int:
+    """Number of tokens that the model has read, after the prompt."""
+    # The last generated token is yet to be read.
+    return self.num_read + self.num_generated - 1
+
+  @property
   def num_unread(self) -> int:
     """Number of tokens of the prompt that are still to be read."""
     return len(self.request.prompt) - self.num_read
@@ -44,6 +50,9 @@ class RunningSequence:
       self.drafts = accepted + new, rejected + 1 - new
 
 
+BySlot = dict[int, RunningSequence]
+
+
 class Scheduler:
   """Gives slots to requests in the order in which they arrive.
 
@@ -54,8 +63,8 @@ class Scheduler:
   """
 
   def __init__(self, num_slots: int):
-    self.prefilling: dict[int, RunningSequence] = {}
-    self.generating: dict[int, RunningSequence] = {}
+    self.prefilling: BySlot = {}
+    self.generating: BySlot = {}
     self._waiting: collections.deque[RunningSequence] = collections.deque()
     self._free = list(range(num_slots))[::-1]
     self._next_id = 0
@@ -88,13 +97,20 @@ class Scheduler:
     while self._free and self._waiting:
       self.prefilling[self._free.pop()] = self._waiting.popleft()
 
-  def by_draft_loops(self) -> dict[int, dict[int, RunningSequence]]:
-    """Generating sequences by slot, for each number of loops that draft."""
-    groups: dict[int, dict[int, RunningSequence]] = {}
-    for slot, sequence in self.generating.items():
-      group = groups.setdefault(sequence.request.draft_loops, {})
-      group[slot] = sequence
-    return groups
+  def parts(self, most: int) -> list[BySlot]:
+    """Generating sequences by slot, at most so many together.
+
+    Those together have the same `draft_loops`, and are about as long.
+    """
+    groups: dict[int, list[int]] = {}
+    by_length = sorted(self.generating.items(), key=lambda x: x[1].num_tokens)
+    for slot, sequence in by_length:
+      groups.setdefault(sequence.request.draft_loops, []).append(slot)
+    return [
+      {slot: self.generating[slot] for slot in group[start : start + most]}
+      for group in groups.values()
+      for start in range(0, len(group), most)
+    ]
 
   def start_generating(self, slot: int) -> None:
     """Marks the prompt in a slot as read."""

@@ -1,6 +1,7 @@
 """The shapes that programs are compiled for: few, and not much too large."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loopjax.protocols import ReadsByChunk
@@ -12,14 +13,23 @@ NUM_DRAFTS = (2, 4, 8)
 # benchmarks/results/2026-11-24_cpu_2cores_speculation.md.
 _COST_ON_CPU = 0.25
 _SMALLEST_CHUNK = 16
+# Weights that stay in a CPU's caches are as fast for eight rows as for more,
+# and the places that so few attend to stay there, too:
+# benchmarks/results/2026-11-24_cpu_2cores_slots.md.
+_SMALL_WEIGHTS, _FEW_ROWS = 16 * 2**20, 8
 
 
-def powers(least: int, most: int) -> list[int]:
-  """least, 4 least, 16 least ... below `most`, and `most`."""
+def powers(least: int, most: int, factor: int = 4) -> list[int]:
+  """least, and its products with powers of `factor` below `most`; `most`."""
   sizes = [least]
-  while sizes[-1] * 4 < most:
-    sizes.append(sizes[-1] * 4)
+  while sizes[-1] * factor < most:
+    sizes.append(sizes[-1] * factor)
   return [size for size in sizes if size < most] + [most]
+
+
+def fitting(sizes: Sequence[int], num: int) -> int:
+  """The first size that is enough for `num`, or the last."""
+  return next((size for size in sizes if size >= num), sizes[-1])
 
 
 def prompt_chunks(
@@ -37,6 +47,11 @@ def prompt_chunks(
   if isinstance(config, ReadsByChunk):
     prompt_chunk += -prompt_chunk % config.read_chunk(spec)
   return powers(_SMALLEST_CHUNK, min(prompt_chunk, max_tokens))
+
+
+def rows_at_once(num_bytes: int) -> int:
+  """Sequences that write in one call on a CPU, for so many bytes of weights."""
+  return _FEW_ROWS if num_bytes <= _SMALL_WEIGHTS else sys.maxsize
 
 
 def span(num_tokens: int, most: int) -> int:

@@ -18,6 +18,9 @@ MAX_STOPS = 8  # Stop tokens of a request.
 MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
 UNFINISHED, STOP, LENGTH = range(3)  # Why a sequence ends with a token.
 NO_DRAFT, REJECTED, ACCEPTED = range(3)  # What became of the token's draft.
+# How many loops rows run: "unrolled": all; every loop is compiled by itself.
+# "loops": as many as each may. "exits": the exit rule is computed as well.
+DEPTHS = UNROLLED, LOOPS, EXITS = "unrolled", "loops", "exits"
 
 
 class Slots(NamedTuple):
@@ -88,15 +91,15 @@ class Generated(NamedTuple):
     computed: f32 [B], see `GeneratedToken`; arbitrary without a draft.
   """
 
-  valid: Array
-  token: Array
-  log_probability: Array
-  top_tokens: Array
-  top_log_probabilities: Array
-  loops: Array
-  finish: Array
-  draft: Array
-  computed: Array
+  valid: Any
+  token: Any
+  log_probability: Any
+  top_tokens: Any
+  top_log_probabilities: Any
+  loops: Any
+  finish: Any
+  draft: Any
+  computed: Any
 
 
 def empty_state(
@@ -157,6 +160,25 @@ def repeat(
   start = jnp.asarray(0), state, buffers
   _, state, buffers = jax.lax.while_loop(is_unfinished, one, start)
   return state, buffers
+
+
+def of_rows(state: State, rows: Array, span: int | None, apart: bool) -> State:
+  """The state of some slots, i32 [R]; see `Cache.of_rows`."""
+  slots = jax.tree.map(lambda x: x.at[rows].get(mode="clip"), state.slots)
+  return State(state.cache.of_rows(rows, span, apart=apart), slots)
+
+
+def with_rows(state: State, part: State, rows: Array, num_tokens: int) -> State:
+  """The state of all slots, after up to `num_tokens` tokens in some."""
+  slots = jax.tree.map(
+    lambda old, new: old.at[rows].set(new, mode="drop"), state.slots, part.slots
+  )
+  return State(state.cache.with_rows(part.cache, rows, num_tokens), slots)
+
+
+def fetched(generated: Generated) -> Generated:
+  """Generated tokens as lists on the host, which are faster than arrays."""
+  return jax.tree.map(lambda x: x.tolist(), jax.device_get(generated))
 
 
 def placed(tree: Any, devices: set[jax.Device]) -> Any:

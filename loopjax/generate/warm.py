@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 
-from loopjax.generate import sizes
+from loopjax.generate import slots
 from loopjax.generate.engine import Engine
 from loopjax.generate.prefixes import BLOCK
 from loopjax.generate.requests import GenerationRequest
 
-_EXIT = 0.5  # Any threshold below 1 has the same program.
-
 
 def compile_programs(engine: Engine) -> int:
-  """Runs requests of all sizes, so that later ones compile nothing.
+  """Runs all programs, so that later requests compile nothing.
 
   Prompts of every chunk size, alone and as many as are read at once, and texts
-  of every length, each with and without log-probabilities and exits.
+  of every length and number, each with and without log-probabilities and exits;
+  not with drafts or fewer loops.
 
   Args:
     engine: an engine without requests.
@@ -27,13 +26,16 @@ def compile_programs(engine: Engine) -> int:
   for requests in _batches(engine):
     engine.generate(requests)
     num += len(requests)
+  for num_top in (0, slots.MAX_TOP):
+    for depth in (None, slots.EXITS)[: 1 + engine.limits.has_exits]:
+      engine.write_nothing(num_top, depth)
   if prefixes is not None:
     engine.prefixes, most = prefixes, engine.limits.max_tokens
     assert most is not None  # Such a cache has places.
     for size in prefixes.sizes:
       for _ in range(2):  # The first time it is kept, the second time copied.
         length = min(size * BLOCK + 1, most)
-        engine.generate([_request(length, 0, 1.0)])
+        engine.generate([_request(length, 0)])
         num += 1
     prefixes.clear()
   return num
@@ -41,7 +43,6 @@ def compile_programs(engine: Engine) -> int:
 
 def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
   most = engine.limits.max_prompt_tokens or 2 * engine.chunk_sizes[-1]
-  thresholds = (1.0,) if engine.limits.exit_rule == "fixed" else (1.0, _EXIT)
   # A prompt has one chunk, or some of the largest size before its last.
   prompts = [
     more + size
@@ -51,26 +52,8 @@ def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
   for top in (0, 1):
     for length in prompts:
       for group in engine.group_sizes:
-        yield [_request(min(length, most), top, 1.0)] * group
-    for length in _lengths(engine):
-      for threshold in thresholds:
-        yield [_request(min(length, most), top, threshold)]
+        yield [_request(min(length, most), top)] * group
 
 
-def _lengths(engine: Engine) -> Iterator[int]:
-  """Prompts after which attention reads each number of cache entries."""
-  if engine.limits.max_tokens is None:
-    return
-  span = 0
-  while span < engine.limits.max_tokens:
-    span = sizes.span(span + 1, engine.limits.max_tokens)
-    yield max(1, span - engine.tokens_per_dispatch)
-
-
-def _request(length: int, top: int, threshold: float) -> GenerationRequest:
-  return GenerationRequest(
-    (0,) * length,
-    2,
-    top_log_probabilities=top,
-    exit_threshold=threshold,
-  )
+def _request(length: int, top: int) -> GenerationRequest:
+  return GenerationRequest((0,) * length, 1, top_log_probabilities=top)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from loopjax.nn import remat as remat_lib
 from loopjax.types import Array
@@ -55,7 +56,8 @@ def run_loop(
   elif kind == "unroll":
     rows = []
     for step in range(num_steps):
-      carry, record = step_fn(carry, jnp.asarray(step))
+      # Known when compiling, unlike an array of JAX.
+      carry, record = step_fn(carry, np.asarray(step, np.int32))
       rows.append(record)
     records = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
   else:

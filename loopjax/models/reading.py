@@ -4,7 +4,8 @@ from typing import Any
 
 from loopjax.nn import stack
 from loopjax.nn.attention import cache as cache_lib
-from loopjax.nn.attention.cache import Cache, SplitCache
+from loopjax.nn.attention.cache import Cache
+from loopjax.nn.attention.split import SplitCache
 from loopjax.types import PRECISIONS, Array, Output
 
 
@@ -53,8 +54,9 @@ def read(
   All loops run, even if all tokens have halted: later tokens attend to the keys
   and values of every loop.
   """
+  kind = "unroll" if isinstance(cache, Cache) and cache.apart else "scan"
   output = model(
-    tokens, num_loops=num_loops, kind="scan", cache=cache, valid=valid
+    tokens, num_loops=num_loops, kind=kind, cache=cache, valid=valid
   )
   return output._replace(cache=None), output.cache
 

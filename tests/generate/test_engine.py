@@ -23,10 +23,11 @@ from tests_support import by_size, crossing
 
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.generate import sizes, warm
+from loopjax.generate import sizes, slots, warm
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
+from loopjax.generate.scheduler import Scheduler
 from loopjax.kernels.token_loss import token_scores
 from loopjax.models import CAUSAL
 
@@ -93,6 +94,66 @@ def test_attention_looks_at_no_more_places_than_are_needed(
     )
   # Nine tokens of the prompt and four new ones: one more than twelve places.
   assert spans[:3] == [16, 24, 24]
+
+
+@crossing(("name", "options"), [
+  ("looped", {}), ("looped", {"cache_kind": "mean"}),
+  ("recurrent", {"cache_kind": "continuous"}),
+], ids=str)  # fmt: skip
+def test_few_that_are_as_long_write_together(monkeypatch, name, options):
+  """Each as alone, whether its loops are compiled one by one or not."""
+  asked = [
+    GenerationRequest(prompt, 7, Sampling(temperature, seed=3))
+    for prompt, temperature in zip(PROMPTS, (0, 1, 0, 1), strict=True)
+  ]
+  expected = [
+    engine_of(name, num_slots=1, **options).generate([one])[0] for one in asked
+  ]
+  monkeypatch.setattr(sizes, "_FEW_ROWS", 2)
+  engine, calls = engine_of(name, num_slots=4, **options), []
+  decode = engine._programs.decode
+
+  def spied(params, state, rows, **more):
+    calls.append((len(rows), more["depth"]))
+    return decode(params, state, rows, **more)
+
+  engine._programs = engine._programs._replace(decode=spied)
+  found = engine.generate(asked)
+  for text, same in zip(found, expected, strict=True):
+    assert ids(text) == ids(same)
+    np.testing.assert_allclose(
+      [one.log_probability for one in text],
+      [one.log_probability for one in same],
+      atol=1e-4,
+    )
+  assert dict(calls) == {
+    1: slots.LOOPS, 2: slots.UNROLLED,
+  }  # fmt: skip
+
+
+def test_short_ones_write_together_and_long_ones():
+  """Whatever their slots; never with and without drafts."""
+  lengths, scheduler = (9, 2, 8, 1, 3), Scheduler(5)
+  for length in lengths:
+    drafts = 1 if length == 3 else 0
+    request = GenerationRequest((1,) * length, 4, GREEDY, draft_loops=drafts)
+    scheduler.add(request)
+  scheduler.admit()
+  for slot, sequence in list(scheduler.prefilling.items()):
+    sequence.num_read = len(sequence.request.prompt)
+    scheduler.start_generating(slot)
+  found = [[one.num_read for one in x.values()] for x in scheduler.parts(2)]
+  assert found == [[1, 2], [8, 9], [3]]
+
+
+def test_all_slots_write_together_where_weights_are_large(monkeypatch):
+  monkeypatch.setattr(sizes, "_SMALL_WEIGHTS", 0)
+  monkeypatch.setattr(sizes, "_FEW_ROWS", 2)
+  assert engine_of("looped", num_slots=20).row_sizes == [1, 4, 16, 20]
+  monkeypatch.undo()
+  assert engine_of("looped", num_slots=20).row_sizes == [1, 4, 8]
+  # What a model that sleeps keeps has no places.
+  assert engine_of("sleep", num_slots=20).row_sizes == [20]
 
 
 def test_later_parts_of_a_prompt_read_all_before_them(monkeypatch):

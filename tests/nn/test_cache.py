@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loopjax.nn.attention import cache as cache_lib
+from loopjax.nn.attention import split
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS
 
@@ -28,7 +29,7 @@ def empty(kind, max_tokens=ROOM):
 def caches(kind, max_tokens=ROOM):
   """As `models.reading` puts them together."""
   if kind == "split":
-    return cache_lib.SplitCache(empty("per_loop", 6), empty("last_loop", 4))
+    return split.SplitCache(empty("per_loop", 6), empty("last_loop", 4))
   return empty(kind, max_tokens)
 
 
@@ -138,6 +139,43 @@ def test_a_span_is_the_first_places():
     width = min(5, part.capacity)
     np.testing.assert_array_equal(got, key[1, :, :, :width])
     np.testing.assert_array_equal(other, -got)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", cache_lib.KINDS)
+def test_rows_are_read_and_written_apart_from_others(kind, apart):
+  """As in the whole cache; a row out of range stands for none."""
+
+  def filled(cache, valid, apart=False):
+    places = cache.places(jnp.asarray(valid))
+    shape = (*valid.shape, 2, 4)
+    for number in range(SLOTS):
+      slot = number if apart else jnp.asarray(number)
+      key = jnp.sin(number + jnp.arange(1.0, 1 + np.prod(shape)))
+      cache = cache.write(slot, key.reshape(shape), -key.reshape(shape), places)
+    return cache.extended(places)
+
+  whole = filled(caches(kind), np.arange(2)[None] < [[2], [1], [0]])
+  rows = jnp.asarray([2, ROWS, 0])
+  part = filled(
+    whole.of_rows(rows, 5, apart=apart), np.ones((3, 2), bool), apart
+  )
+  assert part.capacity == 5 and part.apart == apart
+  found = whole.with_rows(part, rows, 3)
+  assert found.length.tolist() == [4, 1, 2]
+  for old, some, new in (
+    (whole.key, part.key, found.key), (whole.value, part.value, found.value),
+  ):  # fmt: skip
+    some = jnp.stack(some) if apart else some
+    np.testing.assert_array_equal(new[:, 1], old[:, 1])
+    for place, row in ((0, 2), (2, 0)):
+      length = found.length[row]
+      np.testing.assert_array_equal(
+        new[:, row, :, :length], some[:, place, :, :length]
+      )
+      np.testing.assert_array_equal(
+        new[:, row, :, : whole.length[row]], old[:, row, :, : whole.length[row]]
+      )
 
 
 @pytest.mark.parametrize("with_own", [False, True])

@@ -93,8 +93,9 @@ def read(
   """
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if exit_policy is None:
+    kind = "unroll" if cache.apart else "scan"
     output = model(
-      tokens, num_loops=num_loops, kind="scan", cache=cache, valid=valid
+      tokens, num_loops=num_loops, kind=kind, cache=cache, valid=valid
     )
     return output._replace(cache=None), output.cache
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +29,15 @@ class Cache:
 
   Attributes:
     key, value: [slots, B, G, M, d_h]; keys are rotated. If loops share keys and
-      values, there is one slot per layer.
+      values, there is one slot per layer. A tuple of slots if they are `apart`.
     length: i32 [B], number of tokens in each row.
     weight: f32 [K], weights with which loops update shared keys and values, see
       `loop_weights`; None if every loop has its own.
     span: N, number of places that attention reads; M if None.
   """
 
-  key: Array
-  value: Array
+  key: Any
+  value: Any
   length: Array
   weight: Array | None = None
   span: int | None = None
@@ -50,7 +50,12 @@ class Cache:
   @property
   def capacity(self) -> int:
     """M, maximum number of tokens of a row."""
-    return self.key.shape[3]
+    return self.key[0].shape[2] if self.apart else self.key.shape[3]
+
+  @property
+  def apart(self) -> bool:
+    """Whether every slot is an array of its own, see `of_rows`."""
+    return isinstance(self.key, tuple)
 
   def within(self, span: int | None) -> "Cache":
     """The same cache; attention reads only the first `span` places of a row.
@@ -84,22 +89,30 @@ class Cache:
     before are written, where w_k is the weight of the loop.
     """
     assert slot is not None
-    rows = jnp.arange(len(places))[:, None]
+    rows, weight = jnp.arange(len(places))[:, None], None
     if self.weight is not None:
       weight, slot = self.weight[slot // len(self.key)], slot % len(self.key)
-      key = _blend(self.key[slot, rows, :, places], key, weight)
-      value = _blend(self.value[slot, rows, :, places], value, weight)
-    at = slot, rows, slice(None), places
+
+    def written(slots: Any, new: Array) -> Any:
+      of_slot = rows, slice(None), places
+      x, at = (
+        (slots[slot], of_slot) if self.apart else (slots, (slot, *of_slot))
+      )
+      if weight is not None:
+        new = _blend(x[at], new, weight)
+      x = x.at[at].set(new, mode="drop")
+      return (*slots[:slot], x, *slots[slot + 1 :]) if self.apart else x
+
     return dataclasses.replace(
-      self,
-      key=self.key.at[at].set(key, mode="drop"),
-      value=self.value.at[at].set(value, mode="drop"),
+      self, key=written(self.key, key), value=written(self.value, value)
     )
 
   def read(self, slot: Array | None) -> tuple[Array, Array]:
     """Keys and values of a slot, [B, G, N, d_h]."""
     assert slot is not None
     slot = slot if self.weight is None else slot % len(self.key)
+    if self.apart:
+      return self.key[slot], self.value[slot]
     span = slice(self.span or self.capacity)
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
@@ -112,6 +125,59 @@ class Cache:
     """The same cache; of `rows`, bool [B], only `length` tokens, i32 [B]."""
     length = jnp.where(rows, length, self.length)
     return dataclasses.replace(self, length=length)
+
+  def of_rows(self, rows: Array, span: int | None, *, apart: bool) -> "Cache":
+    """A cache of some rows, i32 [R], with no more than their first places.
+
+    Args:
+      rows: a row out of range stands for any; its contents are arbitrary.
+      span: number of places; M if None.
+      apart: whether every slot is an array of its own. XLA's CPU compiler
+        copies a slot before it multiplies with it, unless it is one. Slots are
+        then read and written by integers that are known when compiling.
+    """
+    span = self.capacity if span is None else min(span, self.capacity)
+
+    def taken(x: Array) -> Any:
+      if apart:
+        each = range(len(x))
+        return tuple(x.at[i, rows, :, :span].get(mode="clip") for i in each)
+      return x.at[:, rows, :, :span].get(mode="clip")
+
+    return Cache(
+      taken(self.key),
+      taken(self.value),
+      self.length.at[rows].get(mode="clip"),
+      self.weight,
+    )
+
+  def with_rows(self, part: "Cache", rows: Array, num_tokens: int) -> "Cache":
+    """This cache, with what was added to some of its rows.
+
+    Args:
+      part: from `of_rows`, with at most `num_tokens` more in each row.
+      rows: the rows, i32 [R]; those out of range are left out.
+      num_tokens: static.
+    """
+    first = self.length.at[rows].get(mode="clip")[:, None]
+    places = first + jnp.arange(num_tokens)[None]
+    each = jnp.arange(len(rows))[:, None]
+
+    def added(x: Array, new: Any) -> Array:
+      # [R, num_tokens, slots, G, d_h]
+      new = (
+        jnp.stack([x.at[each, :, places].get(mode="clip") for x in new], axis=2)
+        if part.apart
+        else new.at[:, each, :, places].get(mode="clip")
+      )
+      return x.at[:, rows[:, None], :, places].set(new, mode="drop")
+
+    return dataclasses.replace(
+      self,
+      key=added(self.key, part.key),
+      value=added(self.value, part.value),
+      length=self.length.at[rows].set(part.length, mode="drop"),
+    )
 
   def with_skipped(
     self, num_loops: int, loops: Array, places: Array, own: "KeyValues | None"
@@ -154,88 +220,6 @@ class Cache:
     )
 
 
-class SplitCache(NamedTuple):
-  """Keys and values of every loop for prompts, shared ones for other tokens.
-
-  Tokens that are read several at a time are prompts. The places of `prompt`
-  precede those of `generated`.
-
-  Attributes:
-    prompt: cache with a slot for every layer in every loop.
-    generated: cache with one slot per layer, shared by all loops.
-  """
-
-  prompt: Cache
-  generated: Cache
-
-  @property
-  def num_slots(self) -> int:
-    """Layers times loops."""
-    return self.prompt.num_slots
-
-  @property
-  def capacity(self) -> int:
-    """Number of places of both caches."""
-    return self.prompt.capacity + self.generated.capacity
-
-  def within(self, span: int | None) -> "SplitCache":
-    """As in `Cache`, for each cache."""
-    return SplitCache(self.prompt.within(span), self.generated.within(span))
-
-  def places(self, valid: Array) -> Array:
-    """As in `Cache`."""
-    if valid.shape[1] > 1:
-      places = self.prompt.places(valid)
-      return jnp.where(places < self.prompt.capacity, places, self.capacity)
-    return self.prompt.capacity + self.generated.places(valid)
-
-  def positions(self, places: Array) -> Array:
-    """As in `Cache`."""
-    if places.shape[1] > 1:
-      return places + self.generated.length[:, None]
-    return places - self.prompt.capacity + self.prompt.length[:, None]
-
-  def visible(self, places: Array) -> Array:
-    """As in `Cache`."""
-    prompt, rest = places, places - self.prompt.capacity
-    if places.shape[1] > 1:
-      rest = jnp.broadcast_to(self.generated.length[:, None] - 1, places.shape)
-    else:
-      prompt = self.prompt.length[:, None] - 1
-    both = self.prompt.visible(prompt), self.generated.visible(rest)
-    return jnp.concatenate(both, axis=2)
-
-  def write(
-    self, slot: Array | None, key: Array, value: Array, places: Array
-  ) -> "SplitCache":
-    """As in `Cache`."""
-    if places.shape[1] > 1:
-      written = self.prompt.write(slot, key, value, places)
-      return self._replace(prompt=written)
-    at = places - self.prompt.capacity
-    return self._replace(generated=self.generated.write(slot, key, value, at))
-
-  def read(self, slot: Array | None) -> tuple[Array, Array]:
-    """As in `Cache`; concatenates the two caches, which copies both."""
-    both = zip(self.prompt.read(slot), self.generated.read(slot), strict=True)
-    key, value = (jnp.concatenate(x, axis=2) for x in both)
-    return key, value
-
-  def extended(self, places: Array) -> "SplitCache":
-    """As in `Cache`."""
-    if places.shape[1] > 1:
-      return self._replace(prompt=self.prompt.extended(places))
-    at = places - self.prompt.capacity
-    return self._replace(generated=self.generated.extended(at))
-
-  def with_skipped(
-    self, num_loops: int, loops: Array, places: Array, own: "KeyValues | None"
-  ) -> "SplitCache":
-    """Unchanged: only generated tokens skip loops, and loops share those."""
-    del num_loops, loops, places, own
-    return self
-
-
 class KeyValues(NamedTuple):
   """Rotated keys, and values, of S tokens in L layers: [L, B, S, G, d_h]."""
 
@@ -243,7 +227,7 @@ class KeyValues(NamedTuple):
   value: Array
 
 
-def check(cache: Cache | SplitCache | None, num_slots: int) -> None:
+def check(cache: Any, num_slots: int) -> None:
   """Asserts that a cache, if there is one, has this number of slots."""
   assert cache is None or cache.num_slots == num_slots, cache.num_slots
 

@@ -1,12 +1,13 @@
 """A cache of three stacks: before a loop, in it, and after it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from loopjax.nn.attention import cache as cache_lib
-from loopjax.nn.attention.cache import Cache, SplitCache
+from loopjax.nn.attention.cache import Cache
+from loopjax.nn.attention.split import SplitCache
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
@@ -38,6 +39,11 @@ class PartsCache(NamedTuple):
     """M, maximum number of tokens of a row."""
     return self.core.capacity
 
+  @property
+  def apart(self) -> bool:
+    """See `Cache.apart`."""
+    return isinstance(self.core, Cache) and self.core.apart
+
   def within(self, span: int | None) -> "PartsCache":
     """See `Cache.within`."""
     return self._each(lambda part: part.within(span))
@@ -49,6 +55,31 @@ class PartsCache(NamedTuple):
       return part.cut(length, rows) if isinstance(part, Cache) else part
 
     return self._each(one)
+
+  def of_rows(
+    self, rows: Array, span: int | None, *, apart: bool
+  ) -> "PartsCache":
+    """See `Cache.of_rows`; for caches without a part for prompts."""
+
+    def one(part: Any) -> Any:
+      return part.of_rows(rows, span, apart=apart and part.num_slots > 0)
+
+    some = self._each(one)
+    if self.state is None:
+      return some
+    return some._replace(state=self.state.at[rows].get(mode="clip"))
+
+  def with_rows(self, part: Any, rows: Array, num_tokens: int) -> "PartsCache":
+    """See `Cache.with_rows`."""
+    whole: Any = self
+    more = PartsCache(
+      prelude=whole.prelude.with_rows(part.prelude, rows, num_tokens),
+      core=whole.core.with_rows(part.core, rows, num_tokens),
+      coda=whole.coda.with_rows(part.coda, rows, num_tokens),
+    )
+    if self.state is None:
+      return more
+    return more._replace(state=self.state.at[rows].set(part.state, mode="drop"))
 
   def extended(self, places: Array, state: Array) -> "PartsCache":
     """See `Cache.extended`; `state` [B, S, D] is that after the loops."""

@@ -1,0 +1,90 @@
+"""A cache with all loops of prompts, and shared ones of other tokens."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from loopjax.nn.attention.cache import Cache, KeyValues
+from loopjax.types import Array
+
+
+class SplitCache(NamedTuple):
+  """Keys and values of every loop for prompts, shared ones for other tokens.
+
+  Tokens that are read several at a time are prompts. The places of `prompt`
+  precede those of `generated`.
+
+  Attributes:
+    prompt: cache with a slot for every layer in every loop.
+    generated: cache with one slot per layer, shared by all loops.
+  """
+
+  prompt: Cache
+  generated: Cache
+
+  @property
+  def num_slots(self) -> int:
+    """Layers times loops."""
+    return self.prompt.num_slots
+
+  @property
+  def capacity(self) -> int:
+    """Number of places of both caches."""
+    return self.prompt.capacity + self.generated.capacity
+
+  def within(self, span: int | None) -> "SplitCache":
+    """As in `Cache`, for each cache."""
+    return SplitCache(self.prompt.within(span), self.generated.within(span))
+
+  def places(self, valid: Array) -> Array:
+    """As in `Cache`."""
+    if valid.shape[1] > 1:
+      places = self.prompt.places(valid)
+      return jnp.where(places < self.prompt.capacity, places, self.capacity)
+    return self.prompt.capacity + self.generated.places(valid)
+
+  def positions(self, places: Array) -> Array:
+    """As in `Cache`."""
+    if places.shape[1] > 1:
+      return places + self.generated.length[:, None]
+    return places - self.prompt.capacity + self.prompt.length[:, None]
+
+  def visible(self, places: Array) -> Array:
+    """As in `Cache`."""
+    prompt, rest = places, places - self.prompt.capacity
+    if places.shape[1] > 1:
+      rest = jnp.broadcast_to(self.generated.length[:, None] - 1, places.shape)
+    else:
+      prompt = self.prompt.length[:, None] - 1
+    both = self.prompt.visible(prompt), self.generated.visible(rest)
+    return jnp.concatenate(both, axis=2)
+
+  def write(
+    self, slot: Array | None, key: Array, value: Array, places: Array
+  ) -> "SplitCache":
+    """As in `Cache`."""
+    if places.shape[1] > 1:
+      written = self.prompt.write(slot, key, value, places)
+      return self._replace(prompt=written)
+    at = places - self.prompt.capacity
+    return self._replace(generated=self.generated.write(slot, key, value, at))
+
+  def read(self, slot: Array | None) -> tuple[Array, Array]:
+    """As in `Cache`; concatenates the two caches, which copies both."""
+    both = zip(self.prompt.read(slot), self.generated.read(slot), strict=True)
+    key, value = (jnp.concatenate(x, axis=2) for x in both)
+    return key, value
+
+  def extended(self, places: Array) -> "SplitCache":
+    """As in `Cache`."""
+    if places.shape[1] > 1:
+      return self._replace(prompt=self.prompt.extended(places))
+    at = places - self.prompt.capacity
+    return self._replace(generated=self.generated.extended(at))
+
+  def with_skipped(
+    self, num_loops: int, loops: Array, places: Array, own: KeyValues | None
+  ) -> "SplitCache":
+    """Unchanged: only generated tokens skip loops, and loops share those."""
+    del num_loops, loops, places, own
+    return self
