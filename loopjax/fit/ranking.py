@@ -27,6 +27,7 @@ PARTS = (
   "gate",
   "halting",
   "read_out",
+  "parameters",
   "optimizer",
 )
 REST = "the rest"

@@ -65,7 +65,8 @@ def test_float32_is_exact_and_bfloat16_is_rounded():
   run = functools.partial(
     gated_delta, implementation="pallas_tpu", chunk_size=16
   )
-  for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)):
+  # Operands of all products but the inverse's have the 8 bits of bfloat16.
+  for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 3e-2)):
     operands = examples(5, 40, dtype)
     with pltpu.force_tpu_interpret_mode(POISON):
       actual = jax.jit(run, compiler_options=FAST)(*operands)

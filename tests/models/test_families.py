@@ -94,6 +94,7 @@ VALUES = {
   "num_key_value_heads": (1,), "head_width": (4,), "qk_norm": (True,),
   "exit_gate": ("alone",), "entropy_weight": (0.5,),
   "value_bias": (True,), "norm_epsilon": (0.5,),
+  "rope_scaling": ((8.0, 1.0, 4.0, 8.0),),
   # UTM.
   "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
   "positions": ("offset", "overlap"), "step_embedding": ("clamp",),

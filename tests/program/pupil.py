@@ -24,6 +24,7 @@ HEADLINE: tuple[str, ...] = ()
 class Config:
   width: int = 8
   num_loops: int = 1
+  precision: str = "float32"
 
 
 class Model(nnx.Module):
