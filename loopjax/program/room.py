@@ -48,7 +48,7 @@ def with_remat(
   device = mesh.devices.flat[0]
   options = remat.resolve(settings.loop, device.platform)
   if settings.loop.remat == "auto" and device.platform not in remat.AUTO:
-    memory = _memory(device) if memory is None else memory
+    memory = _memory(mesh) if memory is None else memory
     if memory:
       free = SHARE * (memory - _state_bytes(settings, mesh))
       if mesh.shape["fsdp"] > 1:
@@ -146,7 +146,7 @@ def gathering(
   """
   if mesh.shape["tensor"] > 1:
     return "use"
-  memory = _memory(mesh.devices.flat[0]) if memory is None else memory
+  memory = _memory(mesh) if memory is None else memory
   if mesh.shape["fsdp"] == 1 or not memory:
     return "step"
   weights, gradients = _gathered_bytes(settings)
@@ -175,8 +175,12 @@ def _gathered_bytes(
   return number * compute, number * (sums * full + compute)
 
 
-def _memory(device: Any) -> int | None:
-  stats = device.memory_stats()
+def _memory(mesh: Mesh) -> int | None:
+  """Bytes of a device of this process: those of others do not tell theirs."""
+  here = jax.process_index()
+  own = (x for x in mesh.devices.flat if x.process_index == here)
+  device = next(own, None)
+  stats = device.memory_stats() if device else None
   return stats.get("bytes_limit") if stats else None
 
 

@@ -18,6 +18,7 @@ class Device:
   """What is asked of an accelerator."""
 
   platform = "gpu"
+  process_index = 0
 
   def __init__(self, limit=None):
     self.limit = limit
@@ -26,11 +27,20 @@ class Device:
     return {"bytes_limit": self.limit} if self.limit else None
 
 
-class OneDevice:
-  """A mesh of one."""
+class Remote(Device):
+  """One of another process, which JAX does not ask."""
 
-  def __init__(self, device):
-    self.devices = np.array([[[device]]], object)
+  process_index = 1
+
+  def memory_stats(self):
+    raise ValueError("MemoryStats is only supported for addressable devices")
+
+
+class OneDevice:
+  """A mesh of one; others may come before it."""
+
+  def __init__(self, device, *others):
+    self.devices = np.array([[[*others, device]]], object)
     self.shape = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
@@ -48,6 +58,11 @@ def kept(policy, num_examples=4, **overrides):
 
 def test_what_is_kept_grows_with_examples_and_is_less_if_recomputed():
   assert kept("none", 8) > 1.5 * kept("none") > 3 * kept("full")
+
+
+def test_memory_is_that_of_a_device_of_this_process():
+  assert room._memory(OneDevice(Device(limit=7), Remote())) == 7
+  assert room._memory(OneDevice(Remote())) is None
 
 
 @pytest.mark.long
