@@ -123,9 +123,8 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     model: the model.
     params: its parameters.
   """
-  num_loops, spec, takes_rows = (
-    cached.num_loops, model.spec, cached.takes_rows(params)
-  )  # fmt: skip
+  num_loops, spec = cached.num_loops, model.spec
+  takes_rows = cached.takes_rows(params)
   num_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
   return Limits(
     num_tokens=spec.vocab_size - spec.num_padding_tokens,

@@ -32,7 +32,7 @@ class RunningSequence:
 
   @property
   def num_tokens(self) -> int:
-    """Number of tokens that the model has read, after the prompt."""
+    """Number of tokens in the cache, once the prompt is read."""
     # The last generated token is yet to be read.
     return self.num_read + self.num_generated - 1
 

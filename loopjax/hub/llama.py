@@ -116,9 +116,8 @@ def _scaling(config: Mapping[str, Any]) -> tuple[float, ...]:
   if kind == "default" and "factor" not in given:
     return ()
   if kind != "llama3":
-    name = (
-      "rope_parameters" if config.get("rope_parameters") else ("rope_scaling")
-    )
+    is_new = bool(config.get("rope_parameters"))
+    name = "rope_parameters" if is_new else "rope_scaling"
     raise UserError(f"{name}={given!r} is not supported")
   return tuple(float(need(given, x, (int, float))) for x in _LLAMA3)
 

@@ -48,7 +48,7 @@ def once(function: Callable[..., Any], *args: Any) -> Once:
   """
   closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
   jaxpr, _ = _narrowed(closed.jaxpr, range(len(closed.jaxpr.invars)))
-  # Stacks of weights that loops passed on, and nobody reads any more.
+  # Stacks of weights that loops passed on, and that are not read any more.
   jaxpr, _ = partial_eval.dce_jaxpr(
     jaxpr, [True] * len(jaxpr.outvars), instantiate=True
   )

@@ -157,7 +157,7 @@ def test_a_window_and_its_past(monkeypatch, implementation, masked):
 
 
 def test_the_backward_pass_of_cudnn_is_called_for_every_part():
-  """Lowered alone, as `fit` does without a GPU; nobody reads a bias's own."""
+  """Lowered alone, as `fit` does without a GPU; the bias's own is not read."""
   x = jax.ShapeDtypeStruct((2, 16, 4, 64), jnp.bfloat16)
   past = jax.ShapeDtypeStruct((2, 48, 4, 64), jnp.bfloat16)
   row = jax.ShapeDtypeStruct((2, 64), jnp.int32)

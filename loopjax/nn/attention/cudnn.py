@@ -57,7 +57,7 @@ def backward(
     width**-0.5,
     _SEED,
     _DROPOUT,
-    ("bias" in options, False),  # Nobody reads a gradient of the bias.
+    ("bias" in options, False),  # The gradient of the bias is not read.
     options["mask_type"],
     fused.AttentionLayout.BTNH.value,
     None,

@@ -1,4 +1,4 @@
-"""Splash attention to a part, for TPUs: it skips blocks that nobody sees.
+"""Splash attention to a part, for TPUs: it skips blocks that no query sees.
 
 JAX's kernel has no derivative with the sums of exponentials as a result. Here
 its backward pass is called with those of all parts.
