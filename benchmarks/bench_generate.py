@@ -9,7 +9,7 @@
   steps   CPU milliseconds of a step of each of --batches rows, in calls of
           eight, by places that attention reads, and by how loops are compiled
   exits   full depth, half by num_loops, and by a gate that leaves there, one
-          text and eight; with --workdir of a run the gate at each of
+          text and eight; with --workdir of a run --exit_rule at each of
           --thresholds, with the loss on --rows rows of its test split that are
           read token by token with the same exits
   drafts  greedy texts of --workdir (zoo:novels) with each number of loops that
@@ -48,7 +48,7 @@ from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
-from loopjax.models import looped
+from loopjax.models import CAUSAL, looped
 from loopjax.run import provenance
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved import trained
@@ -58,7 +58,8 @@ _PARTS = flags.DEFINE_list("parts", ["cache", "slots", "exits"], "To run.")
 _TURNS = flags.DEFINE_integer("turns", 3, "Timed turns.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Of exits and torch.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "A run whose exits to time.")
-_THRESHOLDS = flags.DEFINE_list("thresholds", ["0.5"], "Of that run's gate.")
+_EXIT_RULE = flags.DEFINE_string("exit_rule", "gate", "Of that run.")
+_THRESHOLDS = flags.DEFINE_list("thresholds", ["0.5"], "Of that rule.")
 _PROMPT_LENGTH = flags.DEFINE_integer("prompt_length", 1024, "Of prefix.")
 _ROWS = flags.DEFINE_integer("rows", 128, "Of its test split.")
 GREEDY = Sampling(temperature=0)
@@ -243,14 +244,18 @@ def exits():
     forms = {
       f"num_loops {n}": {"num_loops": n} for n in range(1, loops)
     } | {
-      f"gate at {x}": {"exit_threshold": float(x)} for x in _THRESHOLDS.value
+      f"{_EXIT_RULE.value} at {x}": {"exit_threshold": float(x)}
+      for x in _THRESHOLDS.value
     }  # fmt: skip
     losses = {
       form: read_out(language_model, **options)
       for form, options in (forms | full).items()
     }
     make = lambda size: source.make_engine(  # noqa: E731
-      language_model, num_slots=size, max_tokens=256
+      language_model,
+      num_slots=size,
+      max_tokens=256,
+      exit_rule=_EXIT_RULE.value,
     )
   else:
     graphdef, params = make_model(TINY, 256, exit_gate="joint")
@@ -303,17 +308,20 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
   size, length = inputs.shape
   most = language_model.call["num_loops"]
   policy = exits_lib.ExitPolicy(
-    jnp.full(size, exit_threshold), jnp.full(size, num_loops or most), "gate"
+    jnp.full(size, exit_threshold),
+    jnp.full(size, num_loops or most),
+    _EXIT_RULE.value,
   )
+  family = CAUSAL[language_model.facts["model"]]
 
   @jax.jit
   def score(params, inputs, targets):
     model = nnx.merge(language_model.graphdef, params)
-    cache = looped.empty_cache(model, size, length)
+    cache = family.empty_cache(model, size, length)
 
     def step(cache, pair):
       token, target = pair
-      output, cache = looped.read(
+      output, cache = family.read(
         model, token[:, None], cache, exit_policy=policy
       )
       chance = jax.nn.log_softmax(output.logits[:, 0])
