@@ -69,7 +69,11 @@ def prompt_chunks(
     after.stops[row, : len(request.stop_tokens)] = request.stop_tokens
     after.num_loops[row] = request.num_loops or num_loops
     after.exit_threshold[row] = request.exit_threshold
-  return chunks
+  fewer = [sequence.request.prefill_loops for sequence in sequences.values()]
+  if not any(fewer):
+    return chunks
+  fewer += [0] * (num_rows - len(fewer))
+  return chunks._replace(num_loops=np.array(fewer, np.int32))
 
 
 def rows(

@@ -90,6 +90,25 @@ class CachedModel(NamedTuple):
       )
     self.family.check_resumes(config, self.cache_kind)
 
+  def check_prefill(self, config: Any) -> None:
+    """Raises UserError if prompts cannot be read with fewer loops."""
+    if not isinstance(self.family, ExitsEarly):
+      raise UserError(
+        "prefill_loops: the tokens of this family of models cannot skip loops"
+      )
+    if self.prompt_tokens:
+      raise UserError(
+        f"prefill_loops: prompt_tokens={self.prompt_tokens} keeps all loops of"
+        " a prompt"
+      )
+    if self.exit_kept == "computed":
+      raise UserError(
+        "prefill_loops: exit_kept='computed' runs all loops of a prompt"
+      )
+    # What tokens leave that skip loops is defined as for early exits, of which
+    # this rule needs no gate.
+    self.family.check_exits(config, "change", self.exit_kept, self.cache_kind)
+
   def takes_rows(self, params: Any) -> bool:
     """Whether tokens are written with a cache of the rows that write alone.
 
@@ -143,6 +162,7 @@ class CachedModel(NamedTuple):
     exit_threshold: Array,
     span: int | None,
     resumed: exits.Resumed | None = None,
+    fills: bool = False,
   ) -> tuple[Output, Any]:
     """See `CausalFamily.read`.
 
@@ -157,11 +177,12 @@ class CachedModel(NamedTuple):
       span: number of cache entries that attention reads, see `HasSpan`; None
         for all.
       resumed: see `Resumes`, for a family that does.
+      fills: as in `ExitPolicy`.
     """
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
     if num_loops is not None and isinstance(self.family, ExitsEarly):
       options["exit_policy"] = exits.ExitPolicy(
-        exit_threshold, num_loops, self.exit_rule, self.exit_kept
+        exit_threshold, num_loops, self.exit_rule, self.exit_kept, fills
       )
     if resumed is not None:
       options["resumed"] = resumed

@@ -167,6 +167,7 @@ class _Writer:
       num_loops=0,
       exit_threshold=flags.exit_threshold,
       draft_loops=flags.draft_loops,
+      prefill_loops=flags.prefill_loops,
     )
 
   def _read(self, token: GeneratedToken, text: TextStream, alone: bool) -> None:

@@ -5,7 +5,6 @@ other slots go on generating; then its tokens are generated until it ends. They
 do not depend on the other requests, except for the rounding of sums.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -149,11 +148,7 @@ class Engine:
       UserError: the request is impossible with this model and cache.
     """
     self.limits.check(request)
-    room = self.limits.room(len(request.prompt))
-    if room is not None:
-      most = min(request.max_new_tokens, room)
-      request = dataclasses.replace(request, max_new_tokens=most)
-    return self._scheduler.add(request)
+    return self._scheduler.add(self.limits.fitted(request))
 
   def cancel(self, request_id: int) -> None:
     """Ends a request; no effect if it has already ended."""

@@ -1,5 +1,6 @@
 """What an engine can be asked for."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ class Limits(NamedTuple):
       also empty ones.
     unrolls: whether all loops of a token can be compiled one by one.
     check_drafts: raises UserError if fewer loops cannot draft tokens.
+    check_prefill: raises UserError if they cannot read prompts.
   """
 
   num_tokens: int
@@ -39,6 +41,7 @@ class Limits(NamedTuple):
   rows_at_once: int | None
   unrolls: bool
   check_drafts: Callable[[], None]
+  check_prefill: Callable[[], None]
 
   @property
   def max_prompt_tokens(self) -> int | None:
@@ -113,6 +116,23 @@ class Limits(NamedTuple):
           f"draft_loops={request.draft_loops} is not in [1, {most}]: less than"
           " the loops that check a draft"
         )
+    if request.prefill_loops:
+      self.check_prefill()
+      most = loops or high
+      if not low <= request.prefill_loops <= most:
+        raise UserError(
+          f"prefill_loops={request.prefill_loops} is not in [{low}, {most}]"
+        )
+
+  def fitted(self, request: GenerationRequest) -> GenerationRequest:
+    """A request that can be answered, without what would have no effect."""
+    most, room = request.max_new_tokens, self.room(len(request.prompt))
+    fewer, loops = request.prefill_loops, request.num_loops or self.num_loops
+    return dataclasses.replace(
+      request,
+      max_new_tokens=most if room is None else min(most, room),
+      prefill_loops=fewer if fewer < loops else 0,
+    )
 
 
 def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
@@ -137,4 +157,5 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
     unrolls=takes_rows and cached.unrolls(model.config),
     check_drafts=functools.partial(cached.check_drafts, model.config),
+    check_prefill=functools.partial(cached.check_prefill, model.config),
   )

@@ -119,7 +119,9 @@ class Prefixes:
 
   def save(self, state: State, slot: int, request: GenerationRequest) -> None:
     """Keeps the blocks of the prompt in a slot that are not kept yet."""
-    names = list(self._names(request, len(request.prompt)))
+    # The last token of a prompt may be read with more loops than the others.
+    num_tokens = len(request.prompt) - (request.prefill_loops > 0)
+    names = list(self._names(request, num_tokens))
     if all(name in self._found for name in names):
       return self._touch(names)
     size = self._size(len(names))
@@ -139,7 +141,7 @@ class Prefixes:
   ) -> Iterator[bytes]:
     """The hashes of the blocks among the first tokens of a prompt."""
     # Prompts are read with the loops of the request.
-    name = str(request.num_loops).encode()
+    name = f"{request.num_loops},{request.prefill_loops}".encode()
     tokens = np.asarray(request.prompt, np.int32)
     for block in range(min(num_tokens // BLOCK, self.num_blocks)):
       part = tokens[block * BLOCK : (block + 1) * BLOCK].tobytes()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax.generate import prefill as prefill_lib
 from loopjax.generate import sampling, speculation
 from loopjax.generate import slots as slots_lib
 from loopjax.generate.cached_model import CachedModel, read_out
@@ -103,14 +104,8 @@ def prefill(
     state.cache,
     empty,
   )
-  output, cache = cached_model.read(
-    model,
-    chunks.tokens,
-    cache,
-    valid=chunks.valid,
-    num_loops=chunks.slots.num_loops,
-    exit_threshold=chunks.slots.exit_threshold,
-    span=span,
+  hidden, loops, cache = prefill_lib.read(
+    cached_model, model, chunks, cache, span
   )
   cache = jax.tree.map(
     lambda axis, old, new: _scattered(axis, old, new, slot_ids),
@@ -123,13 +118,12 @@ def prefill(
   token = jnp.where(chunks.valid, chunks.tokens, seen.shape[1])
   each = jnp.arange(num_rows)
   seen = seen.at[each[:, None], token].set(True, mode="drop")
-  last = jnp.maximum(jnp.sum(chunks.valid, axis=1) - 1, 0)
   slots, generated = _generate(
     model,
-    output.hidden[each, last],
+    hidden,
     chunks.slots._replace(seen=seen),
     chunks.is_last,
-    output.stats["loops_run"],
+    loops,
     num_top,
   )
   slots = jax.tree.map(

@@ -25,6 +25,8 @@ class GenerationRequest:
     exit_threshold: see `loop.exits.ExitPolicy`; 1 for no early exits.
     draft_loops: number of loops that draft tokens, which all loops then check,
       see `speculation`; 0 for no drafts.
+    prefill_loops: number of loops that the prompt is read with, but its last
+      token, see `prefill`; 0 for those of other tokens.
   """
 
   prompt: tuple[int, ...]
@@ -35,6 +37,7 @@ class GenerationRequest:
   num_loops: int = 0
   exit_threshold: float = 1.0
   draft_loops: int = 0
+  prefill_loops: int = 0
 
   def __post_init__(self) -> None:
     if not self.prompt:

@@ -66,6 +66,8 @@ class PromptChunks(NamedTuple):
     is_first, is_last: bool [P], whether this is a prompt's first or last chunk.
     slots: what the slots hold after the chunk; `token` is not used, and `seen`
       is [P, 0].
+    num_loops: i32 [P], loops of the prompt's tokens but its last, if these are
+      fewer than those of the slots, else 0; None if that is so in no row.
   """
 
   tokens: Any
@@ -74,6 +76,7 @@ class PromptChunks(NamedTuple):
   is_first: Any
   is_last: Any
   slots: Slots
+  num_loops: Any = None
 
 
 class Generated(NamedTuple):

@@ -221,7 +221,7 @@ def engine_from_flags(
     prefix_mib=given,
     **options,
   )
-  if flags.exit_kept and engine.limits.exit_rule == "fixed":
+  if flags.exit_kept and engine.limits.min_loops == engine.limits.num_loops:
     raise UserError(
       f"--exit_kept={flags.exit_kept} has no effect on a fixed number of loops"
     )

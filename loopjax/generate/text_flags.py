@@ -21,6 +21,7 @@ class TextFlags(NamedTuple):
   sampling: Sampling
   exit_threshold: float
   draft_loops: int
+  prefill_loops: int
   prompt_tokens: int
 
 
@@ -61,6 +62,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     help="loops that draft tokens, which all loops then check; 0 for none [0]",
   )
   parser.add_argument(
+    "--prefill_loops",
+    type=int,
+    default=0,
+    help="loops that prompts are read with; 0 for those of the text [0]",
+  )
+  parser.add_argument(
     "--prompt_tokens",
     type=int,
     default=0,
@@ -85,13 +92,15 @@ def check(flags: TextFlags, model: ModelFlags) -> None:
     checks.unicode("--stop", text)
   if "" in flags.stop:
     raise UserError("--stop= is empty; give a text that ends the answer")
-  for name, value in (
-    ("exit_rule", model.exit_rule),
-    ("exit_kept", model.exit_kept),
+  for name, value, others in (
+    ("exit_rule", model.exit_rule, ""),
+    ("exit_kept", model.exit_kept, " or --prefill_loops"),
   ):
-    if value not in (None, "fixed") and flags.exit_threshold == 1:
+    has_effect = flags.exit_threshold < 1 or (others and flags.prefill_loops)
+    if value not in (None, "fixed") and not has_effect:
       raise UserError(
-        f"--{name}={value} has no effect without --exit_threshold below 1"
+        f"--{name}={value} has no effect without --exit_threshold below"
+        f" 1{others}"
       )
   if flags.samples < 1:
     raise UserError(f"--samples={flags.samples} must be at least 1")

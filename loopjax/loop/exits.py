@@ -59,7 +59,7 @@ def first_exit(logits: Array, threshold: float | Array) -> Array:
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("threshold", "num_loops"),
-  meta_fields=("rule", "kept"),
+  meta_fields=("rule", "kept", "fills"),
 )
 @dataclasses.dataclass(frozen=True)
 class ExitPolicy:
@@ -85,12 +85,23 @@ class ExitPolicy:
       without running the layers; "computed": no loop is skipped, an exit only
       selects the loop that is read out (published code of Ouro, arXiv
       2510.25741).
+    fills: whether what is `kept` is also written for tokens that no rule lets
+      leave, for the loops after their `num_loops`: later tokens run more.
   """
 
   threshold: Any
   num_loops: Any
   rule: str = "fixed"
   kept: str = "copy"
+  fills: bool = False
+
+  def skips(self, rule: str) -> bool:
+    """Whether cache slots of skipped loops are to be filled.
+
+    Args:
+      rule: the rule to apply, `rule` or "fixed".
+    """
+    return (rule != "fixed" or self.fills) and self.kept != "computed"
 
 
 class Resumed(NamedTuple):

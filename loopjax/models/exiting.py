@@ -67,8 +67,8 @@ def read(
 
   The loop ends when all rows have exited. If rows have several tokens, which
   are parts of prompts, they run up to `exit_policy.num_loops` loops without an
-  early exit. The output's "loops_run" is the number of loops after which each
-  row was read out.
+  early exit; later tokens may run more if it `fills`. The output's "loops_run"
+  is the number of loops after which each row was read out.
   """
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if exit_policy is None:
@@ -92,7 +92,7 @@ def read(
   hidden, cache, loops = run(
     model, exit_policy, rule, step, (start, cache), reads, num_loops, begun
   )
-  if rule != "fixed" and exit_policy.kept != "computed":
+  if exit_policy.skips(rule):
     own = None
     if exit_policy.kept == "state":
       own = stack.keys_and_values(model.layers, hidden, metadata)

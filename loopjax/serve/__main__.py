@@ -58,6 +58,12 @@ def main(argv: list[str] | None = None) -> int:
     help="maximum number of open connections [512]",
   )
   parser.add_argument(
+    "--prefill_loops",
+    type=int,
+    default=0,
+    help="loops that prompts are read with; 0 for those of the text [0]",
+  )
+  parser.add_argument(
     "--warm",
     action="store_true",
     help="compile all programs before the port answers",

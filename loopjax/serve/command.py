@@ -41,6 +41,7 @@ class Options(NamedTuple):
   max_waiting: int
   max_new_tokens: int | None
   max_connections: int
+  prefill_loops: int
   warm: bool
 
 
@@ -94,7 +95,9 @@ def _served(
   engine = source.engine_from_flags(
     language_model, flags, num_slots=options.slots
   )
-  _compile(options, language_model, engine)
+  # Of another model's loops the flag says nothing.
+  fewer = options.prefill_loops if flags is options.model else 0
+  _compile(options, language_model, engine, fewer)
   capacity = options.slots + options.max_waiting
   limit = (
     options.max_new_tokens or flags.max_tokens or language_model.context_length
@@ -106,15 +109,27 @@ def _served(
     engine.limits.max_tokens,
     limit,
     _template(source.template_folder(flags)),
+    fewer,
   )
 
 
 def _compile(
-  options: Options, language_model: LanguageModel, engine: Engine
+  options: Options,
+  language_model: LanguageModel,
+  engine: Engine,
+  prefill_loops: int,
 ) -> None:
-  """Compiles what a short request needs, or everything."""
+  """Compiles what a short request needs, or everything.
+
+  Raises:
+    UserError: this model's prompts cannot be read with so many loops.
+  """
+  short = GenerationRequest(
+    (language_model.tokenizer.end,), 2, prefill_loops=prefill_loops
+  )
+  engine.limits.check(short)
   if not options.warm:
-    engine.generate([GenerationRequest((language_model.tokenizer.end,), 2)])
+    engine.generate([short])
     return
   print("compiling programs for requests of every size", flush=True)
   start = time.monotonic()
@@ -228,6 +243,7 @@ def _check(options: Options) -> None:
     ("max_waiting", 0),
     ("max_new_tokens", 1),
     ("max_connections", 1),
+    ("prefill_loops", 0),
   ):
     value = getattr(options, name)
     if value is not None and value < least:

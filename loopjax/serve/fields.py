@@ -1,8 +1,9 @@
 """The JSON fields of a request body, checked one by one.
 
 The fields are those of OpenAI's completions and chat completions. `loops`,
-`exit`, `draft_loops`, `top_k`, `min_p` and `repetition_penalty` are extensions.
-A field that would have no effect here is rejected, never silently ignored.
+`exit`, `draft_loops`, `prefill_loops`, `top_k`, `min_p` and
+`repetition_penalty` are extensions. A field that would have no effect here is
+rejected, never silently ignored.
 """
 
 import json
@@ -16,7 +17,7 @@ from loopjax.serve.errors import ClientError
 _COMMON = (
   "model", "stream", "stream_options", "max_tokens", "temperature", "top_p",
   "top_k", "min_p", "repetition_penalty", "n", "stop", "seed", "logprobs",
-  "loops", "exit", "draft_loops",
+  "loops", "exit", "draft_loops", "prefill_loops",
 )  # fmt: skip
 _COMPLETION = {*_COMMON, "prompt"}
 _CHAT = {*_COMMON, "messages", "max_completion_tokens", "top_logprobs"}

@@ -49,6 +49,7 @@ class ServedModel(NamedTuple):
     max_new_tokens: maximum number of sampled tokens of a choice.
     chat: function from messages to the text of a prompt; None if the model has
       no chat template.
+    prefill_loops: `prefill_loops` of a request that has none.
   """
 
   name: str
@@ -57,6 +58,7 @@ class ServedModel(NamedTuple):
   max_tokens: int | None
   max_new_tokens: int
   chat: Callable[[Sequence[Mapping[str, str]]], str] | None
+  prefill_loops: int = 0
 
 
 def parse(
@@ -110,6 +112,9 @@ def parse(
     raise ClientError(
       "stream_options has no effect without stream", param="stream_options"
     )
+  loops = fields_lib.integer(fields, "loops", 0, 1, _MAX_INT)
+  # The server's default, unless the request runs fewer loops than that.
+  fewer = min(model.prefill_loops, loops or _MAX_INT)
   try:
     requests = tuple(
       GenerationRequest(
@@ -119,9 +124,12 @@ def parse(
         sampling=Sampling(**sampling, seed=seed + choice),
         stop_tokens=model.stop_tokens,
         top_log_probabilities=num_top,
-        num_loops=fields_lib.integer(fields, "loops", 0, 1, _MAX_INT),
+        num_loops=loops,
         exit_threshold=fields_lib.number(fields, "exit", 1.0, 0, 1),
         draft_loops=fields_lib.integer(fields, "draft_loops", 0, 0, _MAX_INT),
+        prefill_loops=fields_lib.integer(
+          fields, "prefill_loops", fewer, 0, _MAX_INT
+        ),
       )
       for prompt in prompts
       for choice in range(n)

@@ -233,6 +233,22 @@ def test_drafts_change_no_answer(run, answered, tmp_path, capsys):
 
 
 @pytest.mark.long
+def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
+  """With as many as the text the answers are those without."""
+  _, questions = answered
+  flags = (questions, f"--out={tmp_path}", "--temperature=0")
+  for more in ((), ("--prefill_loops=1",), ("--prefill_loops=2",)):
+    assert answer(run, *flags, *more) == 0
+  plain, one, two = (
+    rows_of(tmp_path / f"q{name}.answers.jsonl")
+    for name in ("", ",prefill_loops=1", ",prefill_loops=2")
+  )
+  assert two == plain != one
+  facts = workdir_lib.read_json(tmp_path / "q,prefill_loops=1.answers.json")
+  assert facts["prefill_loops"] == 1
+
+
+@pytest.mark.long
 def test_answers_of_other_settings_are_not_mixed(run, answered, capsys):
   folder, questions = answered
   before = (folder / "q.answers.jsonl").read_text()

@@ -139,8 +139,9 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
   (
     ("{run}", "--prompt=a", "--exit_rule=fixed", "--exit_kept=state",
      "--exit_threshold=0.5"),
-    "--exit_kept=state has no effect on a fixed number",
+    "exit_threshold=0.5 has no effect on a fixed number",
   ),
+  (("{run}", "--prompt=a", "--prefill_loops=3"), "prefill_loops=3 is not in"),
   (("{run}", "--chat"), "has no chat template"),
   (("{run}/no", "--prompt=a"), "no such directory"),
   (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),

@@ -87,7 +87,7 @@ def test_what_is_asked_reaches_the_engine(served):
   response = served.post(
     prompt=["a", "bc"], n=2, max_tokens=3, temperature=0.5, top_p=0.9, top_k=7,
     min_p=0.1, repetition_penalty=1.5, seed=11, logprobs=4, loops=4, exit=0.7,
-    draft_loops=0,
+    draft_loops=0, prefill_loops=3,
     user="me",
   )  # fmt: skip
   assert response.status_code == 200
@@ -97,12 +97,33 @@ def test_what_is_asked_reaches_the_engine(served):
   }  # fmt: skip
   assert served.engine.added == [
     GenerationRequest(
-      (256, *prompt), 3, Sampling(**sampling, seed=seed), (256,), 4, 4, 0.7
+      (256, *prompt),
+      3,
+      Sampling(**sampling, seed=seed),
+      (256,),
+      4,
+      4,
+      0.7,
+      prefill_loops=3,
     )
     for prompt in (b"a", b"bc")
     for seed in (11, 12)
   ]
   assert [c["index"] for c in response.json()["choices"]] == [0, 1, 2, 3]
+
+
+def test_prompts_are_read_with_the_servers_loops_unless_asked_otherwise():
+  """And with no more than the loops that the request has."""
+  protocol = examples.protocol
+  model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, None, 3)
+
+  def asked(**fields):
+    body = json.dumps({"prompt": "x", **fields}).encode()
+    _, (requests, *_) = protocol.parse(body, {"tiny": model}, chat=False)
+    return requests[0].prefill_loops
+
+  assert (asked(), asked(prefill_loops=1), asked(prefill_loops=0)) == (3, 1, 0)
+  assert (asked(loops=2), asked(loops=4)) == (2, 3)
 
 
 def test_drafts_and_what_was_copied_are_reported(alone):
@@ -292,6 +313,7 @@ def test_log_probabilities(served):
     ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
     ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
     ({"prompt": "x", "draft_loops": 1, "exit": 0.5}, None, "exclude each"),
+    ({"prompt": "x", "prefill_loops": -1}, "prefill_loops", "an integer from"),
     ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
     ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
     ({"prompt": "x", "stream": "yes"}, "stream", "true or false"),

@@ -16,6 +16,7 @@ import pytest
 from tests_support import ROOT
 
 import loopjax.serve
+from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -74,6 +75,7 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
     (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
     (["--slots=0", "a"], "--slots=0 must be at least 1"),
     (["a", "--port=99999"], "--port=99999"),
+    (["a", "--prefill_loops=-1"], "--prefill_loops=-1 must be at least 0"),
     (["a", "--host=0.0.0.0"], "give --token_file=FILE"),
     (["a", "--token_file=none"], "cannot be read"),
     (["a", "--token_file=short"], "at least 16 characters"),
@@ -93,6 +95,16 @@ def test_mistakes_are_one_line(
   error = capsys.readouterr().err
   assert message in error
   assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_server_refuses_prompts_of_more_loops_than_there_are(language_model):
+  """When it starts, not at each request."""
+  from loopjax.serve import command
+
+  options = argparse.Namespace(warm=False)
+  engine = source.make_engine(language_model, num_slots=1, max_tokens=32)
+  with pytest.raises(UserError, match="prefill_loops=5 is not in"):
+    command._compile(options, language_model, engine, 5)
 
 
 def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs():

@@ -187,6 +187,7 @@ def _requests(
       stop_tokens=model.stop_tokens,
       exit_threshold=flags.exit_threshold,
       draft_loops=flags.draft_loops,
+      prefill_loops=flags.prefill_loops,
     )
     for one in samples
   }
@@ -238,7 +239,14 @@ def _facts(
       "kept": options.model.exit_kept,
       "threshold": flags.exit_threshold,
     },
-    **({"draft_loops": flags.draft_loops} if flags.draft_loops else {}),
+    **{
+      name: value
+      for name, value in (
+        ("draft_loops", flags.draft_loops),
+        ("prefill_loops", flags.prefill_loops),
+      )
+      if value
+    },
     "cache_kind": engine.cache_kind,
     "max_tokens": engine.limits.max_tokens,
     "prompt_tokens": flags.prompt_tokens,
@@ -254,6 +262,7 @@ def _path(options: Options) -> pathlib.Path:
     "exit_rule": flags.exit_rule,
     "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
     "draft_loops": text.draft_loops or None,
+    "prefill_loops": text.prefill_loops or None,
     "cache_kind": flags.cache_kind,
     "prompt_tokens": text.prompt_tokens or None,
     "checkpoint": flags.checkpoint,

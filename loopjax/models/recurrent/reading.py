@@ -135,7 +135,7 @@ def read(
     begun,
     read_out,
   )
-  if rule != "fixed" and exit_policy.kept != "computed":
+  if exit_policy.skips(rule):
     core = core.with_skipped(num_loops, loops, metadata.places, None)
   found = found._replace(core=core, coda=coda)
   output, after = model.finish(call, hidden, found)
