@@ -1,7 +1,6 @@
 """Groups runs by their settings, and averages them over seeds."""
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -141,60 +140,3 @@ def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     )
     for key, value in wanted.items()
   )
-
-
-def varying(groups: Sequence[Group]) -> list[str]:
-  """Keys whose values differ between groups, in order."""
-  keys = dict.fromkeys(key for group in groups for key in group.overrides)
-  return [
-    key
-    for key in keys
-    if any(
-      key not in group.overrides
-      or group.overrides[key] != groups[0].overrides.get(key)
-      for group in groups
-    )
-  ]
-
-
-def distinguishing(groups: Sequence[Group]) -> list[str]:
-  """The varying keys without those that follow from others.
-
-  A key that only one task or model has follows from its name, unless groups
-  differ in nothing else.
-  """
-  names = varying(groups)
-  for key in tuple(names):
-    fewer = [name for name in names if name != key]
-    if any(key not in group.settings for group in groups) and (
-      _num_different(groups, fewer) == _num_different(groups, names)
-    ):
-      names = fewer
-  return names
-
-
-def _num_different(groups: Sequence[Group], keys: Sequence[str]) -> int:
-  rows = {repr([group.overrides.get(key) for key in keys]) for group in groups}
-  return len(rows)
-
-
-def as_text(overrides: Mapping[str, Any]) -> str:
-  """Overrides as readable text: `number of loops = 4, model = disco`."""
-  return ", ".join(
-    f"{_words(key)}\u00a0=\u00a0{_as_said(value)}"
-    for key, value in overrides.items()
-  )
-
-
-def _words(key: str) -> str:
-  """A setting's name without its section, in words."""
-  section, _, name = key.partition(".")
-  if name == "name":
-    return section
-  return re.sub("^num_", "number of ", name).replace("_", " ")
-
-
-def _as_said(value: Any) -> str:
-  if isinstance(value, bool):
-    return "yes" if value else "no"
-  return str(value) or "none"

@@ -50,8 +50,21 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--title", help="the question that they answer, as the table's heading"
   )
+  parser.add_argument(
+    "--chosen_for",
+    type=lambda text: [name for name in text.split(",") if name],
+    metavar="SETTING,...",
+    help="they are a search, in which validation chose one for each value of"
+    " these settings, or one of all if empty",
+  )
   options = parser.parse_args(argv)
-  keep(options.workdirs, options.out, options.sweep, options.title)
+  keep(
+    options.workdirs,
+    options.out,
+    options.sweep,
+    options.title,
+    options.chosen_for,
+  )
   print(options.out)
   return 0
 
@@ -61,6 +74,7 @@ def keep(
   out: pathlib.Path,
   sweep: str | None = None,
   title: str | None = None,
+  chosen_for: Sequence[str] | None = None,
 ) -> None:
   """Adds runs to a file, as items of a sweep or each by itself.
 
@@ -70,6 +84,7 @@ def keep(
     sweep: the sweep's name; each run is by itself if None.
     title: heading of its table; the one that the file has if None, or else
       the paper's.
+    chosen_for: as in `runs.Plan`; what the file has if None.
 
   Raises:
     UserError: a run is not complete, names a path of this machine or has the
@@ -79,6 +94,8 @@ def keep(
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
   before = workdir_lib.read_json(out) if out.exists() else {}
   kept = _kept(out, before, sweep or "")
+  if chosen_for is None:
+    chosen_for = before.get("chosen_for")
   for workdir in workdirs:
     run = {"directory": workdir.name, **_of_run(workdir)}
     if kept.setdefault(workdir.name, run) != run:
@@ -86,6 +103,7 @@ def keep(
   content = {
     "sweep": sweep or "",
     "title": before.get("title", "") if title is None else title,
+    **({} if chosen_for is None else {"chosen_for": list(chosen_for)}),
     "config": "",  # No command runs them all: each has its own.
     "overrides": {},
     "task": next(iter(kept.values()))["config"]["task"]["name"],

@@ -13,12 +13,16 @@ MAX_RUNS_WITH_FIGURES = 6
 
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"
-  " they were not run here, and mostly at another scale. A number is the mean"
-  " over seeds ± the sample standard deviation; the small print has the single"
-  " seeds and the standard error (se): over seeds if there are several, else"
-  " over examples. Numbers agree if they differ by at most two standard errors"
-  " of both, where a single run of a paper counts as exact."
+  " they were not run here, and mostly at another size. Scores are of the test"
+  " split if nothing else is said: the mean over seeds ± the sample standard"
+  " deviation. Small print: the standard error (se) over seeds, or of a single"
+  " seed over examples; the seeds (s1 is seed 1); the paper's name of a row; in"
+  " what else its settings differ. Where runs have the paper's size there is"
+  " a verdict: numbers agree if they differ by at most two standard errors of"
+  " both, a single run of a paper counting as exact. Of a search, the rows that"
+  " validation chose are marked."
 )
+_OTHER = "Other tasks"
 
 
 def write(
@@ -62,15 +66,14 @@ def _body(
   if not plans and len(others) == 1:
     return card.blocks(others[0], out)
   blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
-  caveats: dict[str, dict[str, None]] = {}  # Tasks of one paper share some.
-  for task, model in sorted({(plan.task, plan.model) for plan in plans}):
-    if (paper := papers.of(task, model)) and paper.caveats:
-      caveats.setdefault(paper.name, {}).update(dict.fromkeys(paper.caveats))
-  if caveats:
-    lines = (f"{name}. {' '.join(of)}" for name, of in caveats.items())
-    blocks.append(document.Bullets(tuple(lines)))
+  chapters: dict[str, list[runs_lib.Plan]] = {}
   for plan in plans:
-    blocks += tables.sweep_blocks(plan, out / "report_figures")
+    paper = papers.of(plan.task, plan.model)
+    chapters.setdefault(paper.name if paper else _OTHER, []).append(plan)
+  for name, of_paper in chapters.items():
+    blocks += _chapter(name, of_paper)
+    for plan in of_paper:
+      blocks += tables.sweep_blocks(plan, out / "report_figures")
   if others:
     blocks += [
       document.Heading(2, "Runs of no sweep"),
@@ -88,30 +91,42 @@ def _body(
   return [*blocks, _missing(plans)]
 
 
+def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
+  """Heading of a paper's tables, what it is about, and caveats of them all."""
+  there = [papers.of(plan.task, plan.model) for plan in plans]
+  said = dict.fromkeys(paper.about for paper in there if paper)
+  caveats = dict.fromkeys(x for paper in there if paper for x in paper.caveats)
+  return [
+    document.Heading(2, name),
+    *([document.Paragraph(" ".join(said))] if said else []),
+    *([document.Bullets(tuple(caveats))] if caveats else []),
+  ]
+
+
 def _missing(plans: Sequence[runs_lib.Plan]) -> document.Fold:
   """The papers' tables and figures for which there is no sweep."""
   absent = rows.missing(plans)
   table = document.Table(
-    [document.Cell(text) for text in ("paper", "table or figure", "sweep")],
+    [document.Cell(text) for text in ("paper", "comparison", "sweep")],
     [
       [
         document.Cell(paper.name),
-        document.Cell(paper.sweeps[name].source, paper.sweeps[name].title),
+        document.Cell(paper.sweeps[name].title, paper.sweeps[name].source),
         document.Cell(name),
       ]
       for paper, name in absent
     ],
   )
-  title = f"Not in these directories: {len(absent)} sweeps, with their numbers"
-  return document.Fold(f"{title} in report.csv", [table])
+  title = f"Not run here: {len(absent)} comparisons; report.csv has the papers'"
+  return document.Fold(f"{title} numbers", [table])
 
 
-def _place(plan: runs_lib.Plan) -> tuple[str, int, str]:
-  """Sort key: the paper's order; other sweeps come last."""
+def _place(plan: runs_lib.Plan) -> tuple[str, str, int, str]:
+  """Sort key: by paper, in its order; other sweeps come last."""
   paper = papers.of(plan.task, plan.model)
   known = list(paper.sweeps) if paper else []
   place = known.index(plan.name) if plan.name in known else len(known)
-  return plan.task, place, plan.name
+  return paper.name if paper else "~", plan.task, place, plan.name
 
 
 def _representatives(

@@ -125,7 +125,8 @@ class Paper(NamedTuple):
   """Everything that the report knows about one paper.
 
   Attributes:
-    name: author and source.
+    name: what it is about, its author and source.
+    about: its models and tasks in a sentence or two, for who has not read it.
     sweeps: sweeps by name, as in the config file's `sweeps`.
     columns: columns for sweeps that are not in `sweeps`.
     scale: our sizes and the paper's, the most informative first.
@@ -135,6 +136,7 @@ class Paper(NamedTuple):
   """
 
   name: str
+  about: str
   sweeps: Mapping[str, Sweep]
   columns: tuple[Column, ...]
   scale: tuple[Scale, ...]

@@ -2,29 +2,31 @@
 
 import io
 import math
-import re
+import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import figure as figure_lib
+from matplotlib import ticker
 
-from loopjax.analysis.plots import draw, series
+from loopjax.analysis.plots import draw
+from loopjax.report import curves as curves_lib
 from loopjax.report import grouping
 from loopjax.report import paper as paper_lib
-from loopjax.report import runs as runs_lib
+from loopjax.report import settings as settings_lib
 
 _MAX_PANELS = 2
-_LINE = 150  # Characters of a legend, side by side.
+_LINE = 75  # Characters of a legend, side by side, below a panel.
 _UNITS = {
-  "examples": "examples seen", "loops": "loops", "validation/loss": "loss, nats"
+  "examples": "examples seen", "loops": "loops",
+  "validation/loss": "validation loss, nats per token",
 }  # fmt: skip
 
 
 def numeric_key(groups: Sequence[grouping.Group]) -> str | None:
   """The setting that a sweep varies, if it is numeric and the only one."""
-  keys = grouping.varying(groups)
+  keys = settings_lib.varying(groups)
   if len(keys) != 1:
     return None
   values = [group.overrides.get(keys[0]) for group in groups]
@@ -56,7 +58,7 @@ def draw_curve(
   figure = draw.new(4.6 * len(columns), 3.3)
   panels = figure.subplots(1, len(columns), squeeze=False)[0]
   for axes, column in zip(panels, columns, strict=True):
-    draw.tidy(axes, column.label, key.partition(".")[2], "")
+    draw.tidy(axes, column.label, settings_lib.words(key), "")
     axes.set_xticks(
       range(len(groups)), [f"{group.overrides[key]:g}" for group in groups]
     )
@@ -64,6 +66,7 @@ def draw_curve(
     rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
     numbers = [row.values.get(column.key) if row else None for row in rows]
     _points(axes, "paper", numbers)
+    axes.set_xlim(-0.4, len(groups) - 0.6)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9)
   return _png(figure)
@@ -86,29 +89,36 @@ def draw_panels(
   drawn = [
     (
       panel,
-      _by_setting(groups, panel)
+      curves_lib.by_setting(groups, panel)
       if "." in panel.over
-      else _by_run(groups, panel, sweep.rows),
+      else curves_lib.by_run(groups, panel, sweep.rows),
     )
     for panel in sweep.panels
   ]
   drawn = [(panel, curves) for panel, curves in drawn if curves]
   if not drawn:
     return None
-  num_rows = -(-len(drawn) // _MAX_PANELS)
+  across = min(len(drawn), _MAX_PANELS)
+  num_rows = -(-len(drawn) // across)
   labels = {curve.label for _, curves in drawn for curve in curves}
   # A legend has room below the panels for this many entries side by side.
-  num_columns = max(1, _LINE // (max(map(len, labels)) + 6))
-  below = 0.22 * -(-len(labels) // num_columns)
-  figure = draw.new(4.6 * _MAX_PANELS, 3.3 * num_rows + below)
-  grid = figure.subplots(num_rows, _MAX_PANELS, squeeze=False).ravel()
+  room = _LINE * across
+  wrapped = {label: textwrap.fill(label, room) for label in labels}
+  num_columns = max(1, room // (min(room, max(map(len, labels))) + 6))
+  lines = sum(text.count("\n") + 1 for text in wrapped.values())
+  below = 0.22 * -(-lines // num_columns)
+  figure = draw.new(4.6 * across, 3.3 * num_rows + below)
+  grid = figure.subplots(num_rows, across, squeeze=False).ravel()
   for axes in grid[len(drawn) :]:
     axes.set_visible(False)
   for axes, (panel, curves) in zip(grid, drawn, strict=False):
-    unit = _UNITS.get(panel.over) or panel.over.partition(".")[2].replace(
-      "_", " "
-    )
+    unit = _UNITS.get(panel.over) or settings_lib.words(panel.over)
     draw.tidy(axes, panel.title, unit, "")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
+    if panel.over == "examples":
+      axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    elif "/" in panel.over:  # Training goes to the right.
+      axes.invert_xaxis()
     for curve in curves:
       known = axes.get_legend_handles_labels()[1]
       axes.plot(
@@ -127,115 +137,13 @@ def draw_panels(
     entries = dict(zip(known, handles, strict=True)) | entries
   figure.legend(
     entries.values(),
-    entries.keys(),
+    [wrapped[label] for label in entries],
     loc="outside lower center",
     ncols=num_columns,
     frameon=False,
     fontsize=8,
   )
   return _png(figure)
-
-
-class _Curve(NamedTuple):
-  """A line of a panel; `color` is a number."""
-
-  color: int
-  label: str
-  dashed: bool
-  x: np.ndarray
-  y: np.ndarray
-
-
-def _by_run(
-  groups: Sequence[grouping.Group],
-  panel: paper_lib.Panel,
-  rows: Sequence[paper_lib.Row],
-) -> list[_Curve]:
-  """Every curve that a completed run has; groups differ in colour."""
-  keys = grouping.distinguishing(groups)
-  found = [grouping.row_of(group.settings, rows) for group in groups]
-  curves = []
-  for number, (group, row) in enumerate(zip(groups, found, strict=True)):
-    if not grouping.fits(panel.settings, group.settings):
-      continue
-    changed = {
-      key: group.overrides[key]
-      for key in keys
-      if key in group.overrides and key not in panel.settings
-    }
-    label = grouping.as_text(changed) or "as the config is"
-    if row and found.count(row) == 1:
-      label = row.label
-    for run in filter(lambda run: run.done, group.runs):
-      for place, name in enumerate(panel.names):
-        x, y = _read(run, name, panel.over)
-        if len(x):
-          y = panel.factor * y
-          curves.append(_Curve(number, label, place > 0, x, y))
-  return curves
-
-
-def _by_setting(
-  groups: Sequence[grouping.Group], panel: paper_lib.Panel
-) -> list[_Curve]:
-  """Means over seeds against a setting; one line for each value of another."""
-  lines: dict[object, list[tuple[float, float]]] = {}
-  for group in groups:
-    if not grouping.fits(panel.settings, group.settings):
-      continue
-    column = paper_lib.Column("", "", paper_lib.metric(panel.names[0]))
-    if found := grouping.ours(group, column):
-      place = group.settings[panel.over]
-      line = lines.setdefault(group.settings[panel.lines], [])
-      line.append((place, panel.factor * found.mean))
-  curves = []
-  for number, (value, points) in enumerate(lines.items()):
-    x, y = np.array(sorted(points), float).T
-    label = grouping.as_text({panel.lines: value})
-    curves.append(_Curve(number, label, False, x, y))
-  return curves
-
-
-def _read(
-  run: runs_lib.Run, name: str, over: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """The points of one curve of a run."""
-  if over == "examples":
-    return _over_examples(run, name)
-  return _over_loops(run, name) if over == "loops" else _over(run, name, over)
-
-
-def _over(
-  run: runs_lib.Run, name: str, other: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """Values of one "split/metric", and of another at the same steps."""
-  rows = run.rows
-  (x_steps, x), (y_steps, y) = (
-    series.scalar(rows, *metric.split("/", 1)) for metric in (other, name)
-  )
-  return x[np.isin(x_steps, y_steps)], y[np.isin(y_steps, x_steps)]
-
-
-def _over_examples(
-  run: runs_lib.Run, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """Examples seen, and the values of "split/metric" there."""
-  split, _, metric = name.partition("/")
-  rows = run.rows
-  steps, values = series.scalar(rows, split, metric)
-  return steps * run.config["run"]["batch_size"], values
-
-
-def _over_loops(run: runs_lib.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Numbers of loops, from 1, and the metric of the output after each."""
-  pattern = re.compile(rf"{re.escape(name)}/loop=(\d+)")
-  found = sorted(
-    (int(match[1]) + 1, value)
-    for key, value in run.summary["metrics"].items()
-    if (match := pattern.fullmatch(key))
-  )
-  loops, values = zip(*found, strict=True) if found else ((), ())
-  return np.asarray(loops, int), np.asarray(values, float)
 
 
 def _png(figure: figure_lib.Figure) -> bytes:

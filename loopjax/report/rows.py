@@ -9,6 +9,7 @@ from typing import Any
 from loopjax.report import grouping, papers, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
+from loopjax.report import settings as settings_lib
 
 COLUMNS = (
   "paper", "source", "sweep", "directory", "setting", "row", "quantity",
@@ -60,7 +61,7 @@ def _of_plan(plan: runs_lib.Plan) -> Iterator[dict[str, Any]]:
   paper = papers.of(plan.task, plan.model)
   sweep = tables.sweep_of(plan, paper)
   groups = grouping.group_by_seed(plan.runs)
-  keys = grouping.varying(groups)
+  keys = settings_lib.varying(groups)
   for group in groups:
     row = grouping.row_of(group.settings, sweep.rows)
     changed = {k: v for k, v in group.overrides.items() if k in keys}

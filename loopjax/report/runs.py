@@ -57,6 +57,8 @@ class Plan(NamedTuple):
     task: task.name of its config. model: model.name of its first item.
     runs: its runs, in order.
     title: heading of its table; "" for the paper's.
+    chosen_for: settings for each of whose values one of the rows was chosen by
+      validation; None if the runs were kept to show, or were not kept.
   """
 
   directory: pathlib.Path
@@ -66,6 +68,7 @@ class Plan(NamedTuple):
   model: str
   runs: list[Run]
   title: str = ""
+  chosen_for: tuple[str, ...] | None = None
 
 
 def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
@@ -166,6 +169,9 @@ def _read_plan(path: pathlib.Path) -> Plan:
       ),
       task=manifest.get("task", ""),
       title=manifest.get("title", ""),
+      chosen_for=tuple(manifest["chosen_for"])
+      if "chosen_for" in manifest
+      else None,
       # The first may belong to the family that the others start from.
       model=models[-1] if models else "",
       runs=[

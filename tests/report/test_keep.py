@@ -10,7 +10,8 @@ from tests_support import ROOT, load_config
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
-from loopjax.report import grouping, keep, page
+from loopjax.report import comparison, grouping, keep, page
+from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.run import workdir as workdir_lib
 
@@ -83,23 +84,73 @@ def test_a_table_is_headed_by_its_question(runs, tmp_path):
   keep.keep(runs[:2], out, "passes", "Do passes help?")
   keep.keep(runs, out, "passes")  # What is added does not take it away.
   markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
-  assert "\n## Do passes help?\n" in markdown
+  assert "\n### Do passes help?\n" in markdown
   assert "Runs: rule, sweep passes." in markdown
-  assert "| number of passes\u00a0=\u00a01 " in markdown
+  assert "| passes\u00a0=\u00a01 <small>N = 1</small> |" in markdown
 
 
-def test_a_search_shows_the_score_that_chose(runs, tmp_path):
-  """Before those of the test; and a score that all seeds share, once."""
-  for run in runs:
+def test_a_search_shows_the_score_that_chose(tmp_path):
+  """Before those of the test, with a mark for each number of passes."""
+  rates = (0.1, 0.2)
+  runs = [
+    make_run(tmp_path / f"{rate}", n, s, **{"optim.learning_rate": rate})
+    for rate in rates for n in (1, 4) for s in (1, 2)
+  ]  # fmt: skip
+  for number, run in enumerate(runs):
     summary = workdir_lib.read_json(run / "summary.json")
-    summary["metrics"]["validation/exact_match"] = 0.875
+    # A slower rate is better with one pass, a faster one with four.
+    score = (0.75, 0.25, 0.5, 0.875)[number // 2]
+    summary["metrics"]["validation/exact_match"] = score
     workdir_lib.write_json(run / "summary.json", summary)
+    renamed = run.with_name(f"{run.name}_{number}")
+    run.rename(renamed)
+    runs[number] = renamed
   out = tmp_path / "kept" / "rule.runs.json"
-  keep.keep(runs, out, "search")
+  common = [*map(str, runs), f"--out={out}", "--sweep=search"]
+  assert keep.main([*common, "--chosen_for=model.num_passes"]) == 0
+  assert keep.main(common) == 0  # What is added does not take it away.
   markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
   [header] = re.findall(r"\| setting \| ([^|]+) \| ([^|]+) \|", markdown)
-  assert header == ("ours: validation: all labels, %", "ours: all labels, %")
-  assert "| 87.5 <small>every seed</small> | 420.0" in markdown
+  label = "all labels of an example right, %"
+  assert header == (f"validation: {label}", label)
+  chosen = re.findall(r"\n\| ([^|]+) \| [78]\S+, chosen <small>", markdown)
+  plain = [text.replace("\u00a0", " ") for text in chosen]
+  assert plain == [
+    "passes = 1, learning rate = 0.1", "passes = 4, learning rate = 0.2"
+  ]  # fmt: skip
+  assert markdown.count("chosen <small>") == 2
+  # One of all, if for no setting; and none where runs are shown.
+  for option, number in ((["--chosen_for="], 1), ([], 0)):
+    other = tmp_path / f"kept_{number}" / "rule.runs.json"
+    arguments = [*map(str, runs), f"--out={other}", "--sweep=search", *option]
+    assert keep.main(arguments) == 0
+    markdown = page.write([other.parent], tmp_path / "report")[1].read_text()
+    assert markdown.count("chosen <small>") == number
+    assert ("| validation: " in markdown) == bool(number)
+
+
+def test_a_search_by_loss_chooses_the_lowest():
+  column = paper_lib.Column(
+    "chosen_by", "", paper_lib.metric("validation/loss")
+  )
+  sweep = paper_lib.Sweep("", "", (column,))
+  groups = [
+    grouping.Group(
+      {"x.y": value},
+      [
+        runs_lib.Run(
+          None, {}, {"x.y": value}, "completed", {"run": {"seed": 0}},
+          {"metrics": {"validation/loss": value}},
+        )
+      ],
+    )
+    for value in (3.0, 2.0)
+  ]  # fmt: skip
+  table, _ = comparison.table(sweep, groups, None, ())
+  assert [row[1].text for row in table.rows] == ["3.0", "2.0, chosen"]
+  for alone in ("x.y",), None:  # Nothing to choose among; nothing chosen.
+    table, _ = comparison.table(sweep, groups, None, alone)
+    assert [row[1].text for row in table.rows] == ["3.0", "2.0"]
 
 
 def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):

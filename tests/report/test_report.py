@@ -15,6 +15,7 @@ from loopjax.report import __main__ as command
 from loopjax.report import grouping, page, plots
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
+from loopjax.report import settings as settings_lib
 from loopjax.report import words as words_lib
 from loopjax.report.papers import (
   PAPERS,
@@ -367,7 +368,9 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
     rows = [
       {"step": 10, "split": "validation_id_2", "accuracy": number / 100},
       {"step": 20, "split": "validation_id_2", "accuracy": 0.5},
+      {"step": 10, "split": "validation_ood_2", "accuracy": 0.125},
       {"step": 20, "split": "validation_ood_2", "accuracy": 0.25},
+      {"step": 20, "split": "train_2", "stage1_accuracy": 0.5},  # One point.
     ]
     lines = "\n".join(map(json.dumps, rows))
     (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
@@ -375,7 +378,8 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
   panels = disco.PAPER.sweeps["models"].panels
   drawn = drawn_by(monkeypatch, groups, panels)
   assert list(drawn) == [
-    f"ID and OOD (dashed), 2 hops, {name}, %" for name in ("direct", "reverse")
+    f"validation: ID, OOD (dashed), 2 hops, {name}, %"
+    for name in ("direct", "reverse")
   ]
   direct, reverse = drawn.values()
   assert len(direct) == len(reverse) == 3 * 2 * 2  # Models, seeds, splits.
@@ -385,7 +389,7 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
   ]
   batch = items[0].config["run"]["batch_size"]
   assert direct[0][1:] == ("-", [10 * batch, 20 * batch], [0.0, 50.0])
-  assert direct[1][1:] == ("--", [20 * batch], [25.0])
+  assert direct[1][1:] == ("--", [10 * batch, 20 * batch], [12.5, 25.0])
   assert reverse[0][3] == [6.0, 50.0]  # Three models and two seeds later.
   assert drawn_by(monkeypatch, groups[:1], panels[:2]) == {}  # Symbolic.
 
@@ -472,7 +476,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
   panels = adaptive.PAPER.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
   assert [line[0] for line in lines] == [
-    f"number of local slots\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
+    f"slots of a layer\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
   ]
   for number, line in enumerate(lines, 1):
     assert line[2] == [1, 2, 3, 6]
@@ -482,9 +486,10 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
 def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
   """Ten of them: told apart by colour, in one legend below the panels."""
   items = lm_runs(tmp_path, "table_1")
-  row = {"step": 10, "split": "validation", "bits_per_byte": 2.0}
+  row = {"split": "validation", "bits_per_byte": 2.0}
+  lines = [json.dumps({"step": step, **row}) + "\n" for step in (10, 20)]
   for item in items:
-    (tmp_path / item.slug / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / item.slug / "metrics.jsonl").write_text("".join(lines))
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   sweep = adaptive.PAPER.sweeps["table_1"]
   names = [row.label for row in sweep.rows]
@@ -556,10 +561,10 @@ def test_floors_of_word_problems_stand_beside_the_papers_numbers(tmp_path):
   }
   make_run(tmp_path / items[0].slug, items[0].config, 0.5, data=data)
   text = written(tmp_path)[1].read_text()
-  assert text.count("2 operations, best floor, %") == 2  # Ours; the paper's.
+  assert text.count("2 operations, best simple rule, %") == 1  # Ours alone.
   (row,) = (line for line in text.splitlines() if "<small>N = 1<" in line)
-  assert "25.0" in row.split("|")[5]
-  assert "floor, % by operations: lone constant" in text
+  assert "25.0" in row.split("|")[2]
+  assert "right by a simple rule, %: lone constant" in text
   assert "1: 12.5, 2: 18.8" in text
   assert "1: 6.2, 2: 25.0" in text
   assert sleep.FLOORS == gsm_floors.RULES
@@ -625,13 +630,32 @@ def test_settings_of_one_task_alone_follow_from_its_name():
       )
       for item in items
     ]
-    return grouping.distinguishing(groups)
+    return settings_lib.distinguishing(groups)
 
-  assert keys(of_facts, of_sums) == ["task.name", "run.steps"]
-  assert keys(of_facts, of_sums, many) == [
-    "task.name", "task.people", "run.steps",
-  ]  # fmt: skip
+  assert keys(of_facts, of_sums) == ["task.name"]
+  assert keys(of_facts, of_sums, many) == ["task.name", "task.people"]
   assert keys(of_facts, many) == ["task.people"]
+
+
+def test_a_row_is_called_by_what_tells_it_apart():
+  """Plainest settings first; what else differs is small; bookkeeping is not."""
+  common = {"model.name": "looped", "optim.learning_rate": 0.5}
+  loop = {**common, "model.injection": "linear", "model.num_loops": 8}
+  once = {**common, "model.injection": "none", "model.num_loops": 1}
+  once |= {"eval.every": 9, "run.init_from": "runs/a", "model.qk_norm": True}
+  slow = {**loop, "optim.learning_rate": 0.25}
+  groups = [
+    grouping.Group(x, [runs_lib.Run(None, x, x, "", {}, {})])
+    for x in (loop, once, slow)
+  ]
+  said = [settings_lib.of_group(group, groups) for group in groups]
+  plain = [[text.replace("\u00a0", " ") for text in pair] for pair in said]
+  assert plain == [
+    ["loops = 8, learning rate = 0.5", "injection = linear"],
+    ["loops = 1, learning rate = 0.5", "injection = none"],
+    ["loops = 8, learning rate = 0.25", "injection = linear"],
+  ]
+  assert settings_lib.of_group(groups[0], groups[:1]) == ("all runs", "")
 
 
 def test_only_one_varying_number_makes_a_curve():

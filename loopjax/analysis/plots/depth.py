@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
-from loopjax.analysis.plots import draw
+from loopjax.analysis.plots import draw, series
 
 _SCORE_COLORS = (draw.GREEN, draw.PURPLE)
 _OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in _SCORE_COLORS)
@@ -85,8 +85,8 @@ def _draw_line(
   """A score with its error, and the values at the trained depth and at best."""
   ran = np.flatnonzero(np.isfinite(vectors[name]))
   mean, error = (vectors[x][ran] for x in (name, name + _ERROR))
-  lower_is_better = name.rpartition("/")[2] in ("loss", "bits_per_byte")
-  best = int(np.argmin(mean) if lower_is_better else np.argmax(mean))
+  best_of = np.argmin if series.lower_is_better(name) else np.argmax
+  best = int(best_of(mean))
   words, loops = name.replace("_", " "), ran + 1
   label = f"{words}: {vectors[name][num_loops - 1]:.3f} after {num_loops}"
   if _is_score(name):

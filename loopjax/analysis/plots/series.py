@@ -46,3 +46,8 @@ def _numbered(
   steps = np.asarray([row["step"] for row in complete], int)
   values = [[row[key] for key in ordered] for row in complete]
   return steps, np.asarray(values, float).reshape(len(steps), len(ordered))
+
+
+def lower_is_better(name: str) -> bool:
+  """Whether a score, after its split and "/", is a loss."""
+  return name.rpartition("/")[2] in ("loss", "bits_per_byte")

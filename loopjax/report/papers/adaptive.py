@@ -31,7 +31,7 @@ def _mean_gate(bank: str) -> Column:
     ]
     return None if None in gates else sum(gates) / len(gates)
 
-  return Column(f"{bank}_gate", f"{bank} gate", value, 2)
+  return Column(f"{bank}_gate", f"{bank} gate, 0 to 1", value, 2)
 
 
 def _not_scored(config, summary):
@@ -39,25 +39,27 @@ def _not_scored(config, summary):
   del config, summary
 
 
-_BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
-_STEPS = Column("steps", "E[n]", metric("test/ponder_steps"), 2)
+_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
+_STEPS = Column(
+  "steps", "loops, mean of layers", metric("test/ponder_steps"), 2
+)
 _LOSS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
 _VALUES = Column(
-  "values", "arithmetic, values, %", metric("test/exact_match", 100.0)
+  "values", "arithmetic, values right, %", metric("test/exact_match", 100.0)
 )
 _FACTS = Column(
   "facts",
-  "knowledge, statements, %",
+  "knowledge, statements as trained, right, %",
   metric("train_statements/exact_match", 100.0),
 )
 _ANSWERS = Column(
   "answers",
-  "knowledge, answers, %",
+  "knowledge, questions about them, right, %",
   metric("test_questions/exact_match", 100.0),
 )
-_SENSE = Column("sense", "common sense, %", _not_scored)
-_SENSE_BPB = Column("sense_bpb", "common sense, BPB", _not_scored, 3)
-_MATH = Column("math", "mathematics, BPB", _not_scored, 3)
+_SENSE = Column("sense", "eight benchmarks of common sense, %", _not_scored)
+_SENSE_BPB = Column("sense_bpb", "the same, bits per byte", _not_scored, 3)
+_MATH = Column("math", "mathematics, bits per byte", _not_scored, 3)
 
 
 def _row(label: str, settings, *averages) -> Row:
@@ -121,10 +123,14 @@ _SWEEPS = {
     panels=(
       Panel("validation, bits per byte", ("validation/bits_per_byte",),
             factor=1.0),
-      Panel("E[n], mean of layers, against validation loss",
+      Panel("validation: loops, mean of layers",
             ("validation/ponder_steps",), over="validation/loss", factor=1.0),
     ),
     caveats=(
+      "Base is a transformer without loops. IsoFLOP has as many FLOPs as three"
+      " loops, in three times the layers; IsoPar-M as many parameters as the"
+      " models with memory (Mem), in a wider MLP; IsoFLOP-M both. g is the"
+      " first bias of the memory's gates.",
       "The paper scored 128 items a task: all of its 240 accuracies are"
       " multiples of 1/128. Their average over eight tasks has a standard error"
       " of about 1.5 points (our count).",
@@ -157,7 +163,8 @@ _SWEEPS = {
     columns=(_FACTS, _ANSWERS, _VALUES),
     caveats=(
       "The paper's claim: loops help manipulation and not knowledge, memory"
-      " helps knowledge.",
+      " helps knowledge. Here knowledge is what is said of made-up people, and"
+      " manipulation the arithmetic of made-up sums.",
     ),
   ),
   "frontier": Sweep(
@@ -165,7 +172,7 @@ _SWEEPS = {
     source="ours; left open by the paper (section 4)",
     columns=(_BPB, _STEPS),
     panels=(
-      Panel("test, bits per byte, by local slots", ("test/bits_per_byte",),
+      Panel("bits per byte, by slots of a layer", ("test/bits_per_byte",),
             over=_LOOPS, lines=_LOCAL, factor=1.0),
     ),
     caveats=(
@@ -195,7 +202,10 @@ _SCALE = (
 )  # fmt: skip
 
 PAPER = Paper(
-  name="Frey et al., arXiv 2603.08391",
+  name="Adaptive Loops and Memory, Frey et al., arXiv 2603.08391",
+  about="Every layer repeats its block up to N times, a router weighing the"
+  " iterations, and may read two banks of learned memory slots: its own, and"
+  " one that all layers share.",
   size={"model.width": 768, "run.num_steps": 38_620},
   sweeps=_SWEEPS,
   columns=(_BPB, _STEPS, _LOSS),

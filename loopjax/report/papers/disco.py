@@ -38,15 +38,19 @@ def _by_depth(hops: int) -> Column:
       return None
     return 100.0 * scores[found[max(found)].replace("validation", "test", 1)]
 
-  return Column(f"ood_{hops}", f"OOD, {hops} hops, chosen depth, %", value)
+  return Column(f"ood_{hops}", f"OOD, {hops} hops, best depth, %", value)
 
 
-_IN = _accuracy("test_id_2", "ID")
-_OUT = _accuracy("test_ood_2", "OOD")
-_TRAIN = _accuracy("train_2", "train")
-_ATOMS = _accuracy("train_atom", "facts")
-_STAGE = _accuracy("train_2", "train after loop 1", "stage1_accuracy")
-_ATOM_STAGE = _accuracy("train_atom", "facts after loop 1", "stage1_accuracy")
+_IN = _accuracy("test_id_2", "in distribution (ID)")
+_OUT = _accuracy("test_ood_2", "out of distribution (OOD)")
+_TRAIN = _accuracy("train_2", "training chains")
+_ATOMS = _accuracy("train_atom", "single facts")
+_STAGE = _accuracy(
+  "train_2", "training chains, read after loop 1", "stage1_accuracy"
+)
+_ATOM_STAGE = _accuracy(
+  "train_atom", "single facts, read after loop 1", "stage1_accuracy"
+)
 _LOSS = Column(
   "loss", "OOD loss, nats per answer", metric("test_ood_2/loss"), 3
 )
@@ -74,7 +78,7 @@ def _about(text: str) -> Number:
 def _tests(hops: int, format_: str) -> Panel:
   """Accuracy in (solid) and out of distribution (dashed) over training."""
   return Panel(
-    f"ID and OOD (dashed), {hops} hops, {format_}, %",
+    f"validation: ID, OOD (dashed), {hops} hops, {format_}, %",
     (f"validation_id_{hops}/accuracy", f"validation_ood_{hops}/accuracy"),
     settings={_FORMAT: format_},
   )
@@ -83,7 +87,7 @@ def _tests(hops: int, format_: str) -> Panel:
 def _stages(format_: str) -> Panel:
   """Accuracy on the training chains after loop 1, over training."""
   return Panel(
-    f"train after loop 1, {format_}, %",
+    f"training chains after loop 1, {format_}, %",
     ("train_2/stage1_accuracy",),
     settings={_FORMAT: format_},
   )
@@ -130,7 +134,6 @@ _SWEEPS = {
       "Only 74 % of the ID test chains have both facts trained in the places"
       " that they have there (our count over 4 graphs of the paper's size);"
       " scores by role exposure are in each run's summary.",
-      "PonderLM is a baseline of the paper for language modelling only.",
     ),
   ),
   "three_hop": Sweep(
@@ -214,7 +217,11 @@ _SCALE = (
 )  # fmt: skip
 
 PAPER = Paper(
-  name="Fu et al., arXiv 2607.00341",
+  name="DiscoLoop, Fu et al., arXiv 2607.00341",
+  about="A loop that passes on its state, and the token that this stands for"
+  " (the discrete channel); the vanilla loop passes on the state alone. Chains"
+  " of two facts are asked for: in distribution (ID), facts that were in other"
+  " chains of training; out of distribution (OOD), facts that were in none.",
   # In English there are more steps. The paper does not state the model's size;
   # we assume GPT-2's.
   size={

@@ -100,7 +100,9 @@ _SCALE = (
 )  # fmt: skip
 
 PAPER = Paper(
-  name="Fu et al., arXiv 2607.00341",
+  name="DiscoLoop, Fu et al., arXiv 2607.00341",
+  about="The same as language models, beside a transformer, K untied copies of"
+  " its stack, and PonderLM, which passes on the token alone.",
   size={"model.width": 1024, "run.num_steps": 19_074},
   sweeps=_SWEEPS,
   columns=(_BITS, _NATS, _EXACT),

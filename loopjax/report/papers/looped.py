@@ -17,8 +17,8 @@ from loopjax.report.paper import (
 )
 from loopjax.report.papers import melt
 
-_BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "test, nats per token", metric("test/loss"), 3)
+_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
+_LOSS = Column("loss", "nats per token", metric("test/loss"), 3)
 _PANELS = (
   Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
 )
@@ -100,6 +100,8 @@ _SCALE = (
 
 PAPER = Paper(
   name="Ouro, arXiv 2510.25741",
+  about="One stack of layers runs several times; a gate says after which loop a"
+  " token may leave.",
   size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _LOSS),

@@ -36,7 +36,7 @@ def _cache_bytes(config, summary):
   return 2 * size * heads * width * model["num_layers"] * loops
 
 
-_BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
+_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
 _AGREES = Column(
   "agrees",
   "greedy continuation as the teacher's, %",
@@ -163,8 +163,9 @@ _SWEEPS = {
     columns=(_BPB, _AGREES),
     panels=_PANELS,
     caveats=(
-      "All runs are read token by token. `model.sweeps` is how many times"
-      " training reads a row again as decoding does.",
+      "All runs are read token by token. Parallel readings after the chunks are"
+      " readings of a row in training as decoding reads it. The looped model"
+      " is the teacher.",
     ),
   ),
   "gqa": Sweep(
@@ -193,6 +194,9 @@ _SCALE = (
 
 PAPER = Paper(
   name="MELT, arXiv 2605.07721",
+  about="A looped model whose loops share one cache: a gate blends what every"
+  " loop would store. It learns from a looped model, its teacher, by chunks of"
+  " tokens, and in phase 2 to agree with it.",
   size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _AGREES, CACHE),

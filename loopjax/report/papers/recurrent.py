@@ -17,18 +17,18 @@ from loopjax.report.paper import (
   metric,
 )
 
-_BPB = Column("bpb", "test, bits per byte", metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "test, nats per token", metric("test/loss"), 3)
+_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
+_LOSS = Column("loss", "nats per token", metric("test/loss"), 3)
 _DEPTHS = tuple(
   Column(name, label, at_depth("depth/bits_per_byte", 1.0, times), 3)
   for name, label, times in (
-    ("quarter", "bits per byte with a quarter of the loops", 1 / 4),
-    ("once", "with all", 1),
-    ("eight", "with 8 times as many", 8),
+    ("quarter", "bits per byte with 1/4 of the loops", 1 / 4),
+    ("once", "bits per byte with all loops", 1),
+    ("eight", "bits per byte with 8 times the loops", 8),
   )
 )
 _BY_LOOPS = Panel(
-  "bits per byte by loops", ("depth/bits_per_byte",), over="loops", factor=1.0
+  "test, bits per byte", ("depth/bits_per_byte",), over="loops", factor=1.0
 )
 _LEARNING = Panel(
   "validation, bits per byte", ("validation/bits_per_byte",), factor=1.0
@@ -91,6 +91,11 @@ _SWEEPS = {
     source="ours; arXiv 2511.07384 and 2605.11011 do so at scale",
     columns=(_BPB, _LOSS),
     panels=(_LEARNING,),
+    caveats=(
+      "Update damped: the transformer's middle layers repeat, untrained. Gate:"
+      " they become a loop that grows while it is trained on. Replace: no loop,"
+      " the transformer itself, and the same trained on for as many steps.",
+    ),
   ),
 }
 _SCALE = (
@@ -112,7 +117,9 @@ _SCALE = (
 )
 
 PAPER = Paper(
-  name="Huginn, arXiv 2502.05171",
+  name="Recurrent depth, Huginn, arXiv 2502.05171",
+  about="Layers before and after a loop run once; the loop's own repeat, and"
+  " the output of the first ones is injected into every loop.",
   size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _LOSS),

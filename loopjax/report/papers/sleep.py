@@ -4,6 +4,8 @@ Every number here is the paper's, from one run each. Accuracy is in percent.
 Figures print no numbers; entries for them quote the text.
 """
 
+import functools
+
 from loopjax.report.paper import (
   Column,
   Number,
@@ -29,27 +31,31 @@ def _floor(config, summary):
   return 100.0 * summary["data"]["constant_floor"]
 
 
-_MATCH = Column("match", "all labels, %", metric("test/exact_match", 100.0))
-_CELLS = Column("cells", "labels, %", metric("test/label_accuracy", 100.0))
-_FLOOR = Column("floor", "best constant answer, %", _floor)
+def _share(key: str, label: str, score: str) -> Column:
+  """In percent, of the test split."""
+  return Column(key, f"{label}, %", metric(f"test/{score}", 100.0))
+
+
+_MATCH = _share("match", "all labels of an example right", "exact_match")
+_CELLS = _share("cells", "labels right", "label_accuracy")
+_FLOOR = Column("floor", "all right by the best constant answer, %", _floor)
 _LOSS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
-_ANSWERS = Column(
-  "answers", "answers, %", metric("test/answer_accuracy", 100.0)
-)
-_EXACT = Column("exact", "exact, %", metric("test/exact_match", 100.0))
+_ANSWERS = _share("answers", "answers right", "answer_accuracy")
+_EXACT = _share("exact", "all answers of an example right", "exact_match")
+
+
+def _at(hops: int) -> str:
+  return f"loss at {hops} hop{'s' * (hops > 1)}, nats"
 
 
 def _hop_loss(hops: int) -> Column:
-  """Loss of questions with this many hops."""
   name = f"test/loss/hops={hops}"
-  return Column(f"hops={hops}", f"loss, {hops} hops", metric(name), 3)
+  return Column(f"hops={hops}", _at(hops), metric(name), 3)
 
 
 def _operations(number: int) -> Column:
-  """Accuracy of problems with this many operations, in percent."""
-  name = f"test/exact_match/operations={number}"
-  label = f"{number} operations, %"
-  return Column(f"op={number}", label, metric(name, 100.0))
+  name = f"exact_match/operations={number}"
+  return _share(f"op={number}", f"right with {number} operations", name)
 
 
 def _floors(config, summary, number: int) -> dict[str, float]:
@@ -68,7 +74,8 @@ def _best_floor(number: int) -> Column:
   def value(config, summary):
     return max(_floors(config, summary, number).values(), default=None)
 
-  return Column(f"floor={number}", f"{number} operations, best floor, %", value)
+  label = f"{number} operations, best simple rule, %"
+  return Column(f"floor={number}", label, value)
 
 
 def _floor_scale(rule: str) -> Scale:
@@ -80,13 +87,12 @@ def _floor_scale(rule: str) -> Scale:
       for number in config["task"]["eval_ops"]
     )
 
-  label = f"floor, % by operations: {rule.replace('_', ' ')}"
+  label = f"right by a simple rule, %: {rule.replace('_', ' ')}"
   return Scale(label, value, "not stated")
 
 
 def _curve(name: str, label: str, factor: float = 100.0) -> Panel:
-  """An evaluation metric over training, one line for every N."""
-  return Panel(label, (f"validation/{name}",), factor=factor)
+  return Panel(f"validation: {label}", (f"validation/{name}",), factor=factor)
 
 
 def _row(passes: int, **values: Number) -> Row:
@@ -101,13 +107,13 @@ def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
     Scale(
       "attention + memory layers",
       lambda c, _: "{num_layers} + {num_memory_layers}".format(**c["model"]),
-      "2 + 2; Depo 10 in all",
+      "2 + 2; 10 in all on cycles",
     ),
-    Scale("width", lambda c, _: c["model"]["width"], "256; Depo 512"),
+    Scale("width", lambda c, _: c["model"]["width"], "256; 512 on cycles"),
     Scale(
       "steps x batch",
       lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-      "5 billion tokens, batch 512 (automaton); batch 128 (Depo), 256 (GSM)",
+      "5 billion tokens, batch 512; batch 128 on cycles, 256 on word problems",
     ),
     Scale("optimizer", lambda c, _: c["optim"]["name"], "Muon and AdamW"),
     Scale("parameters", lambda _, s: s["parameters"], "not stated"),
@@ -115,36 +121,30 @@ def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
   )
 
 
-_NAME = '"Language Models Need Sleep", arXiv 2605.26099'
-_CAVEATS = (
-  "Each number of the paper is of one run; data come in the same order for"
-  " every N, here too.",
+_paper = functools.partial(
+  Paper,
+  name='"Language Models Need Sleep", arXiv 2605.26099',
+  about="Attention sees one window of tokens. Before that is dropped, the model"
+  " reads it N times, and memory layers write what a later answer needs into a"
+  " state that decays at a learned rate A.",
+  caveats=(
+    "Each number of the paper is of one run; data come in the same order for"
+    " every N, here too.",
+  ),
 )
-_GRADIENTS = Sweep(
-  title="Gradients through all passes, the last ones, or a fixed point",
-  source="ours; named by the paper as open (section 7)",
-  columns=(_MATCH, _CELLS),
-)
-_STATES = Sweep(
-  title="What a pass begins with, and how far a token writes",
-  source="ours; algorithm 1 is the first row",
-  columns=(_MATCH, _CELLS),
-)
-
-_ALL_LABELS = _curve("exact_match", "all labels, %")
+_ALL_LABELS = _curve("exact_match", "all labels right, %")
 
 
 def _rates(*columns: Column) -> Sweep:
   """The search for the learning rate used for all numbers of passes."""
   return Sweep(
     title="Learning rates, with one pass",
-    source="section 6: Muon's, on the model without a loop; 2e-3 was chosen",
+    source="ours; the paper chose 2e-3 for Muon, with one pass (section 6)",
     columns=columns,
   )
 
 
-AUTOMATON = Paper(
-  name=_NAME,
+AUTOMATON = _paper(
   size={"model.width": 256, "run.num_steps": 98_000},
   sweeps={
     "passes": Sweep(
@@ -154,13 +154,13 @@ AUTOMATON = Paper(
       rows=(
         _row(1, match=_text("about 10")),
         _row(2, match=_text("about 20")),
-        _row(3, match=_text("above 30")),
-        _row(4, match=_text("above 30")),
+        *(_row(n, match=_text("above 30")) for n in (3, 4)),
       ),
       panels=(_ALL_LABELS,),
       caveats=(
-        "The paper's rows are for t = 32 after about 5 billion tokens; 10 % is"
-        " what the best constant answer gets there.",
+        "A label is the first cell of a state after t steps. The paper's rows"
+        " are for t = 32 after about 5 billion tokens; 10 % is what the best"
+        " constant answer gets there.",
         "The paper does not say what lies beyond the ends of a state; here they"
         " are neighbours.",
       ),
@@ -172,26 +172,32 @@ AUTOMATON = Paper(
       panels=(_ALL_LABELS,),
     ),
     "learning_rate": _rates(_MATCH, _CELLS, _LOSS),
-    "gradients": _GRADIENTS,
-    "states": _STATES,
+    "gradients": Sweep(
+      title="Gradients through all passes, the last ones, or a fixed point",
+      source="ours; named by the paper as open (section 7)",
+      columns=(_MATCH, _CELLS),
+    ),
+    "states": Sweep(
+      title="What a pass begins with, and how far a token writes",
+      source="ours; algorithm 1 is the first row",
+      columns=(_MATCH, _CELLS),
+    ),
   },
   columns=(_MATCH, _CELLS, _FLOOR, _LOSS),
   scale=_scale(
     "24",
-    Scale("steps t", lambda c, _: c["task"]["num_steps"], "32"),
+    Scale("steps of the rule", lambda c, _: c["task"]["num_steps"], "32"),
     Scale(
       "states x cells",
       lambda c, _: "{num_states} x {state_width}".format(**c["task"]),
       "4 x 24",
     ),
   ),
-  caveats=_CAVEATS,
 )
 
 _NUM_HOPS = (1, 2, 4, 8, 16)
 _HOPS = tuple(_hop_loss(hops) for hops in _NUM_HOPS)
-DEPO = Paper(
-  name=_NAME,
+DEPO = _paper(
   size={"model.width": 512, "task.num_nodes": 75, "run.num_steps": 100_000},
   sweeps={
     "passes": Sweep(
@@ -204,8 +210,7 @@ DEPO = Paper(
         _row(4, **{"hops=16": _text("begins to improve")}),
       ),
       panels=tuple(
-        _curve(f"loss/hops={hops}", f"loss, {hops} hops, nats", 1.0)
-        for hops in _NUM_HOPS
+        _curve(f"loss/hops={hops}", _at(hops), 1.0) for hops in _NUM_HOPS
       ),
     ),
     "learning_rate": _rates(_ANSWERS, _LOSS),
@@ -226,7 +231,6 @@ DEPO = Paper(
     Scale("nodes", lambda c, _: c["task"]["num_nodes"], "75"),
     Scale("hops, at most", lambda c, _: c["task"]["max_hops"], "16"),
   ),
-  caveats=_CAVEATS,
 )
 
 _NUM_OPERATIONS = (2, 4, 6, 8)
@@ -244,8 +248,7 @@ _PRETRAINED = (
   " a generator of its own kind; ours begin with random parameters, or a"
   " `looped` model trained on the same task.",
 )
-GSM = Paper(
-  name=_NAME,
+GSM = _paper(
   size=None,  # The paper fine-tunes models of billions of parameters.
   sweeps={
     "passes": Sweep(
@@ -294,5 +297,4 @@ GSM = Paper(
     ),
     *map(_floor_scale, FLOORS),
   ),
-  caveats=_CAVEATS,
 )  # fmt: skip
