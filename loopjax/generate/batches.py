@@ -122,10 +122,9 @@ def options(
     on_cpu=limits.on_cpu,
   )
   return num * rounds, {
-    "draft_loops": draft_loops,
+    "draft_loops": np.int32(draft_loops),
     "num_drafts": num,
     "num_rounds": rounds,
-    "is_greedy": not any(one.sampling.temperature for one in requests),
   }
 
 

@@ -183,21 +183,17 @@ class Engine:
           found[token.request_id].append(token)
     return list(found.values())
 
-  def write_nothing(self, num_top: int, depth: str | None) -> None:
-    """Runs the programs that write tokens, for no sequence; see `decode`.
+  def write_nothing(self, size: int, **options: Any) -> None:
+    """Runs a program that writes tokens, for no sequence.
 
-    `depth` is None for that of sequences that run all loops.
+    Args:
+      size: one of `row_sizes`.
+      options: those of `speculate`, `draft_loops` among them, or of `decode`.
     """
-    for size in self.row_sizes:
-      for span in self.limits.spans:
-        self._state, _ = self._programs.decode(
-          self._params,
-          self._state,
-          np.full(size, self.num_slots, np.int32),
-          num_top=num_top,
-          span=span,
-          depth=depth or self.limits.depth(size),
-        )
+    drafts = "draft_loops" in options
+    write = self._programs.speculate if drafts else self._programs.decode
+    rows = np.full(size, self.num_slots, np.int32)
+    self._state, _ = write(self._params, self._state, rows, **options)
 
   def _prefill(self) -> list[GeneratedToken]:
     """Reads a chunk of every prompt whose next chunk has the oldest's size."""

@@ -53,6 +53,16 @@ class Limits(NamedTuple):
     """Whether a token may leave the loop early."""
     return self.exit_rule != "fixed"
 
+  @property
+  def has_drafts(self) -> bool:
+    """Whether fewer loops can draft tokens."""
+    return self.num_loops > 1 and _holds(self.check_drafts)
+
+  @property
+  def has_prefill(self) -> bool:
+    """Whether fewer loops can read prompts."""
+    return self.num_loops > self.min_loops and _holds(self.check_prefill)
+
   def row_sizes(self, num_slots: int) -> list[int]:
     """Numbers of sequences that write at once, for which there are programs."""
     if self.rows_at_once is None:
@@ -133,6 +143,15 @@ class Limits(NamedTuple):
       max_new_tokens=most if room is None else min(most, room),
       prefill_loops=fewer if fewer < loops else 0,
     )
+
+
+def _holds(check: Callable[[], None]) -> bool:
+  """Whether a check raises no UserError."""
+  try:
+    check()
+  except UserError:
+    return False
+  return True
 
 
 def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:

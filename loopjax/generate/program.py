@@ -60,7 +60,7 @@ def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
     )
   )
   static = ("num_top", "span")
-  of_drafts = ("draft_loops", "num_drafts", "num_rounds", "is_greedy")
+  of_drafts = ("num_drafts", "num_rounds")
   return Programs(
     jax.jit(read, static_argnames=static, donate_argnames="state"),
     jax.jit(write, static_argnames=(*static, "depth"), donate_argnames="state"),

@@ -89,4 +89,9 @@ def drafts(
     return tokens / (num * share + (1 - share) * (1 + more * (num - 1)))
 
   num = max(NUM_DRAFTS, key=tokens_by_time)
-  return num, max(1, 2 * num_tokens // num)
+  return num, rounds(num, num_tokens)
+
+
+def rounds(num_drafts: int, num_tokens: int) -> int:
+  """Rounds of a call with so many drafts, by the tokens of one without."""
+  return max(1, 2 * num_tokens // num_drafts)

@@ -35,7 +35,7 @@ class _Draft(NamedTuple):
     token: i32 [B], the drafted token after it.
     state: [B, 1, D], the state of `read` after m loops.
     seen: bool [B, V], the tokens before `token`.
-    chances: f32 [B, V], log q; None if all rows are greedy.
+    chances: f32 [B, V], log q; arbitrary if all rows are greedy.
   """
 
   read: Any
@@ -51,12 +51,11 @@ def speculate(
   active: Array,
   *,
   cached_model: CachedModel,
-  draft_loops: int,
+  draft_loops: Array,
   num_drafts: int,
   num_rounds: int,
   num_top: int,
   span: int | None,
-  is_greedy: bool,
 ) -> tuple[State, Generated]:
   """Generates up to `num_rounds` times `num_drafts` tokens in active slots.
 
@@ -65,12 +64,11 @@ def speculate(
     state: donated.
     active: bool [B]; the sequences in other slots wait.
     cached_model: the model without its parameters; see `check_drafts`.
-    draft_loops: m, less than the loops of any active slot.
+    draft_loops: m, less than the loops of any active slot; i32 scalar.
     num_drafts: n.
     num_rounds: maximum number of rounds; fewer if all sequences end before.
     num_top: number of most likely tokens to report.
     span: as in `program.decode`.
-    is_greedy: whether no active slot has a temperature.
 
   Returns:
     The state, and the generated tokens [num_rounds num_drafts, B].
@@ -95,7 +93,7 @@ def speculate(
       output, cache = read(token[:, None], cache, live, num_loops=loops)
       logits = read_out(model, output.hidden[:, 0])
       new, chances = _drafted(
-        logits, seen, slots.sampling, slots.position + place, is_greedy
+        logits, seen, slots.sampling, slots.position + place
       )
       drafted = _Draft(token, new, output.trace["state"], seen, chances)
       return (new, _with(seen, new, live), cache), drafted
@@ -132,15 +130,18 @@ def _drafted(
   seen: Array,
   settings: SamplingArrays,
   position: Array,
-  is_greedy: bool,
-) -> tuple[Array, Array | None]:
-  """A draft of each row, i32 [B], and log q [B, V] if it was drawn."""
-  if is_greedy:
-    scores = sampling.penalised(logits, seen, settings.repetition_penalty)
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32), None
-  chances = sampling.log_chances(logits, seen, settings)
-  noise = sampling.gumbel(settings.seed, position, logits.shape[-1], _DRAFT)
-  return jnp.argmax(chances + noise, axis=-1).astype(jnp.int32), chances
+) -> tuple[Array, Array]:
+  """A draft of each row, i32 [B], and log q [B, V] if any was drawn."""
+
+  def drawn() -> tuple[Array, Array]:
+    chances = sampling.log_chances(logits, seen, settings)
+    noise = sampling.gumbel(settings.seed, position, logits.shape[-1], _DRAFT)
+    return jnp.argmax(chances + noise, axis=-1).astype(jnp.int32), chances
+
+  def most_likely() -> tuple[Array, Array]:
+    return _most_likely(logits, seen, settings), jnp.zeros_like(logits)
+
+  return jax.lax.cond(_any_random(settings), drawn, most_likely)
 
 
 def accepted(
@@ -197,21 +198,22 @@ def _checked(
   places = jnp.arange(num)[:, None]
 
   settings = jax.tree.map(lambda x: jnp.tile(x, num), before.sampling)
-  if drafts.chances is None:
-    scores = sampling.penalised(
-      _flat(logits), _flat(drafts.seen), settings.repetition_penalty
-    )
-    token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-    accepts = token == _flat(drafts.token)
-  else:
-    chances = sampling.log_chances(_flat(logits), _flat(drafts.seen), settings)
-    accepts, token = accepted(
+  flat, seen = _flat(logits), _flat(drafts.seen)
+
+  def drawn() -> tuple[Array, Array]:
+    return accepted(
       _flat(drafts.token),
       _flat(drafts.chances),
-      chances,
+      sampling.log_chances(flat, seen, settings),
       settings.seed,
       _flat(before.position[None] + places),
     )
+
+  def most_likely() -> tuple[Array, Array]:
+    token = _most_likely(flat, seen, settings)
+    return token == _flat(drafts.token), token
+
+  accepts, token = jax.lax.cond(_any_random(settings), drawn, most_likely)
   accepts, token = accepts.reshape(num, rows), token.reshape(num, rows)
   stops = jnp.any(token[..., None] == before.stops[None], axis=-1)
   ends = ~accepts | stops | (before.num_left[None] - places <= 1)
@@ -244,6 +246,17 @@ def _checked(
       True, mode="drop"
     ),
   ), generated
+
+
+def _any_random(settings: SamplingArrays) -> Array:
+  """Whether any row has a temperature; else there is nothing to draw."""
+  return jnp.any(settings.temperature > 0)
+
+
+def _most_likely(logits: Array, seen: Array, settings: SamplingArrays) -> Array:
+  """The most likely token of each row, after the penalty, i32 [B]."""
+  scores = sampling.penalised(logits, seen, settings.repetition_penalty)
+  return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
 def _flat(x: Array) -> Array:

@@ -1,8 +1,11 @@
 """Compiles the programs of an engine before there are requests."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from loopjax.generate import slots
+import numpy as np
+
+from loopjax.generate import sizes, slots
 from loopjax.generate.engine import Engine
 from loopjax.generate.prefixes import BLOCK
 from loopjax.generate.requests import GenerationRequest
@@ -11,9 +14,9 @@ from loopjax.generate.requests import GenerationRequest
 def compile_programs(engine: Engine) -> int:
   """Runs all programs, so that later requests compile nothing.
 
-  Prompts of every chunk size, alone and as many as are read at once, and texts
-  of every length and number, each with and without log-probabilities and exits;
-  not with drafts or fewer loops.
+  Prompts of every chunk size, alone and as many as are read at once, by all
+  loops and by fewer; and texts of every length and number, with and without
+  fewer loops, exits and drafts; each with and without log-probabilities.
 
   Args:
     engine: an engine without requests.
@@ -26,9 +29,9 @@ def compile_programs(engine: Engine) -> int:
   for requests in _batches(engine):
     engine.generate(requests)
     num += len(requests)
-  for num_top in (0, slots.MAX_TOP):
-    for depth in (None, slots.EXITS)[: 1 + engine.limits.has_exits]:
-      engine.write_nothing(num_top, depth)
+  for size in engine.row_sizes:
+    for options in _ways(engine, size):
+      engine.write_nothing(size, **options)
   if prefixes is not None:
     engine.prefixes, most = prefixes, engine.limits.max_tokens
     assert most is not None  # Such a cache has places.
@@ -49,11 +52,36 @@ def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
     for more in (0, engine.chunk_sizes[-1])
     for size in engine.chunk_sizes
   ]
-  for top in (0, 1):
-    for length in prompts:
-      for group in engine.group_sizes:
-        yield [_request(min(length, most), top)] * group
+  for fewer in (0, 1)[: 1 + engine.limits.has_prefill]:
+    for top in (0, 1):
+      for length in prompts:
+        for group in engine.group_sizes:
+          yield [_request(min(length, most), top, fewer)] * group
 
 
-def _request(length: int, top: int) -> GenerationRequest:
-  return GenerationRequest((0,) * length, 1, top_log_probabilities=top)
+def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
+  """The options of all programs that write tokens of so many sequences."""
+  limits = engine.limits
+  depths = [limits.depth(size)]
+  depths += [slots.LOOPS] * (limits.min_loops < limits.num_loops)
+  depths += [slots.EXITS] * limits.has_exits
+  ways: list[dict[str, Any]] = [{"depth": x} for x in dict.fromkeys(depths)]
+  if limits.has_drafts:
+    ways += [
+      {
+        "draft_loops": np.int32(1),
+        "num_drafts": num,
+        "num_rounds": sizes.rounds(num, engine.tokens_per_dispatch),
+      }
+      for num in sizes.NUM_DRAFTS
+    ]
+  for num_top in (0, slots.MAX_TOP):
+    for span in limits.spans:
+      for way in ways:
+        yield {"num_top": num_top, "span": span, **way}
+
+
+def _request(length: int, top: int, fewer: int = 0) -> GenerationRequest:
+  return GenerationRequest(
+    (0,) * length, 1, top_log_probabilities=top, prefill_loops=fewer
+  )

@@ -109,11 +109,11 @@ class Resumed(NamedTuple):
 
   Attributes:
     state: their states after these loops, [B, S, D].
-    num_loops: m, how many; static.
+    num_loops: m, how many; i32 scalar.
   """
 
   state: Any
-  num_loops: int
+  num_loops: Array | int
 
 
 class ExitState(NamedTuple):

@@ -116,7 +116,7 @@ def run(
   start: tuple[Array, Any],
   reads: Array,
   num_loops: int,
-  begun: int = 0,
+  begun: Array | int = 0,
   read_out: ReadOut | None = None,
 ) -> tuple[Array, Any, Array]:
   """Runs loops until all rows have exited.
@@ -131,7 +131,7 @@ def run(
     start: (hidden, cached) before the first loop. `cached` is any pytree.
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.
-    begun: m < K, number of loops that were run before.
+    begun: m < K, number of loops that were run before; 0 if all are computed.
     read_out: (hidden [B, S, D] after a loop, cached, live) -> (logits of the
       last token [B, V], cached); called in every loop if `rule` needs it. The
       model's `logits` if None.
@@ -167,7 +167,7 @@ def run(
   (_, hidden, cached, state, _), _, _ = driver.run_loop(
     loop,
     (hidden, hidden, cached, first, nothing),
-    num_loops - begun,
+    num_loops,
     kind="scan" if computed else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
   )

@@ -218,23 +218,50 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
 
 
 @pytest.mark.long
-def test_a_warm_engine_compiles_nothing_more():
-  """Whatever is asked: texts of all lengths, together, exits, scores."""
-  engine = engine_of("looped", num_slots=2, max_tokens=80, prompt_chunk=16)
+def test_a_warm_engine_compiles_nothing_more(monkeypatch):
+  """Whatever is asked: all lengths, together, scores, and any loops."""
+  monkeypatch.setattr(sizes, "NUM_DRAFTS", (2, 3))
+  engine = engine_of("looped", num_slots=2, max_tokens=60, prompt_chunk=16)
   warm.compile_programs(engine)
-  programs = engine._programs
-  compiled = programs.prefill._cache_size(), programs.decode._cache_size()
+
+  def compiled():
+    return [one._cache_size() for one in engine._programs]
+
+  before = compiled()
   engine.generate(
     [
-      GenerationRequest((1,) * length, 80, GREEDY, (), top, 0, threshold)
-      for length in (1, 16, 17, 40, 79, 80)
+      GenerationRequest(
+        (1,) * length, 80, top_log_probabilities=top,
+        **{"sampling": GREEDY, **more},
+      )
+      for length in (1, 16, 17, 40, 59, 60)
       for top in (0, 3)
-      for threshold in (1.0, 0.3)
+      for more in (
+        {}, {"exit_threshold": 0.3}, {"num_loops": 2}, {"prefill_loops": 2},
+        {"draft_loops": 1}, {"draft_loops": 2, "sampling": Sampling()},
+      )
     ]
-  )
-  assert compiled == (
-    programs.prefill._cache_size(), programs.decode._cache_size(),
   )  # fmt: skip
+  assert compiled() == before and min(before) > 1
+
+
+def test_all_ways_to_write_are_compiled_of_models_that_have_them():
+  """Fewer loops, exits and drafts of every number; a plain model has none."""
+
+  def ways(name, size):
+    found = warm._ways(engine_of(name), size)
+    return {way.get("depth") or way["num_drafts"] for way in found}
+
+  assert ways("looped", 1) == {"loops", "exits", *sizes.NUM_DRAFTS}
+  assert ways("looped", 3) == {"unrolled", *ways("looped", 1)}
+  assert ways("transformer", 3) == {"loops"}
+
+
+def test_programs_are_compiled_for_all_lengths():
+  """Every number of places that a call can ask for."""
+  limits = engine_of("looped", max_tokens=200).limits
+  asked = {limits.span(num) for num in range(1, 201)}
+  assert limits.spans == sorted(asked) == [64, 96, 128, 192, 200]
 
 
 @crossing("options", [

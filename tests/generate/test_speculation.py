@@ -205,7 +205,7 @@ def test_accepted_and_other_tokens_have_the_distribution_of_the_model(p, q):
     settings = sampling.to_arrays([Sampling()] * NUM)._replace(seed=seeds)
     settings = jax.tree.map(jnp.asarray, settings)
     draft, chances = speculation._drafted(
-      wide[0], jnp.zeros((NUM, 5), bool), settings, positions, False
+      wide[0], jnp.zeros((NUM, 5), bool), settings, positions
     )
     return draft, *speculation.accepted(
       draft, chances, wide[1], seeds, positions
