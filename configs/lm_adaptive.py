@@ -107,6 +107,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   return {
     "table_1": [base, *loops, {**base, **deep}, wide, *gates,
                 {**wide, **deep}],
+    # Figure 3: evaluated often enough to see at which loss layers loop.
+    "onset": product(loops, axis("run.seed", 0, 1, 2),
+                     axis("eval.every", presets.steps(config, 1, 40))),
     "gate_openings": product(gates, axis("run.seed", 0, 1, 2)),
     "lambda": [*axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
                {"model.ponder_weight": 1e-2, "model.ponder_prior": 0.3}],

@@ -5,7 +5,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
+from loopjax.report.paper import (
+  Column,
+  Metric,
+  OfEvaluations,
+  Paper,
+  Row,
+  Sweep,
+)
 from loopjax.report.runs import Run
 
 SEEDS = (
@@ -80,8 +87,12 @@ def ours(group: Group, column: Column) -> Spread | None:
   values, errors = {}, []
   for run in group.runs:
     if run.done:
-      value = column.value(run.config, run.summary)
-      if value is not None:
+      value = (
+        column.value.read(run.rows)
+        if isinstance(column.value, OfEvaluations)
+        else column.value(run.config, run.summary)
+      )
+      if value is not None and not math.isnan(value):
         values[run.config["run"]["seed"]] = value
         if isinstance(column.value, Metric):
           errors.append(column.value.standard_error(run.summary))

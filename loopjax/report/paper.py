@@ -77,6 +77,9 @@ class Panel(NamedTuple):
     lines: if `over` is a setting, a second setting, with one line per value.
     settings: settings of the items to draw.
     factor: multiplies the values.
+    band: (mean, deviation, function) of a place on the axis: what the paper
+      says, and what reads ours from the rows of a run's metrics.jsonl, NaN for
+      none.
   """
 
   title: str
@@ -85,6 +88,7 @@ class Panel(NamedTuple):
   lines: str = ""
   settings: Mapping[str, Any] = {}
   factor: float = 100.0
+  band: tuple[float, float, Callable[[list[dict[str, Any]]], Any]] | None = None
 
 
 class Sweep(NamedTuple):
@@ -168,6 +172,24 @@ class Metric:
     """Standard error over the examples of the evaluation; None if unknown."""
     error = dataclasses.replace(self, name=f"{self.name}/standard_error")
     return error({}, summary)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfEvaluations:
+  """A `Column.value` that is read from the evaluations of a run.
+
+  Attributes:
+    read: function from the rows of metrics.jsonl; NaN if unknown.
+  """
+
+  read: Callable[[list[dict[str, Any]]], float]
+
+  def __call__(
+    self, config: Mapping[str, Any], summary: Mapping[str, Any]
+  ) -> float | None:
+    """Unknown: a summary has no evaluations."""
+    del config, summary
+    return None
 
 
 def metric(name: str, factor: float = 1.0) -> Metric:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import figure as figure_lib
 from matplotlib import ticker
@@ -119,6 +120,8 @@ def draw_panels(
       axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     elif "/" in panel.over:  # Training goes to the right.
       axes.invert_xaxis()
+    if panel.band:
+      _bands(axes, panel, groups)
     for curve in curves:
       known = axes.get_legend_handles_labels()[1]
       axes.plot(
@@ -137,13 +140,33 @@ def draw_panels(
     entries = dict(zip(known, handles, strict=True)) | entries
   figure.legend(
     entries.values(),
-    [wrapped[label] for label in entries],
+    [wrapped.get(label, label) for label in entries],
     loc="outside lower center",
     ncols=num_columns,
     frameon=False,
     fontsize=8,
   )
   return _png(figure)
+
+
+def _bands(
+  axes: axes_lib.Axes,
+  panel: paper_lib.Panel,
+  groups: Sequence[grouping.Group],
+) -> None:
+  """Where the paper's mean and deviation are on the axis, and where ours."""
+  assert panel.band
+  mean, deviation, read = panel.band
+  runs = [run for group in groups for run in group.runs if run.done]
+  ours = np.concatenate([np.atleast_1d(read(run.rows)) for run in runs])
+  ours = ours[~np.isnan(ours)]
+  found = [("paper", draw.ORANGE, mean, deviation)]
+  if len(ours) > 1:
+    found.append(("ours", draw.BLUE, ours.mean(), ours.std(ddof=1)))
+  for whose, color, middle, spread in found:
+    low, high = middle - spread, middle + spread
+    text = f"{whose}: {middle:.2f} ± {spread:.2f}"
+    axes.axvspan(low, high, color=color, alpha=0.15, label=text, linewidth=0)
 
 
 def _png(figure: figure_lib.Figure) -> bytes:

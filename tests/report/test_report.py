@@ -534,6 +534,42 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
   assert "step 5,000: 2.034; 20,000: 1.819" in markdown
 
 
+def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
+  tmp_path, monkeypatch
+):
+  """Figure 3, of planted runs: layer 1 begins at a loss of 2 + seed / 2."""
+  items = lm_runs(tmp_path, "onset")
+  numbers = {item.config["model"]["num_loops"] for item in items}
+  seeds = [item.config["run"]["seed"] for item in items]
+  assert (numbers, len(items), set(seeds)) == ({3, 5, 7}, 9, {0, 1, 2})
+  for item, seed in zip(items, seeds, strict=True):
+    rows = [
+      {
+        "step": step, "split": "validation", "loss": loss + seed / 2,
+        "ponder_steps": (first + 1.0) / 2, "ponder_steps/layer=0": first,
+        "ponder_steps/layer=1": 1.0,
+      }
+      for step, loss, first in ((10, 3.0, 1.5), (20, 2.5, 1.0), (30, 1.5, 3.0))
+    ]  # fmt: skip
+    lines = "\n".join(map(json.dumps, rows))
+    (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
+  markdown = written(tmp_path)[1].read_text()
+  (line, *_) = (x for x in markdown.splitlines() if "<small>Loop-3" in x)
+  cells = [cell.strip().replace("\u00a0", " ") for cell in line.split("|")[2:]]
+  assert cells[0].startswith("2.50 ± 0.50 <small>se 0.29; s0: 2.00")
+  assert cells[1] == "– <small>3.27 ± 0.59, all</small>"
+  assert cells[2] == "1 <small>every seed</small>"  # Layers that began.
+  figures = []
+  monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
+  groups = grouping.group_by_seed(plan_of(tmp_path).runs)
+  plots.draw_panels(groups, adaptive.PAPER.sweeps["onset"])
+  (legend,) = figures[0].legends
+  names = {text.get_text() for text in legend.get_texts()}
+  assert {"paper: 3.27 ± 0.59", "ours: 2.50 ± 0.43", "Loop-7"} <= names
+  left, right = figures[0].get_axes()[0].get_xlim()
+  assert left > right  # Training goes to the right.
+
+
 def test_a_column_of_the_depth_that_validation_chooses():
   """Not the most accurate one of the test chains themselves."""
   column = disco.PAPER.sweeps["length_generalisation"].columns[3]

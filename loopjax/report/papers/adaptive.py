@@ -4,9 +4,15 @@ Every number here is the paper's, from one run each. Accuracy is in percent. The
 averages at its early and mid checkpoints (Tables 4 and 5) are in small print.
 """
 
+import functools
+
+import numpy as np
+
+from loopjax.analysis.loops import onset
 from loopjax.report.paper import (
   Column,
   Number,
+  OfEvaluations,
   Panel,
   Paper,
   Row,
@@ -32,6 +38,20 @@ def _mean_gate(bank: str) -> Column:
     return None if None in gates else sum(gates) / len(gates)
 
   return Column(f"{bank}_gate", f"{bank} gate, 0 to 1", value, 2)
+
+
+_deviation = functools.partial(np.std, ddof=1)
+
+
+def _of_onsets(summary, least: int):
+  """A statistic of the losses at which layers begin; NaN if too few do."""
+
+  def read(rows):
+    found = onset.losses(rows)
+    found = found[~np.isnan(found)]
+    return float(summary(found)) if found.size >= least else np.nan
+
+  return read
 
 
 def _not_scored(config, summary):
@@ -135,6 +155,43 @@ _SWEEPS = {
       " multiples of 1/128. Their average over eight tasks has a standard error"
       " of about 1.5 points (our count).",
       _PARAMETERS,
+    ),
+  ),
+  "onset": Sweep(
+    title="At which loss layers begin to loop",
+    source="Figure 3",
+    columns=(
+      Column("onset", "loss at onset, nats, mean of layers",
+             OfEvaluations(_of_onsets(np.mean, 1)), 2),
+      Column("spread", "standard deviation over layers, nats",
+             OfEvaluations(_of_onsets(_deviation, 2)), 2),
+      Column("began", "layers that began",
+             OfEvaluations(_of_onsets(np.size, 0)), 0),
+      _STEPS, _BPB,
+    ),
+    rows=tuple(
+      Row(f"Loop-{n}", _loop(n), {"onset": Number(text="3.27 ± 0.59, all")})
+      for n in (3, 5, 7)
+    ),
+    panels=(
+      Panel("validation: loops, mean of layers", ("validation/ponder_steps",),
+            over="validation/loss", factor=1.0,
+            band=(3.27, 0.59, onset.losses)),
+      *(
+        Panel(f"validation: loops of layer {i + 1}",
+              (f"validation/ponder_steps/layer={i}",),
+              over="validation/loss", factor=1.0)
+        for i in range(2)
+      ),
+    ),
+    caveats=(
+      "A layer begins to loop at the validation loss at which its expected"
+      " loops, which fall at first, are half-way from the lowest evaluation to"
+      " the last; one that rises by less than 0.1 loops never begins. The paper"
+      " does not say how it reads the onset, nor of what ± 0.59 is the spread."
+      " Shaded: mean ± standard deviation, ours over layers and runs.",
+      "The paper's losses are nats of a token of GPT-2, ours of a byte unless"
+      " the command names a tokenizer: these do not compare.",
     ),
   ),
   "gate_openings": Sweep(

@@ -1,0 +1,41 @@
+"""The loss at which layers begin to loop.
+
+Figure 3 of "Adaptive Loops and Memory" (arXiv 2603.08391) draws the expected
+number of iterations over the loss of the same evaluations, and says that it
+rises rapidly once the loss is below 3.27 +- 0.59 nats per token. Of what that
+is the spread it does not say, nor how it is read from the curves.
+"""
+
+import numpy as np
+
+from loopjax.analysis.plots import series
+
+LEAST_RISE = 0.1  # Iterations; a layer that rises less has no onset.
+
+
+def losses(rows: series.Rows) -> np.ndarray:
+  """Validation loss at which each layer begins to loop, f64 [L].
+
+  Expected iterations fall at first. A layer begins where they are first
+  half-way from the lowest evaluation to the last one, after the lowest; the
+  loss is interpolated between the evaluations on either side. NaN for a layer
+  that rises by less than LEAST_RISE: it never begins.
+
+  Args:
+    rows: of metrics.jsonl.
+  """
+  measured, expected = series.by_layer(rows, "validation", "ponder_steps")
+  steps, loss = series.scalar(rows, "validation", "loss")
+  loss = loss[np.isin(steps, measured)]
+  expected = expected[np.isin(measured, steps)]
+  return np.array([_of_layer(layer, loss) for layer in expected.T])
+
+
+def _of_layer(expected: np.ndarray, loss: np.ndarray) -> float:
+  start = int(np.argmin(expected))
+  if expected[-1] - expected[start] < LEAST_RISE:
+    return np.nan
+  half = (expected[start] + expected[-1]) / 2
+  after = start + int(np.argmax(expected[start:] >= half))
+  around = slice(after - 1, after + 1)
+  return float(np.interp(half, expected[around], loss[around]))

@@ -1,0 +1,51 @@
+"""The loss at which layers begin to loop, of planted evaluations."""
+
+import numpy as np
+import pytest
+
+from loopjax.analysis.loops import onset
+
+
+def rows(expected, losses, **more):
+  """Evaluations of one layer for each row of `expected`."""
+  return [
+    {
+      "step": 10 * number,
+      "split": "validation",
+      "loss": loss,
+      **{f"ponder_steps/layer={i}": x for i, x in enumerate(column)},
+      **more,
+    }
+    for number, (column, loss) in enumerate(
+      zip(zip(*expected, strict=True), losses, strict=True), 1
+    )
+  ]
+
+
+def test_a_layer_begins_half_way_from_its_lowest_evaluation_to_its_last():
+  """At a loss between two evaluations, whatever it did before the lowest."""
+  found = onset.losses(
+    rows(
+      [
+        [2.5, 1.0, 1.0, 2.0, 3.0],  # At 2 on an evaluation.
+        [1.0, 1.0, 1.5, 3.0, 3.0],  # At 2, a third from 1.5 to 3.
+        [3.0, 1.5, 1.2, 1.2, 1.2],  # Falls alone.
+        [1.0, 1.0, 1.0, 1.0, 1.09],  # Rises too little.
+        [1.0, 4.0, 1.0, 1.0, 2.0],  # Half-way at first, then back.
+      ],
+      [4.0, 3.5, 3.0, 2.7, 2.5],
+    )
+  )
+  nan = np.nan
+  expected = [2.7, 3.0 - 0.3 / 3, nan, nan, 4.0 - 0.5 / 6]
+  np.testing.assert_allclose(found, expected)
+
+
+def test_only_evaluations_of_both_are_read():
+  """Of training there are iterations and losses at other steps."""
+  planted = rows([[1.0, 1.0, 3.0]], [4.0, 3.0, 2.0])
+  train = [{**row, "split": "train", "loss": 9.0} for row in planted]
+  bare = {"step": 25, "split": "validation", "loss": 7.0}
+  found = onset.losses([*train, *planted[:2], bare, planted[2]])
+  assert found == pytest.approx([2.5])
+  assert onset.losses([bare]).size == 0
