@@ -74,11 +74,13 @@ def logits(hidden: Array, folded: Array, chunk: Array) -> tuple[Array, Array]:
   # that depends on them only: masks over all tokens and the whole vocabulary.
   _, chunk = jax.lax.optimization_barrier((hidden, chunk))
   values = product("...d,vd->...v", hidden, rows(folded, chunk))
-  place = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+  place = jax.lax.iota(jnp.int32, values.shape[-1])
   # JAX hoists what depends on no state out of an enclosing differentiated loop;
-  # without the barrier these are the masks of all chunks, made from ids.
+  # without the barrier these are the masks of all chunks, made from ids. One
+  # row of ids passes it: an array of all of them would be written to memory.
   values, place = jax.lax.optimization_barrier((values, place))
-  return values, place * folded.shape[1] + chunk
+  ids = place * folded.shape[1] + chunk
+  return values, jnp.broadcast_to(ids, values.shape)
 
 
 def most_likely(

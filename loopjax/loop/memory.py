@@ -96,10 +96,11 @@ class GatedRead(nnx.Module):
       "nd,de->ne",
       h.astype(compute).reshape(-1, h.shape[-1]),
       linear.dense(self.gate.kernel[...]).astype(compute),
-    ).reshape(*h.shape[:-1], -1)
+    )
     assert self.gate.bias is not None
-    bias = jnp.broadcast_to(self.gate.bias[...], logits.shape)
-    gate = jax.nn.sigmoid(logits + bias)  # (8)
+    # To the rows of a product: compilers then add it within the product.
+    logits = logits + self.gate.bias[...][None]
+    gate = jax.nn.sigmoid(logits).reshape(*h.shape[:-1], -1)  # (8)
     added = gate * self.output(retrieved).astype(wide)  # (9)
     return added, gate, weights
 

@@ -24,16 +24,19 @@ POLICIES: dict[str, Any] = {
 # From the policy that keeps the most to the one that recomputes the most.
 ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")
 # The fastest policy by platform (see benchmarks/results/); on others it is the
-# first of ORDER that fits, see `program.room`. CPUs are memory-bound, so that
-# recomputing also saves time.
+# first of ON_ACCELERATORS that fits, see `program.room`. CPUs are memory-bound,
+# so that recomputing also saves time. On accelerators "none" writes and reads
+# float32 intermediates that are recomputed within the operations that use them.
 AUTO = {"cpu": "dots_no_batch"}
+ON_ACCELERATORS = ORDER[1:]
 
 
 def resolve(options: LoopOptions, platform: str) -> LoopOptions:
-  """The options with remat="auto" replaced by the platform's, or by "none"."""
+  """The options with remat="auto" replaced by the platform's, or by "dots"."""
   if options.remat != "auto":
     return options
-  return dataclasses.replace(options, remat=AUTO.get(platform, "none"))
+  policy = AUTO.get(platform, ON_ACCELERATORS[0])
+  return dataclasses.replace(options, remat=policy)
 
 
 def rematerialised(

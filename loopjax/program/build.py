@@ -26,6 +26,13 @@ from loopjax.program.layout import (
 )
 from loopjax.types import LoopOptions
 
+# XLA's options of the train step, by platform. On GPUs a product that the
+# backward pass reads would be computed twice: for the next operation, and into
+# the stack of what all loops keep (benchmarks/results/2026-11-24_fit_time.md).
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
+  "gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}
+}
+
 
 class Program(NamedTuple):
   """The functions and layouts of a run; holds no arrays.
@@ -134,6 +141,7 @@ def make_program(
       train,
       donate_argnums=() if settings.run.debug_nans else 0,
       out_shardings=(shardings, sharding.replicated(mesh)),
+      compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform),
     ),
     uncompiled=train,
     abstract_state=with_shardings(shapes, shardings),

@@ -1,7 +1,7 @@
 """What a device has room for: how much the backward pass may keep.
 
 Accelerators compute faster than they read, so that the fastest policy of
-`nn.remat` is the one that recomputes least, of those that fit.
+`nn.remat` is the one that recomputes the fewest products, of those that fit.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ def with_remat(
   """The settings with loop.remat="auto" resolved.
 
   On a CPU it is the platform's policy; on an accelerator the first one, from
-  the one that keeps most, of which state, gradients and residuals fit.
+  the one that keeps all products, of which state, gradients and residuals fit.
 
   Args:
     settings: the run's settings.
     mesh: the mesh of devices.
-    memory: bytes of a device; None asks it. If it does not know, everything is
-      kept.
+    memory: bytes of a device; None asks it. If it does not know, all products
+      are kept.
     teacher: settings of the teacher's run; None without a teacher.
   """
   device = mesh.devices.flat[0]
@@ -56,8 +56,8 @@ def with_remat(
         weights, gradients = _gathered_bytes(settings)
         free -= weights * (gather != "use") + gradients * (gather == "step")
       kept = functools.partial(_kept, settings, mesh, teacher)
-      policies = (x for x in remat.ORDER if kept(x) <= free)
-      policy = next(policies, remat.ORDER[-1])
+      policies = (x for x in remat.ON_ACCELERATORS if kept(x) <= free)
+      policy = next(policies, remat.ON_ACCELERATORS[-1])
       options = dataclasses.replace(options, remat=policy)
   return settings._replace(loop=options)
 

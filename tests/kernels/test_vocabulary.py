@@ -30,3 +30,18 @@ def test_of_equal_ones_it_is_the_first():
   for chunk in (1, 3, 4, 12):
     found = vocabulary.most_likely(hidden, table, chunk_size=chunk)
     assert found.tolist() == [5]
+
+
+def test_ids_are_one_row_in_memory():
+  """A barrier that all ids pass would have them written beside the logits."""
+  hidden, folded = jnp.ones((3, 40, 6)), jnp.ones((8, 5, 6))
+  made = jax.make_jaxpr(vocabulary.logits)(hidden, folded, 2)
+  passed = [
+    x.aval.shape
+    for eqn in made.jaxpr.eqns
+    if eqn.primitive.name == "optimization_barrier"
+    for x in eqn.outvars
+  ]
+  assert passed == [(3, 40, 6), (), (3, 40, 8), (8,)]
+  values, ids = vocabulary.logits(hidden, folded, 2)
+  assert values.shape == ids.shape and ids[1, 2].tolist() == [*range(2, 42, 5)]

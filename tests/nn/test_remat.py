@@ -15,7 +15,7 @@ def test_auto_is_a_policy_by_platform_and_others_stay():
   auto = LoopOptions("unroll", "auto")
   assert remat.AUTO["cpu"] in remat.POLICIES
   assert remat.resolve(auto, "cpu") == LoopOptions("unroll", remat.AUTO["cpu"])
-  assert remat.resolve(auto, "tpu") == LoopOptions("unroll", "none")
+  assert remat.resolve(auto, "tpu") == LoopOptions("unroll", "dots")
   full = LoopOptions("scan", "full")
   assert remat.resolve(full, "cpu") == full
 

@@ -17,7 +17,7 @@ from loopjax import sharding
 from loopjax.data import pipeline
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import keys
-from loopjax.program import step
+from loopjax.program import build, step
 
 
 def make(**overrides):
@@ -184,3 +184,16 @@ def test_init_state_average_starts_at_the_parameters():
   assert state.ema["w"] is not params["w"]
   assert jnp.array_equal(state.ema["w"], params["w"])
   assert step.init_state(params, tx, jax.random.key(0), False).ema == {}
+
+
+def test_the_step_is_compiled_with_the_options_of_its_platform(monkeypatch):
+  """Those of GPUs are known to this XLA, and a program's reach the compiler."""
+  for options in build.COMPILER_OPTIONS.values():
+    assert jax.jit(jnp.sin, compiler_options=options)(0.0) == 0.0
+  monkeypatch.setattr(build, "COMPILER_OPTIONS", {"cpu": {"no_such": True}})
+  settings = config_lib.resolve(smoke(model__num_loops=1))
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  batches = program_lib.abstract_batches(settings, program.mesh)
+  lowered = program.train.lower(program.abstract_state, batches, {})
+  with pytest.raises(jax.errors.JaxRuntimeError, match="no_such"):
+    lowered.compile()
