@@ -15,13 +15,13 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.models import causal, every_loop
+from loopjax.models import causal, every_loop, exiting
 from loopjax.models.causal import loss as loss
 from loopjax.models.every_loop import (
   reads_out_every_loop as reads_out_every_loop,
 )
+from loopjax.models.exiting import check_resumes as check_resumes
 from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, norm
 from loopjax.nn.attention import cache as cache_lib
@@ -37,6 +37,7 @@ from loopjax.types import (
 TRACES = ("hidden", "mixed", "gate", "prediction", "confidence")
 CACHES = cache_lib.KINDS
 HEADLINE: tuple[str, ...] = ()
+check_exits, exit_rule = exiting.check_ungated, exiting.ungated_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +208,23 @@ class Model(nnx.Module):
       return channel.MixedChannel(decoder, learned, config.epsilon)
     fixed = channel.FixedGate(config.gate_value)
     return channel.MixedChannel(decoder, fixed, config.epsilon)
+
+
+def read(
+  model: Model, tokens: Array, cache: Cache, **options: Any
+) -> tuple[Output, Cache]:
+  """`CausalFamily.read` with early exits: `exiting.read`, with both channels.
+
+  A token that leaves the loop, or whose loops go on later, has the state H^k,
+  before the channels.
+  """
+  table = model.readout_table()
+
+  def mixed(hidden: Array, entered: Array) -> Array:
+    del entered
+    return model.channel(hidden, model.readout_input(hidden), table)[0]
+
+  return exiting.read(model, tokens, cache, between=mixed, **options)
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

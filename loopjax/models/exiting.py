@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from loopjax.errors import UserError
@@ -13,11 +14,18 @@ from loopjax.nn.attention.cache import Cache
 from loopjax.types import Array, Output
 
 ReadOut = Callable[[Array, Any, Array], tuple[Array, Any]]
+Between = Callable[[Array, Array], Array]
 
 
 def exit_rule(config: Any) -> str:
   """ "gate" if the model has an exit gate, otherwise "fixed"."""
   return "fixed" if config.exit_gate == "none" else "gate"
+
+
+def ungated_rule(config: Any) -> str:
+  """See `ExitsEarly`, without a gate: unless chosen otherwise all loops run."""
+  del config
+  return "fixed"
 
 
 def untrained(config: Any) -> str:
@@ -40,6 +48,18 @@ def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
     )
 
 
+def check_ungated(config: Any, rule: str, kept: str, kind: str) -> None:
+  """See `ExitsEarly`, without a gate, where loops read more than the state."""
+  del config, kind
+  if rule == "gate":
+    raise UserError("the exit rule 'gate' needs an exit gate; there is none")
+  if kept == "state":
+    raise UserError(
+      "keeping 'state' for skipped loops needs keys and values of the last"
+      " state, and a loop of this model reads something else as well"
+    )
+
+
 def check_resumes(config: Any, kind: str) -> None:
   """Raises UserError for a cache that two readings fill otherwise than one."""
   del config
@@ -59,8 +79,12 @@ def read(
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
   resumed: exits.Resumed | None = None,
+  between: Between | None = None,
 ) -> tuple[Output, Cache]:
   """`CausalFamily.read` with early exits; without them if there is no policy.
+
+  In a model with `between`, loops after the first enter with its result: of the
+  state after the loop before, and of what that loop entered with, [B, S, D].
 
   With a policy, `resumed` goes on where an earlier reading of these tokens to
   these places stopped; the trace of an output has the "state" to go on from.
@@ -79,18 +103,26 @@ def read(
   )
   metadata, nowhere = call.metadata, cache.capacity
 
-  def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
+  def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
+    cache, entered = cached
     # Rows that have exited write nothing: later loops may share their keys.
     places = jnp.where(live[:, None], metadata.places, nowhere)
     here = call._replace(metadata=metadata._replace(places=places))
-    return model.transform(here, (hidden, cache), k)
+    if between is not None:
+      entered = hidden = jax.lax.cond(
+        k > 0, between, lambda _, first: first, hidden, entered
+      )
+    hidden, cache = model.transform(here, (hidden, cache), k)
+    return hidden, (cache, entered)
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
   reads = jnp.any(valid, axis=1)
   begun = resumed.num_loops if resumed else 0
-  start = resumed.state if resumed else model.embed(tokens, None)
-  hidden, cache, loops = run(
-    model, exit_policy, rule, step, (start, cache), reads, num_loops, begun
+  first = model.embed(tokens, None)
+  start = resumed.state if resumed else first
+  cached = cache, first if between else None
+  hidden, (cache, _), loops = run(
+    model, exit_policy, rule, step, (start, cached), reads, num_loops, begun
   )
   if exit_policy.skips(rule):
     own = None

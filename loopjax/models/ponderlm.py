@@ -14,13 +14,12 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.models import causal, every_loop
+from loopjax.models import causal, every_loop, exiting
 from loopjax.models.causal import loss as loss
 from loopjax.models.every_loop import (
   reads_out_every_loop as reads_out_every_loop,
 )
 from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import read as read
 from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, linear, norm
 from loopjax.nn.attention import cache as cache_lib
@@ -38,6 +37,7 @@ from loopjax.types import (
 TRACES = ("hidden", "mixed", "prediction", "confidence")
 CACHES = cache_lib.KINDS
 HEADLINE: tuple[str, ...] = ()
+check_exits, exit_rule = exiting.check_ungated, exiting.ungated_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,16 +141,11 @@ class Model(nnx.Module):
       targets: int [B, T]; the trace then also has what `every_loop.measured`
         records after every loop, [K, B, ...].
     """
-    config = self.config
     call = causal.begin(
       self, inputs, num_loops, kind, documents, cache, valid, keys
     )
-    table = linear.dense(self.token_embedding.embedding[...])
-    head = None if config.tied else self.readout_table()
-    scaled = config.embedding_scale == "sqrt_width"
-    scale = config.width**0.5 if scaled else 1.0
-    initial = config.input_scale * scale * self.token_embedding(inputs)  # e^0
-    initial = dropout(initial, config.dropout, fold_in(keys, 0))
+    initial = self.embed(inputs, keys)  # e^0
+    ponder = self.pondering(initial)
 
     def record(
       before: Array, hidden: Array, embedding: Array
@@ -165,8 +160,7 @@ class Model(nnx.Module):
       carry: causal.Carry, s: Array
     ) -> tuple[causal.Carry, every_loop.Record]:
       hidden, cache = self.transform(call, carry, s)  # LM(e^s)
-      base = initial if config.residual == "initial" else carry[0]
-      embedding = base + scale * self.decode(hidden, table, head)  # e^{s+1}
+      embedding = ponder(hidden, carry[0])  # e^{s+1}
       return (embedding, cache), record(carry[0], hidden, embedding)
 
     carry, records, steps_run = driver.run_loop(
@@ -180,6 +174,29 @@ class Model(nnx.Module):
     records = every_loop.appended(records, record(carry[0], hidden, carry[0]))
     return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
+  def embed(self, inputs: Array, keys: Array | None) -> Array:
+    """e^0, [B, T, D], after dropout with the keys of the call."""
+    config = self.config
+    initial = config.input_scale * self._scale() * self.token_embedding(inputs)
+    return dropout(initial, config.dropout, fold_in(keys, 0))
+
+  def pondering(self, initial: Array) -> exiting.Between:
+    """The function (LM(e^s), e^s) -> e^{s+1}, given e^0; [B, T, D] each."""
+    config, scale = self.config, self._scale()
+    table = linear.dense(self.token_embedding.embedding[...])
+    head = None if config.tied else self.readout_table()
+
+    def ponder(hidden: Array, embedding: Array) -> Array:
+      base = initial if config.residual == "initial" else embedding
+      return base + scale * self.decode(hidden, table, head)
+
+    return ponder
+
+  def _scale(self) -> float:
+    """What the embedding table is multiplied with."""
+    scaled = self.config.embedding_scale == "sqrt_width"
+    return self.config.width**0.5 if scaled else 1.0
+
   def transform(
     self, call: causal.Call, carry: causal.Carry, loop: Array | int
   ) -> causal.Carry:
@@ -190,6 +207,32 @@ class Model(nnx.Module):
   def readout_input(self, hidden: Array) -> Array:
     """The output of LM, [B, T, D], which ends with a norm."""
     return hidden
+
+
+def check_resumes(config: Config, kind: str) -> None:
+  """See `Resumes`: the state after a loop must be all that the next one needs.
+
+  Raises:
+    UserError: it is not, or another kind of cache is needed.
+  """
+  if config.residual == "running":
+    raise UserError(
+      "reading on after some loops: with model.residual='running' a loop needs"
+      " the embeddings of all before"
+    )
+  exiting.check_resumes(config, kind)
+
+
+def read(
+  model: Model, tokens: Array, cache: Cache, **options: Any
+) -> tuple[Output, Cache]:
+  """`CausalFamily.read` with early exits: `exiting.read`, with pondering.
+
+  A token that leaves the loop, or whose loops go on later, has the state
+  LM(e^s).
+  """
+  ponder = model.pondering(model.embed(tokens, None))
+  return exiting.read(model, tokens, cache, between=ponder, **options)
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

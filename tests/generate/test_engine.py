@@ -417,7 +417,9 @@ def test_impossible_requests_are_refused(request_of, says):
 @pytest.mark.parametrize(("name", "options", "says"), [
   ("sleep", {"cache_kind": "per_loop"}, "fast_weights"),
   ("transformer", {"cache_kind": "mean"}, "cache_kind='mean'"),
-  ("disco", {"exit_rule": "change"}, "exit_rule='change'"),
+  ("disco", {"exit_rule": "gate"}, "needs an exit gate; there is none"),
+  ("ponderlm", {"exit_kept": "state"}, "reads something else as well"),
+  ("transformer", {"exit_rule": "change"}, "exit_rule='change'"),
   ("looped", {"exit_rule": "sure"}, "fixed, gate, change, entropy"),
   ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "of kind 'mean'"),
   ("looped", {"changes": {"exit_gate": "none"}, "exit_rule": "gate"}, "gate"),

@@ -18,7 +18,7 @@ from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 
 GREEDY = Sampling(temperature=0)
-FAMILIES = ("looped", "recurrent", "melt")
+FAMILIES = ("looped", "recurrent", "melt", "disco", "ponderlm")
 # One chunk and its last token alone; chunks of 16 tokens, and one of none.
 LENGTHS = (1, 17, 19)
 new = GenerationRequest
@@ -77,7 +77,7 @@ def expected_scores(name, request, tokens, kept="copy"):
 
 @crossing(("name", "kept"), [
   ("looped", "copy"), ("looped", "state"), ("recurrent", "copy"),
-  ("melt", "copy"),
+  ("melt", "copy"), ("disco", "copy"), ("ponderlm", "copy"),
 ])  # fmt: skip
 def test_the_prompt_leaves_what_tokens_leave_that_exit(name, kept):
   """As token by token, the rule of early exits; its last token runs all."""

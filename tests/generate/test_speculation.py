@@ -48,11 +48,18 @@ def costs_of(texts):
   return costs
 
 
-@crossing(("name", "loops"), [("looped", 1), ("looped", 2), ("recurrent", 1)])
+CASES = (
+  ("looped", 1), ("looped", 2), ("recurrent", 1), ("disco", 2), ("ponderlm", 1),
+)  # fmt: skip
+THREE = {"changes": {"num_loops": 3}}
+
+
+@crossing(("name", "loops"), CASES)
 def test_greedy_texts_are_those_without_drafts(name, loops):
   """In two slots that change hands; some drafts are right, some wrong."""
-  plain = engine_of(name, num_slots=2).generate(ASKED)
-  found = engine_of(name, num_slots=2).generate(drafted(ASKED, loops))
+  plain = engine_of(name, num_slots=2, **THREE).generate(ASKED)
+  drafts = drafted(ASKED, loops)
+  found = engine_of(name, num_slots=2, **THREE).generate(drafts)
   same(found, plain)
   costs = costs_of(found)
   assert costs.accepted and costs.rejected
@@ -136,7 +143,7 @@ def test_a_cancelled_draft_leaves_no_trace():
 @functools.cache
 def reader(name):
   """Reads one token after a prompt: (read, its cache, the token)."""
-  family, graphdef, params = examples.model_of(name)
+  family, graphdef, params = examples.model_of(name, num_loops=3)
   prompt = jnp.asarray([PROMPTS[0], PROMPTS[3][:5]])
 
   def read(tokens, cache, loops, resumed=None):
@@ -155,7 +162,7 @@ def reader(name):
   return read, prompted(), prompt[:, -1:]
 
 
-@crossing(("name", "loops"), [("looped", 1), ("looped", 2), ("recurrent", 1)])
+@crossing(("name", "loops"), CASES)
 def test_loops_that_go_on_are_all_loops_to_the_bit(name, loops):
   """What m loops left, keys and states, is the model's own."""
   read, cache, token = reader(name)
@@ -273,7 +280,10 @@ def test_drafts_become_as_many_as_are_accepted():
   ("recurrent", {"cache_kind": "continuous"}, {"draft_loops": 1}, "of kind"),
   ("melt", {}, {"draft_loops": 1}, "draft_loops: this family"),
   ("sleep", {}, {"draft_loops": 1}, "draft_loops: this family"),
-  ("disco", {}, {"draft_loops": 1}, "draft_loops: this family"),
+  ("transformer", {}, {"draft_loops": 1}, "draft_loops: this family"),
+  ("adaptive", {}, {"draft_loops": 1}, "draft_loops: this family"),
+  ("ponderlm", {"changes": {"residual": "running", "num_loops": 3}},
+   {"draft_loops": 1}, "needs the embeddings of all before"),
 ])  # fmt: skip
 def test_impossible_drafts_are_refused(name, options, request_of, says):
   engine = engine_of(name, **options)

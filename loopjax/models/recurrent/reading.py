@@ -13,6 +13,7 @@ from loopjax.nn.attention.parts import PartsCache
 from loopjax.types import PRECISIONS, Array, Output
 
 CACHES = parts.KINDS
+exit_rule = exiting.ungated_rule
 
 
 def empty_cache(
@@ -38,12 +39,6 @@ def empty_cache(
   )
 
 
-def exit_rule(config: Any) -> str:
-  """See `ExitsEarly`: without another choice, all loops run."""
-  del config
-  return "fixed"
-
-
 def reads_out_every_loop(config: Any) -> bool:
   """See `ReadsOutEveryLoop`: a damped loop depends on how many there are."""
   return config.update != "damped"
@@ -63,17 +58,10 @@ def _check_update(config: Any, what: str) -> None:
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
-  """See `ExitsEarly`: there is no gate, and loops read more than the state."""
-  del kind
+  """See `ExitsEarly`: there is no gate, and the core has an injected input."""
   if rule != "fixed":
     _check_update(config, f"the exit rule {rule!r}")
-  if rule == "gate":
-    raise UserError("the exit rule 'gate' needs an exit gate; there is none")
-  if kept == "state":
-    raise UserError(
-      "keeping 'state' for skipped loops needs keys and values of the last"
-      " state, and the core of this model reads an injected input as well"
-    )
+  exiting.check_ungated(config, rule, kept, kind)
 
 
 def read(
