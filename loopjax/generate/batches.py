@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from loopjax.generate import sampling, sizes, slots
+from loopjax.generate import decoding, sampling, sizes, slots
 from loopjax.generate.limits import Limits
 from loopjax.generate.requests import GeneratedToken
 from loopjax.generate.sampling import Sampling
@@ -52,6 +52,7 @@ def prompt_chunks(
       ),
       num_loops=np.full(num_rows, num_loops, np.int32),
       exit_threshold=np.ones(num_rows, np.float32),
+      progress=None,
     ),
   )
   for row, (slot, sequence) in enumerate(sequences.items()):
@@ -109,8 +110,12 @@ def options(
   """
   requests = [sequence.request for sequence in running]
   if not draft_loops:
+    loops = {one.num_loops or limits.num_loops for one in requests}
+    means = [sequence.loops for sequence in running]
+    if limits.by_depth and sizes.by_depth(means, max(loops)):
+      return decoding.most_tokens(num_tokens), {"depth": slots.BY_DEPTH}
     depth = limits.depth(len(requests))
-    if any(one.num_loops not in (0, limits.num_loops) for one in requests):
+    if loops != {limits.num_loops}:
       depth = slots.LOOPS
     if any(one.exit_threshold < 1 for one in requests):
       depth = slots.EXITS

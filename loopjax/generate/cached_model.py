@@ -11,6 +11,7 @@ from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.nn import linear
 from loopjax.protocols import (
+  AdvancesRows,
   CausalFamily,
   ExitsEarly,
   HasPlaces,
@@ -109,6 +110,13 @@ class CachedModel(NamedTuple):
     # this rule needs no gate.
     self.family.check_exits(config, "change", self.exit_kept, self.cache_kind)
 
+  @property
+  def batches_by_depth(self) -> bool:
+    """Whether rows can be in different loops; not if all loops always run."""
+    return isinstance(self.family, AdvancesRows) and (
+      self.exit_kept != "computed"
+    )
+
   def takes_rows(self, params: Any) -> bool:
     """Whether tokens are written with a cache of the rows that write alone.
 
@@ -150,6 +158,41 @@ class CachedModel(NamedTuple):
       kind=self.cache_kind,
       prompt_tokens=self.prompt_tokens,
     )
+
+  def between_tokens(self, params: Any, batch: int) -> Any:
+    """See `AdvancesRows`; None if all rows are in the same loop."""
+    if not self.batches_by_depth:
+      return None
+    family: Any = self.family
+    model = nnx.merge(self.graphdef, params)
+    return family.between_tokens(model, batch, self.exit_rule)
+
+  def advance(
+    self,
+    model: Any,
+    tokens: Array,
+    cache: Any,
+    progress: Any,
+    *,
+    valid: Array,
+    num_loops: Array,
+    exit_threshold: Array,
+    span: int | None,
+  ) -> tuple[Output, Any, Any]:
+    """See `AdvancesRows.advance`; other arguments as of `read`."""
+    family: Any = self.family
+    output, cache, progress = family.advance(
+      model,
+      tokens,
+      cache.within(span),
+      progress,
+      num_loops=self.num_loops,
+      valid=valid,
+      exit_policy=exits.ExitPolicy(
+        exit_threshold, num_loops, self.exit_rule, self.exit_kept
+      ),
+    )
+    return output, cache.within(None), progress
 
   def read(
     self,

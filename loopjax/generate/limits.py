@@ -27,6 +27,7 @@ class Limits(NamedTuple):
     rows_at_once: sequences that write tokens in one call; None for all slots,
       also empty ones.
     unrolls: whether all loops of a token can be compiled one by one.
+    by_depth: whether rows can be in different loops.
     check_drafts: raises UserError if fewer loops cannot draft tokens.
     check_prefill: raises UserError if they cannot read prompts.
   """
@@ -40,6 +41,7 @@ class Limits(NamedTuple):
   on_cpu: bool
   rows_at_once: int | None
   unrolls: bool
+  by_depth: bool
   check_drafts: Callable[[], None]
   check_prefill: Callable[[], None]
 
@@ -175,6 +177,7 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     on_cpu=cached.platform == "cpu",
     rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
     unrolls=takes_rows and cached.unrolls(model.config),
+    by_depth=cached.batches_by_depth,
     check_drafts=functools.partial(cached.check_drafts, model.config),
     check_prefill=functools.partial(cached.check_prefill, model.config),
   )

@@ -1,6 +1,7 @@
 """The programs of the engine: reading prompts, and generating tokens.
 
-Buffers are donated and updated in place. `speculation` generates with drafts.
+Buffers are donated and updated in place. `decoding` generates without drafts,
+`speculation` with drafts.
 """
 
 import functools
@@ -10,22 +11,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax.generate import decoding, speculation
 from loopjax.generate import prefill as prefill_lib
-from loopjax.generate import sampling, speculation
 from loopjax.generate import slots as slots_lib
-from loopjax.generate.cached_model import CachedModel, read_out
+from loopjax.generate.cached_model import CachedModel
+from loopjax.generate.decoding import sampled
 from loopjax.generate.slots import (
-  EXITS,
-  LENGTH,
-  NO_DRAFT,
-  STOP,
-  UNFINISHED,
+  BY_DEPTH,
   UNROLLED,
   Generated,
   PromptChunks,
-  Slots,
   State,
-  repeat,
 )
 from loopjax.types import Array
 
@@ -53,10 +49,10 @@ def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
   """
   read = functools.partial(prefill, cached_model=model, axes=axes)
   write, draft = (
-    functools.partial(in_rows, write=write, cached_model=model)
-    for write in (
-      functools.partial(decode, num_steps=num_steps),
-      speculation.speculate,
+    functools.partial(in_rows, cached_model=model, **options)
+    for options in (
+      {"write": decoding.decode, "num_steps": num_steps},
+      {"write": speculation.speculate},
     )
   )
   static = ("num_top", "span")
@@ -118,10 +114,14 @@ def prefill(
   token = jnp.where(chunks.valid, chunks.tokens, seen.shape[1])
   each = jnp.arange(num_rows)
   seen = seen.at[each[:, None], token].set(True, mode="drop")
-  slots, generated = _generate(
+  progress = jax.tree.map(
+    lambda x: jnp.zeros((num_rows, *x.shape[1:]), x.dtype),
+    state.slots.progress,
+  )
+  slots, generated = sampled(
     model,
     hidden,
-    chunks.slots._replace(seen=seen),
+    chunks.slots._replace(seen=seen, progress=progress),
     chunks.is_last,
     loops,
     num_top,
@@ -149,7 +149,7 @@ def in_rows(
     state: donated.
     rows: i32 [R], the slots; B, which is out of range, for none. If R is B,
       slot i is in place i, or waits.
-    write: `decode` or `speculation.speculate`.
+    write: `decoding.decode` or `speculation.speculate`.
     cached_model: the model without its parameters.
     span: number of cache entries that attention reads, at least as many as the
       longest sequence has tokens, new ones included; None for all.
@@ -166,111 +166,9 @@ def in_rows(
   part = slots_lib.of_rows(state, rows, span, apart)
   part, generated = call(params, part, active, span=None)
   num_tokens = len(generated.valid)
+  if options.get("depth") == BY_DEPTH:
+    num_tokens = decoding.most_tokens(options["num_steps"])
   return slots_lib.with_rows(state, part, rows, num_tokens), generated
-
-
-def decode(
-  params: Any,
-  state: State,
-  active: Array,
-  *,
-  cached_model: CachedModel,
-  num_steps: int,
-  num_top: int,
-  span: int | None,
-  depth: str,
-) -> tuple[State, Generated]:
-  """Generates up to `num_steps` tokens in every active slot.
-
-  Args:
-    params: the model's parameters.
-    state: donated.
-    active: bool [B]; the sequences in other slots wait.
-    cached_model: the model without its parameters.
-    num_steps: maximum number of tokens; fewer if all sequences end before.
-    num_top: number of most likely tokens to report.
-    span: number of cache entries that attention reads, at least as many as the
-      longest sequence has tokens, new ones included; None for all.
-    depth: one of `slots.DEPTHS`.
-
-  Returns:
-    The state, and the generated tokens [num_steps, B].
-  """
-  if depth != EXITS:
-    cached_model = cached_model._replace(exit_rule="fixed")
-  model = cached_model.for_decoding(params)
-
-  def one_token(state: State) -> tuple[State, Generated]:
-    cache, slots = state
-    live = active & (slots.num_left > 0)
-    output, cache = cached_model.read(
-      model,
-      slots.token[:, None],
-      cache,
-      valid=live[:, None],
-      num_loops=None if depth == UNROLLED else slots.num_loops,
-      exit_threshold=slots.exit_threshold,
-      span=span,
-    )
-    slots, generated = _generate(
-      model,
-      output.hidden[:, 0],
-      slots,
-      live,
-      output.stats["loops_run"],
-      num_top,
-    )
-    return State(cache, slots), generated
-
-  return repeat(one_token, state, active, num_steps)
-
-
-def _generate(
-  model: Any,
-  hidden: Array,
-  slots: Slots,
-  live: Array,
-  loops: Array,
-  num_top: int,
-) -> tuple[Slots, Generated]:
-  """Samples the next token of the live rows.
-
-  Args:
-    model: the model with its parameters.
-    hidden: the read-out's input, [B, D].
-    slots: the rows.
-    live: bool [B].
-    loops: f32 [B], loops that the model ran.
-    num_top: number of most likely tokens to report.
-  """
-  logits = read_out(model, hidden)
-  token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
-  each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
-  best, top_tokens = jax.lax.top_k(logits, num_top)
-  stops = jnp.any(token[:, None] == slots.stops, axis=1)
-  finish = jnp.where(slots.num_left > 1, UNFINISHED, LENGTH)
-  generated = Generated(
-    valid=live,
-    token=token,
-    log_probability=logits[each, token] - total,
-    top_tokens=top_tokens,
-    top_log_probabilities=best - total[:, None],
-    loops=loops,
-    finish=jnp.where(stops, STOP, finish),
-    draft=jnp.full_like(token, NO_DRAFT),
-    computed=jnp.zeros_like(loops),
-  )
-  vocab_size = slots.seen.shape[1]
-  return slots._replace(
-    token=jnp.where(live, token, slots.token),
-    position=slots.position + live.astype(jnp.int32),
-    num_left=jnp.where(
-      live, jnp.where(stops, 0, slots.num_left - 1), slots.num_left
-    ),
-    seen=slots.seen.at[each, jnp.where(live, token, vocab_size)].set(
-      True, mode="drop"
-    ),
-  ), generated
 
 
 def _gathered(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from loopjax.generate import slots as slots_lib
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
+_RECENT = 16  # Tokens.
 _KEPT = 0.97  # Of the drafts so far, with each further one.
 
 
@@ -21,6 +22,8 @@ class RunningSequence:
     num_copied: number of tokens of its prompt that were copied.
     num_generated: number of tokens that were generated.
     drafts: accepted and rejected drafts; old ones count less.
+    loops: mean number of loops of its tokens; old ones count less. 0 before the
+      first.
   """
 
   request_id: int
@@ -29,6 +32,7 @@ class RunningSequence:
   num_copied: int = 0
   num_generated: int = 0
   drafts: tuple[float, float] = (0.0, 0.0)
+  loops: float = 0.0
 
   @property
   def num_tokens(self) -> int:
@@ -44,6 +48,7 @@ class RunningSequence:
   def count(self, token: GeneratedToken) -> None:
     """Counts a token that was generated."""
     self.num_generated += 1
+    self.loops += (token.loops - self.loops) / min(self.num_generated, _RECENT)
     if token.accepted is not None:
       accepted, rejected = (_KEPT * number for number in self.drafts)
       new = int(token.accepted)

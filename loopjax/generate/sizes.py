@@ -17,6 +17,9 @@ _SMALLEST_CHUNK = 16
 # and the places that so few attend to stay there, too:
 # benchmarks/results/2026-11-24_cpu_2cores_slots.md.
 _SMALL_WEIGHTS, _FEW_ROWS = 16 * 2**20, 8
+# Rows that run less than this share of the loops do not wait for each other:
+# benchmarks/results/2026-11-24_cpu_2cores_depth.md.
+_SHARE_BY_DEPTH = 0.77
 
 
 def powers(least: int, most: int, factor: int = 4) -> list[int]:
@@ -47,6 +50,20 @@ def prompt_chunks(
   if isinstance(config, ReadsByChunk):
     prompt_chunk += -prompt_chunk % config.read_chunk(spec)
   return powers(_SMALLEST_CHUNK, min(prompt_chunk, max_tokens))
+
+
+def by_depth(loops: Sequence[float], most: int) -> bool:
+  """Whether sequences write in less time if none waits for the others.
+
+  In lockstep a token of all takes about the most loops. By depth these are the
+  mean, but a loop takes longer: the rows' keys are gathered from the slots of
+  their loops, and some token is read out after each loop.
+
+  Args:
+    loops: the mean loops of the tokens of each sequence.
+    most: the most loops that a token can have.
+  """
+  return len(loops) > 1 and sum(loops) < _SHARE_BY_DEPTH * most * len(loops)
 
 
 def rows_at_once(num_bytes: int) -> int:

@@ -19,8 +19,10 @@ MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
 UNFINISHED, STOP, LENGTH = range(3)  # Why a sequence ends with a token.
 NO_DRAFT, REJECTED, ACCEPTED = range(3)  # What became of the token's draft.
 # How many loops rows run: "unrolled": all; every loop is compiled by itself.
-# "loops": as many as each may. "exits": the exit rule is computed as well.
-DEPTHS = UNROLLED, LOOPS, EXITS = "unrolled", "loops", "exits"
+# "loops": as many as each may. "exits": the exit rule is computed as well; all
+# wait for the last. "by_depth": the same, and no row waits.
+DEPTHS = "unrolled", "loops", "exits", "by_depth"
+UNROLLED, LOOPS, EXITS, BY_DEPTH = DEPTHS
 
 
 class Slots(NamedTuple):
@@ -36,6 +38,8 @@ class Slots(NamedTuple):
     sampling: how tokens are sampled.
     num_loops: i32 [B], maximum number of loops.
     exit_threshold: f32 [B], see `loop.exits.ExitPolicy`.
+    progress: how far rows are in the loops of `token`, see `AdvancesRows`; None
+      if all rows are in the same loop.
   """
 
   token: Any
@@ -46,6 +50,7 @@ class Slots(NamedTuple):
   sampling: sampling.SamplingArrays
   num_loops: Any
   exit_threshold: Any
+  progress: Any
 
 
 class State(NamedTuple):
@@ -64,8 +69,8 @@ class PromptChunks(NamedTuple):
     slot_ids: i32 [P], the prompts' slots; B, which is out of range, for a row
       without a prompt.
     is_first, is_last: bool [P], whether this is a prompt's first or last chunk.
-    slots: what the slots hold after the chunk; `token` is not used, and `seen`
-      is [P, 0].
+    slots: what the slots hold after the chunk; `token` is not used, `seen` is
+      [P, 0], and `progress` None.
     num_loops: i32 [P], loops of the prompt's tokens but its last, if these are
       fewer than those of the slots, else 0; None if that is so in no row.
   """
@@ -121,6 +126,7 @@ def empty_state(
     ),
     num_loops=zeros,
     exit_threshold=jnp.ones(num_slots),
+    progress=model.between_tokens(params, num_slots),
   )
   return State(model.empty_cache(params, num_slots, model.max_tokens), slots)
 
@@ -130,6 +136,7 @@ def repeat(
   state: State,
   active: Array,
   num_steps: int,
+  num_tokens: int | None = None,
 ) -> tuple[State, Generated]:
   """Generates until all active sequences end, in `num_steps` steps at most.
 
@@ -138,15 +145,21 @@ def repeat(
     state: the state before the first step.
     active: bool [B].
     num_steps: static.
+    num_tokens: it also ends when a sequence has so many more; None for any.
 
   Returns:
     The state, and what the steps generated, with a leading axis num_steps;
     zeros where nothing was.
   """
 
+  first = state.slots.position
+
   def is_unfinished(carry: tuple[Array, State, Generated]) -> Array:
     n, state, _ = carry
-    return (n < num_steps) & jnp.any(active & (state.slots.num_left > 0))
+    goes_on = (n < num_steps) & jnp.any(active & (state.slots.num_left > 0))
+    if num_tokens is not None:
+      goes_on &= jnp.all(state.slots.position - first < num_tokens)
+    return goes_on
 
   def one(
     carry: tuple[Array, State, Generated],

@@ -65,6 +65,7 @@ def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
   depths = [limits.depth(size)]
   depths += [slots.LOOPS] * (limits.min_loops < limits.num_loops)
   depths += [slots.EXITS] * limits.has_exits
+  depths += [slots.BY_DEPTH] * (limits.by_depth and size > 1)
   ways: list[dict[str, Any]] = [{"depth": x} for x in dict.fromkeys(depths)]
   if limits.has_drafts:
     ways += [

@@ -124,6 +124,34 @@ def read(
   hidden, (cache, _), loops = run(
     model, exit_policy, rule, step, (start, cached), reads, num_loops, begun
   )
+  return left(
+    model, exit_policy, rule, num_loops, hidden, loops, cache, metadata
+  )
+
+
+def left(
+  model: Any,
+  exit_policy: exits.ExitPolicy,
+  rule: str,
+  num_loops: int,
+  hidden: Array,
+  loops: Array,
+  cache: Cache,
+  metadata: Any,
+) -> tuple[Output, Cache]:
+  """The output, and the cache, of rows that have left the loop.
+
+  Args:
+    model: the model.
+    exit_policy: says what the cache keeps of skipped loops.
+    rule: the rule that was applied.
+    num_loops: K.
+    hidden: the rows' last states, [B, S, D].
+    loops: i32 [B], number of loops that each row ran.
+    cache: the cache that was written to.
+    metadata: that of the call. Rows whose places are out of range have not
+      left.
+  """
   if exit_policy.skips(rule):
     own = None
     if exit_policy.kept == "state":
@@ -172,26 +200,11 @@ def run(
     The hidden state of each row after its last loop, `cached`, and the number
     of loops of each row, i32 [B].
   """
-  computed = exit_policy.kept == "computed"
 
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
-    hidden, chosen, cached, state, seen = carry
-    live = state.live
-    new, cached = step(hidden, cached, k + begun, live | computed)
-    chosen = jnp.where(live[:, None, None], new, chosen)
-    evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
-    if rule in exits.READ_OUT:
-      logits, cached = look(new, cached, live | computed)
-      evidence, seen = exits.of_read_out(
-        rule, seen, logits, model.spec.num_padding_tokens
-      )
-    state = exits.after_loop(exit_policy, rule, state, evidence)
-    return (new if computed else chosen, chosen, cached, state, seen), None
+    one = model, exit_policy, rule, step, read_out
+    return one_loop(*one, carry, k + begun), None
 
-  def read_here(new: Array, cached: Any, _: Array) -> tuple[Array, Any]:
-    return model.logits(new[:, -1]), cached
-
-  look = read_out or read_here
   hidden, cached = start
   nothing = exits.nothing_seen(rule, len(hidden), model.spec.vocab_size)
   first = exits.start(reads)
@@ -200,10 +213,45 @@ def run(
     loop,
     (hidden, hidden, cached, first, nothing),
     num_loops,
-    kind="scan" if computed else "while",
+    kind="scan" if exit_policy.kept == "computed" else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
   )
   return hidden, cached, state.loops
+
+
+def one_loop(
+  model: Any,
+  exit_policy: exits.ExitPolicy,
+  rule: str,
+  step: Callable[[Array, Any, Array, Array], tuple[Array, Any]],
+  read_out: ReadOut | None,
+  carry: Any,
+  k: Array,
+) -> Any:
+  """Loop k, i32 scalar or [B], of the rows that are live.
+
+  Args:
+    model, exit_policy, rule, step, read_out: as of `run`.
+    carry: (hidden states of the next loop, those to read out, `cached`,
+      ExitState, Seen).
+    k: index of the loop.
+  """
+  computed = exit_policy.kept == "computed"
+  hidden, chosen, cached, state, seen = carry
+  live = state.live
+  new, cached = step(hidden, cached, k, live | computed)
+  chosen = jnp.where(live[:, None, None], new, chosen)
+  evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
+  if rule in exits.READ_OUT:
+    if read_out is None:
+      logits = model.logits(new[:, -1])
+    else:
+      logits, cached = read_out(new, cached, live | computed)
+    evidence, seen = exits.of_read_out(
+      rule, seen, logits, model.spec.num_padding_tokens
+    )
+  state = exits.after_loop(exit_policy, rule, state, evidence)
+  return new if computed else chosen, chosen, cached, state, seen
 
 
 def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:

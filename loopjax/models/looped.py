@@ -20,6 +20,8 @@ from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal, every_loop
+from loopjax.models.by_depth import advance as advance
+from loopjax.models.by_depth import between_tokens as between_tokens
 from loopjax.models.every_loop import (
   reads_out_every_loop as reads_out_every_loop,
 )

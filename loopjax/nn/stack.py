@@ -176,7 +176,8 @@ def run_layers(
     x: residual stream [B, T, D].
     cache: cache of earlier tokens, or None.
     metadata: positions and masks of the tokens.
-    first_slot: the slot of the cache that the first layer uses.
+    first_slot: the slot of the cache that the first layer uses; a slot for
+      each row, i32 [B], if rows are in different loops.
     keys: random keys of dropout, [B]; None for no dropout.
     unroll: whether to compile each block separately.
     remat: the residuals that a block stores, a key of `remat.POLICIES`.
@@ -193,7 +194,7 @@ def run_layers(
   keys_LxB = None
   if keys is not None:
     keys_LxB = jax.vmap(fold_in, (None, 0))(keys, indices)
-  slots = None if cache is None else first_slot + indices
+  slots = None if cache is None else jnp.add.outer(indices, first_slot)
 
   def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
     layer, layer_keys, slot = of_layer

@@ -14,6 +14,7 @@ from loopjax.protocols.families import Family as Family
 from loopjax.protocols.families import MakeModel as MakeModel
 from loopjax.protocols.families import Model as Model
 from loopjax.protocols.families import ModelConfig as ModelConfig
+from loopjax.protocols.features import AdvancesRows as AdvancesRows
 from loopjax.protocols.features import CarriesState as CarriesState
 from loopjax.protocols.features import ExitsEarly as ExitsEarly
 from loopjax.protocols.features import Halting as Halting

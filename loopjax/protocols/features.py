@@ -9,6 +9,7 @@ from loopjax.protocols.families import Family, ModelConfig
 from loopjax.types import (
   Array,
   Carried,
+  Output,
   TaskSpec,
 )
 
@@ -71,6 +72,51 @@ class Resumes(Protocol):
 
   def check_resumes(self, config: Any, kind: str) -> None:
     """Raises UserError for a kind of cache of which this does not hold."""
+
+
+@runtime_checkable
+class AdvancesRows(Protocol):
+  """A causal family with early exits whose rows may be in different loops."""
+
+  def between_tokens(self, model: Any, batch: int, rule: str) -> Any:
+    """The progress of B rows that have begun no token: zeros [B, ...].
+
+    Args:
+      model: the model.
+      batch: B.
+      rule: the exit rule that will be applied.
+    """
+
+  def advance(
+    self,
+    model: Any,
+    tokens: Array,
+    cache: Any,
+    progress: Any,
+    *,
+    num_loops: int,
+    valid: Array,
+    exit_policy: Any,
+  ) -> tuple[Output, Any, Any]:
+    """Runs one loop of each row's next token; a row that leaves has read it.
+
+    A token that has left is read as by `read` with the same policy, which must
+    not keep what is "computed".
+
+    Args:
+      model: the model.
+      tokens: token ids [B, 1], the same in each loop of a token.
+      cache: cache of the tokens before them.
+      progress: from `between_tokens`, or of the loops before.
+      num_loops: the number of loops that the cache was made for.
+      valid: bool [B, 1]; of other rows neither cache nor progress changes.
+      exit_policy: an `ExitPolicy`.
+
+    Returns:
+      (output, cache, progress). The output's "loops_run" is the number of loops
+      of a row that has left, and 0 for a row with loops to come.
+    """
+    ...
 
 
 @runtime_checkable

@@ -253,7 +253,7 @@ def test_all_ways_to_write_are_compiled_of_models_that_have_them():
     return {way.get("depth") or way["num_drafts"] for way in found}
 
   assert ways("looped", 1) == {"loops", "exits", *sizes.NUM_DRAFTS}
-  assert ways("looped", 3) == {"unrolled", *ways("looped", 1)}
+  assert ways("looped", 3) == {"unrolled", "by_depth", *ways("looped", 1)}
   assert ways("transformer", 3) == {"loops"}
 
 

@@ -7,7 +7,12 @@ phases of training, `reading.py` the cache, and `config.py` the settings.
 from loopjax.models.exiting import check_exits, exit_rule, untrained
 from loopjax.models.melt.config import Config, check_schedule, costs
 from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
-from loopjax.models.melt.reading import empty_cache, read
+from loopjax.models.melt.reading import (
+  advance,
+  between_tokens,
+  empty_cache,
+  read,
+)
 from loopjax.models.melt.training import check_teacher, loss
 
 __all__ = [
@@ -16,6 +21,8 @@ __all__ = [
   "TRACES",
   "Config",
   "Model",
+  "advance",
+  "between_tokens",
   "check_exits",
   "check_schedule",
   "check_teacher",

@@ -82,7 +82,7 @@ def update(
   Args:
     layer: the layer's parameters.
     mode: one of GATES.
-    loop: index of the loop, from 0, i32 scalar.
+    loop: index of the loop, from 0, i32 scalar or [B, 1, 1].
     x: the layer's input [B, S, D].
     latent: the latent after the previous loop [B, S, D].
     tables: rotary tables [B, S, d_h / 2].
@@ -133,7 +133,7 @@ def interpolate(alpha: Array, latent: Array, x: Array) -> Array:
 
 
 def fixed_gate(mode: str, loop: Array) -> Array:
-  """z of a fixed gate in loop `loop` >= 1, f32 scalar (section 4.4.1)."""
+  """z of a fixed gate in loops >= 1, f32 like `loop` (section 4.4.1)."""
   loop = loop.astype(jnp.float32)
   values = {
     "mean": loop / (loop + 1.0),

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from loopjax.errors import UserError
 from loopjax.loop import driver, exits
-from loopjax.models import exiting
+from loopjax.models import by_depth, exiting
 from loopjax.models.melt import layer as layer_lib
 from loopjax.models.melt.model import Model
 from loopjax.nn import remat as remat_lib
@@ -141,6 +141,49 @@ def read(
   return output, cache
 
 
+def between_tokens(model: Model, batch: int, rule: str) -> by_depth.Progress:
+  """See `AdvancesRows`; rows keep the latents of their token."""
+  latents = empty_latents(model, (batch, 1))
+  progress = by_depth.between_tokens(model, batch, rule)
+  return progress._replace(own=jnp.swapaxes(latents, 0, 1))
+
+
+def advance(
+  model: Model,
+  tokens: Array,
+  cache: LatentCache,
+  progress: by_depth.Progress,
+  *,
+  num_loops: int,
+  valid: Array,
+  exit_policy: exits.ExitPolicy,
+) -> tuple[Output, LatentCache, by_depth.Progress]:
+  """See `AdvancesRows`; all loops of a row write to the same entry."""
+  del num_loops  # A cache has one entry for any number.
+  one_loop = make_loop(model, 1, cache)
+
+  def step(hidden: Array, state: Any, k: Array, live: Array) -> Any:
+    return one_loop(hidden, state, k[:, None, None], live)[:2]
+
+  first = model.token_embedding(tokens)
+  latents = jnp.swapaxes(progress.own, 0, 1)
+  hidden, state, loops, progress = by_depth.run_one(
+    model,
+    exit_policy,
+    step,
+    (first, (latents, (cache.key, cache.value))),
+    progress,
+    valid[:, 0],
+  )
+  latents, (key, value) = state
+  own = by_depth.by_row(valid, jnp.swapaxes(latents, 0, 1), progress.own)
+  stats = {"loops_run": loops.astype(jnp.float32)}
+  output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
+  length = cache.length + (loops > 0)
+  cache = LatentCache(key, value, length, cache.span)
+  return output, cache, progress._replace(own=own)
+
+
 def _read_chunk(
   model: Model,
   tokens: Array,
@@ -204,7 +247,8 @@ def make_loop(
   Returns:
     A function (hidden, state, index, live) -> (hidden, state, inputs), where
     hidden is [B, C, D]; state is (latents [L, B, C, D], (keys, values) as in
-    `LatentCache`); index is the number of the loop, from 0; live, bool [B],
+    `LatentCache`); index is the number of the loop, from 0, or of each row's,
+    [B, 1, 1]; live, bool [B],
     marks the rows whose keys and values are written; inputs are x of all
     layers, [L, B, C, D].
   """

@@ -86,12 +86,17 @@ class Cache:
     """Writes keys and values [B, S, G, d_h] of a slot to places [B, S].
 
     If loops share them, w_k times these and (1 - w_k) times those of the loops
-    before are written, where w_k is the weight of the loop.
+    before are written, where w_k is the weight of the loop. Rows may have slots
+    of their own, i32 [B], unless these are `apart`.
     """
     assert slot is not None
     rows, weight = jnp.arange(len(places))[:, None], None
+    if jnp.ndim(slot):
+      slot = slot[:, None]
     if self.weight is not None:
       weight, slot = self.weight[slot // len(self.key)], slot % len(self.key)
+      if weight.ndim:
+        weight = weight[..., None, None]
 
     def written(slots: Any, new: Array) -> Any:
       of_slot = rows, slice(None), places
@@ -108,12 +113,15 @@ class Cache:
     )
 
   def read(self, slot: Array | None) -> tuple[Array, Array]:
-    """Keys and values of a slot, [B, G, N, d_h]."""
+    """Keys and values of a slot, or of a slot for each row: [B, G, N, d_h]."""
     assert slot is not None
     slot = slot if self.weight is None else slot % len(self.key)
     if self.apart:
       return self.key[slot], self.value[slot]
     span = slice(self.span or self.capacity)
+    if jnp.ndim(slot):
+      at = slot, jnp.arange(len(slot)), slice(None), span
+      return self.key[at], self.value[at]
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
   def extended(self, places: Array) -> "Cache":

@@ -1,0 +1,198 @@
+"""Generating tokens, in lockstep or by depth.
+
+In lockstep a step is a token of every row, and ends when the last row has left
+the loop. By depth a step is one loop of every row: a row that leaves has its
+token sampled and begins the next one in the next step.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from loopjax.generate import sampling
+from loopjax.generate.cached_model import CachedModel, read_out
+from loopjax.generate.slots import (
+  BY_DEPTH,
+  EXITS,
+  LENGTH,
+  NO_DRAFT,
+  STOP,
+  UNFINISHED,
+  UNROLLED,
+  Generated,
+  Slots,
+  State,
+  repeat,
+)
+from loopjax.types import Array
+
+
+def decode(
+  params: Any,
+  state: State,
+  active: Array,
+  *,
+  cached_model: CachedModel,
+  num_steps: int,
+  num_top: int,
+  span: int | None,
+  depth: str,
+) -> tuple[State, Generated]:
+  """Generates up to `num_steps` tokens in every active slot.
+
+  Args:
+    params: the model's parameters.
+    state: donated.
+    active: bool [B]; the sequences in other slots wait.
+    cached_model: the model without its parameters.
+    num_steps: maximum number of tokens; fewer if all sequences end before.
+    num_top: number of most likely tokens to report.
+    span: number of cache entries that attention reads, at least as many as the
+      longest sequence has tokens, new ones included; None for all.
+    depth: one of `slots.DEPTHS`. With BY_DEPTH a step is one loop of each row:
+      there are as many steps as `num_steps` tokens can take, and up to
+      `most_tokens(num_steps)` tokens of a row.
+
+  Returns:
+    The state, and the generated tokens [n, B] of n steps.
+  """
+  if depth == BY_DEPTH:
+    return _by_depth(
+      params,
+      state,
+      active,
+      cached_model=cached_model,
+      num_steps=num_steps,
+      num_top=num_top,
+      span=span,
+    )
+  if depth != EXITS:
+    cached_model = cached_model._replace(exit_rule="fixed")
+  model = cached_model.for_decoding(params)
+
+  def one_token(state: State) -> tuple[State, Generated]:
+    cache, slots = state
+    live = active & (slots.num_left > 0)
+    output, cache = cached_model.read(
+      model,
+      slots.token[:, None],
+      cache,
+      valid=live[:, None],
+      num_loops=None if depth == UNROLLED else slots.num_loops,
+      exit_threshold=slots.exit_threshold,
+      span=span,
+    )
+    slots, generated = sampled(
+      model,
+      output.hidden[:, 0],
+      slots,
+      live,
+      output.stats["loops_run"],
+      num_top,
+    )
+    return State(cache, slots), generated
+
+  state, generated = repeat(one_token, state, active, num_steps)
+  # A token that was begun by depth has been read from its first loop on.
+  by_row = lambda x: active.reshape(-1, *[1] * (x.ndim - 1))  # noqa: E731
+  progress = jax.tree.map(
+    lambda x: jnp.where(by_row(x), jnp.zeros_like(x), x), state.slots.progress
+  )
+  slots = state.slots._replace(progress=progress)
+  return state._replace(slots=slots), generated
+
+
+def most_tokens(num_steps: int) -> int:
+  """The most tokens of a row in a call by depth, if others take all loops."""
+  return 2 * num_steps
+
+
+def _by_depth(
+  params: Any,
+  state: State,
+  active: Array,
+  *,
+  cached_model: CachedModel,
+  num_steps: int,
+  num_top: int,
+  span: int | None,
+) -> tuple[State, Generated]:
+  """`decode` with BY_DEPTH."""
+  model = cached_model.for_decoding(params)
+
+  def one_loop(state: State) -> tuple[State, Generated]:
+    cache, slots = state
+    goes_on = active & (slots.num_left > 0)
+    output, cache, progress = cached_model.advance(
+      model,
+      slots.token[:, None],
+      cache,
+      slots.progress,
+      valid=goes_on[:, None],
+      num_loops=slots.num_loops,
+      exit_threshold=slots.exit_threshold,
+      span=span,
+    )
+    loops = output.stats["loops_run"]
+    slots, generated = sampled(
+      model,
+      output.hidden[:, 0],
+      slots._replace(progress=progress),
+      loops > 0,
+      loops,
+      num_top,
+    )
+    return State(cache, slots), generated
+
+  num_loops = num_steps * cached_model.num_loops
+  most = most_tokens(num_steps)
+  return repeat(one_loop, state, active, num_loops, most)
+
+
+def sampled(
+  model: Any,
+  hidden: Array,
+  slots: Slots,
+  live: Array,
+  loops: Array,
+  num_top: int,
+) -> tuple[Slots, Generated]:
+  """Samples the next token of the live rows.
+
+  Args:
+    model: the model with its parameters.
+    hidden: the read-out's input, [B, D].
+    slots: the rows.
+    live: bool [B].
+    loops: f32 [B], loops that the model ran.
+    num_top: number of most likely tokens to report.
+  """
+  logits = read_out(model, hidden)
+  token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
+  each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
+  best, top_tokens = jax.lax.top_k(logits, num_top)
+  stops = jnp.any(token[:, None] == slots.stops, axis=1)
+  finish = jnp.where(slots.num_left > 1, UNFINISHED, LENGTH)
+  generated = Generated(
+    valid=live,
+    token=token,
+    log_probability=logits[each, token] - total,
+    top_tokens=top_tokens,
+    top_log_probabilities=best - total[:, None],
+    loops=loops,
+    finish=jnp.where(stops, STOP, finish),
+    draft=jnp.full_like(token, NO_DRAFT),
+    computed=jnp.zeros_like(loops),
+  )
+  vocab_size = slots.seen.shape[1]
+  return slots._replace(
+    token=jnp.where(live, token, slots.token),
+    position=slots.position + live.astype(jnp.int32),
+    num_left=jnp.where(
+      live, jnp.where(stops, 0, slots.num_left - 1), slots.num_left
+    ),
+    seen=slots.seen.at[each, jnp.where(live, token, vocab_size)].set(
+      True, mode="drop"
+    ),
+  ), generated
