@@ -317,7 +317,7 @@ def depth():
     )
   generator = np.random.default_rng(0)
   given = [tuple(generator.integers(0, 256, 16).tolist()) for _ in range(num)]
-  sizes = [int(generator.integers(most // 2, most + 1)) for _ in range(num)]
+  sizes = generator.integers(most // 2, most + 1, num).tolist()
   engines = {"by depth": make(), "lockstep": make()}
   lockstep = engines["lockstep"]
   lockstep.limits = lockstep.limits._replace(by_depth=False)
