@@ -133,8 +133,8 @@ def test_a_slot_begins_with_the_first_loop_of_its_text():
 def test_a_token_that_lockstep_ends_is_not_gone_on_with(monkeypatch):
   """By depth, in lockstep and by depth again, within the same texts."""
   asked = [
-    GenerationRequest(prompt, 14, GREEDY, num_loops=loops)
-    for prompt, loops in zip(PROMPTS[:2], (2, 3), strict=True)
+    GenerationRequest(prompt, 16, GREEDY, num_loops=loops)
+    for prompt, loops in zip(PROMPTS[:2], (1, 3), strict=True)
   ]
   calls = []
   engine = spied(engine_of("looped", num_slots=2), calls)
