@@ -5,6 +5,7 @@ the loop. By depth a step is one loop of every row: a row that leaves has its
 token sampled and begins the next one in the next step.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -25,7 +26,8 @@ from loopjax.generate.slots import (
   State,
   repeat,
 )
-from loopjax.types import Array
+from loopjax.models import by_depth
+from loopjax.types import Array, Output
 
 
 def decode(
@@ -57,19 +59,14 @@ def decode(
   Returns:
     The state, and the generated tokens [n, B] of n steps.
   """
-  if depth == BY_DEPTH:
-    return _by_depth(
-      params,
-      state,
-      active,
-      cached_model=cached_model,
-      num_steps=num_steps,
-      num_top=num_top,
-      span=span,
-    )
-  if depth != EXITS:
+  if depth not in (EXITS, BY_DEPTH):
     cached_model = cached_model._replace(exit_rule="fixed")
   model = cached_model.for_decoding(params)
+
+  def drawn(output: Output, cache: Any, slots: Slots, live: Array) -> Any:
+    hidden, loops = output.hidden[:, 0], output.stats["loops_run"]
+    slots, generated = sampled(model, hidden, slots, live, loops, num_top)
+    return State(cache, slots), generated
 
   def one_token(state: State) -> tuple[State, Generated]:
     cache, slots = state
@@ -83,43 +80,7 @@ def decode(
       exit_threshold=slots.exit_threshold,
       span=span,
     )
-    slots, generated = sampled(
-      model,
-      output.hidden[:, 0],
-      slots,
-      live,
-      output.stats["loops_run"],
-      num_top,
-    )
-    return State(cache, slots), generated
-
-  state, generated = repeat(one_token, state, active, num_steps)
-  # A token that was begun by depth has been read from its first loop on.
-  by_row = lambda x: active.reshape(-1, *[1] * (x.ndim - 1))  # noqa: E731
-  progress = jax.tree.map(
-    lambda x: jnp.where(by_row(x), jnp.zeros_like(x), x), state.slots.progress
-  )
-  slots = state.slots._replace(progress=progress)
-  return state._replace(slots=slots), generated
-
-
-def most_tokens(num_steps: int) -> int:
-  """The most tokens of a row in a call by depth, if others take all loops."""
-  return 2 * num_steps
-
-
-def _by_depth(
-  params: Any,
-  state: State,
-  active: Array,
-  *,
-  cached_model: CachedModel,
-  num_steps: int,
-  num_top: int,
-  span: int | None,
-) -> tuple[State, Generated]:
-  """`decode` with BY_DEPTH."""
-  model = cached_model.for_decoding(params)
+    return drawn(output, cache, slots, live)
 
   def one_loop(state: State) -> tuple[State, Generated]:
     cache, slots = state
@@ -134,20 +95,27 @@ def _by_depth(
       exit_threshold=slots.exit_threshold,
       span=span,
     )
-    loops = output.stats["loops_run"]
-    slots, generated = sampled(
-      model,
-      output.hidden[:, 0],
-      slots._replace(progress=progress),
-      loops > 0,
-      loops,
-      num_top,
-    )
-    return State(cache, slots), generated
+    slots = slots._replace(progress=progress)
+    return drawn(output, cache, slots, output.stats["loops_run"] > 0)
 
-  num_loops = num_steps * cached_model.num_loops
-  most = most_tokens(num_steps)
-  return repeat(one_loop, state, active, num_loops, most)
+  if depth == BY_DEPTH:
+    num_loops = num_steps * cached_model.num_loops
+    return repeat(one_loop, state, active, num_loops, most_tokens(num_steps))
+  state, generated = repeat(one_token, state, active, num_steps)
+  # A token that was begun by depth has been read from its first loop on.
+  progress = state.slots.progress
+  progress = jax.tree.map(
+    functools.partial(by_depth.by_row, active),
+    jax.tree.map(jnp.zeros_like, progress),
+    progress,
+  )
+  slots = state.slots._replace(progress=progress)
+  return state._replace(slots=slots), generated
+
+
+def most_tokens(num_steps: int) -> int:
+  """The most tokens of a row in a call by depth, if others take all loops."""
+  return 2 * num_steps
 
 
 def sampled(
