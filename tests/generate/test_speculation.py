@@ -72,12 +72,14 @@ def test_greedy_texts_are_those_without_drafts(name, loops):
 
 
 def test_rows_with_and_without_drafts_wait_for_each_other():
-  asked = [ASKED[0], *drafted(ASKED[3:], 1)]
-  plain = engine_of("looped", num_slots=2).generate([ASKED[0], ASKED[3]])
-  found = engine_of("looped", num_slots=2).generate(asked)
-  same(found, plain)
-  assert all(one.accepted is None for one in found[0])
-  assert all(one.accepted is not None for one in found[1][1:])
+  plain = [dataclasses.replace(one, num_loops=1) for one in ASKED[:2]]
+  draft = ASKED[3:4]
+  engine = engine_of("looped", num_slots=4)
+  assert engine.row_sizes == [1, 4]  # Two rows are written among four.
+  found = engine.generate([*plain, *drafted(draft, 1)])
+  same(found, engine_of("looped", num_slots=4).generate([*plain, *draft]))
+  assert all(one.accepted is None for text in found[:2] for one in text)
+  assert all(one.accepted is not None for one in found[2][1:])
 
 
 MIXED = [
