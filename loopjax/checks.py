@@ -22,7 +22,8 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
 def plain_values(section: str, record: Any) -> None:
   """Raises UserError unless every field has its default's type and is finite.
 
-  An integer is accepted as a float; no other conversion is made.
+  An integer is accepted as a float; no other conversion is made. Integers are
+  less than 2**32: JAX would drop the higher bits of a seed.
   """
   mistakes = []
   for field in dataclasses.fields(record):
@@ -33,6 +34,8 @@ def plain_values(section: str, record: Any) -> None:
     if type(value) not in allowed or not finite:
       wanted = "a finite float" if kind is float else f"of type {kind.__name__}"
       mistakes.append(f"{section}.{field.name}={value!r} must be {wanted}")
+    elif type(value) is int and abs(value) >= 2**32:
+      mistakes.append(f"{section}.{field.name}={value} must be less than 2**32")
   _raise_all(mistakes)
 
 

@@ -67,8 +67,6 @@ class Run:
     ]
     bounds = {name: int(name not in ("seed", "keep_best")) for name in names}
     checks.at_least("run", self, **bounds)
-    if self.seed >= 2**32:  # JAX would drop the higher bits.
-      raise UserError(f"run.seed={self.seed} must be less than 2**32")
     for name in ("num_steps", "log_every", "checkpoint_every"):
       if getattr(self, name) % self.steps_per_call:
         raise UserError(

@@ -14,15 +14,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import lm_eval.models  # noqa: F401  Fills the registry before ours is added.
 import numpy as np
+
+from loopjax.errors import UserError, one_line_errors, print_error
+
+try:  # Fills the registry before ours is added.
+  import lm_eval.models  # noqa: F401
+except ModuleNotFoundError:
+  if __name__ != "__main__":
+    raise
+  print_error("no package lm_eval: pip install 'loopjax[eval]'")
+  sys.exit(2)
 from lm_eval import utils
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from loopjax.errors import UserError, one_line_errors
 from loopjax.eval import scorer
 from loopjax.eval.batches import ScoringRequest
 from loopjax.generate import engine as generate

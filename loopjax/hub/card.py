@@ -23,6 +23,7 @@ from loopjax.commands.document import (
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 
 FILE = "README.md"
 _SCORES = ("bits_per_byte", "accuracy", "accuracy_per_char", "greedy_match")
@@ -46,7 +47,7 @@ def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
 def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
   """The text of the card; see `write`."""
   settings = config_lib.of_run(workdir, str(workdir))
-  summary = workdir_lib.read_json(workdir / "summary.json")
+  summary = workdir_lib.read_summary(zoo.located(workdir))
   exported = workdir_lib.read_json(folder / "config.json")
   step = exported.get(convert.STEP)
   if step != summary.get("steps"):

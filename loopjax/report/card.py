@@ -78,8 +78,9 @@ def _headline(run: runs_lib.Run) -> list[document.Block]:
     for name in module.HEADLINE
   ]
   found = run.summary["metrics"]
-  size = f"{run.summary['parameters']:,} parameters"
-  took = f"{size}, {duration(run.summary['wall_seconds'])}"
+  took = f"{run.summary['parameters']:,} parameters"
+  if seconds := run.summary.get("wall_seconds"):  # Nothing trains an import.
+    took += f", {duration(seconds)}"
   best = f"test/{names[0]}" if names else ""
   if best not in found:
     return [document.Heading(2, took), *_bullets(found, names)]

@@ -15,10 +15,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.report import runs as runs_lib
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 
 _RUNS = "runs"  # Written for the folder in which a run is.
 _MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|tmp|work|Users|content|mnt)/")
@@ -94,12 +96,21 @@ def keep(
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
   before = workdir_lib.read_json(out) if out.exists() else {}
   kept = _kept(out, before, sweep or "")
+  for flag, value in (("title", title), ("chosen_for", chosen_for)):
+    if value is not None and not sweep:
+      raise UserError(f"--{flag} has no effect without --sweep")
   if chosen_for is None:
     chosen_for = before.get("chosen_for")
   for workdir in workdirs:
+    zoo.refuse(workdir, "`loopjax report` shows its scores")
     run = {"directory": workdir.name, **_of_run(workdir)}
     if kept.setdefault(workdir.name, run) != run:
       raise UserError(f"there is another run with the name {workdir.name}")
+  known = {
+    key for run in kept.values() for key in sections.flatten(run["config"])
+  }
+  for key in chosen_for or ():
+    config_lib.check_key(key, dict.fromkeys(known))
   content = {
     "sweep": sweep or "",
     "title": before.get("title", "") if title is None else title,
@@ -111,7 +122,7 @@ def keep(
   }
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(_as_text(content, levels=4) + "\n")
+    workdir_lib.write_text(out, _as_text(content, levels=4) + "\n")
   except OSError as error:
     raise UserError(f"{out}: cannot be written: {error.strerror}") from error
 
@@ -122,12 +133,17 @@ def _kept(
   """The runs that a file has, by name, without their overrides."""
   if not content:
     return {}
-  if content["sweep"] != sweep:
-    raise UserError(f"{out}: its runs are of --sweep={content['sweep']}")
-  return {
-    item["directory"]: {k: v for k, v in item.items() if k != "overrides"}
-    for item in content["items"]
-  }
+  try:
+    kept = {
+      item["directory"]: {k: v for k, v in item.items() if k != "overrides"}
+      for item in content["items"]
+    }
+    theirs = content["sweep"]
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(f"{out}: is not a list of runs: {error!r}") from error
+  if theirs != sweep:
+    raise UserError(f"{out}: its runs are of --sweep={theirs}")
+  return kept
 
 
 def _with_overrides(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,8 +183,11 @@ def _as_text(value: Any, levels: int) -> str:
 
 def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
   """Config, summary and evaluations of a run."""
+  if not (workdir / "config.json").exists():
+    raise UserError(workdir_lib.no_run(workdir, str(workdir)))
   config = workdir_lib.read_config(workdir)
-  summary = workdir_lib.read_json(workdir / "summary.json")
+  ended = (workdir / "summary.json").exists()
+  summary = workdir_lib.read_summary(workdir) if ended else {}
   if summary.get("status") != "completed":
     raise UserError(f"{workdir}: the run is not complete")
   summary["metrics"] = {

@@ -135,7 +135,7 @@ def read_run(
     step = rows[-1]["step"] if rows else 0
     state = f"incomplete, step {step} of {flat.get('run.num_steps')}"
     return Run(*planned, state, config, {})
-  summary = workdir_lib.read_json(directory / "summary.json")
+  summary = workdir_lib.read_summary(directory)
   state = str(summary.get("status"))
   return Run(*planned, state, config, summary if state == "completed" else {})
 

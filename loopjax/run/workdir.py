@@ -107,6 +107,22 @@ def read_config(workdir: pathlib.Path) -> dict[str, Any]:
   return value
 
 
+def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
+  """Reads summary.json: how a run ended, and, if it is complete, its metrics.
+
+  Raises:
+    UserError: it cannot be read, or is of something else.
+  """
+  path = workdir / "summary.json"
+  value = read_json(path)
+  if value.get("status") == "completed" and not (
+    isinstance(value.get("metrics"), dict)
+    and {"parameters", "steps"} <= value.keys()
+  ):
+    raise UserError(f"{path}: is not that of a run")
+  return value
+
+
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Reads a JSON object.
 
@@ -123,12 +139,17 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes JSON atomically, even if several processes write at once.
+  """Writes JSON atomically; see `write_text`."""
+  write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Writes a file atomically, even if several processes write at once.
 
   A reader sees the old file or a new one, never a partial one.
   """
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+  temporary.write_text(text)
   os.replace(temporary, path)
 
 
@@ -142,7 +163,7 @@ def no_run(workdir: pathlib.Path, label: str) -> str:
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Rows of metrics.jsonl, oldest first; none if there is no file.
 
-  Lines that a crash has damaged are left out.
+  Lines that a crash has damaged, or that are of something else, are left out.
   """
   path = workdir / "metrics.jsonl"
   if not path.exists():
@@ -151,7 +172,9 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   for line in path.read_text(errors="replace").splitlines():
     with contextlib.suppress(ValueError):  # A partly written line.
       row = json.loads(line)
-      if isinstance(row, dict) and {"step", "split"} <= row.keys():
+      if isinstance(row, dict) and (
+        type(row.get("step")) is int and type(row.get("split")) is str
+      ):
         rows.append(row)
   return rows
 

@@ -1,5 +1,6 @@
 """Command line: `python -m loopjax.watch WORKDIR...`."""
 
+import math
 import pathlib
 import sys
 import time
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
   console = Console()
   try:
     options = parser.parse_args(argv)
-    if options.every <= 0:
+    if not 0 < options.every < math.inf:
       raise UserError(f"--every={options.every:g} must be more than 0 seconds")
     if options.once or not console.is_terminal:
       found = _read(options.workdirs)

@@ -42,8 +42,11 @@ def export(
     UserError: the run is not complete, the newest checkpoint is not its last
       step, the parameters are too many, or the entry exists.
   """
+  folder = root / name
+  if folder.name != name:
+    raise UserError(f"NAME={name!r} is a path; --root says where to write")
   run = trained.read(workdir)
-  summary = workdir_lib.read_json(workdir / "summary.json")
+  summary = workdir_lib.read_summary(workdir)
   if summary.get("status") != "completed" or summary["steps"] != run.step:
     raise UserError(f"{workdir} is not the directory of a complete run")
   num_bytes = summary["parameters"] * jnp.dtype(DTYPES[dtype]).itemsize
@@ -52,7 +55,6 @@ def export(
       f"{workdir}: {num_bytes:,} bytes of parameters are more than"
       f" {MAX_BYTES:,}"
     )
-  folder = root / name
   try:
     folder.mkdir(parents=True)
   except OSError as error:

@@ -342,6 +342,7 @@ def test_wrong_arguments_are_named(arg, message):
     ({"loop.kind": "while"}, "loop.kind='while'"),
     ({"loop.remat": "some"}, "loop.remat='some'"),
     ({"run.num_steps": 0}, "run.num_steps=0"),
+    ({"eval.num_loops": 10**30}, r"eval.num_loops=1(0{30}) must be less than"),
     ({"run.checkpoint_every": 12}, "run.checkpoint_every=12 must be a multi"),
     ({"run.keep_best": 1}, "run.keep_best=1 needs steps"),
     ({"run.init_fresh": "gate"}, "run.init_fresh has no effect"),

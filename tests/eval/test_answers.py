@@ -304,6 +304,8 @@ def test_mistakes_are_one_line(flags, said, run, tmp_path, capsys):
   assert entry.main([str(run), questions, out, *flags]) == 2
   error = capsys.readouterr().err
   assert error.count("\n") == 1 and said in error
+  # The right flags can be given next: those of a mistake are not kept.
+  assert not any(path.read_text() for path in tmp_path.glob("out/*"))
 
 
 def test_a_damaged_file_of_answers_is_refused(run, answered, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 import warnings
@@ -28,6 +29,15 @@ def harness():
     pytest.importorskip("lm_eval")
     from loopjax.eval import harness
   return harness
+
+
+def test_without_the_package_the_command_is_one_line(monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, "lm_eval", None)
+  with pytest.raises(SystemExit) as ended:
+    runpy.run_module("loopjax.eval.harness", run_name="__main__")
+  assert ended.value.code == 2
+  said = "error: no package lm_eval: pip install 'loopjax[eval]'\n"
+  assert capsys.readouterr().err == said
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """What is kept of runs, and the report that is committed with it."""
 
 import contextlib
+import errno
 import json
+import pathlib
 import re
 
 import pytest
@@ -192,14 +194,27 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
     tmp_path / "b", 1, 1, **{"run.init_from": "/home/me/runs/x"}
   )
   twin = make_run(tmp_path / "c", 1, 1, **{"run.num_steps": 30})
-  broken = make_run(tmp_path / "d", 1, 9)
+  broken, unfinished, foreign = (
+    make_run(tmp_path / "d", 1, seed) for seed in (7, 8, 9)
+  )
   workdir_lib.write_json(broken / "summary.json", {"status": "diverged"})
+  (unfinished / "summary.json").unlink()
+  workdir_lib.write_json(foreign / "summary.json", {"status": "completed"})
   out = tmp_path / "kept" / "a.runs.json"
   for workdirs, message in (
     ([elsewhere], "names /home/me/runs/x, which others do not have"),
     ([runs[0], twin], "there is another run with the name n1_s1"),
     ([broken], "the run is not complete"),
-    ([tmp_path], "config.json"),
+    ([unfinished], "the run is not complete"),
+    ([foreign], "summary.json: is not that of a run"),
+    ([tmp_path], "contains no run: config.json is missing"),
+    (["zoo:novels"], "zoo:novels is a trained model, not a run"),
+    ([runs[0], "--chosen_for="], "--chosen_for has no effect without --sweep"),
+    ([runs[0], "--title=x"], "--title has no effect without --sweep"),
+    (
+      [runs[0], "--sweep=x", "--chosen_for=model.num_pases"],
+      "no setting 'model.num_pases'; there is model.num_passes",
+    ),
   ):
     assert keep.main([*map(str, workdirs), f"--out={out}"]) == 2
     error = capsys.readouterr().err
@@ -209,6 +224,26 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
     keep.keep(runs, tmp_path / "kept")
   with pytest.raises(UserError, match="cannot be written"):
     keep.keep(runs, runs[0] / "config.json" / "a.runs.json")
+  other = tmp_path / "b.runs.json"
+  for content in ({"items": 3}, {"items": [3], "sweep": ""}, {"sweep": ""}):
+    workdir_lib.write_json(other, content)
+    with pytest.raises(UserError, match="is not a list of runs"):
+      keep.keep(runs, other)
+
+
+def test_a_write_that_fails_leaves_what_was_kept(runs, tmp_path, monkeypatch):
+  out = tmp_path / "a.runs.json"
+  keep.keep(runs[:1], out)
+  before = out.read_text()
+
+  def full(path, text, *_, **__):
+    path.write_bytes(text[:10].encode())
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(pathlib.Path, "write_text", full)
+  with pytest.raises(UserError, match="cannot be written: No space left"):
+    keep.keep(runs, out)
+  assert out.read_text() == before
 
 
 def test_the_committed_report_is_of_the_committed_runs(tmp_path):

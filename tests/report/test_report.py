@@ -832,6 +832,20 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     written(tmp_path)
 
 
+@pytest.mark.parametrize("lacks", ["metrics", "parameters", "wall_seconds"])
+def test_a_summary_of_something_else_is_no_card(workdir, lacks):
+  """One without time is a run's: nothing trained what was imported."""
+  run = plan_of(workdir).runs[0]
+  summary = {k: v for k, v in run.summary.items() if k != lacks}
+  workdir_lib.write_json(run.directory / "summary.json", summary)
+  if lacks == "wall_seconds":
+    markdown = written(run.directory)[1].read_text()
+    assert re.search("3,447 parameters\n", markdown)
+    return
+  with pytest.raises(UserError, match=r"summary.json: is not that of a run"):
+    written(run.directory)
+
+
 def test_the_command_prints_its_files(workdir, capsys):
   assert command.main([str(workdir)]) == 0
   printed = capsys.readouterr().out.split()

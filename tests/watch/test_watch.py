@@ -45,9 +45,10 @@ def validation(step, score, loss=2.0):
 def test_a_half_written_row_is_left_out(tmp_path):
   rows = [train(10), validation(10, 0.1), train(20, 0.5)]
   half = json.dumps(train(30, 0.25))[:-9]
+  others = [train("last"), {**train(30), "split": 3}, [30], {"step": 30}]
   whole, cut = (
     runs.read(make(tmp_path / name / "run", more), NOW)
-    for name, more in (("a", rows), ("b", [*rows, half]))
+    for name, more in (("a", rows), ("b", [*rows, *others, half]))
   )
   assert cut.step == 20
   for title, lines in whole.panels.items():
@@ -237,6 +238,7 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
     ([], "WORKDIR"),
     (["nowhere"], "nowhere contains no run"),
     (["nowhere", "--every=0"], "--every=0 must be"),
+    (["nowhere", "--every=nan"], "--every=nan must be"),
   ],
 )
 def test_mistakes_are_one_line(flags, message, capsys):

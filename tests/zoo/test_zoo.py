@@ -133,6 +133,9 @@ def test_mistakes_in_a_name_are_said(capsys):
   assert command.main(["score", "sudoku_6x6", "--limit=-1"]) == 2
   assert command.main(["score", "sums_melt"]) == 2  # Its text is elsewhere.
   assert "train.jsonl" in capsys.readouterr().err
+  for name in ("../mine", "a/b", ""):
+    assert command.main(["export", "runs/mine", name, "--about=x"]) == 2
+    assert f"NAME={name!r} is a path" in capsys.readouterr().err
 
 
 def test_runs_are_where_they_are_and_write_there():

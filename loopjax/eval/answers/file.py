@@ -20,15 +20,21 @@ class Answers(NamedTuple):
 
   Attributes:
     by_key: each with at least "question" and "sample", its key.
+    stream: the file, which stays empty until there is an answer: settings that
+      were a mistake bind nobody.
+    head: its first line.
   """
 
   by_key: dict[Key, dict[str, Any]]
   stream: IO[str]
+  head: str
 
   def add(self, key: Key, row: dict[str, Any]) -> None:
     """Adds an answer, in memory and at the end of the file."""
     question, sample = key
     row = {"question": question, "sample": sample, **row}
+    if not self.by_key:
+      self.stream.write(self.head)
     self.by_key[key] = row
     self.stream.write(_line(row))
     self.stream.flush()
@@ -56,9 +62,7 @@ def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
     with path.open("r+" if content else "w", encoding="utf-8") as stream:
       stream.truncate(len(whole.encode()))
       stream.seek(0, 2)
-      stream.write("" if whole else head)
-      stream.flush()
-      yield Answers(by_key, stream)
+      yield Answers(by_key, stream, head)
   except (OSError, UnicodeDecodeError) as error:
     said = getattr(error, "strerror", None) or "it is not UTF-8"
     raise UserError(f"{path}: cannot be read or written ({said})") from error
