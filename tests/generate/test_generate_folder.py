@@ -38,6 +38,35 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("once", [False, True])
+def test_loops_of_nanbeige_draft(tmp_path, once):
+  """As those of any `looped` model, with a norm after each loop or the last."""
+  loops = {"num_loops": 3, "skip_loop_final_norm": once}
+  folder = examples.make_folder(tmp_path / "hub", "nanbeige", config=loops)
+  language_model = source.load_folder(folder, dtype="float32")
+  engine = source.make_engine(language_model, num_slots=1, max_tokens=16)
+
+  def text(draft_loops):
+    (found,) = engine.generate(
+      [
+        GenerationRequest(
+          (3, 1, 4), 12, Sampling(temperature=0), draft_loops=draft_loops
+        )
+      ]
+    )
+    return found
+
+  plain, drafted = text(0), text(1)
+  assert [x.token for x in drafted] == [x.token for x in plain]
+  np.testing.assert_allclose(
+    [x.log_probability for x in drafted],
+    [x.log_probability for x in plain],
+    atol=1e-4,
+  )
+  assert {x.accepted for x in drafted[1:]} <= {True, False}
+
+
+@pytest.mark.long
 def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
   pytest.importorskip("jinja2")
   folder = examples.make_folder(tmp_path / "ouro")
