@@ -42,7 +42,6 @@ PRESETS = {
       "schedule": "linear", "warmup_steps": 1000, "b2": 0.95, "eps": 1e-15,
       "weight_decay": 0.1, "decay": "tables", "ema_decay": 0.0,
     },
-    "loop": {"remat": "full"},
     "run": {"num_steps": 19_074, "batch_size": 128, "steps_per_call": 1},
     "eval": {"every": 1000, "batch_size": 128, "num_examples": 1024,
              "depth_factor": 0},

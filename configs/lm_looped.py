@@ -41,7 +41,6 @@ PRESETS = {
       "learning_rate": 3e-4, "schedule": "constant", "warmup_steps": 0,
       "b2": 0.95, "weight_decay": 0.1, "decay": "tables", "ema_decay": 0.0,
     },
-    "loop": {"remat": "full"},
     "run": {
       "num_steps": 715_000, "batch_size": 1024, "steps_per_call": 1,
       "log_every": 100, "checkpoint_every": 1000,

@@ -34,7 +34,7 @@ STEPS = {
   "lm_looped": "paper,run.batch_size=8,run.num_microbatches=8,"
   "eval.batch_size=8",
   "lm_disco": "paper,run.batch_size=4,run.num_microbatches=4,eval.batch_size=4",
-  "lm_adaptive": "paper,run.num_microbatches=8",
+  "lm_adaptive": "paper",
   "sudoku_utm": "gpu,model.precision=bfloat16",
   "depo_sleep": "gpu,model.precision=bfloat16",
 }

@@ -32,8 +32,9 @@ def run_loop(
     carry: the initial carry.
     num_steps: K, static; "scan" also takes 0.
     kind: "scan" compiles one step and is differentiable in reverse mode;
-      "unroll" compiles K copies, differentiable, for debugging; "while" exits
-      as soon as `done_fn` holds and has no reverse mode (JAX raises an error).
+      "unroll" compiles K copies, differentiable, whose residuals are not
+      stacked; "while" exits as soon as `done_fn` holds and has no reverse mode
+      (JAX raises an error).
     remat: what a step stores for the backward pass: "none" (no
       rematerialisation) stores everything, "full" recomputes the step, "dots"
       stores the matrix products, "dots_no_batch" only those with parameters (no

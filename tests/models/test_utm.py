@@ -186,6 +186,14 @@ def test_no_memory_tokens_is_a_model_without_memory():
   assert "ponder_steps_memory" not in actual.stats
 
 
+def test_memory_lies_in_memory_as_cells_do():
+  """Else the whole stream is laid out by XLA for GPUs as a copied row is."""
+  program = jax.make_jaxpr(make()._embed)(BATCH["inputs"])
+  (found,) = [x for x in program.eqns if "layout" in x.params]
+  assert found.invars[0].aval.shape == (3, SMALL.num_memory_tokens, SMALL.width)
+  assert found.params["layout"].major_to_minor == (0, 1, 2)
+
+
 def test_memory_tokens_are_read():
   _, grads = gradient_of(
     lambda model: jnp.sum(model(BATCH["inputs"]).logits ** 2)

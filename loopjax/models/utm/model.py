@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental import layout
 
 from loopjax import checks
 from loopjax.kernels import KERNELS
@@ -177,6 +178,9 @@ class Model(nnx.Module):
       return cells
     memory = self.memory_tokens[...] + self.memory_type.embedding[...]
     memory = jnp.broadcast_to(memory[None], (inputs.shape[0], *memory.shape))
+    # XLA would lay out the rows that it copies next to each other, and then the
+    # whole stream.
+    memory = layout.with_layout_constraint(memory, layout.Layout((0, 1, 2)))
     return jnp.concatenate([memory, cells], axis=1)
 
   def _step_vector(self, k: Array) -> Array:
