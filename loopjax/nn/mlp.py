@@ -31,9 +31,14 @@ class Gated(nnx.Module):
       "precision": precision,
       "rngs": rngs,
     }
-    self.gate = linear.linear(width, hidden_width, **shared)
-    self.value = linear.linear(width, hidden_width, **shared)
-    self.output = linear.linear(hidden_width, width, **shared)
+    # Hidden widths of 8/3 of a width are often no multiple of 8.
+    wide, narrow = linear.wide_dot_general, linear.narrow_dot_general
+    wide = linear.merged_dot_general if use_bias else wide
+    self.gate = linear.linear(width, hidden_width, dot_general=wide, **shared)
+    self.value = linear.linear(width, hidden_width, dot_general=wide, **shared)
+    self.output = linear.linear(
+      hidden_width, width, dot_general=narrow, **shared
+    )
     self.activation = activation
 
   @jax.named_scope("mlp")

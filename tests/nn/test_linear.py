@@ -8,8 +8,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from loopjax.fit import collectives, hlo
-from loopjax.nn import linear
-from loopjax.types import Precision
+from loopjax.nn import linear, mlp
+from loopjax.types import PRECISIONS, Precision
 
 
 def make(kind, compute=jnp.float32):
@@ -43,6 +43,42 @@ def test_gradients_of_linear_maps_are_products_of_matrices(compute):
     if equation.primitive.name == "dot_general"
   ]
   assert products == [[2, 2]] * 3  # Forward, to the input, to the kernel.
+
+
+@pytest.mark.parametrize(
+  ("precision", "hidden"), [("float32", 21), ("bfloat16", 24)]
+)
+def test_hidden_features_are_whole_tiles_in_bfloat16(precision, hidden):
+  """Of 21 features, with the same numbers and gradients as without zeros."""
+  precision = PRECISIONS[precision]
+  layer = mlp.MLPS["swiglu"](7, 21, precision=precision, rngs=nnx.Rngs(0))
+  graphdef, params = nnx.split(layer)
+  x = jax.random.normal(jax.random.key(1), (2, 3, 7)).astype(precision.compute)
+
+  def padded(params):
+    return nnx.merge(graphdef, params)(x)
+
+  def plain(params):
+    one = nnx.merge(graphdef, params)
+    gate, value, output = (
+      part.kernel[...].astype(precision.compute)
+      for part in (one.gate, one.value, one.output)
+    )
+    return (jax.nn.silu(x @ gate) * (x @ value)) @ output
+
+  program = str(jax.make_jaxpr(padded)(params))
+  assert f"[6,{hidden}] = dot_general" in program
+  found, expected = (
+    jax.value_and_grad(lambda x, f=f: jnp.sum(f(x).astype(jnp.float32) ** 2))(
+      params
+    )
+    for f in (padded, plain)
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
+    found,
+    expected,
+  )
 
 
 def test_a_gate_of_all_loops_gathers_no_rows():
