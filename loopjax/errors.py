@@ -48,7 +48,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
   """A command whose UserError becomes one line and exit status 2.
 
   So does the loss of whatever reads its output, with status 1; the process then
-  ends immediately.
+  ends immediately. Ctrl-C ends it with status 130 and without a traceback.
   """
 
   @functools.wraps(main)
@@ -62,6 +62,9 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       return 2
     except BrokenPipeError:
       end_without_a_reader()
+    except KeyboardInterrupt:
+      print()
+      return 130  # As shells have it.
 
   return guarded
 

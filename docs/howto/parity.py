@@ -48,11 +48,7 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch, without making the data."""
-  shape = (batch_size, config.length)
-  dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
-  return {
-    name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()
-  }
+  return pipeline.abstract_rows(batch_size, config.length)
 
 
 def make_dataset(

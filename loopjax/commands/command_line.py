@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import signal
 import sys
 import threading
 import traceback
@@ -37,6 +38,8 @@ WORKDIR = flags.DEFINE_string(
 def run(entry: Callable[[list[str]], int]) -> None:
   """Runs a command; a UserError becomes one line and exit status 2.
 
+  Ctrl-C ends the process by its signal, without a traceback.
+
   Args:
     entry: function from argv to the exit status.
   """
@@ -49,6 +52,10 @@ def run(entry: Callable[[list[str]], int]) -> None:
       sys.exit(2)
     except BrokenPipeError:
       end_without_a_reader()
+    except KeyboardInterrupt:
+      print(flush=True)
+      signal.signal(signal.SIGINT, signal.SIG_DFL)
+      signal.raise_signal(signal.SIGINT)  # What shells and sweeps look for.
     except OSError as error:
       if error.errno not in _STORAGE:
         raise

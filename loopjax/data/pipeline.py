@@ -10,6 +10,7 @@ examples.
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from loopjax.data import hashing
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 
 Rows = np.ndarray
 _ROUNDS = 4  # Rounds of the shuffling cipher, as in Grain's own shuffle.
+
+
+def abstract_rows(
+  batch_size: int,
+  length: int,
+  *,
+  integers: tuple[str, ...] = (),
+  floats: tuple[str, ...] = (),
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes and dtypes of a batch of rows, all [batch_size, length].
+
+  Args:
+    batch_size: rows. length: tokens of a row.
+    integers, floats: what a batch has beside "inputs", "targets", "weights".
+  """
+  names = dict.fromkeys(("inputs", "targets", *integers), np.int32)
+  names |= dict.fromkeys(("weights", *floats), np.float32)
+  shape = (batch_size, length)
+  return {k: jax.ShapeDtypeStruct(shape, v) for k, v in names.items()}
 
 
 def stream(

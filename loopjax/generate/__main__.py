@@ -34,14 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     action="store_true",
     help="print speed, loops and memory at the end",
   )
-  try:
-    options = vars(parser.parse_args(argv))
-    text = text_flags.pop_flags(options)
-    model = source.pop_flags(options)
-    command.run(command.Options(model=model, text=text, **options))
-  except KeyboardInterrupt:
-    print()
-    return 130
+  options = vars(parser.parse_args(argv))
+  text = text_flags.pop_flags(options)
+  model = source.pop_flags(options)
+  command.run(command.Options(model=model, text=text, **options))
   return 0
 
 

@@ -3,14 +3,15 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 from tests_support import ROOT, command
 
+from loopjax import errors, train
 from loopjax import main as main_lib
-from loopjax import train
 from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import machine
@@ -298,6 +299,41 @@ def test_a_reader_that_goes_away_ends_the_command_with_one_line():
     process.stdout.close()
     assert process.wait(60) == 1
     assert process.stderr.read() == "error: standard output was closed\n"
+
+
+INTERRUPTED = """
+from loopjax.commands import command_line
+
+def entry(argv):
+  print("a line", flush=True)
+  while True:
+    pass
+
+command_line.run(entry)
+"""
+
+
+def test_ctrl_c_ends_the_command_without_a_traceback():
+  """By its signal, as a sweep expects of an item that it stops."""
+  with subprocess.Popen(
+    [sys.executable, "-c", INTERRUPTED],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    assert process.stdout.readline() == "a line\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == -signal.SIGINT
+    assert process.stderr.read() == ""
+
+
+def test_ctrl_c_ends_a_command_with_flags_of_its_own(capsys):
+  @errors.one_line_errors
+  def main():
+    raise KeyboardInterrupt
+
+  assert main() == 130
+  assert capsys.readouterr() == ("\n", "")
 
 
 def test_a_disk_that_is_full_for_many_threads_is_one_line():

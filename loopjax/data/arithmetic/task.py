@@ -91,12 +91,7 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch, without making the data."""
-  shape = (batch_size, spec(config).sequence_length)
-  return {
-    "inputs": jax.ShapeDtypeStruct(shape, jnp.int32),
-    "targets": jax.ShapeDtypeStruct(shape, jnp.int32),
-    "weights": jax.ShapeDtypeStruct(shape, jnp.float32),
-  }
+  return pipeline.abstract_rows(batch_size, spec(config).sequence_length)
 
 
 def make_dataset(

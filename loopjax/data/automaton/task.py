@@ -93,12 +93,7 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch, without making the data."""
-  tokens = (batch_size, config.sequence_length)
-  return {
-    "inputs": jax.ShapeDtypeStruct(tokens, jnp.int32),
-    "targets": jax.ShapeDtypeStruct(tokens, jnp.int32),
-    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-  }
+  return pipeline.abstract_rows(batch_size, config.sequence_length)
 
 
 def make_dataset(

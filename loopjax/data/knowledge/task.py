@@ -106,14 +106,9 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch, without making the data."""
-  shape = (batch_size, config.sequence_length)
-  integers = jax.ShapeDtypeStruct(shape, jnp.int32)
-  return {
-    "inputs": integers,
-    "targets": integers,
-    "weights": jax.ShapeDtypeStruct(shape, jnp.float32),
-    "documents": integers,
-  }
+  return pipeline.abstract_rows(
+    batch_size, config.sequence_length, integers=("documents",)
+  )
 
 
 def make_dataset(

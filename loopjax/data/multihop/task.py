@@ -115,13 +115,7 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch; T fits the longest question."""
-  tokens = (batch_size, config.sequence_length)
-  integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
-  return {
-    "inputs": integers,
-    "targets": integers,
-    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-  }
+  return pipeline.abstract_rows(batch_size, config.sequence_length)
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:

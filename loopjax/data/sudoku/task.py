@@ -39,13 +39,7 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch, without making the data."""
-  tokens = (batch_size, config.board.num_cells)
-  integers = jax.ShapeDtypeStruct(tokens, jnp.int32)
-  return {
-    "inputs": integers,
-    "targets": integers,
-    "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-  }
+  return pipeline.abstract_rows(batch_size, config.board.num_cells)
 
 
 def make_dataset(

@@ -52,16 +52,12 @@ def abstract_batch(
   config: Config, batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes and dtypes of a training batch, without making the data."""
-  shape = (batch_size, config.sequence_length)
-  integers = jax.ShapeDtypeStruct(shape, jnp.int32)
-  floats = jax.ShapeDtypeStruct(shape, jnp.float32)
-  return {
-    "inputs": integers,
-    "targets": integers,
-    "weights": floats,
-    "documents": integers,
-    "bytes": floats,
-  }
+  return pipeline.abstract_rows(
+    batch_size,
+    config.sequence_length,
+    integers=("documents",),
+    floats=("bytes",),
+  )
 
 
 def make_dataset(

@@ -53,14 +53,10 @@ def main(argv: list[str] | None = None) -> int:
     "--out", type=pathlib.Path, help="folder to write to [WORKDIR/eval]"
   )
   text_flags.add_flags(parser)
-  try:
-    options = vars(parser.parse_args(argv))
-    text = text_flags.pop_flags(options)
-    model = source.pop_flags(options)
-    command.run(command.Options(model=model, text=text, **options))
-  except KeyboardInterrupt:
-    print()
-    return 130
+  options = vars(parser.parse_args(argv))
+  text = text_flags.pop_flags(options)
+  model = source.pop_flags(options)
+  command.run(command.Options(model=model, text=text, **options))
   return 0
 
 
