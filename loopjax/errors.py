@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import errno
 import functools
 import os
 import re
@@ -38,6 +39,23 @@ class Mistakes:
       raise UserError("\n".join(self._lines))
 
 
+# Raised when the disk is full or write-protected, or a name is too long.
+STORAGE = (
+  errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
+  errno.ENAMETOOLONG,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def writing(place: object) -> Iterator[None]:
+  """Raises UserError, with the place, where the system permits no writing."""
+  try:
+    yield
+  except OSError as error:
+    said = f"{place}: cannot be written: {error.strerror}"
+    raise UserError(said) from error
+
+
 def print_error(error: object) -> None:
   """Writes "error: ..." to standard error, a line for each mistake."""
   for line in str(error).split("\n"):
@@ -47,8 +65,9 @@ def print_error(error: object) -> None:
 def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
   """A command whose UserError becomes one line and exit status 2.
 
-  So does the loss of whatever reads its output, with status 1; the process then
-  ends immediately. Ctrl-C ends it with status 130 and without a traceback.
+  So does a place that cannot be read or written. The loss of whatever reads its
+  output is one line, too, and status 1, and ends the process immediately; after
+  Ctrl-C the status is 130.
   """
 
   @functools.wraps(main)
@@ -65,6 +84,11 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
     except KeyboardInterrupt:
       print()
       return 130  # As shells have it.
+    except OSError as error:
+      if error.errno not in STORAGE:
+        raise
+      print_error(f"{error.filename or 'a file'}: {error.strerror}")
+      return 2
 
   return guarded
 

@@ -26,7 +26,7 @@ from matplotlib import ticker
 
 from loopjax.analysis import evaluated, jacobians
 from loopjax.analysis.plots import draw
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.models import looped, melt
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -58,11 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     path.as_posix(): of_run(path, options.texts) for path in options.workdirs
   }
   output = options.out or zoo.output(options.workdirs[0]) / "analysis"
-  try:
+  with writing(f"--out={output}"):
     output.mkdir(parents=True, exist_ok=True)
     files = write(found, output)
-  except OSError as error:
-    raise UserError(f"--out={output}: {error.strerror}") from error
   for path in files:
     print(path)
   return 0

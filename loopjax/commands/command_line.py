@@ -1,6 +1,5 @@
 """Shared by all commands: two flags, and one-line error messages."""
 
-import errno
 import os
 import pathlib
 import signal
@@ -15,6 +14,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from loopjax.errors import (
+  STORAGE,
   UserError,
   end_without_a_reader,
   print_error,
@@ -24,11 +24,6 @@ from loopjax.errors import (
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, FILE[:preset][,section.key=value...]."
 )
-# Raised when the disk is full or write-protected, or a name is too long.
-_STORAGE = (
-  errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
-  errno.ENAMETOOLONG,
-)  # fmt: skip
 _ENDING = threading.Lock()
 WORKDIR = flags.DEFINE_string(
   "workdir", None, "Output directory [runs/<config>[-<preset>][-<sweep>]]."
@@ -57,7 +52,7 @@ def run(entry: Callable[[list[str]], int]) -> None:
       signal.signal(signal.SIGINT, signal.SIG_DFL)
       signal.raise_signal(signal.SIGINT)  # What shells and sweeps look for.
     except OSError as error:
-      if error.errno not in _STORAGE:
+      if error.errno not in STORAGE:
         raise
       _end_for_want_of_storage(error)
 
@@ -97,7 +92,7 @@ def _end_for_want_of_storage(error: OSError) -> None:
 def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
   """Handles a full disk in other threads as in the main thread."""
   error = failed.exc_value
-  if isinstance(error, OSError) and error.errno in _STORAGE:
+  if isinstance(error, OSError) and error.errno in STORAGE:
     _end_for_want_of_storage(error)
   threading.__excepthook__(failed)
 

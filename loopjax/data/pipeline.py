@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import hashing
@@ -35,10 +36,15 @@ def abstract_rows(
     batch_size: rows. length: tokens of a row.
     integers, floats: what a batch has beside "inputs", "targets", "weights".
   """
-  names = dict.fromkeys(("inputs", "targets", *integers), np.int32)
-  names |= dict.fromkeys(("weights", *floats), np.float32)
-  shape = (batch_size, length)
-  return {k: jax.ShapeDtypeStruct(shape, v) for k, v in names.items()}
+  of_integers, of_floats = (
+    ("inputs", "targets", *integers),
+    ("weights", *floats),
+  )
+  return {
+    name: jax.ShapeDtypeStruct((batch_size, length), dtype)
+    for dtype, names in ((jnp.int32, of_integers), (jnp.float32, of_floats))
+    for name in names
+  }
 
 
 def stream(

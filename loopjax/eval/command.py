@@ -1,13 +1,12 @@
 """The command: scores runs on tasks, then writes and prints the results."""
 
-import contextlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax.commands import text_table
-from loopjax.errors import UserError
+from loopjax.errors import UserError, writing
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
 from loopjax.run import provenance, zoo
@@ -125,7 +124,7 @@ def _of_run(
     weights=options.weights,
   )
   directory = zoo.output(workdir) / DIRECTORY
-  with _writing(directory):  # Before hours of work.
+  with writing(directory):  # Before hours of work.
     directory.mkdir(parents=True, exist_ok=True)
   scorer = Scorer(model, options.batch_tokens)
   all_scores = bits_per_byte.score(tasks, scorer)
@@ -156,21 +155,10 @@ def _of_run(
       **provenance.environment(),
     }
     content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    with _writing(directory):
+    with writing(directory):
       (directory / f"{name}.items.jsonl").write_text(content)
       workdir_lib.write_json(directory / f"{name}.json", result)
   return found, lines
-
-
-@contextlib.contextmanager
-def _writing(directory: pathlib.Path) -> Iterator[None]:
-  """Raises UserError where the system does not let results be written."""
-  try:
-    yield
-  except OSError as error:
-    raise UserError(
-      f"{directory}: cannot be written ({error.strerror})"
-    ) from error
 
 
 def _file_name(task: str, options: Options) -> str:

@@ -7,7 +7,7 @@ import socket
 import sys
 
 from loopjax import checks
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.play import load, page
 
 _HOST = "127.0.0.1"
@@ -69,12 +69,8 @@ def _play(options: argparse.Namespace) -> None:
   ]
   if options.export:
     text = page.make(inspector, found, served=False)
-    try:
+    with writing(f"--export={options.export}"):
       options.export.write_text(text, encoding="utf-8")
-    except OSError as error:
-      raise UserError(
-        f"--export={options.export}: cannot be written: {error.strerror}"
-      ) from error
     print(options.export)
     return
   try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.report import runs as runs_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -120,11 +120,9 @@ def keep(
     "task": next(iter(kept.values()))["config"]["task"]["name"],
     "items": _with_overrides(list(kept.values())),
   }
-  try:
+  with writing(out):
     out.parent.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_text(out, _as_text(content, levels=4) + "\n")
-  except OSError as error:
-    raise UserError(f"{out}: cannot be written: {error.strerror}") from error
 
 
 def _kept(

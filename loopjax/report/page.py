@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from loopjax.commands import document
-from loopjax.errors import UserError
+from loopjax.errors import writing
 from loopjax.report import card, grouping, papers, rows, tables
 from loopjax.report import runs as runs_lib
 
@@ -44,7 +44,7 @@ def write(
   plans.sort(key=_place)
   title = f"loopjax: {', '.join(path.resolve().name for path in workdirs)}"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
-  try:
+  with writing(out):
     out.mkdir(parents=True, exist_ok=True)
     blocks = [
       document.Heading(1, title),
@@ -53,8 +53,6 @@ def write(
     html.write_text(document.to_html(title, blocks))
     markdown.write_text(document.to_markdown(blocks))
     data.write_text(rows.to_csv(plans))
-  except OSError as error:
-    raise UserError(f"{out}: cannot be written: {error.strerror}") from error
   return [html, markdown, data]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loopjax import sections
-from loopjax.errors import UserError
+from loopjax.errors import UserError, writing
 from loopjax.run import processes, zoo
 
 # Sections that may differ between starts: they do not affect what is learned.
@@ -45,13 +45,9 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(workdir: pathlib.Path) -> Iterator[None]:
-  try:
+  with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
     lock = open(workdir / ".lock", "a")  # noqa: SIM115
-  except OSError as error:
-    raise UserError(
-      f"{workdir}: cannot be written: {error.strerror}"
-    ) from error
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

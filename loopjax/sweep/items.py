@@ -10,7 +10,7 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.config import presets
-from loopjax.errors import UserError, similar
+from loopjax.errors import UserError, similar, writing
 from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
 
@@ -140,13 +140,9 @@ def write_manifest(
       for item in items
     ],
   }
-  try:
+  with writing(f"--workdir={workdir}"):
     workdir.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_json(workdir / f"sweep-{name}.json", manifest)
-  except OSError as error:
-    raise UserError(
-      f"--workdir={workdir}: cannot be written: {error.strerror}"
-    ) from error
 
 
 def load_sweeps(config_name: str) -> Any:

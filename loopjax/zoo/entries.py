@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from loopjax import program as program_lib
 from loopjax import train
-from loopjax.errors import UserError
+from loopjax.errors import UserError, writing
 from loopjax.run import metrics, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
@@ -55,10 +55,8 @@ def export(
       f"{workdir}: {num_bytes:,} bytes of parameters are more than"
       f" {MAX_BYTES:,}"
     )
-  try:
+  with writing(folder):
     folder.mkdir(parents=True)
-  except OSError as error:
-    raise UserError(f"{folder}: {error.strerror}") from error
   config = workdir_lib.read_json(workdir / "config.json")
   for section, key in _PLACES:
     if value := config[section].get(key):

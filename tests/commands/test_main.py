@@ -1,5 +1,6 @@
 """The command line: one line and exit status 2 for every mistake."""
 
+import errno
 import functools
 import json
 import os
@@ -334,6 +335,32 @@ def test_ctrl_c_ends_a_command_with_flags_of_its_own(capsys):
 
   assert main() == 130
   assert capsys.readouterr() == ("\n", "")
+
+
+@pytest.mark.parametrize(
+  ("error", "said"),
+  [
+    (PermissionError(errno.EACCES, "Permission denied", "x"), "x: Permission"),
+    (OSError(errno.ENOSPC, "No space left"), "a file: No space left"),
+  ],
+)
+def test_a_place_that_is_closed_is_one_line(error, said, capsys):
+  @errors.one_line_errors
+  def main():
+    raise error
+
+  assert main() == 2
+  printed = capsys.readouterr().err
+  assert printed.startswith(f"error: {said}") and printed.count("\n") == 1
+
+
+def test_other_errors_of_the_system_are_our_own():
+  @errors.one_line_errors
+  def main():
+    raise ConnectionResetError(errno.ECONNRESET, "reset")
+
+  with pytest.raises(ConnectionResetError):
+    main()
 
 
 def test_a_disk_that_is_full_for_many_threads_is_one_line():

@@ -194,5 +194,5 @@ def test_what_cannot_be_written_is_one_line(runs, folder, tmp_path, capsys):
   (run / "eval").write_text("no directory")
   assert evaluate(run, "--tasks=sums", f"--folder={folder}") == 2
   said = capsys.readouterr()
-  assert said.err == f"error: {run / 'eval'}: cannot be written (File exists)\n"
+  assert said.err == f"error: {run / 'eval'}: cannot be written: File exists\n"
   assert "padding" not in said.out

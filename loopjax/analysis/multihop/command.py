@@ -18,7 +18,7 @@ from loopjax.analysis.multihop import (
   tables,
 )
 from loopjax.data.multihop import task
-from loopjax.errors import UserError
+from loopjax.errors import UserError, writing
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
 
@@ -135,12 +135,8 @@ def _check(
 
 def _make(output: pathlib.Path) -> None:
   """Creates the output directory; raises UserError if that is impossible."""
-  try:
+  with writing(f"--out={output}"):
     output.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(
-      f"--out={output}: cannot be written: {error.strerror}"
-    ) from error
   if not os.access(output, os.W_OK):
     raise UserError(f"--out={output}: cannot be written")
 
