@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -145,6 +146,29 @@ def gather_parameter(x: jax.Array) -> jax.Array:
   if not compilers_axes():
     return x
   return jax.lax.with_sharding_constraint(x, P())
+
+
+def by_matrix(function: Callable[[Any], Any], x: jax.Array) -> jax.Array:
+  """The function of every matrix of a stack, which are shared out by fsdp.
+
+  A device then has whole matrices, instead of a part of each, and computes
+  without communication; they are moved before and after. Zeros make the count
+  a multiple of the devices. Split again by `tensor`, they could only be moved
+  by gathering all, so devices along that axis compute the same ones.
+
+  Args:
+    function: of [count, rows, columns], matrix by matrix, to the same shape.
+    x: [..., rows, columns].
+  """
+  ways = compilers_axes().get("fsdp", 1)
+  if ways == 1:
+    return function(x)
+  stack = x.reshape(-1, *x.shape[-2:])
+  count = len(stack)
+  stack = jnp.pad(stack, ((0, -count % ways), (0, 0), (0, 0)))
+  stack = jax.lax.with_sharding_constraint(stack, P("fsdp"))
+  stack = jax.lax.with_sharding_constraint(function(stack), P("fsdp"))
+  return stack[:count].reshape(x.shape)
 
 
 def compilers_axes() -> dict[str, int]:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from loopjax import sharding
 from loopjax.types import Array
 
 # a x + b x^3 + c x^5 is so steep at 0 that five steps bring singular values of
@@ -41,8 +42,8 @@ def orthogonalise(x: Array) -> Array:
   """Approximates U V^T of every matrix U S V^T by Newton-Schulz steps.
 
   Each step is X <- a X + (b X X^T + c (X X^T)^2) X: it keeps U and V, and maps
-  every singular value by the polynomial of COEFFICIENTS. If a mesh splits the
-  matrices, every step communicates.
+  every singular value by the polynomial of COEFFICIENTS. Where a mesh splits
+  the matrices themselves, every step communicates.
 
   Args:
     x: [..., rows, columns], a batch of matrices.
@@ -71,7 +72,8 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
   """Turns gradients into Muon's updates, for parameters [..., inputs, outputs].
 
   M <- m M + (1 - m) G, and the update is sqrt(max(1, outputs / inputs))
-  times `orthogonalise` of Nesterov's m M + (1 - m) G.
+  times `orthogonalise` of Nesterov's m M + (1 - m) G. With mesh.fsdp a device
+  does that for some of a stack's matrices, which it has whole.
 
   Args:
     momentum: m, in [0, 1).
@@ -82,7 +84,8 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
 
   def direction(x: Array) -> Array:
     inputs, outputs = x.shape[-2:]
-    return math.sqrt(max(1.0, outputs / inputs)) * orthogonalise(x)
+    scale = math.sqrt(max(1.0, outputs / inputs))
+    return scale * sharding.by_matrix(orthogonalise, x)
 
   def init(params: Any) -> State:
     return State(jax.tree.map(jnp.zeros_like, params))

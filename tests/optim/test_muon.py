@@ -10,6 +10,7 @@ import optax
 import pytest
 from tests_support import ROOT
 
+from loopjax import sharding
 from loopjax.optim import chain, muon, parameters
 
 # Tiny programs take longer to compile than to run.
@@ -75,6 +76,19 @@ def test_a_stack_is_its_matrices_one_by_one():
   assert got.shape == x.shape and got.dtype == jnp.float32
   for layer in np.ndindex(2, 3):
     np.testing.assert_allclose(got[layer], by_svd(x[layer]), atol=2e-4)
+
+
+@pytest.mark.parametrize("mesh", [(1, 4, 1), (1, 2, 2), (2, 2, 1)])
+@pytest.mark.parametrize("shape", [(6, 10), (3, 10, 6), (2, 3, 6, 10)])
+def test_a_mesh_shares_out_matrices(mesh, shape):
+  """Counts that devices cannot share equally are filled with zeros."""
+  devices = jax.devices()[: math.prod(mesh)]
+  x = normal(*shape)
+  update = compiled(muon.scale_by_muon(0.0).update)
+  expected, _ = update(x, muon.State(0 * x))
+  with jax.set_mesh(sharding.make_mesh(sharding.Config(*mesh), devices)):
+    got, _ = update(x, muon.State(0 * x))
+  np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4)])

@@ -166,7 +166,7 @@ def traffic_of(settings, num_devices, **options):
 @crossing("name", FAMILIES)
 def test_split_parameters_are_gathered_once_a_step(name):
   """Their gradients are reduced once, and the results are one device's."""
-  # Muon would gather matrices, too.
+  # Muon moves matrices, too: below.
   more = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3, **BFLOAT16}
   settings = make(name, (2, 4, 1), 2, more)
   traffic, weights = traffic_of(settings, 8)
@@ -182,6 +182,16 @@ def test_split_parameters_are_gathered_once_a_step(name):
   got = steps(settings, jax.devices(), 1)[1]
   one = steps(make(name, (1, 1, 1), 2, more), jax.devices()[:1], 1)[1]
   np.testing.assert_allclose(got["grad_norm"], one["grad_norm"], rtol=2e-2)
+
+
+def test_muon_moves_matrices_and_gathers_none():
+  """To the devices that have them whole, and back, without splitting steps."""
+  settings = make("melt", (1, 8, 1), 1, {"optim.name": "muon", **BFLOAT16})
+  traffic, weights = traffic_of(settings, 8)
+  assert traffic.num_bytes["all-gather"] <= 1.2 * 2 * weights
+  # In float32; eight devices have a matrix each, where layers are two.
+  assert 0 < traffic.num_bytes["all-to-all"] <= 2 * weights
+  assert "collective-permute" not in traffic.num_bytes
 
 
 @crossing("name", ["looped", "melt", "adaptive"])
