@@ -51,7 +51,7 @@ PRESETS = {
   "nine": presets.merged(_TINY, {
     "task": {"box_rows": 3, "max_revealed": 1.0,
              "num_revealed_examples": 24_000},
-    "model": {"num_loops": 16}, "run": {"num_steps": 10_000},
+    "model": {"num_loops": 16}, "run": {"num_steps": 16_000},
     "eval": {"num_loops": 24}}),
   "smoke": presets.beside(__file__, "common.py")["SUDOKU_SMOKE"],
 }  # fmt: skip
