@@ -45,10 +45,10 @@ from absl import app, flags
 from flax import nnx
 
 from loopjax.analysis import evaluated
-from loopjax.generate import slots as slots_lib
 from loopjax.generate import source
 from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine, GenerationRequest
+from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
 from loopjax.models import CAUSAL, looped

@@ -18,8 +18,9 @@ from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
 from loopjax.fit.report import size
 from loopjax.fit.topology import Machine
-from loopjax.generate import batches, engine, program, sizes, slots
-from loopjax.generate import cached_model as cached_model_lib
+from loopjax.generate import batches, engine
+from loopjax.generate.programs import cached_model as cached_model_lib
+from loopjax.generate.programs import program, sizes, slots
 
 
 class Texts(NamedTuple):

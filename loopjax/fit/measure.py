@@ -10,8 +10,9 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.fit import collectives, cudnn, hlo, quiet, topology, values
+from loopjax.fit import cudnn, quiet, topology
 from loopjax.fit import ranking as ranking_lib
+from loopjax.fit.counts import collectives, hlo, values
 from loopjax.fit.topology import Machine
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import profiling

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loopjax.fit import collectives, executions, hlo, products, traffic
 from loopjax.fit import rates as rates_lib
-from loopjax.fit.values import place
+from loopjax.fit.counts import collectives, executions, hlo, products, traffic
+from loopjax.fit.counts.values import place
 
 # The parts of a model, as `jax.named_scope` names them; what is in none of them
 # is the last.

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopjax.commands import text_table
-from loopjax.fit import products, rates
-from loopjax.fit.collectives import Traffic
+from loopjax.fit import rates
+from loopjax.fit.counts import products
+from loopjax.fit.counts.collectives import Traffic
 from loopjax.fit.ranking import Ranking, Work
 from loopjax.fit.report import size
 

@@ -1,8 +1,7 @@
 """Text generation with causal models.
 
 `engine` generates continuations of many prompts at once (continuous batching):
-`scheduler` assigns requests to slots, `batches` converts them to arrays,
-`program` has the compiled programs, `slots` their state, and `cached_model` the
-model that they run. `sampling` samples tokens, `text` decodes them, `source`
-loads models; `python -m loopjax.generate` is the command.
+`scheduler` assigns requests to slots, `batches` converts them to arrays, and
+`programs` has what is compiled. `sampling` samples tokens, `text` decodes them,
+`source` loads models; `python -m loopjax.generate` is the command.
 """

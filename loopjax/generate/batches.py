@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from loopjax.generate import decoding, sampling, sizes, slots
+from loopjax.generate import sampling
 from loopjax.generate.limits import Limits
+from loopjax.generate.programs import decoding, sizes, slots
 from loopjax.generate.requests import GeneratedToken
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import RunningSequence

@@ -14,10 +14,14 @@ import numpy as np
 from flax import nnx
 
 from loopjax import checks
-from loopjax.generate import batches, limits, program, sizes
+from loopjax.generate import batches, limits
 from loopjax.generate import prefixes as prefixes_lib
-from loopjax.generate import slots as slots_lib
-from loopjax.generate.cached_model import CachedModel, default_exit_rule
+from loopjax.generate.programs import program, sizes
+from loopjax.generate.programs import slots as slots_lib
+from loopjax.generate.programs.cached_model import (
+  CachedModel,
+  default_exit_rule,
+)
 from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling

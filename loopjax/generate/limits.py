@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from loopjax.errors import UserError
-from loopjax.generate import sizes, slots
-from loopjax.generate.cached_model import CachedModel
+from loopjax.generate.programs import sizes, slots
+from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.generate.requests import GenerationRequest
 from loopjax.protocols import ExitsEarly
 

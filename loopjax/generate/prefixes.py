@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.errors import UserError
-from loopjax.generate import sizes
-from loopjax.generate.cached_model import CachedModel
+from loopjax.generate.programs import sizes
+from loopjax.generate.programs.cached_model import CachedModel
+from loopjax.generate.programs.slots import State, placed
 from loopjax.generate.requests import GenerationRequest
-from loopjax.generate.slots import State, placed
 from loopjax.types import Array
 
 BLOCK = 16  # Tokens.

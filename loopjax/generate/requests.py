@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.generate import slots
+from loopjax.generate.programs import slots
 from loopjax.generate.sampling import Sampling
 
 

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
-from loopjax.generate import slots as slots_lib
+from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
 _RECENT = 16  # Tokens.

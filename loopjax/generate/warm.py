@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from loopjax.generate import sizes, slots
 from loopjax.generate.engine import Engine
 from loopjax.generate.prefixes import BLOCK
+from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GenerationRequest
 
 

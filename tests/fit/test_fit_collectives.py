@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from loopjax.fit import collectives, hlo
+from loopjax.fit.counts import collectives, hlo
 
 
 def traffic(text):

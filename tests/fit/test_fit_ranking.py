@@ -9,7 +9,8 @@ import pytest
 import ranking_examples
 from tests_support import ROOT
 
-from loopjax.fit import hlo, ranking, ranking_report, rates
+from loopjax.fit import ranking, ranking_report, rates
+from loopjax.fit.counts import hlo
 from loopjax.fit.ranking import PARTS, REST
 
 # Of the GPU's program, by line or operation: launches, bytes, operations.

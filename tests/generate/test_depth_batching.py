@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from generate_examples import PROMPTS, engine_of, ids
 
-from loopjax.generate import sizes, slots
+from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 

@@ -23,8 +23,9 @@ from tests_support import by_size, crossing
 
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.generate import sizes, slots, warm
+from loopjax.generate import warm
 from loopjax.generate.engine import Engine
+from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import Scheduler

@@ -14,8 +14,9 @@ from generate_examples import PROMPTS, engine_of, ids, logits_after, requests
 from tests_support import crossing
 
 from loopjax.errors import UserError
-from loopjax.generate import sampling, sizes, speculation
+from loopjax.generate import sampling
 from loopjax.generate.costs import Costs
+from loopjax.generate.programs import sizes, speculation
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits

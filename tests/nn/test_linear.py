@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from loopjax.fit import collectives, hlo
+from loopjax.fit.counts import collectives, hlo
 from loopjax.nn import linear, mlp
 from loopjax.types import PRECISIONS, Precision
 

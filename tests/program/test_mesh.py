@@ -23,7 +23,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data import pipeline
 from loopjax.errors import UserError
-from loopjax.fit import collectives, hlo
+from loopjax.fit.counts import collectives, hlo
 from loopjax.models import MODELS
 from loopjax.optim import parameters
 from loopjax.program import room

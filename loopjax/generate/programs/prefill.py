@@ -9,8 +9,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from loopjax.generate.cached_model import CachedModel
-from loopjax.generate.slots import PromptChunks
+from loopjax.generate.programs.cached_model import CachedModel
+from loopjax.generate.programs.slots import PromptChunks
 from loopjax.types import Array
 
 

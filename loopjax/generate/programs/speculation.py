@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from loopjax.generate import sampling
-from loopjax.generate import slots as slots_lib
-from loopjax.generate.cached_model import CachedModel, read_out
+from loopjax.generate.programs import slots as slots_lib
+from loopjax.generate.programs.cached_model import CachedModel, read_out
+from loopjax.generate.programs.slots import Generated, Slots, State
 from loopjax.generate.sampling import SamplingArrays
-from loopjax.generate.slots import Generated, Slots, State
 from loopjax.loop import exits
 from loopjax.types import Array
 

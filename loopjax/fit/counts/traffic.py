@@ -5,7 +5,7 @@ only sliced, the slices are read; of a result that updates an operand in place,
 the update is written.
 """
 
-from loopjax.fit import hlo, products
+from loopjax.fit.counts import hlo, products
 
 _IN_PLACE = ("dynamic-update-slice", "scatter")
 _LIBRARIES = ("__cublas", "__cudnn")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from loopjax.generate import sampling
-from loopjax.generate.cached_model import CachedModel
+from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.types import Array
 
 MAX_STOPS = 8  # Stop tokens of a request.

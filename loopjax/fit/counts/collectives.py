@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from loopjax.fit import executions, hlo
+from loopjax.fit.counts import executions, hlo
 
 KINDS = (
   "all-gather",

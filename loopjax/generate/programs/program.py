@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.generate import decoding, speculation
-from loopjax.generate import prefill as prefill_lib
-from loopjax.generate import slots as slots_lib
-from loopjax.generate.cached_model import CachedModel
-from loopjax.generate.decoding import sampled
-from loopjax.generate.slots import (
+from loopjax.generate.programs import decoding, speculation
+from loopjax.generate.programs import prefill as prefill_lib
+from loopjax.generate.programs import slots as slots_lib
+from loopjax.generate.programs.cached_model import CachedModel
+from loopjax.generate.programs.decoding import sampled
+from loopjax.generate.programs.slots import (
   BY_DEPTH,
   UNROLLED,
   Generated,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loopjax.fit import executions, hlo
+from loopjax.fit.counts import executions, hlo
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
 # Results that alias another value, or take no memory.

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from loopjax.fit import hlo
+from loopjax.fit.counts import hlo
 
 
 def counts(module: hlo.Module) -> tuple[Counter[str], tuple[str, ...]]:

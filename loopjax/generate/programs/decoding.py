@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from loopjax.generate import sampling
-from loopjax.generate.cached_model import CachedModel, read_out
-from loopjax.generate.slots import (
+from loopjax.generate.programs.cached_model import CachedModel, read_out
+from loopjax.generate.programs.slots import (
   BY_DEPTH,
   EXITS,
   LENGTH,

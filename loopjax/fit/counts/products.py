@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loopjax.fit import hlo
+from loopjax.fit.counts import hlo
 
 # By the widest operand: up to 16 bits; float32, which accelerators round; and
 # what they do not round.

@@ -1,0 +1,1 @@
+"""What is counted in the text of a compiled program, which `hlo` parses."""
