@@ -153,15 +153,16 @@ def by_matrix(function: Callable[[Any], Any], x: jax.Array) -> jax.Array:
 
   A device then has whole matrices, instead of a part of each, and computes
   without communication; they are moved before and after. Zeros make the count
-  a multiple of the devices. Split again by `tensor`, they could only be moved
-  by gathering all, so devices along that axis compute the same ones.
+  a multiple of the devices. With `tensor`, too, the compiler could move them by
+  gathering all alone, so that they stay as they are.
 
   Args:
     function: of [count, rows, columns], matrix by matrix, to the same shape.
     x: [..., rows, columns].
   """
-  ways = compilers_axes().get("fsdp", 1)
-  if ways == 1:
+  axes = compilers_axes()
+  ways = axes.get("fsdp", 1)
+  if ways == 1 or axes.get("tensor", 1) > 1:
     return function(x)
   stack = x.reshape(-1, *x.shape[-2:])
   count = len(stack)

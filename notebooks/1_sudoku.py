@@ -177,7 +177,7 @@ for row in zip(*panels, strict=True):
 #
 # Trained models come with the package: wherever a run's directory is read,
 # `zoo:NAME` stands for one (`python -m loopjax.zoo list`). This one was trained
-# on 9x9 boards for 40 minutes; `loopjax play zoo:sudoku_nine` shows the same in
+# on 9x9 boards for 34 minutes; `loopjax play zoo:sudoku_nine` shows the same in
 # the browser. How many blanks of a hard puzzle are right after each loop?
 
 # %%

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from loopjax.fit.counts import executions, hlo
 
-_PACKAGE = pathlib.Path(__file__).parent.parent
+_PACKAGE = pathlib.Path(__file__).parents[2]  # loopjax
 # Results that alias another value, or take no memory.
 _NO_VALUE = (
   "bitcast",
