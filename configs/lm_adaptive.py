@@ -33,6 +33,7 @@ _BYTES = {  # A first iteration that is the block itself learns in short runs.
   "task": {"train_files": "made:arithmetic", "vocab_size": 0},
   "model": {"loop_update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
   "optim": {"eps": 1e-8},
+  "loop": {"kind": "scan"},
   "run": {"num_microbatches": 1},
 }  # fmt: skip
 PRESETS = {
@@ -63,7 +64,6 @@ PRESETS = {
   }),
   "tiny": presets.merged(_COMMON["LM_TINY"], _BYTES, {
     "model": {"num_local_slots": 64, "num_global_slots": 32},
-    "loop": {"kind": "scan"},
     "run": {"num_steps": 800, "checkpoint_every": 400},
   }),
   "smoke": presets.merged(_COMMON["LM_SMOKE"], {

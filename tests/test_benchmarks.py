@@ -9,7 +9,7 @@ import pytest
 from tests_support import ROOT
 
 
-@pytest.mark.manual
+@pytest.mark.long
 def test_the_benchmark_of_training_reports_device_loop_and_host():
   done = subprocess.run(
     [

@@ -36,15 +36,12 @@ def abstract_rows(
     batch_size: rows. length: tokens of a row.
     integers, floats: what a batch has beside "inputs", "targets", "weights".
   """
-  of_integers, of_floats = (
-    ("inputs", "targets", *integers),
-    ("weights", *floats),
-  )
-  return {
-    name: jax.ShapeDtypeStruct((batch_size, length), dtype)
-    for dtype, names in ((jnp.int32, of_integers), (jnp.float32, of_floats))
-    for name in names
+  dtypes = {
+    **dict.fromkeys(("inputs", "targets", *integers), jnp.int32),
+    **dict.fromkeys(("weights", *floats), jnp.float32),
   }
+  shape = (batch_size, length)
+  return {name: jax.ShapeDtypeStruct(shape, x) for name, x in dtypes.items()}
 
 
 def stream(

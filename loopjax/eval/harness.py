@@ -20,10 +20,10 @@ from loopjax.errors import UserError, one_line_errors, print_error
 
 try:  # Fills the registry before ours is added.
   import lm_eval.models  # noqa: F401
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
   if __name__ != "__main__":
     raise
-  print_error("no package lm_eval: pip install 'loopjax[eval]'")
+  print_error(f"{error}: pip install 'loopjax[eval]'")
   sys.exit(2)
 from lm_eval import utils
 from lm_eval.__main__ import cli_evaluate

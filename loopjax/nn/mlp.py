@@ -32,8 +32,8 @@ class Gated(nnx.Module):
       "rngs": rngs,
     }
     # Hidden widths of 8/3 of a width are often no multiple of 8.
-    wide, narrow = linear.wide_dot_general, linear.narrow_dot_general
-    wide = linear.merged_dot_general if use_bias else wide
+    wide = linear.merged_dot_general if use_bias else linear.wide_dot_general
+    narrow = linear.narrow_dot_general
     self.gate = linear.linear(width, hidden_width, dot_general=wide, **shared)
     self.value = linear.linear(width, hidden_width, dot_general=wide, **shared)
     self.output = linear.linear(

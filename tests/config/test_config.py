@@ -41,6 +41,15 @@ def test_every_config_has_the_presets_and_says_what_they_are(name):
   assert (ROOT / "configs" / f"{name}.py").read_text().count("\n") < 150
 
 
+@pytest.mark.parametrize(
+  ("name", "preset"), [x for x in PRESETS if x[1] in ("tiny", "smoke")]
+)
+def test_small_presets_do_not_inherit_what_accelerators_need(name, preset):
+  """Presets are laid over the paper's, whose batches and loops are split."""
+  config = load_config(name, preset)
+  assert (config.run.num_microbatches, config.loop.kind) == (1, "scan")
+
+
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_every_sweep_item_resolves(name, preset):
   base = load_config(name, preset)

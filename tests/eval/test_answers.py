@@ -194,12 +194,15 @@ def test_interrupted_answers_are_completed(run, answered, tmp_path):
   whole = (folder / "q.answers.jsonl").read_text()
   (tmp_path / "q.jsonl").write_text((folder / "q.jsonl").read_text())
   path = tmp_path / "q.answers.jsonl"
-  for size in (len(whole) // 2, 30, 0):  # Within a line; within the first.
+  first = whole.index("\n") + 1
+  # Within a line; within the second, so that the first is whole; within it.
+  for size in (len(whole) // 2, first + 9, first, 30, 0):
     path.write_text(whole[:size])
     flags = (f"--questions={tmp_path}/q.jsonl", f"--out={tmp_path}")
     assert answer(run, *flags, "--samples=4") == 0
     assert rows_of(path) == rows_of(folder / "q.answers.jsonl")
-    assert path.read_text().startswith(whole[: whole.index("\n")])
+    assert path.read_text().startswith(whole[:first])
+    assert path.read_text().count(whole[:first]) == 1
 
 
 def test_more_samples_leave_the_first_as_they_were(run, answered, tmp_path):

@@ -20,9 +20,9 @@ class Answers(NamedTuple):
 
   Attributes:
     by_key: each with at least "question" and "sample", its key.
-    stream: the file, which stays empty until there is an answer: settings that
-      were a mistake bind nobody.
-    head: its first line.
+    stream: the file, which stays empty until there is an answer, so that the
+      settings of a mistaken command are not kept.
+    head: its first line, or "" if the file has it.
   """
 
   by_key: dict[Key, dict[str, Any]]
@@ -62,7 +62,7 @@ def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
     with path.open("r+" if content else "w", encoding="utf-8") as stream:
       stream.truncate(len(whole.encode()))
       stream.seek(0, 2)
-      yield Answers(by_key, stream, head)
+      yield Answers(by_key, stream, "" if whole else head)
   except (OSError, UnicodeDecodeError) as error:
     said = getattr(error, "strerror", None) or "it is not UTF-8"
     raise UserError(f"{path}: cannot be read or written ({said})") from error
