@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from loopjax import sharding
 from loopjax.kernels import Kernels
 from loopjax.nn import attention, block
+from loopjax.nn import remat as remat_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.fast_weights import gated_delta, jet
 from loopjax.nn.fast_weights import layer as fast_weights
@@ -179,6 +180,7 @@ def run_groups(
   *,
   reach: int,
   unroll: bool = False,
+  remat: str = "none",
 ) -> tuple[Array, Memory, dict[str, Array]]:
   """Applies the groups to the tokens of a window, one after another.
 
@@ -191,6 +193,7 @@ def run_groups(
     packing: packing of the tokens that are not padding; None without padding.
     reach: as there.
     unroll: whether to compile each block separately.
+    remat: the residuals that a group stores, a key of `remat.POLICIES`.
 
   Returns:
     (the residual stream [B, S, D]; the memory after the window, with P + S past
@@ -214,7 +217,11 @@ def run_groups(
     )
     return x, (Memory(state, past), stats)
 
-  x, (memory, stats) = jax.lax.scan(step, x, (groups, memory), unroll=unroll)
+  # Group by group: all at once would stack what each keeps, and then read it.
+  # XLA removes a loop over a single group.
+  is_alone = len(jax.tree.leaves(groups)[0]) == 1
+  again = remat_lib.rematerialised(step, remat, prevent_cse=unroll or is_alone)
+  x, (memory, stats) = jax.lax.scan(again, x, (groups, memory), unroll=unroll)
   return x, memory, stats
 
 

@@ -561,7 +561,8 @@ def test_costs_are_what_xla_counts(name):
   counted = compiled.cost_analysis()["flops"]
   ours = MODELS[name].costs(config, spec, loops)["flops_per_example"]
   assert len(ours) == loops
-  assert 0.95 * counted < ours[-1] < counted
+  least = 0.93 if name == "sleep" else 0.95  # It inverts matrices, too.
+  assert least * counted < ours[-1] < counted
 
 
 @pytest.mark.parametrize("name", CAUSAL)

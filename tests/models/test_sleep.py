@@ -121,25 +121,38 @@ def test_padding_within_a_window_is_not_there():
   np.testing.assert_allclose(run(padded).logits, plain, atol=2e-5)
 
 
-def test_padding_is_sorted_out_once_a_window():
-  """And not by every layer in every pass."""
+def depths(jaxpr, primitives, scans=0):
+  """Scans around each operation of these names."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name in primitives:
+      yield scans
+    for inner in core.jaxprs_in_params(equation.params):
+      within = scans + (equation.primitive.name == "scan")
+      yield from depths(inner, primitives, within)
+
+
+def traced(options=LoopOptions()):
+  """The program of a text of two windows and an answer."""
   spec = spec_of(28, 4)
 
-  def depths(jaxpr, scans=0):
-    """Scans around each sort."""
-    for equation in jaxpr.eqns:
-      if equation.primitive.name == "sort":
-        yield scans
-      for inner in core.jaxprs_in_params(equation.params):
-        within = scans + (equation.primitive.name == "scan")
-        yield from depths(inner, within)
-
   def logits(params):
-    return examples.merged(sleep, SMALL, spec, params)(tokens(28)).logits
+    model = examples.merged(sleep, SMALL, spec, params, options)
+    return model(tokens(28)).logits
 
-  params = examples.params_of(sleep, SMALL, spec)
+  return jax.make_jaxpr(logits)(examples.params_of(sleep, SMALL, spec)).jaxpr
+
+
+def test_padding_is_sorted_out_once_a_window():
+  """And not by every layer in every pass."""
   # Of the windows, in their scan, and of the chunk that ends with the answer.
-  assert sorted(depths(jax.make_jaxpr(logits)(params).jaxpr)) == [0, 1]
+  assert sorted(depths(traced(), ["sort"])) == [0, 1]
+
+
+def test_groups_are_computed_again_one_at_a_time():
+  """What several keep at once would be stacked."""
+  program = traced(LoopOptions("scan", "full"))
+  # Over windows, passes and groups, and over the groups that read the answer.
+  assert sorted(depths(program, ["remat2", "checkpoint"])) == [1, 3]
 
 
 def test_hard_eviction_leaves_fast_weights_alone():
@@ -293,16 +306,19 @@ def test_rematerialised_windows_have_the_same_gradients():
 
 @pytest.mark.manual
 def test_what_is_read_outside_of_any_scan_is_computed_again():
-  """An answer, with no window before it."""
+  """An answer, with no window before it, by a single group."""
   spec, inputs = spec_of(8, 4), tokens(8)
+  config = config_of(num_layers=1, num_memory_layers=1)
 
   def lowered(remat):
     def loss(params):
       options = LoopOptions("scan", remat)
-      model = examples.merged(sleep, SMALL, spec, params, options)
+      model = examples.merged(sleep, config, spec, params, options)
       return jnp.sum(model(inputs).logits ** 2)
 
-    return jax.jit(jax.grad(loss)).lower(examples.params_of(sleep, SMALL, spec))
+    return jax.jit(jax.grad(loss)).lower(
+      examples.params_of(sleep, config, spec)
+    )
 
   plain, again = lowered("none"), lowered("full")
   assert "optimization_barrier" not in plain.as_text()

@@ -14,7 +14,7 @@ from loopjax.errors import UserError
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights.gated_delta import GatedDeltaNet
 from loopjax.nn.fast_weights.jet import JetBlock
-from loopjax.nn.fast_weights.layer import Gates, State, packing
+from loopjax.nn.fast_weights.layer import Gates, State, pack, packing, unpack
 from loopjax.types import Precision
 
 FAST = {"xla_backend_optimization_level": 0}
@@ -182,6 +182,21 @@ def test_where_the_padding_stands_changes_no_bit(name):
     jax.tree.leaves(front[1:]), jax.tree.leaves(packed_after[1:]), strict=True
   ):
     assert jnp.array_equal(first, second)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_gradient_of_moved_tokens_is_the_adjoint(there):
+  """<w, A x> is <A^T w, x> for any w and x."""
+  places = packing(masks())
+  w, x = jax.random.normal(jax.random.key(6), (2, *X.shape))
+
+  def moved(x):
+    return pack(x, places)[0] if there else unpack(x, places)
+
+  adjoint = jax.grad(lambda x: jnp.vdot(w, moved(x)))(jnp.zeros_like(x))
+  np.testing.assert_allclose(
+    jnp.vdot(adjoint, x), jnp.vdot(w, moved(x)), rtol=1e-4
+  )
 
 
 @functools.cache

@@ -138,6 +138,8 @@ def _forward(inputs, state, plan):
 def _backward(plan, residuals, cotangents):
   inputs, states, inverses = residuals
   d_output, d_after = cotangents
+  if plan.rounded:  # It is only multiplied.
+    d_output = d_output.astype(jnp.bfloat16)
   starts, take = _groups(inputs[0].shape[1], plan)
 
   def step(d_after, group):
@@ -183,9 +185,8 @@ def _group_forward(
   inverse = chunks.inverse_of(x.write[..., None] * gram * decays)
   before, written, after = _run(x, inverse, state, plan)
   attention = product("...ik,...jk->...ij", x.query, x.key) * decays
-  output = product("...ij,...jv->...iv", attention, written)
-  query = chunks.from_start(x) * x.query
-  output += product("...ik,...kv->...iv", query, before)
+  pairs = (attention, written), (chunks.from_start(x) * x.query, before)
+  output = recurrence.sum_of_products(*pairs, rounded=plan.rounded)
   return chunks.unfold(output), after, inverse
 
 
@@ -251,8 +252,8 @@ def _group_backward(
   d_row = product("...ij,...jk->...ik", d_overlap, x.key)
   d_row -= start * product("...iv,...kv->...ik", d_errors, before)
   # in the rows of later tokens, and in the outgoing state.
-  d_column = product("...ij,...jk->...ik", d_attention.mT, x.query)
-  d_column += product("...ij,...jk->...ik", d_overlap.mT, write * x.key)
+  pairs = (d_attention.mT, x.query), (d_overlap.mT, write * x.key)
+  d_column = recurrence.sum_of_products(*pairs, rounded=plan.rounded)
   d_end = end * product("...iv,...kv->...ik", written, d_after)
   d_sum = x.query * d_query + x.key * (write * d_row - d_column - d_end)
   d_sum = jnp.sum(d_sum, axis=-1)

@@ -10,6 +10,8 @@ no U, in the notation of `chunked`; Y is what the tokens write. Its gradient has
 L and R exchanged, and as X and U what outputs give; Y is that of the errors.
 """
 
+import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -37,10 +39,30 @@ class Steps(NamedTuple):
   extra: Any = None
 
 
-def narrow_product(equation: str, *operands: Array) -> Array:
-  """einsum of operands in bfloat16 that accumulates and returns float32."""
+def narrow_product(
+  equation: str, *operands: Array, dtype: Any = jnp.float32
+) -> Array:
+  """einsum of operands in bfloat16 that accumulates in float32."""
   narrow = (x.astype(jnp.bfloat16) for x in operands)
-  return jnp.einsum(equation, *narrow, preferred_element_type=jnp.float32)
+  return jnp.einsum(equation, *narrow, preferred_element_type=dtype)
+
+
+def sum_of_products(*pairs: tuple[Array, Array], rounded: bool) -> Array:
+  """The sum of x y over pairs of x [..., i, k] and y [..., k, j], in float32.
+
+  Rounded operands are joined along k: products that are summed later would each
+  be written to memory, and read again.
+  """
+  equation = "...ik,...kj->...ij"
+  if not rounded:
+    first, *others = (product(equation, *pair) for pair in pairs)
+    return sum(others, first)
+
+  def joined(arrays: Iterable[Array], axis: int) -> Array:
+    return jnp.concatenate([x.astype(jnp.bfloat16) for x in arrays], axis)
+
+  left, right = zip(*pairs, strict=True)
+  return narrow_product(equation, joined(left, -1), joined(right, -2))
 
 
 def scan(
@@ -60,13 +82,16 @@ def scan(
     and S after all.
   """
 
-  is_narrow = steps.left.dtype == jnp.bfloat16
-  multiply = narrow_product if is_narrow else product
+  multiply, solve = product, product
+  if steps.left.dtype == jnp.bfloat16:
+    multiply, solve = narrow_product, narrow_product
+    if not adjoint:  # What tokens write is rounded wherever it is read.
+      solve = functools.partial(narrow_product, dtype=jnp.bfloat16)
 
   def step(state: Array, one: Steps) -> tuple[Array, tuple[Array, Array]]:
     inner = one.base + multiply("...ik,...kv->...iv", one.left, state)
     equation = "...ji,...jv->...iv" if adjoint else "...ij,...jv->...iv"
-    result = multiply(equation, one.matrix, inner)
+    result = solve(equation, one.matrix, inner)
     after = one.through * state
     if one.extra is not None:
       after += one.extra

@@ -119,7 +119,7 @@ class Model(nnx.Module):
       slept,
       unroll=kind == "unroll",
     )
-    hidden, _ = self.awake(state, last)
+    hidden, _ = self.awake(state, last, kind)
     if self.spec.num_answer_tokens:
       hidden = windows.last(hidden, self.spec.num_answer_tokens)
     else:
@@ -196,21 +196,23 @@ class Model(nnx.Module):
     return jnp.where(n > 0, next_input, hidden)
 
   def awake(
-    self, state: WindowState, tokens: Tokens
+    self, state: WindowState, tokens: Tokens, kind: str = "scan"
   ) -> tuple[Array, WindowState]:
     """Reads tokens in one pass: the answer (line 10), or the last tokens.
 
     Args:
       state: the state after the previous window.
       tokens: the tokens, hidden [B, S, D].
+      kind: "unroll" compiles each layer separately.
 
     Returns:
       (the residual stream [B, S, D], the state after these tokens).
     """
     window = self._window(tokens, state.past_mask)
     hidden, memories = tokens.hidden, []
+    read = functools.partial(self._read, unroll=kind == "unroll")
     for part, memory in zip(self.parts(), state.parts, strict=True):
-      hidden, memory, _ = self._read(part, hidden, window, memory)
+      hidden, memory, _ = read(part, hidden, window, memory)
       memories.append(memory)
     past_mask = windows.last(window.mask, self.config.num_past)
     return hidden, WindowState(tuple(memories), past_mask)
@@ -276,10 +278,8 @@ class Model(nnx.Module):
       return hidden, memory, {}
     width, reach = self.layers.attention.head_width, self.config.window
     tables = rope.rope_tables(window.positions, width, self.config.rope_base)
-    run_groups = remat.rematerialised(
-      functools.partial(hybrid.run_groups, reach=reach, unroll=unroll),
-      self.options.remat,
-      prevent_cse=True,  # Needed for answers, which are not read in a scan.
+    run_groups = functools.partial(
+      hybrid.run_groups, reach=reach, unroll=unroll, remat=self.options.remat
     )
     hidden, memory, stats = run_groups(
       part, hidden, memory, tables, window.keys, window.packing

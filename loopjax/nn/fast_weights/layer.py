@@ -218,14 +218,43 @@ def pack(x: Array, packing: Packing | None) -> tuple[Array, Array | None]:
   """(x [B, T, D] packed, with zeros for padding; the packed mask, or None)."""
   if packing is None:
     return x, None
-  x = jnp.take_along_axis(x, packing.order[..., None], axis=1)
-  mask = packing.packed_mask
-  return jnp.where(mask[..., None], x, 0), mask
+  there, back = _places(packing)
+  return _moved(x, there, back), packing.packed_mask
 
 
 def unpack(y: Array, packing: Packing | None) -> Array:
   """Restores the original order of y [B, T, D]; zeros at padding."""
   if packing is None:
     return y
-  y = jnp.take_along_axis(y, packing.place[..., None], axis=1)
-  return jnp.where(packing.mask[..., None], y, 0)
+  there, back = _places(packing)
+  return _moved(y, back, there)
+
+
+_Places = tuple[Array, Array]
+
+
+def _places(packing: Packing) -> tuple[_Places, _Places]:
+  """Where tokens come from in packing, and on the way back, and which do."""
+  there = packing.order, packing.packed_mask
+  return there, (packing.place, packing.mask)
+
+
+@jax.custom_vjp
+def _moved(x: Array, there: _Places, back: _Places) -> Array:
+  """Moves tokens of x [B, T, D]; the gradient is moved back, without sums."""
+  del back
+  source, mask = there
+  x = jnp.take_along_axis(x, source[..., None], axis=1)
+  return jnp.where(mask[..., None], x, 0)
+
+
+def _moved_forward(x: Array, there: _Places, back: _Places) -> Any:
+  return _moved(x, there, back), (there, back)
+
+
+def _moved_backward(places: tuple[_Places, _Places], cotangent: Array) -> Any:
+  there, back = places
+  return _moved(cotangent, back, there), None, None
+
+
+_moved.defvjp(_moved_forward, _moved_backward)
