@@ -12,6 +12,7 @@ from matplotlib import ticker
 from loopjax.analysis.plots import draw, series
 
 _STEPS = "optimizer steps"
+_COLUMN = 14  # Names in a column of a legend that is as high as its panel.
 _SCORE_COLORS = (draw.GREEN, draw.PURPLE)
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
@@ -100,7 +101,10 @@ def draw_training(
       axes.set_ylim(-0.02, max(1.02, axes.get_ylim()[1]))
     axes.set_yscale(scale)
     draw.tidy(axes, title, _STEPS, unit)
-    axes.legend(frameon=False, fontsize=9)
+    columns = 1 + (len(axes.get_lines()) - 1) // _COLUMN
+    many = len(axes.get_lines()) > draw.MOST_LINES
+    beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if many else {}
+    axes.legend(frameon=False, fontsize=9, ncols=columns, **beside)
   return [draw.save(figure, directory / "curves.png")]
 
 
@@ -121,9 +125,13 @@ def _by_split(rows: series.Rows, score: str):
   """A panel with a score, one line for every evaluation split that has it."""
   found = {row["split"]: None for row in rows if score in row}  # In order.
   splits = [x for x in found if x not in ("train", "validation", "test")]
+  # What is held out twice, for validation and for the test, has one colour.
+  kinds = [split.removeprefix("validation_") for split in splits]
+  kinds = [kind.removeprefix("test_") for kind in kinds]
+  colors = dict(zip(dict.fromkeys(kinds), itertools.cycle(draw.PALETTE)))
   lines = [
-    (split, score, split, draw.PALETTE[index % len(draw.PALETTE)])
-    for index, split in enumerate(splits)
+    (split, score, _words(split), colors[kind])
+    for split, kind in zip(splits, kinds, strict=True)
   ]
   title = f"{_words(score).capitalize()} by split"
   return title, "score", "linear", tuple(lines)
@@ -158,8 +166,8 @@ def _draw_line(
   steps, values = series.scalar(rows, split, name)
   if not len(steps):
     return
-  marker = None if split == "train" else "o"
-  axes.plot(steps, values, label=label, color=color, marker=marker, ms=4)
+  marker = None if split == "train" else "*" if "test" in split else "o"
+  axes.plot(steps, values, label=label, color=color, marker=marker, ms=5)
   at, errors = series.scalar(rows, split, f"{name}/standard_error")
   if split != "train" and np.array_equal(at, steps):
     low, high = values - errors, values + errors

@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,6 +34,9 @@ def draw_depth(
 ) -> list[pathlib.Path]:
   """depth.png: scores and states after each loop (UTM, figure 7).
 
+  Of many splits the held-out ones are drawn, those that differ only in their
+  number in one panel.
+
   Args:
     scores: from `depth.scores_by_depth`; scalars are not drawn.
     headline: the task's scores, in their colours of curves.png.
@@ -41,16 +45,21 @@ def draw_depth(
     directory: where to write.
   """
   vectors = {name: x for name, x in scores.items() if np.ndim(x)}
-  panels: list[tuple[str, str, list[str]]] = []
+  of_metric: list[tuple[str, str, list[str]]] = []
   for name, title, unit in _PANELS:
     if found := [x for x in vectors if x.rpartition("/")[2] == name]:
-      panels.append((title, unit, found))
-  drawn = {name for *_, names in panels for name in names}
+      of_metric.append((title, unit, found))
+  drawn = {name for *_, names in of_metric for name in names}
   shares = [x for x in vectors if x not in drawn and not x.endswith(_ERROR)]
   if shares:
     title = "Answers read off after every loop"
     shares.sort(key=lambda name: np.nanmax(vectors[name]))
-    panels.insert(0, (title, "share", shares))
+    of_metric.insert(0, (title, "share", shares))
+  panels: list[tuple[str, str, Sequence[str]]] = [
+    (f"{title}{of_part}", unit, names)
+    for title, unit, found in of_metric
+    for of_part, names in _parts(found).items()
+  ]
   num_rows, across = (len(panels) + 1) // 2, min(len(panels), 2)
   size = (8.5, 4.4) if across == 1 else (11, 3.9 * num_rows)
   figure = draw.new(*size)
@@ -70,9 +79,26 @@ def draw_depth(
       axes.set_ylim(-0.02, 1.08)
     _mark_trained(axes, num_loops)
     draw.tidy(axes, title, "loops run", unit)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(fontsize=9, edgecolor="none", framealpha=0.7)
   figure.suptitle(f"{num_examples:,} examples, ±1 standard error", fontsize=9)
   return [draw.save(figure, directory / "depth.png")]
+
+
+def _parts(names: Sequence[str]) -> Mapping[str, Sequence[str]]:
+  """The lines of each panel, by what its title adds.
+
+  Args:
+    names: "<score>" or "<split>/<score>", all of one unit.
+  """
+  if len(names) <= draw.MOST_LINES:
+    return {"": names}
+  held_out = [name for name in names if name.startswith("test_")] or names
+  parts: dict[str, list[str]] = {}
+  for name in sorted(held_out):
+    split = name.rpartition("/")[0]
+    stem = re.sub(r"_?\d+$", "", split).replace("_", " ")
+    parts.setdefault(f", {stem}" if stem else "", []).append(name)
+  return parts
 
 
 def _draw_line(

@@ -12,6 +12,8 @@ PALETTE = (
   "#000000",
 )  # fmt: skip
 
+MOST_LINES = 8  # Of a panel: more of them, and their legend, hide each other.
+
 
 def new(width: float, height: float) -> figure_lib.Figure:
   """An empty figure of this size in inches, with automatic layout."""

@@ -1,0 +1,81 @@
+"""Figures of a task with many splits can be read."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from loopjax.analysis.plots import curves, depth, draw
+
+_SPLITS = (
+  "train_atom",
+  "train_2",
+  "train_3",
+  *(f"{of}_{kind}_{hops}" for of in ("validation", "test")
+    for kind in ("id", "ood") for hops in range(2, 8)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The axes of the figure that is saved, which is laid out before."""
+  kept = []
+
+  def save(figure, path):
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      figure.savefig(path)
+    kept.extend(axes for axes in figure.axes if axes.get_visible())
+    return path
+
+  monkeypatch.setattr(draw, "save", save)
+  return kept
+
+
+def _names(axes):
+  return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_splits_that_differ_in_their_number_share_a_panel(drawn, tmp_path):
+  scores = {}
+  for index, split in enumerate(_SPLITS):
+    for metric in ("accuracy", "loss"):
+      scores[f"{split}/{metric}"] = np.linspace(0, index / 30, 9)
+      scores[f"{split}/{metric}/standard_error"] = np.full(9, 0.01)
+  depth.draw_depth(scores, ("accuracy",), 3, 4500, tmp_path)
+  titles = [axes.get_title(loc="left") for axes in drawn]
+  answers, loss = "Answers read off after every loop", "Loss"
+  assert titles == [
+    f"{answers}, test id",
+    f"{answers}, test ood",
+    f"{loss}, test id",
+    f"{loss}, test ood",
+  ]
+  assert len(_names(drawn[0])) == 6
+  assert all(name.startswith("test id") for name in _names(drawn[0]))
+  assert all(axes.get_position().height > 0.2 for axes in drawn)
+
+
+def test_few_splits_stay_together(drawn, tmp_path):
+  scores = {}
+  for split in ("train", "validation", "test"):
+    scores[f"{split}/accuracy"] = np.linspace(0, 1, 4)
+    scores[f"{split}/accuracy/standard_error"] = np.full(4, 0.01)
+  depth.draw_depth(scores, ("accuracy",), 2, 10, tmp_path)
+  (only,) = drawn
+  assert len(_names(only)) == 3
+
+
+def test_a_split_has_one_colour_in_validation_and_test(drawn, tmp_path):
+  rows = [
+    {"step": step, "split": split, "accuracy": 0.5}
+    for step in (1, 2)
+    for split in _SPLITS
+  ]
+  curves.draw_training(rows, ("accuracy",), 3, tmp_path)
+  lines = {line.get_label(): line for line in drawn[-1].get_lines()}
+  one, other = lines["validation ood 3"], lines["test ood 3"]
+  assert one.get_color() == other.get_color()
+  assert one.get_marker() != other.get_marker()
+  assert one.get_color() != lines["test id 3"].get_color()
+  assert drawn[-1].get_position().height > 0.2
