@@ -64,9 +64,6 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   for check in (
     _check_intervals,
     _check_schedules,
-    lambda settings: check_loops(
-      settings, settings.model.num_loops, "model.num_loops"
-    ),
     _check_depths,
     _check_teacher,
   ):
@@ -139,12 +136,11 @@ def _check_teacher(settings: Settings) -> None:
 
 
 def _check_depths(settings: Settings) -> None:
-  """Raises UserError if evaluation asks for depths the model does not have."""
-  for name, times in (
-    ("num_loops", 1),
-    ("depth_factor", settings.model.num_loops),
-  ):
-    value = getattr(settings.eval, name)
+  """Raises UserError for depths, of training or evaluation, that cannot be."""
+  trained, evaluation = settings.model.num_loops, settings.eval
+  check_loops(settings, trained, "model.num_loops")  # The others' costs, too.
+  for name, times in (("num_loops", 1), ("depth_factor", trained)):
+    value = getattr(evaluation, name)
     check_loops(settings, max(value, 1) * times, f"eval.{name}={value}")
 
 

@@ -95,7 +95,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def template_folder(flags: ModelFlags) -> pathlib.Path:
   """The folder of the model's chat template, if it has one."""
-  return flags.hub or flags.folder / convert.DIRECTORY
+  exported = flags.folder / convert.DIRECTORY
+  return exported if not flags.hub and exported.is_dir() else flags.folder
 
 
 def pop_flags(options: dict[str, Any]) -> ModelFlags:

@@ -65,7 +65,10 @@ def read_folder(
 ) -> Imported:
   """Reads a folder as `import_folder` does; writes nothing."""
   if not (folder / TOKENIZER).is_file():
-    raise UserError(f"{folder}: contains no {TOKENIZER}")
+    missing = (
+      f"contains no {TOKENIZER}" if folder.exists() else "no such folder"
+    )
+    raise UserError(f"{folder}: {missing}")
   path = folder / "config.json"
   theirs = workdir_lib.read_json(path)
   try:

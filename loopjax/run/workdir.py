@@ -161,11 +161,12 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
   Lines that a crash has damaged, or that are of something else, are left out.
   """
-  path = workdir / "metrics.jsonl"
-  if not path.exists():
+  try:
+    text = (workdir / "metrics.jsonl").read_text(errors="replace")
+  except FileNotFoundError:
     return []
   rows = []
-  for line in path.read_text(errors="replace").splitlines():
+  for line in text.splitlines():
     with contextlib.suppress(ValueError):  # A partly written line.
       row = json.loads(line)
       if isinstance(row, dict) and (
