@@ -28,7 +28,8 @@ from flax import nnx
 from loopjax.analysis import evaluated
 from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.models import looped
-from loopjax.run import provenance, quantized
+from loopjax.run import provenance
+from loopjax.run.checkpoints import quantized
 from loopjax.saved import trained
 
 _TEXTS = flags.DEFINE_string("texts", ".", "Where the novels are.")

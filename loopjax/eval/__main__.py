@@ -5,7 +5,7 @@ import sys
 
 from loopjax.errors import Parser, one_line_errors
 from loopjax.eval import command, scorer
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 
 
 @one_line_errors

@@ -15,7 +15,7 @@ from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream, each_text
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 from loopjax.saved.language_model import LanguageModel
 
 _SLOTS = 8  # Texts at once of a file, unless the user chooses.

@@ -12,7 +12,7 @@ from loopjax.generate.engine import Engine
 from loopjax.hub import convert
 from loopjax.loop import exits
 from loopjax.models import CAUSAL
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved.language_model import LanguageModel
 

@@ -8,7 +8,7 @@ from loopjax.errors import Parser, one_line_errors
 from loopjax.hub import card, convert, layouts, push
 from loopjax.hub import quantize as quantize_lib
 from loopjax.hub import retrofit as retrofit_lib
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 
 
 def _parser() -> Parser:

@@ -23,8 +23,9 @@ from loopjax.hub import layout as layout_lib
 from loopjax.hub import layouts, tokenizer_files, weights
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import layout as program_layout
-from loopjax.run import checkpoint, integrity, provenance, quantized, restore
+from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import checkpoint, integrity, quantized, restore
 
 DIRECTORY = "hub"  # Subdirectory of an imported work directory.
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.

@@ -9,7 +9,7 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.hub.retrofit import read_source
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 
 
 def quantize(

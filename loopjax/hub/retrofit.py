@@ -18,8 +18,9 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
-from loopjax.run import restore, zoo
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
+from loopjax.run.checkpoints import restore
 from loopjax.sections import flatten
 from loopjax.types import PRECISIONS
 

@@ -12,7 +12,7 @@ import numpy as np
 from loopjax.errors import UserError
 from loopjax.hub import files
 from loopjax.hub.layout import Layout, Row
-from loopjax.run import integrity
+from loopjax.run.checkpoints import integrity
 
 _ROWS = 8192  # Rows of a table that are compared at a time.
 _ALIGNMENT = 64  # Bytes.

@@ -144,9 +144,10 @@ def embedding(
 
 
 def dense(weights: Any) -> Array:
-  """Weights as an array; quantised ones (`run.quantized`) become one here.
+  """Weights as an array; quantised ones become one here.
 
-  Where weights are read other than by the maps of this module.
+  Where weights (`run.checkpoints.quantized`) are read other than by the maps of
+  this module.
   """
   if not hasattr(weights, "qvalue"):
     return weights

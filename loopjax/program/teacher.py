@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.protocols import LearnsFromTeacher
-from loopjax.run import restore
+from loopjax.run.checkpoints import restore
 
 
 class TeacherParams(NamedTuple):

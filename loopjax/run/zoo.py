@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
 
 from loopjax.errors import UserError, one_line, similar
-from loopjax.run import integrity
+from loopjax.run.checkpoints import integrity
 
 PREFIX, PARAMS = "zoo:", "params.safetensors"
 ROOT = pathlib.Path(__file__).parent.parent / "zoo"

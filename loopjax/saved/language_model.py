@@ -11,7 +11,7 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.protocols import ExitsEarly, HaltsByMass
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 from loopjax.saved import trained
 
 

@@ -11,7 +11,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.protocols import Model
-from loopjax.run import quantized, restore
+from loopjax.run.checkpoints import quantized, restore
 
 
 class TrainedModel(NamedTuple):
@@ -48,7 +48,8 @@ def read(
     checkpoint: step of the checkpoint; None for the newest intact one.
     kernels: whether the model keeps loop.kernels if the device has them; else
       it takes XLA, which supports texts of any length.
-    or_quantized: whether the parameters may be those of `run.quantized`.
+    or_quantized: whether the parameters may be those of
+      `run.checkpoints.quantized`.
 
   Raises:
     UserError: the run or the checkpoint does not exist, or the checkpoint is

@@ -8,7 +8,7 @@ import jax
 
 import loopjax
 from loopjax.program.step import BadSteps
-from loopjax.run import integrity
+from loopjax.run.checkpoints import integrity
 
 _PACKAGE = pathlib.Path(loopjax.__file__).parent
 

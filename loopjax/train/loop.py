@@ -17,8 +17,8 @@ from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import machine, metrics, preemption, profiling
+from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.train import divergence, evaluate
 from loopjax.types import Dataset
 

@@ -23,16 +23,15 @@ from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import (
   boards,
-  integrity,
   machine,
   metrics,
   preemption,
   processes,
   provenance,
-  restore,
 )
-from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import checkpoint as checkpoint_lib
+from loopjax.run.checkpoints import integrity, restore
 from loopjax.train import evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset

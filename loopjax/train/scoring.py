@@ -8,13 +8,9 @@ import jax
 
 from loopjax.analysis import figures
 from loopjax.program import step
-from loopjax.run import (
-  integrity,
-  metrics,
-  preemption,
-  restore,
-)
+from loopjax.run import metrics, preemption
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import integrity, restore
 from loopjax.train import agreement
 from loopjax.train import loop as train_loop
 

@@ -8,8 +8,8 @@ from tests_support import load_config
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.analysis.multihop import __main__ as command
-from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 
 PICTURES = {
   "stages", "lens", "cosines", "intervention_loop1", "patching", "role_exposure"

@@ -16,8 +16,8 @@ from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.models import MODELS
-from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.saved.language_model import LanguageModel
 from loopjax.types import Output, TaskSpec
 

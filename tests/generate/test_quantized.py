@@ -17,7 +17,7 @@ from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.hub import __main__ as hub
 from loopjax.models import CAUSAL
 from loopjax.nn import linear
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model, trained
 
 NOVELS = pathlib.Path("zoo:novels")

@@ -25,7 +25,7 @@ from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, recurrent
 from loopjax.optim import parameters
 from loopjax.program import teacher
-from loopjax.run import restore
+from loopjax.run.checkpoints import restore
 from loopjax.saved import language_model
 from loopjax.types import PRECISIONS, TaskSpec
 

@@ -13,7 +13,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data import pipeline
-from loopjax.run import checkpoint, restore
+from loopjax.run.checkpoints import checkpoint, restore
 
 # Minutes on two cores; what it checks is checked in parts elsewhere.
 pytestmark = pytest.mark.manual

@@ -7,8 +7,8 @@ import jax
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.run import checkpoint as checkpoint_lib
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 
 
 def untrained(workdir, config):

@@ -23,7 +23,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import restore
+from loopjax.run.checkpoints import restore
 from loopjax.types import Carried
 
 QUICK = {"eval__depth_factor": 0, "eval__batch_size": 64}

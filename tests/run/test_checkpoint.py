@@ -14,8 +14,8 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, train
 from loopjax.errors import UserError
-from loopjax.run import checkpoint as checkpoint_lib
-from loopjax.run import integrity, restore
+from loopjax.run.checkpoints import checkpoint as checkpoint_lib
+from loopjax.run.checkpoints import integrity, restore
 
 
 def tree(seed=0):

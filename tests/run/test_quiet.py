@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from absl import logging as absl_logging
 
-from loopjax.run import checkpoint, quiet, restore
+from loopjax.run import quiet
+from loopjax.run.checkpoints import checkpoint, restore
 
 
 def test_orbax_is_silent_and_others_are_heard(tmp_path, caplog):

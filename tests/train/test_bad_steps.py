@@ -13,8 +13,8 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, train
 from loopjax.data import pipeline
-from loopjax.run import integrity
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import integrity
 from loopjax.train import loop as train_loop
 
 

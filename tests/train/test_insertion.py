@@ -10,7 +10,7 @@ from tests_support import load_config, namespace
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
-from loopjax.run import integrity, restore
+from loopjax.run.checkpoints import integrity, restore
 from loopjax.sweep import items as items_lib
 
 SHORT = "run.log_every=5,run.checkpoint_every=5,run.num_steps=15"

@@ -19,7 +19,8 @@ from loopjax.generate import source
 from loopjax.generate.engine import GenerationRequest, Sampling
 from loopjax.losses import tokens
 from loopjax.report import __main__ as report
-from loopjax.run import restore, zoo
+from loopjax.run import zoo
+from loopjax.run.checkpoints import restore
 from loopjax.saved import language_model, trained
 from loopjax.watch import __main__ as watch
 from loopjax.zoo import __main__ as command

@@ -19,7 +19,7 @@ from loopjax.protocols import (
   Resumes,
   StacksLayers,
 )
-from loopjax.run import quantized
+from loopjax.run.checkpoints import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
 _MOST_UNROLLED = 32  # Layers times loops: each takes time to compile.

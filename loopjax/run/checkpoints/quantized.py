@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import integrity
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.restore import QUANTIZED
+from loopjax.run.checkpoints import integrity
+from loopjax.run.checkpoints.restore import QUANTIZED
 from loopjax.types import Array
 
 WEIGHTS: Mapping[str, Any] = {"int8": jnp.int8, "int4": jnp.int4}

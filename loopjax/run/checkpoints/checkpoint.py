@@ -1,7 +1,7 @@
 """Saves checkpoints of the whole train state, and decides which to keep.
 
 Orbax writes asynchronously and atomically. Beside the arrays there is a record
-of them with our own checksums, which `loopjax.run.restore` verifies.
+of them with our own checksums, which `restore` verifies.
 """
 
 import errno
@@ -15,7 +15,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import integrity, processes, quiet, restore, retention
+from loopjax.run import processes, quiet
+from loopjax.run.checkpoints import integrity, restore, retention
 
 
 class Checkpoints:

@@ -2,7 +2,7 @@
 
 Orbax restores onto any mesh, but it does not detect a changed byte and accepts
 an empty directory as a checkpoint. So anything that does not match the record
-that `loopjax.run.checkpoint` wrote beside the arrays is rejected.
+that `loopjax.run.checkpoints.checkpoint` wrote beside the arrays is rejected.
 
 Every function takes the work directory of a run, which may be in progress, and
 is called by all processes.
@@ -20,11 +20,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import integrity, processes, quiet, zoo
+from loopjax.run import processes, quiet, zoo
+from loopjax.run.checkpoints import integrity
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
 STATE, META = "state", "meta"  # The items of each step.
-# In a work directory instead of checkpoints: see `run.quantized`.
+# In a work directory instead of checkpoints: see `run.checkpoints.quantized`.
 QUANTIZED = "quantized.safetensors"
 
 

@@ -1,0 +1,3 @@
+"""Checkpoints: written (`checkpoint`), kept (`retention`), read by any model or
+mesh that fits (`restore`, `integrity`), and quantised (`quantized`).
+"""
