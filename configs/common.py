@@ -91,7 +91,7 @@ DEPO_SMOKE = presets.merged(_SLEEP_SMOKE, {
     "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
     "max_word": 1, "context_length": 8, "num_eval_examples": 64,
   },
-  "model": {"window": 4}, "loop": {"remat": "none"},
+  "model": {"window": 4}, "loop": {"kind": "scan", "remat": "none"},
 })  # fmt: skip
 GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
   "task": {

@@ -30,7 +30,7 @@ PRESETS = {
       "value_width": 256, "window": 75,
     },
     "run": {"num_steps": 100_000, "batch_size": 128},
-    "loop": {"remat": "full"},  # A pass at a time in the backward pass.
+    "loop": {"kind": "unroll"},  # What layers and passes keep needs no stacks.
   }),
   "gpu": {"run": {"num_steps": 20_000}},
   "tiny": {
@@ -45,7 +45,7 @@ PRESETS = {
       "init_std": 0.12,
     },
     "optim": {"name": "adamw", "learning_rate": 4e-3, "warmup_steps": 100},
-    "loop": {"remat": "none"},
+    "loop": {"kind": "scan", "remat": "none"},
     "run": {"num_steps": 1200, "log_every": 100, "checkpoint_every": 600},
     "eval": {"every": 200},
   },

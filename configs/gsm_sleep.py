@@ -42,7 +42,7 @@ PRESETS = {
       "log_every": 100, "checkpoint_every": 2500,
     },
     "eval": {"every": 2500},
-    "loop": {"remat": "full"},  # A pass at a time in the backward pass.
+    "loop": {"remat": "full"},  # A group at a time in the backward pass.
   }),
   "gpu": {
     "task": {"context_length": 512, "min_length": 320, "max_length": 512},

@@ -28,9 +28,14 @@ from loopjax.types import LoopOptions
 
 # XLA's options of the train step, by platform. On GPUs a product that the
 # backward pass reads would be computed twice: for the next operation, and into
-# the stack of what all loops keep (benchmarks/results/2026-11-24_fit_time.md).
+# the stack of what all loops keep. Products that share an operand would be
+# merged, and for that their other operands and results be copied
+# (benchmarks/results/2026-11-24_fit_time.md).
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
-  "gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}
+  "gpu": {
+    "xla_gpu_enable_dynamic_slice_fusion": False,
+    "xla_gpu_dot_merger_threshold_mb": 0,
+  }
 }
 
 
