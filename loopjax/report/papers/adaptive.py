@@ -166,7 +166,7 @@ _SWEEPS = {
       Column("spread", "standard deviation over layers, nats",
              OfEvaluations(_of_onsets(_deviation, 2)), 2),
       Column("began", "layers that began",
-             OfEvaluations(_of_onsets(np.size, 0)), 0),
+             OfEvaluations(_of_onsets(np.size, 0)), 1),
       _STEPS, _BPB,
     ),
     rows=tuple(
