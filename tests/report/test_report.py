@@ -558,7 +558,7 @@ def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
   cells = [cell.strip().replace("\u00a0", " ") for cell in line.split("|")[2:]]
   assert cells[0].startswith("2.50 ± 0.50 <small>se 0.29; s0: 2.00")
   assert cells[1] == "– <small>3.27 ± 0.59, all</small>"
-  assert cells[2] == "1 <small>every seed</small>"  # Layers that began.
+  assert cells[2] == "1.0 <small>every seed</small>"  # Layers that began.
   figures = []
   monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
