@@ -145,6 +145,7 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
   (("{run}", "--chat"), "has no chat template"),
   (("{run}/no", "--prompt=a"), "no such directory"),
   (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),
+  (("--hub={run}/no", "--prompt=a"), "no such folder"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(run, capsys, flags, says):
   flags = [flag.replace("{run}", str(run)) for flag in flags]
