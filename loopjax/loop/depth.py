@@ -56,6 +56,9 @@ def probabilities(
       weights = weights / weights.sum()
     num = 64
     while (found := weights @ _poisson(rates, num)).sum() < 1 - _TAIL:
+      if max_loops and num > max_loops:  # The rest, however far, is there.
+        found[-1] += 1 - found.sum()
+        break
       num *= 2
     found = found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
     if kind == "poisson":  # No loop at all becomes one.

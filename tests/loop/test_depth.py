@@ -140,6 +140,26 @@ def test_one_program_serves_all_depths():
   assert not np.allclose(ends[0], ends[1])
 
 
+def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
+  """A wide distribution has millions of them; their sum is known."""
+  listed, plain = [], depth._poisson
+  monkeypatch.setattr(
+    depth,
+    "_poisson",
+    lambda rates, num: listed.append(num) or plain(rates, num),
+  )
+  for kind, sigma in (("poisson", 0.0), ("poisson_lognormal", 2.0)):
+    cut = depth.probabilities.__wrapped__(kind, 90.0, sigma, 40)
+    assert len(cut) == 40 and max(listed) <= 128
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    rates = 90.0 * np.exp(sigma * nodes - sigma**2 / 2)
+    below = weights / weights.sum() @ plain(rates, 40)
+    if kind == "poisson":
+      below = np.append(below[0] + below[1], below[2:])
+    np.testing.assert_allclose(cut[:-1], below[:39], rtol=1e-6)
+    np.testing.assert_allclose(cut.sum(), 1)
+
+
 def test_a_mean_that_a_maximum_forbids_is_refused():
   with pytest.raises(UserError, match="max_loops=5 leaves no distribution"):
     depth.calibrated("poisson_lognormal", 5.0, 2.0, 5)

@@ -166,7 +166,9 @@ def _draw_line(
   steps, values = series.scalar(rows, split, name)
   if not len(steps):
     return
-  marker = None if split == "train" else "*" if "test" in split else "o"
+  marker = (
+    None if split == "train" else "*" if split.startswith("test") else "o"
+  )
   axes.plot(steps, values, label=label, color=color, marker=marker, ms=5)
   at, errors = series.scalar(rows, split, f"{name}/standard_error")
   if split != "train" and np.array_equal(at, steps):
