@@ -160,7 +160,6 @@ def make_forward(
     `losses` and `loops` are empty, as they would be means over chunks.
   """
   device = jax.local_devices()[0]
-  params = on_one_device(params)
   inputs = eval_step_lib.model_inputs(batch)
 
   @functools.partial(jax.jit, static_argnums=(4, 5, 6))

@@ -16,6 +16,7 @@ gradient_flow.json and drawn:
              with z > 0.9 ("kept") and z < 0.1 ("replaced")
 """
 
+import itertools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from matplotlib import ticker
 
-from loopjax.analysis import evaluated, jacobians
+from loopjax.analysis import evaluated, jacobians, prompts
 from loopjax.analysis.plots import draw
 from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.models import looped, melt
@@ -89,10 +90,8 @@ def texts_of(batch: Mapping[str, np.ndarray], spec: Any) -> tuple[Any, ...]:
 
   Rows whose first document has fewer than two tokens are left out.
   """
-  real = batch["inputs"] < spec.vocab_size - spec.num_padding_tokens
-  if "documents" in batch:
-    real &= batch["documents"] == batch["documents"][:, :1]
-  count = real.sum(axis=1)
+  num_tokens = spec.vocab_size - spec.num_padding_tokens
+  count = prompts.first_document(batch, num_tokens).sum(axis=1)
   rows = np.flatnonzero(count > 1)
   if not len(rows):
     raise UserError("the test split has no text of two tokens")
@@ -109,8 +108,10 @@ def write(
   workdir_lib.write_json(numbers, found)
   figure = draw.new(12, 3.8)
   back, forth, gates = figure.subplots(1, 3)
-  for color, (path, one) in zip(_colors(found), found.items(), strict=True):
+  names = [pathlib.Path(path).name for path in found]
+  for color, (path, one) in zip(itertools.cycle(draw.PALETTE), found.items()):
     name = pathlib.Path(path).name
+    name = name if names.count(name) == 1 else path
     for part, style in (("hidden", "-"), ("latents", "--")):
       if norms := one["gradient"].get(part):
         label = name if part == "hidden" else f"{name}, latents"
@@ -143,10 +144,6 @@ _GATES = {
   "kept": f"share of z > {jacobians.SATURATED:g}",
   "replaced": f"share of z < {1 - jacobians.SATURATED:.1f}",
 }
-
-
-def _colors(found: Mapping[str, Any]) -> list[str]:
-  return [draw.PALETTE[i % len(draw.PALETTE)] for i in range(len(found))]
 
 
 if __name__ == "__main__":

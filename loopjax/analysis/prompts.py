@@ -18,6 +18,19 @@ class Halves(NamedTuple):
   rest: tuple[int, ...]
 
 
+def first_document(
+  batch: Mapping[str, np.ndarray], num_tokens: int
+) -> np.ndarray:
+  """Where each row has its first document, without padding, bool [N, T].
+
+  Arguments as in `halves`.
+  """
+  is_text = batch["inputs"] < num_tokens
+  if "documents" in batch:
+    is_text &= batch["documents"] == batch["documents"][:, :1]
+  return is_text
+
+
 def halves(
   batch: Mapping[str, np.ndarray], max_prompt: int, num_tokens: int
 ) -> list[Halves]:
@@ -30,9 +43,7 @@ def halves(
     num_tokens: number of token ids; larger ones are padding. Rows of padding
       are left out.
   """
-  is_text = batch["inputs"] < num_tokens
-  if "documents" in batch:
-    is_text &= batch["documents"] == batch["documents"][:, :1]
+  is_text = first_document(batch, num_tokens)
   found = []
   for row, kept in zip(batch["inputs"], is_text, strict=True):
     text = tuple(row[kept].tolist())

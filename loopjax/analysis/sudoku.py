@@ -173,14 +173,14 @@ def _draw_halting_map(
 ) -> pathlib.Path:
   """Mean steps of every cell, and the steps of one puzzle's cells."""
   board, num_memory = _board(evaluated), evaluated.num_memory
-  mean = halting.mean_by_position(steps, num_memory)
   cells = steps[:, num_memory:]
   blank = evaluated.batch["inputs"][: len(cells)] == 1
   side = max(0.55 * board.size, 3.0)
   figure = draw.new(2 * side + 2.2, side + 1.1)
   left, right = figure.subplots(1, 2)
   top = evaluated.settings.model.num_loops
-  _draw_steps(figure, left, board, mean, f"mean over {len(cells)} puzzles", top)
+  mean = f"mean over {len(cells)} puzzles"
+  _draw_steps(figure, left, board, cells.mean(axis=0), mean, top)
   one = f"one puzzle with {int(blank[row].sum())} blanks"
   _draw_steps(figure, right, board, cells[row], one, top)
   given = evaluated.batch["inputs"][row] - 1

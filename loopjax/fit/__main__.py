@@ -10,7 +10,6 @@ least time that it takes; the third compiles what generates texts.
 Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 """
 
-import json
 import os
 import pathlib
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from loopjax.commands import command_line
-from loopjax.errors import UserError
+from loopjax.errors import UserError, writing
 
 # Must be set before JAX is imported: no search for accelerators, here or in the
 # cloud, and no warnings from compilers for absent machines.
@@ -63,7 +62,7 @@ def main(argv: list[str]) -> int:
 
   from loopjax import config as config_lib
   from loopjax import program as program_lib
-  from loopjax import sharding
+  from loopjax import sections, sharding
   from loopjax.fit import cudnn, measure, quiet, report, suggest, topology
   from loopjax.program import teacher as teacher_lib
 
@@ -107,7 +106,7 @@ def main(argv: list[str]) -> int:
   def attempt(change: suggest.Change) -> measure.Measured | None:
     candidate = config.copy_and_resolve_references()
     config_lib.override(candidate, change.overrides)
-    text = report.flags(change.overrides)
+    text = " ".join(sections.flags(change.overrides))
     try:
       result = measure.measure(candidate, machine)
     except UserError as error:
@@ -122,13 +121,14 @@ def main(argv: list[str]) -> int:
   if change is None:
     print("none of the changes tried fits")
   else:
-    print(f"add {report.flags(change.overrides)} ({change.effect})")
+    print("add", *sections.flags(change.overrides), f"({change.effect})")
   return 1
 
 
 def _ranking(measured: Any, steps: int) -> None:
   """Prints what takes the time, and writes it to --json."""
   from loopjax.fit import ranking_report
+  from loopjax.run import workdir as workdir_lib
 
   if measured.ranking is None:
     return  # It was not compiled.
@@ -138,8 +138,8 @@ def _ranking(measured: Any, steps: int) -> None:
     record = ranking_report.record(
       *found, measured.memory, measured.traffic, steps
     )
-    text = json.dumps(record, indent=1)
-    pathlib.Path(_JSON.value).write_text(text + "\n", "utf-8")
+    with writing(f"--json={_JSON.value}"):
+      workdir_lib.write_json(pathlib.Path(_JSON.value), record)
 
 
 def _generation(settings: Any, machine: Any) -> int:

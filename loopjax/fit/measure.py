@@ -144,13 +144,8 @@ def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
     seconds = time.monotonic() - started
     return Attempt(None, needed, {}, refusal, seconds)
   seconds = time.monotonic() - started
-  stats = compiled.memory_analysis()
-  memory = {
-    "arguments": stats.argument_size_in_bytes,
-    "temporaries": stats.temp_size_in_bytes,
-    "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
-    "program": stats.generated_code_size_in_bytes,
-  }
+  program = compiled.memory_analysis().generated_code_size_in_bytes
+  memory = {**profiling.memory(compiled), "program": program}
   return Attempt(compiled, sum(memory.values()), memory, "", seconds)
 
 

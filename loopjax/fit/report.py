@@ -1,8 +1,5 @@
 """The measurements, as text."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from loopjax import config as config_lib
 from loopjax.fit.measure import Measured
 from loopjax.fit.topology import Machine
@@ -42,11 +39,6 @@ def verdict(machine: Machine, measured: Measured) -> str:
     f"{says}: {size(measured.needed)} of {size(machine.memory)} a chip"
     f" ({share:.1%})"
   )
-
-
-def flags(overrides: Mapping[str, Any]) -> str:
-  """Overrides as command-line flags."""
-  return " ".join(f"--config.{key}={value}" for key, value in overrides.items())
 
 
 def size(num_bytes: float) -> str:

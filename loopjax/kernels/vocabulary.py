@@ -81,37 +81,3 @@ def logits(hidden: Array, folded: Array, chunk: Array) -> tuple[Array, Array]:
   values, place = jax.lax.optimization_barrier((values, place))
   ids = place * folded.shape[1] + chunk
   return values, jnp.broadcast_to(ids, values.shape)
-
-
-def most_likely(
-  hidden: Array,
-  table: Array,
-  *,
-  num_padding_tokens: int = 0,
-  chunk_size: int = 2048,
-) -> Array:
-  """argmax h W^T, i32 [...], without an array [..., V]; the first of equals.
-
-  Args:
-    hidden: h [..., D].
-    table: W [V, D].
-    num_padding_tokens: number of padding ids at the end, never returned.
-    chunk_size: maximum number of tokens of a chunk.
-  """
-  num_tokens = len(table) - num_padding_tokens
-  num = num_chunks(len(table), chunk_size)
-  folded = fold(table, num)
-
-  def step(chunk: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
-    values, ids = logits(hidden, folded, chunk)
-    values = jnp.where(ids < num_tokens, values, -jnp.inf)
-    top = jnp.max(values, axis=-1)
-    first = jnp.argmax(values, axis=-1).astype(jnp.int32)
-    token = first * num + chunk
-    better = (top > best[0]) | ((top == best[0]) & (token < best[1]))
-    return jnp.where(better, top, best[0]), jnp.where(better, token, best[1])
-
-  shape = hidden.shape[:-1]
-  wide = jnp.promote_types(jnp.float32, hidden.dtype)
-  start = jnp.full(shape, -jnp.inf, wide), jnp.zeros(shape, jnp.int32)
-  return jax.lax.fori_loop(0, num, step, start)[1]

@@ -60,7 +60,7 @@ def by_setting(
   for group in groups:
     if not grouping.fits(panel.settings, group.settings):
       continue
-    column = paper_lib.Column("", "", paper_lib.metric(panel.names[0]))
+    column = paper_lib.Column("", "", paper_lib.Metric(panel.names[0]))
     if found := grouping.ours(group, column):
       place = group.settings[panel.over]
       line = lines.setdefault(group.settings[panel.lines], [])

@@ -41,14 +41,14 @@ class Spread(NamedTuple):
   Attributes:
     mean: mean over seeds.
     std: sample standard deviation (n - 1); None for a single number.
-    seeds: the numbers, by seed.
+    seeds: the numbers, by seed, or by all seeds of a run: `0/1`.
     evaluation: standard error over the examples of the evaluation, averaged
       over seeds; None if unknown.
   """
 
   mean: float
   std: float | None
-  seeds: Mapping[int, float]
+  seeds: Mapping[int | str, float]
   evaluation: float | None = None
 
   @property
@@ -73,7 +73,7 @@ def group_by_seed(runs: Iterable[Run]) -> list[Group]:
   return groups
 
 
-def spread(values: Mapping[int, float]) -> Spread | None:
+def spread(values: Mapping[int | str, float]) -> Spread | None:
   """Mean and sample standard deviation; None without values."""
   if not values:
     return None
@@ -85,21 +85,36 @@ def spread(values: Mapping[int, float]) -> Spread | None:
 def ours(group: Group, column: Column) -> Spread | None:
   """One quantity over the completed runs of a group."""
   values, errors = {}, []
-  for run in group.runs:
-    if run.done:
-      value = (
-        column.value.read(run.rows)
-        if isinstance(column.value, OfEvaluations)
-        else column.value(run.config, run.summary)
-      )
-      if value is not None and not math.isnan(value):
-        values[run.config["run"]["seed"]] = value
-        if isinstance(column.value, Metric):
-          errors.append(column.value.standard_error(run.summary))
+  done = [run for run in group.runs if run.done]
+  for seed, run in zip(_seeds(done), done, strict=True):
+    value = (
+      column.value.read(run.rows)
+      if isinstance(column.value, OfEvaluations)
+      else column.value(run.config, run.summary)
+    )
+    if value is not None and not math.isnan(value):
+      values[seed] = value
+      if isinstance(column.value, Metric):
+        errors.append(column.value.standard_error(run.summary))
   found, known = spread(values), [e for e in errors if e is not None]
   if found is None or not known:
     return found
   return found._replace(evaluation=statistics.fmean(known))
+
+
+def _seeds(runs: Sequence[Run]) -> list[int | str]:
+  """The seed of each run; where two are equal, all that its sweep sets."""
+  seeds = [run.config["run"]["seed"] for run in runs]
+  if len(set(seeds)) == len(seeds):
+    return seeds
+  others = [
+    [run.overrides[key] for key in SEEDS[1:] if key in run.overrides]
+    for run in runs
+  ]
+  return [
+    "/".join(map(str, [seed, *more]))
+    for seed, more in zip(seeds, others, strict=True)
+  ]
 
 
 def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:

@@ -68,10 +68,15 @@ def _body(
   for plan in plans:
     paper = papers.of(plan.task, plan.model)
     chapters.setdefault(paper.name if paper else _OTHER, []).append(plan)
+  stems: list[str] = []
   for name, of_paper in chapters.items():
     blocks += _chapter(name, of_paper)
     for plan in of_paper:
-      blocks += tables.sweep_blocks(plan, out / "report_figures")
+      stem = f"{plan.directory.resolve().name}-{plan.name}"
+      stems.append(stem)
+      if (number := stems.count(stem)) > 1:  # The same sweep elsewhere.
+        stem += f"-{number}"
+      blocks += tables.sweep_blocks(plan, out / "report_figures" / stem)
   if others:
     blocks += [
       document.Heading(2, "Runs of no sweep"),

@@ -150,7 +150,7 @@ class Paper(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-  """A `Column.value` that reads one metric of summary.json."""
+  """A `Column.value` that reads one metric of summary.json, times a factor."""
 
   name: str
   factor: float = 1.0
@@ -192,16 +192,11 @@ class OfEvaluations:
     return None
 
 
-def metric(name: str, factor: float = 1.0) -> Metric:
-  """A `Column.value` that reads one metric, times a factor."""
-  return Metric(name, factor)
-
-
 def at_depth(name: str, factor: float, multiple: float):
   """A metric at `multiple` times the trained number of loops."""
 
   def value(config, summary):
     loop = int(multiple * config["model"]["num_loops"]) - 1
-    return metric(f"{name}/loop={loop}", factor)(config, summary)
+    return Metric(f"{name}/loop={loop}", factor)(config, summary)
 
   return value

@@ -1,6 +1,7 @@
 """Finds the runs and sweeps under a directory, and reads them."""
 
 import pathlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -151,10 +152,9 @@ def _read_plan(path: pathlib.Path) -> Plan:
     # Items have no config in sweeps of earlier versions.
     configs = [item.get("config", {}) for item in manifest["items"]]
     models = [config.get("model", {}).get("name", "") for config in configs]
-    common = manifest.get("overrides", {})
     arguments = [
       f"--config={manifest['config']}",
-      *(f"--config.{key}={value}" for key, value in common.items()),
+      *sections.flags(manifest.get("overrides", {})),
       f"--sweep={manifest['sweep']}",
       f"--workdir={path.parent}",
     ]
@@ -163,7 +163,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
       # A file's name is safe as the name of a plot.
       name=manifest["sweep"] if is_kept else path.stem.removeprefix("sweep-"),
       command=(  # Runs that were kept have commands of their own.
-        " ".join(["python -m loopjax.sweep", *arguments])
+        shlex.join(["python", "-m", "loopjax.sweep", *arguments])
         if manifest["config"]
         else ""
       ),

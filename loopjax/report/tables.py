@@ -19,31 +19,30 @@ def sweep_blocks(
 
   Args:
     plan: the sweep and its runs.
-    pictures: directory for the plot, beside the document.
+    pictures: path of its plots without an ending, in a directory beside the
+      document.
   """
   paper = papers.of(plan.task, plan.model)
   sweep = sweep_of(plan, paper)
   groups = grouping.group_by_seed(plan.runs)
-  # Two directories may have a sweep of one name.
-  directory = plan.directory.resolve().name
   table, notes = comparison.table(sweep, groups, paper, plan.chosen_for)
   sentences = [_source(sweep), *notes]
   if same := settings_lib.same_everywhere(groups):
     sentences.append(f"In every run: {same}.")
+  directory = plan.directory.resolve().name
   sentences.append(f"Runs: {directory}, sweep {plan.name}.")
   blocks: list[document.Block] = [
     document.Heading(3, plan.title or sweep.title),
     document.Paragraph(" ".join(sentences)),
     table,
   ]
-  picture_name = f"{directory}-{plan.name}"
   key = plots.numeric_key(groups)
   if key and (picture := plots.draw_curve(groups, sweep, key)):
     text = "Bars: sample standard deviation over seeds."
-    blocks.append(_image(picture, pictures / f"{picture_name}.png", text))
+    blocks.append(_image(picture, pictures, "", text))
   if picture := plots.draw_panels(groups, sweep):
     text = "Ours, a line for every seed."
-    blocks.append(_image(picture, pictures / f"{picture_name}_runs.png", text))
+    blocks.append(_image(picture, pictures, "_runs", text))
   if sweep.caveats:
     blocks.append(document.Bullets(sweep.caveats))
   blocks += scale_blocks(plan.runs, paper)
@@ -113,9 +112,9 @@ def commands_block(runs: Sequence[runs_lib.Run]) -> document.Fold:
 
 _DEFAULT_COLUMNS = (
   paper_lib.Column(
-    "exact", "exact match, %", paper_lib.metric("test/exact_match", 100.0)
+    "exact", "exact match, %", paper_lib.Metric("test/exact_match", 100.0)
   ),
-  paper_lib.Column("loss", "loss, nats", paper_lib.metric("test/loss"), 3),
+  paper_lib.Column("loss", "loss, nats", paper_lib.Metric("test/loss"), 3),
 )
 
 
@@ -125,8 +124,11 @@ def paper_of(run: runs_lib.Run) -> paper_lib.Paper | None:
   return papers.of(*names)
 
 
-def _image(picture: bytes, path: pathlib.Path, text: str) -> document.Image:
+def _image(
+  picture: bytes, stem: pathlib.Path, kind: str, text: str
+) -> document.Image:
   """Writes a picture; returns its block."""
+  path = stem.with_name(f"{stem.name}{kind}.png")
   path.parent.mkdir(exist_ok=True)
   path.write_bytes(picture)
   return document.Image(picture, f"{path.parent.name}/{path.name}", text)

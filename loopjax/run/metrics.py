@@ -56,9 +56,8 @@ class Writer:
       or row["step"] == start_step
       and (row["split"] == "train" or not scored_again)
     ]
-    temporary = path.with_name(".metrics.jsonl.tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.replace(path)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    workdir_lib.write_text(path, text)
     for row in rows:
       self._remember(row)
     self._file = path.open("a")
@@ -77,7 +76,7 @@ class Writer:
 
     Args:
       step: optimizer steps taken.
-      split: "train", "validation" or "test".
+      split: "train", "validation", "test", "depth", ...
       values: numbers, or vectors over loops, which become name/loop=k.
       once: whether the run has no other row like it.
     """

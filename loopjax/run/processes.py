@@ -18,6 +18,8 @@ from loopjax.errors import UserError
 _HEARTBEAT_SECONDS = 30
 # How long a process that exits waits for the others to exit too.
 _SHUTDOWN_SECONDS = 15
+# How long a process waits for the others at a barrier.
+_BARRIER_SECONDS = 3600
 
 _BARRIERS = itertools.count()  # Counted identically by all processes.
 
@@ -140,7 +142,7 @@ def from_process_0(function: Callable[[], Any]) -> Any:
   return answer["value"]
 
 
-def wait_for_all(seconds: int = 3600) -> None:
+def wait_for_all() -> None:
   """Returns when every process of the run has called it.
 
   This is a barrier of hosts, as the timeouts of device barriers are much
@@ -150,7 +152,7 @@ def wait_for_all(seconds: int = 3600) -> None:
   if count > 1:
     ocp.multihost.sync_global_processes(
       f"loopjax {next(_BARRIERS)}",
-      timeout=seconds,
+      timeout=_BARRIER_SECONDS,
       processes=set(range(count)),
     )
 

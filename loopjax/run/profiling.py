@@ -82,14 +82,14 @@ class Tracer:
 def memory(compiled: Any) -> dict[str, int]:
   """Bytes on each device that a compiled step needs, by kind.
 
-  "arguments" are the state and the batch, "outputs" results not written into
-  the arguments' memory, "temporaries" activations and gradients.
+  "arguments" are the state and the batch, "temporaries" activations and
+  gradients, "outputs" results not written into the arguments' memory.
   """
   sizes = compiled.memory_analysis()
   return {
     "arguments": sizes.argument_size_in_bytes,
-    "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
     "temporaries": sizes.temp_size_in_bytes,
+    "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
   }
 
 

@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from loopjax import config as config_lib
+from loopjax import sections
 from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import naming
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
   failed, status = runner.run_items(
     items,
     workdir,
-    [f"--config={config_name}", *runner.config_arguments(common)],
+    [f"--config={config_name}", *sections.flags(common)],
     dry_run=_DRY_RUN.value,
     limit=_LIMIT.value,
     only=_ITEM.value,

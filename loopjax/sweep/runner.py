@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopjax import sections
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
@@ -65,11 +66,6 @@ def run_items(
   return failed, 1 if failed else 0
 
 
-def config_arguments(overrides: Mapping[str, Any]) -> list[str]:
-  """Overrides as flags of loopjax.main."""
-  return [f"--config.{key}={value}" for key, value in overrides.items()]
-
-
 def item_arguments(
   arguments: Sequence[str], overrides: Mapping[str, Any]
 ) -> list[str]:
@@ -82,7 +78,7 @@ def item_arguments(
   for key in ("model.name", "task.name"):
     if name := rest.pop(key, ""):
       first += f"{',' if ':' in first else ':'}{key}={name}"
-  return [first, *others, *config_arguments(rest)]
+  return [first, *others, *sections.flags(rest)]
 
 
 def _missing(

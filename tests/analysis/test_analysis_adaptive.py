@@ -80,6 +80,13 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
   assert list(values) == pytest.approx([0.3, 1.3])
 
 
+def test_a_run_that_was_never_evaluated_has_its_iterations(tmp_path, drawn):
+  trained = [row for row in rows() if row["split"] == "train"]
+  adaptive.draw_loops(evaluate_model(tmp_path, trained))
+  over, _, onset, _ = drawn["loops.png"].axes
+  assert lines(over) and not lines(onset)
+
+
 def test_one_iteration_has_no_figure(tmp_path):
   one = {"model__num_loops": 1, "model__loop_update": "delta"}
   evaluated = evaluate_model(tmp_path, rows(num_loops=1), **one)

@@ -202,3 +202,12 @@ def test_series_skip_rows_that_lack_the_metric():
   np.testing.assert_array_equal(steps, [1])
   np.testing.assert_array_equal(values, [[3.0, 4.0]])
   assert series.by_loop(rows, "train", "c")[1].shape == (0, 0)
+
+
+def test_a_split_has_its_own_number_of_loops():
+  rows = [
+    {"step": 1, "split": "train", "b/loop=0": 3.0},
+    {"step": 1, "split": "depth", "b/loop=0": 5.0, "b/loop=1": 4.0},
+  ]
+  steps, values = series.by_loop(rows, "train", "b")
+  np.testing.assert_array_equal([steps, *values.T], [[1], [3.0]])

@@ -53,11 +53,6 @@ def test_histogram_without_memory_has_cells_alone():
   np.testing.assert_allclose(shares["cells"], [0.5, 0.5, 0.0])
 
 
-def test_mean_by_position_leaves_memory_out():
-  steps = np.array([[9, 1, 3], [9, 2, 5]])
-  np.testing.assert_allclose(halting.mean_by_position(steps, 1), [1.5, 4.0])
-
-
 @pytest.mark.parametrize(
   ("model", "trace", "steps"),
   [

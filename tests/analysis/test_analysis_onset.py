@@ -49,3 +49,6 @@ def test_only_evaluations_of_both_are_read():
   found = onset.losses([*train, *planted[:2], bare, planted[2]])
   assert found == pytest.approx([2.5])
   assert onset.losses([bare]).size == 0
+  for row in planted:  # What is not finite is not written.
+    del row["loss"]
+  assert np.isnan(onset.losses(planted)).tolist() == [True]

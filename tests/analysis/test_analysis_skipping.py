@@ -64,6 +64,8 @@ def test_scores_are_the_fewest_loops_that_lose_little():
     if rule == "gate" or threshold == 1
   ]
   assert skipping.scores(found) == {"loops_by_gate": 2.0, "loops_by_change": 3}
+  lost = [{**row, "loss": float("nan")} for row in found]
+  assert skipping.scores(lost) == {}
 
 
 def test_without_a_gate_nothing_is_measured(tmp_path):

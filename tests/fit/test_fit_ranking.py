@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 import ranking_examples
 from tests_support import ROOT
 
+from loopjax.errors import UserError
+from loopjax.fit import __main__ as fit_main
 from loopjax.fit import ranking, ranking_report, rates
 from loopjax.fit.counts import hlo
 from loopjax.fit.ranking import PARTS, REST
@@ -147,6 +150,17 @@ def test_json_has_what_was_counted():
   assert record["memory"] == {"peak": 5}
   assert record["rates"]["memory"] == 819
   assert "not a time" in record["what"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+  path = tmp_path / "none" / "step.json"
+  flag = types.SimpleNamespace(value=str(path))
+  monkeypatch.setattr(fit_main, "_JSON", flag)
+  measured = types.SimpleNamespace(
+    ranking=rank(ranking_examples.GPU), model_flops=1.0, memory={}, traffic=None
+  )
+  with pytest.raises(UserError, match="--json=.*step.json: cannot be written"):
+    fit_main._ranking(measured, 1)
 
 
 def test_a_loop_whose_length_is_not_known_is_named_and_bounds_nothing():

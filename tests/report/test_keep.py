@@ -133,7 +133,7 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
 
 def test_a_search_by_loss_chooses_the_lowest():
   column = paper_lib.Column(
-    "chosen_by", "", paper_lib.metric("validation/loss")
+    "chosen_by", "", paper_lib.Metric("validation/loss")
   )
   sweep = paper_lib.Sweep("", "", (column,))
   groups = [

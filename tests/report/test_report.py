@@ -4,6 +4,8 @@ import base64
 import csv
 import json
 import re
+import shlex
+import shutil
 import statistics
 
 import pytest
@@ -91,7 +93,10 @@ def test_seeds_of_multihop_runs_have_graphs_of_their_own():
 def workdir(tmp_path):
   """A memory curve: T = 0 complete, one of T = 4, one unfinished, no more."""
   items = items_of("memory_curve")
-  items_lib.write_manifest(tmp_path, "memory_curve", "c.py:smoke", {}, items)
+  common = {"optim.betas": (0.9, 0.95)}
+  items_lib.write_manifest(
+    tmp_path, "memory_curve", "c.py:smoke", common, items
+  )
   for item, exact in zip(items, [0.1, 0.2, 0.6, 0.5], strict=False):
     make_run(tmp_path / item.slug, item.config, exact)
   unfinished = tmp_path / items[4].slug
@@ -122,6 +127,23 @@ def test_mean_and_sample_deviation(workdir):
   alone = grouping.ours(groups[1], exact)
   assert (alone.mean, alone.std) == (pytest.approx(50.0), None)
   assert grouping.ours(groups[2], exact) is None
+
+
+def test_runs_that_differ_in_another_seed_count_each(workdir):
+  plan = plan_of(workdir)
+  run = next(run for run in plan.runs if run.done)
+  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  runs = [
+    run._replace(
+      overrides={**run.overrides, "task.split_seed": seed},
+      summary={"metrics": {"test/exact_match": value}},
+    )
+    for seed, value in enumerate((0.1, 0.3))
+  ]
+  (group,) = grouping.group_by_seed(runs)
+  assert grouping.ours(group, exact).seeds == pytest.approx(
+    {"0/0": 10.0, "0/1": 30.0}
+  )
 
 
 def test_the_standard_error_is_that_of_seeds_or_else_of_examples(workdir):
@@ -205,7 +227,9 @@ def test_the_numbers_as_data(workdir):
   assert (first["paper_mean"], first["paper_std"]) == ("2.5", "0.2")
   assert first["verdict"] == "not run at this scale"
   assert data[-1]["verdict"] == "not run"
-  assert "--sweep=memory_curve" in first["command"]
+  command = shlex.split(first["command"])  # As a shell reads it.
+  assert command[4] == "--config.optim.betas=(0.9, 0.95)"
+  assert "--sweep=memory_curve" in command
   absent = [row for row in data if not row["directory"]]
   assert not [row for row in absent if row["sweep"] == "memory_curve"]
   for name in (utm.PAPER.name, disco.PAPER.name, sleep.GSM.name):
@@ -230,6 +254,20 @@ def test_several_directories_are_one_report(workdir, tmp_path, capsys):
   assert (out / path).is_file()
   assert command.main(folders) == 2
   assert "--out=FOLDER is needed" in capsys.readouterr().err
+
+
+def test_sweeps_of_one_name_have_their_own_pictures(workdir, tmp_path):
+  """Such as the same sweep on two machines."""
+  other = tmp_path / "gpu" / workdir.name
+  other.mkdir(parents=True)
+  for path in [*workdir.iterdir()]:
+    if path != other.parent:
+      path.rename(other / path.name)
+  again = tmp_path / "cpu" / workdir.name
+  shutil.copytree(other, again)
+  text = page.write([again, other], tmp_path)[1].read_text()
+  pictures = re.findall(r"\]\((report_figures/\S+)\)", text)
+  assert len(set(pictures)) == len(pictures) == 2
 
 
 def test_what_is_not_there_is_said(workdir):

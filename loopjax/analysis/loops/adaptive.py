@@ -50,17 +50,18 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   rows = evaluated.rows
   measured, by_loss = series.by_layer(rows, "validation", "ponder_steps")
   at, loss = series.scalar(rows, "validation", "loss")
-  both = np.isin(at, measured)
-  for line, color in zip(by_loss.T, colors, strict=True):
-    onset.plot(loss[both], line, color=color, alpha=0.6, linewidth=1)
-  onset.plot(
-    loss[both], by_loss.mean(axis=1), color=draw.ORANGE, marker="o", ms=4,
-    label="mean of layers",
-  )  # fmt: skip
+  loss, by_loss = loss[np.isin(at, measured)], by_loss[np.isin(measured, at)]
+  if len(loss):  # A run may have been stopped before any evaluation.
+    for line, color in zip(by_loss.T, colors, strict=True):
+      onset.plot(loss, line, color=color, alpha=0.6, linewidth=1)
+    onset.plot(
+      loss, by_loss.mean(axis=1), color=draw.ORANGE, marker="o", ms=4,
+      label="mean of layers",
+    )  # fmt: skip
+    onset.legend(frameon=False, fontsize=9)
   onset.invert_xaxis()
   title = "When layers begin to loop"
   draw.tidy(onset, title, "validation loss, nats", "E[n], iterations")
-  onset.legend(frameon=False, fontsize=9)
   for axes in (over, at_end, onset):
     low, high = axes.get_ylim()
     axes.set_ylim(max(min(low, 1.0), 0), min(high, num_loops + 0.05))

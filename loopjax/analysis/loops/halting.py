@@ -69,16 +69,3 @@ def histogram(
     name: np.bincount(part.ravel(), minlength=num_loops + 1)[1:] / part.size
     for name, part in whole.items()
   }
-
-
-def mean_by_position(steps: np.ndarray, num_memory: int) -> np.ndarray:
-  """Mean steps of every position of the sequence over examples.
-
-  Args:
-    steps: [B, S], memory tokens first.
-    num_memory: M.
-
-  Returns:
-    f64 [T].
-  """
-  return steps[:, num_memory:].mean(axis=0, dtype=np.float64)

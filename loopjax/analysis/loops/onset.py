@@ -19,7 +19,7 @@ def losses(rows: series.Rows) -> np.ndarray:
   Expected iterations fall at first. A layer begins where they are first
   half-way from the lowest evaluation to the last one, after the lowest; the
   loss is interpolated between the evaluations on either side. NaN for a layer
-  that rises by less than LEAST_RISE: it never begins.
+  that rises by less than LEAST_RISE: it never begins; and without a loss.
 
   Args:
     rows: of metrics.jsonl.
@@ -32,6 +32,8 @@ def losses(rows: series.Rows) -> np.ndarray:
 
 
 def _of_layer(expected: np.ndarray, loss: np.ndarray) -> float:
+  if not len(loss):
+    return np.nan
   start = int(np.argmin(expected))
   if expected[-1] - expected[start] < LEAST_RISE:
     return np.nan

@@ -109,14 +109,16 @@ def _read(
 
 
 def scores(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Of each rule the fewest loops per token that lose at most `MOST_LOST`."""
+  """Of each rule the fewest loops per token that lose at most `MOST_LOST`.
+
+  A rule whose losses are not finite has no score.
+  """
   best = {}
   for rule in RULES:
     rows = [row for row in found if row["rule"] == rule]
     most = (1 + MOST_LOST) * rows[0]["loss"]  # The first has no exits.
-    best[f"loops_by_{rule}"] = min(
-      row["loops"] for row in rows if row["loss"] <= most
-    )
+    if kept := [row["loops"] for row in rows if row["loss"] <= most]:
+      best[f"loops_by_{rule}"] = min(kept)
   return best
 
 

@@ -63,8 +63,8 @@ def analyse(
   Raises:
     UserError: no such run, or no such loop or position.
   """
-  settings, family = runs.read_settings(workdir)
-  _check(settings, family, num_examples, loop, position)
+  settings = runs.read_settings(workdir)
+  _check(settings, num_examples, loop, position)
   run = trained.read(workdir)
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
@@ -74,8 +74,8 @@ def analyse(
   )
   _make(output)
   print(
-    f"{workdir}: {family}, step {run.step}, {settings.eval_loops} loops,"
-    f" {len(question_set.hops):,} questions"
+    f"{workdir}: {settings.model_name}, step {run.step},"
+    f" {settings.eval_loops} loops, {len(question_set.hops):,} questions"
   )
   model = instrumented.from_run(run)
   observed = model.observe(question_set)
@@ -90,7 +90,7 @@ def analyse(
     for split, hops, _ in question_set.by_split()
     if hops == 1
   ]
-  if reason := _why_unedited(settings, family):
+  if reason := _why_unedited(settings):
     notes = [f"intervention, patching: left out, {reason}"]
   else:
     edited, left_out = _edit(run, model, question_set, observed, loop, position)
@@ -106,7 +106,6 @@ def analyse(
 
 def _check(
   settings: config_lib.Settings,
-  family: str,
   num_examples: int,
   loop: int | None,
   position: int | None,
@@ -114,10 +113,12 @@ def _check(
   """Raises UserError for flags that do not apply to this run."""
   if num_examples < 0:
     raise UserError(f"--limit={num_examples} must be at least 0, for all")
-  reason = _why_unedited(settings, family)
+  reason = _why_unedited(settings)
   for flag, value in (("loop", loop), ("position", position)):
     if reason and value is not None:
-      raise UserError(f"--{flag}={value} has no effect on {family}: {reason}")
+      raise UserError(
+        f"--{flag}={value} has no effect on {settings.model_name}: {reason}"
+      )
   config = runs.task_config(settings)
   last = min(settings.eval_loops, config.max_hops) - 1
   if loop is not None and not 1 <= loop <= last:
@@ -141,11 +142,11 @@ def _make(output: pathlib.Path) -> None:
     raise UserError(f"--out={output}: cannot be written")
 
 
-def _why_unedited(settings: config_lib.Settings, family: str) -> str:
+def _why_unedited(settings: config_lib.Settings) -> str:
   """Why the state between loops cannot be edited; empty if it can."""
   call = inspect.signature(settings.family.Model.__call__)
   if "edit" not in call.parameters:
-    return f"{family} has no editable state between loops"
+    return f"{settings.model_name} has no editable state between loops"
   return "" if settings.eval_loops > 1 else "one loop passes nothing on"
 
 

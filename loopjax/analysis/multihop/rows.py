@@ -71,6 +71,4 @@ def write(path: pathlib.Path, rows: Iterable[Row], step: int) -> None:
   lines = [
     json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rows
   ]
-  temporary = path.with_name(f".{path.name}.tmp")
-  temporary.write_text("".join(lines))
-  temporary.replace(path)
+  workdir_lib.write_text(path, "".join(lines))

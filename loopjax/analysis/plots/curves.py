@@ -13,7 +13,6 @@ from loopjax.analysis.plots import draw, series
 
 _STEPS = "optimizer steps"
 _COLUMN = 14  # Names in a column of a legend that is as high as its panel.
-_SCORE_COLORS = (draw.GREEN, draw.PURPLE)
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale and (split, metric, label, colour).
@@ -112,7 +111,7 @@ def _scores(headline: Sequence[str]):
   """A panel with the task's scores."""
   lines = tuple(
     ("validation", name, _words(name), color)
-    for name, color in zip(headline, itertools.cycle(_SCORE_COLORS))
+    for name, color in zip(headline, itertools.cycle(draw.SCORE_COLORS))
   )
   return "Scores of the validation split", "score", "linear", lines
 

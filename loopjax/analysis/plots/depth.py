@@ -11,8 +11,7 @@ from matplotlib import ticker
 
 from loopjax.analysis.plots import draw, series
 
-_SCORE_COLORS = (draw.GREEN, draw.PURPLE)
-_OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in _SCORE_COLORS)
+_OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in draw.SCORE_COLORS)
 # Panels beside the shares: name, title, unit.
 _PANELS = (
   ("bits_per_byte", "Bits per byte", "bits per byte"),
@@ -66,7 +65,7 @@ def draw_depth(
   grid = figure.subplots(num_rows, across, squeeze=False).ravel()
   for axes in grid[len(panels) :]:
     axes.set_visible(False)
-  colors = dict(zip(headline, itertools.cycle(_SCORE_COLORS)))
+  colors = dict(zip(headline, itertools.cycle(draw.SCORE_COLORS)))
   for axes, (title, unit, names) in zip(grid, panels, strict=False):
     for index, name in enumerate(names):
       other = _OTHER_COLORS[index % len(_OTHER_COLORS)]

@@ -12,6 +12,7 @@ PALETTE = (
   "#000000",
 )  # fmt: skip
 
+SCORE_COLORS = (GREEN, PURPLE)  # Of a task's scores, in order.
 MOST_LINES = 8  # Of a panel: more of them, and their legend, hide each other.
 
 

@@ -36,12 +36,11 @@ def _numbered(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Steps [N] and values [N, K] of the metrics prefix0, prefix1, ..."""
   whole = re.compile(re.escape(prefix) + r"\d+")
+  rows = [row for row in rows if row["split"] == split]
   keys = {key for row in rows for key in row if whole.fullmatch(key)}
   ordered = [f"{prefix}{number}" for number in range(len(keys))]
   complete = [
-    row
-    for row in rows
-    if row["split"] == split and keys and all(key in row for key in ordered)
+    row for row in rows if keys and all(key in row for key in ordered)
   ]
   steps = np.asarray([row["step"] for row in complete], int)
   values = [[row[key] for key in ordered] for row in complete]

@@ -116,8 +116,8 @@ def _padded(x: Array, tile: int) -> Array:
   return jnp.pad(x, ((0, -len(x) % tile), (0, 0)))
 
 
-def _smem(shape: tuple[int, ...], dtype=jnp.bfloat16):
-  return plgpu.SMEM(shape, dtype, transforms=_transforms(shape[-1]))
+def _smem(shape: tuple[int, ...]):
+  return plgpu.SMEM(shape, jnp.bfloat16, transforms=_transforms(shape[-1]))
 
 
 def _spec(shape: tuple[int, int], index_map) -> plgpu.BlockSpec:

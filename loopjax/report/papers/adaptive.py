@@ -11,6 +11,7 @@ import numpy as np
 from loopjax.analysis.loops import onset
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   OfEvaluations,
   Panel,
@@ -18,7 +19,6 @@ from loopjax.report.paper import (
   Row,
   Scale,
   Sweep,
-  metric,
 )
 
 _LOOPS, _LAYERS = "model.num_loops", "model.num_layers"
@@ -32,7 +32,7 @@ def _mean_gate(bank: str) -> Column:
 
   def value(config, summary):
     gates = [
-      metric(f"test/{bank}_gate/layer={i}")(config, summary)
+      Metric(f"test/{bank}_gate/layer={i}")(config, summary)
       for i in range(config["model"]["num_layers"])
     ]
     return None if None in gates else sum(gates) / len(gates)
@@ -59,23 +59,23 @@ def _not_scored(config, summary):
   del config, summary
 
 
-_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
+_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
 _STEPS = Column(
-  "steps", "loops, mean of layers", metric("test/ponder_steps"), 2
+  "steps", "loops, mean of layers", Metric("test/ponder_steps"), 2
 )
-_LOSS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
+_LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
 _VALUES = Column(
-  "values", "arithmetic, values right, %", metric("test/exact_match", 100.0)
+  "values", "arithmetic, values right, %", Metric("test/exact_match", 100.0)
 )
 _FACTS = Column(
   "facts",
   "knowledge, statements as trained, right, %",
-  metric("train_statements/exact_match", 100.0),
+  Metric("train_statements/exact_match", 100.0),
 )
 _ANSWERS = Column(
   "answers",
   "knowledge, questions about them, right, %",
-  metric("test_questions/exact_match", 100.0),
+  Metric("test_questions/exact_match", 100.0),
 )
 _SENSE = Column("sense", "eight benchmarks of common sense, %", _not_scored)
 _SENSE_BPB = Column("sense_bpb", "the same, bits per byte", _not_scored, 3)

@@ -6,13 +6,13 @@ Figures print no numbers; entries for them quote the text.
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
   Row,
   Scale,
   Sweep,
-  metric,
 )
 
 _NAME, _FORMAT = "model.name", "task.format"
@@ -21,7 +21,7 @@ _NAME, _FORMAT = "model.name", "task.format"
 def _accuracy(split: str, label: str, score: str = "accuracy") -> Column:
   """A column of the accuracy on a split, in percent."""
   key = split if score == "accuracy" else f"{split}/{score}"
-  return Column(key, f"{label}, %", metric(f"{split}/{score}", 100.0))
+  return Column(key, f"{label}, %", Metric(f"{split}/{score}", 100.0))
 
 
 def _by_depth(hops: int) -> Column:
@@ -52,7 +52,7 @@ _ATOM_STAGE = _accuracy(
   "train_atom", "single facts, read after loop 1", "stage1_accuracy"
 )
 _LOSS = Column(
-  "loss", "OOD loss, nats per answer", metric("test_ood_2/loss"), 3
+  "loss", "OOD loss, nats per answer", Metric("test_ood_2/loss"), 3
 )
 
 _NEAR = "near-perfect"

@@ -5,19 +5,19 @@ Every number here is the paper's, from one run each.
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
   Row,
   Scale,
   Sweep,
-  metric,
 )
 
 _BENCHMARKS = ("ARC-C", "ARC-E", "HellaSwag", "LAMBADA", "PIQA", "RACE", "SciQ")
-_BITS = Column("bits", "bits per byte", metric("test/bits_per_byte"), 3)
-_NATS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
-_EXACT = Column("exact", "exact match, %", metric("test/exact_match", 100.0))
+_BITS = Column("bits", "bits per byte", Metric("test/bits_per_byte"), 3)
+_NATS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
+_EXACT = Column("exact", "exact match, %", Metric("test/exact_match", 100.0))
 
 
 def _not_in_the_summary(config, summary):

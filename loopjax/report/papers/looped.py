@@ -7,18 +7,18 @@ error that it prints.
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
   Row,
   Scale,
   Sweep,
-  metric,
 )
 from loopjax.report.papers import melt
 
-_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "nats per token", metric("test/loss"), 3)
+_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
+_LOSS = Column("loss", "nats per token", Metric("test/loss"), 3)
 _PANELS = (
   Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
 )

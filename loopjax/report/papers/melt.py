@@ -7,13 +7,13 @@ run each.
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
   Row,
   Scale,
   Sweep,
-  metric,
 )
 
 _ACCURACY = ("aime24", "aime25", "amc23", "math500")
@@ -36,11 +36,11 @@ def _cache_bytes(config, summary):
   return 2 * size * heads * width * model["num_layers"] * loops
 
 
-_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
+_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
 _AGREES = Column(
   "agrees",
   "greedy continuation as the teacher's, %",
-  metric("teacher/agreement", 100.0),
+  Metric("teacher/agreement", 100.0),
 )
 CACHE = Column("cache", "cache, bytes per token", _cache_bytes, 0)
 _BENCHMARKS = tuple(
@@ -146,9 +146,9 @@ _SWEEPS = {
     columns=(
       _BPB,
       Column("gate", "loops a token at 1 % more loss, by the gate",
-             metric("exits/loops_by_gate"), 2),
+             Metric("exits/loops_by_gate"), 2),
       Column("change", "the same by the change of the state",
-             metric("exits/loops_by_change"), 2),
+             Metric("exits/loops_by_change"), 2),
     ),
   ),
   "chunk_size": Sweep(

@@ -7,6 +7,7 @@ task here.
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
@@ -14,11 +15,10 @@ from loopjax.report.paper import (
   Scale,
   Sweep,
   at_depth,
-  metric,
 )
 
-_BPB = Column("bpb", "bits per byte", metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "nats per token", metric("test/loss"), 3)
+_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
+_LOSS = Column("loss", "nats per token", Metric("test/loss"), 3)
 _DEPTHS = tuple(
   Column(name, label, at_depth("depth/bits_per_byte", 1.0, times), 3)
   for name, label, times in (

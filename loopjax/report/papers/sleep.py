@@ -8,13 +8,13 @@ import functools
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
   Row,
   Scale,
   Sweep,
-  metric,
 )
 
 _PASSES = "model.num_passes"
@@ -33,13 +33,13 @@ def _floor(config, summary):
 
 def _share(key: str, label: str, score: str) -> Column:
   """In percent, of the test split."""
-  return Column(key, f"{label}, %", metric(f"test/{score}", 100.0))
+  return Column(key, f"{label}, %", Metric(f"test/{score}", 100.0))
 
 
 _MATCH = _share("match", "all labels of an example right", "exact_match")
 _CELLS = _share("cells", "labels right", "label_accuracy")
 _FLOOR = Column("floor", "all right by the best constant answer, %", _floor)
-_LOSS = Column("loss", "loss, nats per token", metric("test/loss"), 3)
+_LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
 _ANSWERS = _share("answers", "answers right", "answer_accuracy")
 _EXACT = _share("exact", "all answers of an example right", "exact_match")
 
@@ -50,7 +50,7 @@ def _at(hops: int) -> str:
 
 def _hop_loss(hops: int) -> Column:
   name = f"test/loss/hops={hops}"
-  return Column(f"hops={hops}", _at(hops), metric(name), 3)
+  return Column(f"hops={hops}", _at(hops), Metric(name), 3)
 
 
 def _operations(number: int) -> Column:

@@ -6,6 +6,7 @@ Table 1 follow from its text (4 of 13 runs above 20 %) and from Table 2.
 
 from loopjax.report.paper import (
   Column,
+  Metric,
   Number,
   Panel,
   Paper,
@@ -13,7 +14,6 @@ from loopjax.report.paper import (
   Scale,
   Sweep,
   at_depth,
-  metric,
 )
 
 _MEMORY, _BIAS = "model.num_memory_tokens", "model.router_bias"
@@ -25,14 +25,14 @@ def _token_steps(config, summary):
   task = config["task"]
   cells = (task["box_rows"] * task["box_cols"]) ** 2
   tokens = config["model"]["num_memory_tokens"] + cells
-  steps = metric("test/ponder_steps")(config, summary)
+  steps = Metric("test/ponder_steps")(config, summary)
   return None if steps is None else tokens * steps
 
 
-_EXACT = Column("exact", "exact match, %", metric("test/exact_match", 100.0))
-_HALT = Column("halt", "loops of a token", metric("test/ponder_steps"), 2)
+_EXACT = Column("exact", "exact match, %", Metric("test/exact_match", 100.0))
+_HALT = Column("halt", "loops of a token", Metric("test/ponder_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "loops x tokens", _token_steps, 0)
-_OF_TRAIN = metric("train/exact_match", 100.0)
+_OF_TRAIN = Metric("train/exact_match", 100.0)
 _TRAIN_EXACT = Column("train_exact", "exact match in training, %", _OF_TRAIN)
 _DEPTHS = tuple(
   Column(name, label, at_depth("depth/exact_match", 100.0, times))
@@ -272,7 +272,7 @@ _SCALE = (
   Scale("heads", lambda c, _: c["model"]["num_heads"], "8"),
   Scale("parameters", lambda _, s: s["parameters"], "3,177,612 at T = 16"),
   Scale("training puzzles", lambda _, s: s["data"]["train_examples"], "3.83 M"),
-  Scale("puzzles evaluated", metric("test/count"), "12,800 of 422,786"),
+  Scale("puzzles evaluated", Metric("test/count"), "12,800 of 422,786"),
   Scale("hardware", lambda _, s: s["devices"], "TPU v5p or v6e"),
 )
 
