@@ -19,6 +19,7 @@ from loopjax import config as config_lib
 from loopjax.config import presets
 
 _HUB = "hf://sapientinc/sudoku-extreme"
+_EXTREME = {"train_csv": f"{_HUB}/train.csv", "test_csv": f"{_HUB}/test.csv"}
 _PACKAGED = {"train_csv": "", "test_csv": "", "augment": True}
 _TINY = {
   "task": {**_PACKAGED, "box_rows": 2, "box_cols": 3},
@@ -35,10 +36,15 @@ _TINY = {
   },
   "eval": {"every": 600, "num_examples": 512},
 }  # fmt: skip
+_NINE = presets.merged(_TINY, {
+  "task": {"box_rows": 3, "max_revealed": 1.0, "num_revealed_examples": 24_000},
+  "model": {"num_loops": 16}, "run": {"num_steps": 16_000},
+  "eval": {"num_loops": 24},
+})  # fmt: skip
 
 PRESETS = {
   "paper": {
-    "task": {"train_csv": f"{_HUB}/train.csv", "test_csv": f"{_HUB}/test.csv"},
+    "task": _EXTREME,
     "run": {"num_steps": 59_872, "steps_per_call": 4, "checkpoint_every": 2500},
     "eval": {"every": 1000, "num_examples": 12_800},
   },
@@ -48,11 +54,13 @@ PRESETS = {
     "loop": {"kind": "unroll"},  # What 18 blocks keep needs no stacks.
   },
   "tiny": _TINY,
-  "nine": presets.merged(_TINY, {
-    "task": {"box_rows": 3, "max_revealed": 1.0,
-             "num_revealed_examples": 24_000},
-    "model": {"num_loops": 16}, "run": {"num_steps": 16_000},
-    "eval": {"num_loops": 24}}),
+  "nine": _NINE,
+  "extreme": presets.merged(_NINE, {
+    "task": {**_EXTREME, "max_revealed": 0.0, "num_revealed_examples": 0},
+    "optim": {"learning_rate": 1e-3},
+    "run": {"num_steps": 40_000, "init_from": "zoo:sudoku_nine",
+            "checkpoint_every": 2000},
+    "eval": {"every": 2000, "num_examples": 1024}}),
   "smoke": presets.beside(__file__, "common.py")["SUDOKU_SMOKE"],
 }  # fmt: skip
 
