@@ -98,20 +98,24 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
   wide = budget.matched(config, base, mem, budget.parameters, 12)
   length = config.task.get("sequence_length", 8)
-  corpora = [  # Of sizes at which the smallest model is neither lost nor done.
-    {"run.num_steps": presets.steps(config, 3, 8), "task.name": "knowledge",
-     "task.num_people": 8 * model.width,
-     "task.num_eval_people": 2 * model.width},
-    {"run.num_steps": presets.steps(config, 6, 8), "task.name": "arithmetic",
-     "run.batch_size": config.run.batch_size * length // 8,  # Short rows, many.
-     "task.modulus": 11, "task.max_operations": 2,
-     "task.num_eval_examples": 1200},
-  ]  # fmt: skip
-  corpora = [  # Learning curves of a few points.
-    {**corpus, "eval.every": presets.steps(config, 1, 16) * (1 + number),
-     "eval.num_examples": 300} for number, corpus in enumerate(corpora)
-  ]  # fmt: skip
+  # Of sizes at which the smallest model is neither lost nor done.
+  people = {
+    "run.num_steps": presets.steps(config, 3, 8),
+    "eval.every": presets.steps(config, 1, 16), "eval.num_examples": 300,
+    "task.name": "knowledge", "task.num_people": 8 * model.width,
+    "task.num_eval_people": 2 * model.width,
+  }  # fmt: skip
+  sums = {
+    "run.num_steps": presets.steps(config, 6, 8),
+    "run.batch_size": config.run.batch_size * length // 8,  # Short rows, many.
+    "eval.every": presets.steps(config, 1, 8), "eval.num_examples": 300,
+    "task.name": "arithmetic", "task.modulus": 11, "task.max_operations": 2,
+    "task.num_eval_examples": 1200,
+  }  # fmt: skip
   contrasted = [base, loops[0], mem, {**base, **deep}]
+  rates = _COMMON["learning_rates"](config)[1:4]
+  slower = product(contrasted, rates[:1])
+  seeds = axis("run.seed", 0, 1, 2, 3)
   applied = model.num_layers * model.num_loops
   return {
     "table_1": [base, *loops, {**base, **deep}, wide, *gates,
@@ -122,10 +126,11 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "gate_openings": product(gates, axis("run.seed", 0, 1, 2)),
     "lambda": [*axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
                {"model.ponder_weight": 1e-2, "model.ponder_prior": 0.3}],
+    "knowledge_rates": product([people, sums], contrasted, rates),
+    # At the rate that validation chose for each: half of the preset's, or it.
     "knowledge_vs_manipulation": product(
-      corpora, contrasted, axis("run.seed", 0, 1, 2, 3)),
-    "knowledge_rates": product(
-      corpora, contrasted, _COMMON["learning_rates"](config)[1:4]),
+      [people], [base, *slower[1:]], seeds
+    ) + product([sums], [*contrasted[:3], slower[3]], seeds),
     # Beyond the paper: loops x slots x depth at equal FLOPs.
     "frontier": [
       budget.matched(config, {

@@ -29,7 +29,7 @@ from loopjax.sweep import child
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner as runner_lib
 
-PRESETS = ["paper", "gpu", "nine", "tiny", "smoke"]
+PRESETS = ["paper", "gpu", "extreme", "nine", "tiny", "smoke"]
 
 
 def items_of(name, preset="smoke", common=None):

@@ -224,6 +224,11 @@ _SWEEPS = {
       " manipulation the arithmetic of made-up sums.",
     ),
   ),
+  "knowledge_rates": Sweep(
+    title="Learning rates of Muon for knowledge and its manipulation",
+    source="ours",
+    columns=(_ANSWERS, _VALUES),
+  ),
   "frontier": Sweep(
     title="Loops, slots and depth at equal FLOPs",
     source="ours; left open by the paper (section 4)",
