@@ -7,7 +7,7 @@ Source: arXiv 2604.21999, section 4.1. Presets:
   tiny    6x6 boards, 3 minutes on 2 CPU cores. Exact match 0.966: README.md.
   nine    9x9 boards, 34 minutes on a CPU core. Exact match 0.947 to 0.971
           without guesses, 0.601 to 0.649 over all ratings: README.md.
-  extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme; 94 minutes on a CPU core.
+  extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme in 94 minutes of a core.
           Exact match 0.371 on a sample of its test puzzles: benchmarks/results.
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. Not measured.
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face

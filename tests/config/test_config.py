@@ -327,7 +327,7 @@ def test_blocks_lie_on_top_of_each_other():
 @pytest.mark.parametrize(
   ("arg", "message"),
   [
-    ("huge", "no preset 'huge'; there are extreme, gpu, nine, paper, smoke, tiny"),
+    ("huge", "no preset 'huge'; there are extreme, gpu, nine, paper"),
     ("nin", "smoke, tiny; did you mean 'nine'?"),
     ("model.name=lopped", "utm; did you mean 'looped'?"),
     ("tiny,gpu", "presets tiny and gpu: name one"),
