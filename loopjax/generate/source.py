@@ -175,7 +175,11 @@ def load_folder(
     graphdef=graphdef,
     params=quantized.quantized(params, weights) if weights else params,
     call={"num_loops": num_loops or settings.model.num_loops, "kind": "scan"},
-    facts={"workdir": str(folder), "model": settings.model_name},
+    facts={
+      "workdir": str(folder),
+      "model": settings.model_name,
+      **({"weights": weights} if weights else {}),
+    },
   )
 
 

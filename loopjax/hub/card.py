@@ -145,6 +145,8 @@ def _tasks(workdir: pathlib.Path, step: int) -> list[document.Block]:
   """Results of `loopjax.eval` for the exported step."""
   rows, others = [], 0
   for path in sorted((workdir / "eval").glob("*.json")):
+    if path.name.endswith(".answers.json"):
+      continue  # Of `loopjax.eval.answers`, which has another protocol.
     found = workdir_lib.read_json(path)
     if found["step"] != step:
       others += 1

@@ -254,7 +254,7 @@ def abstract_params(settings: config_lib.Settings) -> Any:
 def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   """The ids that end a text, of config.json and generation_config.json.
 
-  Models that chat have several, the first for documents. None without files.
+  Models that chat have several, the first for documents. Empty without files.
   """
   found: list[Any] = []
   for name in ("config.json", "generation_config.json"):

@@ -7,7 +7,7 @@ class Kernels(NamedTuple):
   """The implementations that a model takes of operators that have kernels.
 
   Attributes:
-    attention: implementation of `nn.attend.attend`.
+    attention: implementation of `nn.attention.attend`.
     gated_delta: implementation of `gated_delta.gated_delta`.
     gated_kv: implementation of `gated_kv.gated_kv`.
   """

@@ -18,7 +18,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> Any:
-  """See `CausalFamily.empty_cache`; `kind` is one of `nn.cache.KINDS`."""
+  """See `CausalFamily.empty_cache`."""
   config, kind = model.config, kind or "per_loop"
   num_loops = config.num_loops if num_loops is None else num_loops
 

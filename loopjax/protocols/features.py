@@ -191,7 +191,7 @@ class HasPlaces(Protocol):
     """The same cache; of `rows`, bool [B], only `length` tokens, i32 [B]."""
 
   def of_rows(self, rows: Array, span: int | None, *, apart: bool) -> Any:
-    """A cache of the first places of some rows, see `nn.cache.Cache`."""
+    """A cache of the first places of some rows, see `attention.cache.Cache`."""
 
   def with_rows(self, part: Any, rows: Array, num_tokens: int) -> Any:
     """This cache, with what was added to such a part of it."""

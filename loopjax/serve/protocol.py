@@ -239,6 +239,11 @@ def _max_tokens(
     )
   name = "max_tokens"
   if chat and "max_completion_tokens" in fields:
+    if name in fields:
+      raise ClientError(
+        "max_tokens and max_completion_tokens mean the same; give one of them",
+        param=name,
+      )
     name = "max_completion_tokens"
   default = room if chat else min(16, room)
   requested = fields_lib.integer(fields, name, default, 1, _MAX_INT)

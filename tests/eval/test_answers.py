@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -252,13 +253,18 @@ def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
 
 
 @pytest.mark.long
-def test_answers_of_other_settings_are_not_mixed(run, answered, capsys):
+def test_answers_of_other_settings_are_not_mixed(
+  run, answered, tmp_path, capsys
+):
   folder, questions = answered
   before = (folder / "q.answers.jsonl").read_text()
   flags = (questions, f"--out={folder}", "--samples=4")
   assert answer(run, *flags, "--top_k=3") == 2
   said = capsys.readouterr().err
   assert "other settings: sampling=" in said and "'top_k': 3" in said
+  other = shutil.copytree(run, tmp_path / "b")  # As trained, to the byte.
+  assert answer(other, *flags) == 2
+  assert "other settings: workdir=" in capsys.readouterr().err
   assert (folder / "q.answers.jsonl").read_text() == before
   # Flags that name the file have one of their own.
   assert answer(run, *flags, "--cache_kind=last_loop") == 0

@@ -470,6 +470,7 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
   ({"depth": "learned", "depth_per": "row", "calibrated": True},
    "calibrated has no effect"),
   ({"depth_sigma": 3.0}, "depth_sigma=3.0 must be at most 2"),
+  ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
   ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
   ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
   ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),

@@ -202,6 +202,10 @@ def test_a_conversation_is_written_by_the_template(served):
   assert request.max_new_tokens == 100  # All that is allowed.
   served.post(path, messages=messages, max_completion_tokens=5)
   assert served.engine.added[-1].max_new_tokens == 5
+  both = served.post(
+    path, messages=messages, max_tokens=5, max_completion_tokens=5
+  )
+  assert both.status_code == 400 and "give one" in both.text
 
 
 @pytest.mark.parametrize("chat", [False, True])

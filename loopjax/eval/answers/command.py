@@ -226,7 +226,12 @@ def _facts(
   return {
     "file": options.questions.name,
     "sha256": hashlib.sha256(options.questions.read_bytes()).hexdigest(),
-    **{name: x for name, x in model.facts.items() if name != "workdir"},
+    **{
+      name: fact
+      for name, fact in model.facts.items()
+      # A run and its answers may be moved together; --out may be several runs'.
+      if options.out or name != "workdir"
+    },
     "chat": options.chat,
     "template": options.template,
     "check": options.check,

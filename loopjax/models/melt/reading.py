@@ -53,7 +53,7 @@ class LatentCache:
   span: int | None = None
 
   def within(self, span: int | None) -> "LatentCache":
-    """As in `nn.cache.Cache`."""
+    """As in `nn.attention.cache.Cache`."""
     return dataclasses.replace(self, span=span)
 
 

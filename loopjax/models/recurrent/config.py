@@ -120,6 +120,8 @@ class Config(stack.StackConfig):
       ("depth", self.depth, growth, self.depth != "fixed"),
       ("depth", self.depth, ("calibrated",),
        self.depth in ("learned", "uniform")),
+      ("depth", self.depth, ("depth_sigma",),
+       self.depth in ("poisson", "uniform")),
       ("injection", self.injection, ("anchor_scale",),
        self.injection != "anchor"),
       ("state", self.state, ("state_std",), self.state != "normal"),

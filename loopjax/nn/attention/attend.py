@@ -7,7 +7,7 @@ the softmax over all of them. Kernels (`cudnn`, `splash`) are differentiated
 here: given the whole's sums and output, a kernel's backward pass for one part
 is that of the whole, because attention weights are exp(logit - log of the sum)
 (FlashAttention-2, arXiv 2307.08691, algorithm 2). Attention to a cache is
-`nn.dot_product.attend_by_head`.
+`nn.attention.dot_product.attend_by_head`.
 """
 
 import functools

@@ -168,7 +168,7 @@ def next_tail(
     tail: the inputs before the window, [B, W - 1, C] each; if None, the result
       is None.
     mask: bool [B, T], False for padding, which must be at the end, as from
-      `fast_weights.pack`; None without padding.
+      `layer.pack`; None without padding.
 
   Returns:
     [B, W - 1, C] for each convolution.
