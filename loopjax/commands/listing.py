@@ -9,7 +9,7 @@ from loopjax.config import presets
 from loopjax.run import machine
 
 # "  tiny    description," and its continuation lines.
-_DESCRIBED = re.compile(r"^  (\w+)  +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
+_DESCRIBED = re.compile(r"^  (\w+) +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
 _USAGE = """\
 python -m loopjax.main --config=FILE[:preset][,section.key=value...]
 

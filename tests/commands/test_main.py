@@ -184,7 +184,7 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == "work directory: runs/sudoku_utm-smoke"
   assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
-  assert {":gpu,", ":tiny,", ":nine"} <= set(lines[1].split())
+  assert {":gpu,", ":tiny,", ":nine,", ":extreme"} <= set(lines[1].split())
   assert lines[2].startswith("time: about a few seconds of training")
   assert sum("steps a second; about" in line for line in lines) == 1
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
