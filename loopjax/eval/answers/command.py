@@ -221,17 +221,12 @@ def _prompts(
 def _facts(
   options: Options, model: LanguageModel, engine: Engine
 ) -> dict[str, Any]:
-  """What an answer depends on besides its key."""
+  """What an answer depends on besides its key; with --out, the run, too."""
   flags = options.text
   return {
     "file": options.questions.name,
     "sha256": hashlib.sha256(options.questions.read_bytes()).hexdigest(),
-    **{
-      name: fact
-      for name, fact in model.facts.items()
-      # A run and its answers may be moved together; --out may be several runs'.
-      if options.out or name != "workdir"
-    },
+    **{k: v for k, v in model.facts.items() if options.out or k != "workdir"},
     "chat": options.chat,
     "template": options.template,
     "check": options.check,
