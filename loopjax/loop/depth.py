@@ -43,14 +43,14 @@ def probabilities(
     sigma: standard deviation of log(rate).
     max_loops: larger depths become this one; 0 for no maximum.
   """
-  assert kind in KINDS, kind
-  if kind in ("fixed", "uniform"):
-    last = round(mean) if kind == "fixed" else round(2 * mean) - 1
-    found = np.zeros(last)
-    found[last - 1 if kind == "fixed" else slice(None)] = 1.0
+  if kind == "fixed":
+    found = np.eye(round(mean))[-1]
+  elif kind == "uniform":
+    found = np.ones(round(2 * mean) - 1)
   else:
     rates, weights = np.array([mean]), np.ones(1)
-    if kind in ("poisson_lognormal", "learned"):
+    if kind != "poisson":
+      assert kind in ("poisson_lognormal", "learned"), kind
       nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
       rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
       weights = weights / weights.sum()

@@ -150,6 +150,7 @@ class Model(nnx.Module):
     elif config.state == "zero":
       state = jnp.zeros_like(injected)
     else:
+      assert config.state == "normal", config.state
       positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
       if cache is not None:
         positions = cache.core.positions(call.metadata.places)
