@@ -242,29 +242,27 @@ def problems_of(operations, num, split):
     yield canonical(problem, last), last
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
 @pytest.mark.parametrize("operations", [4, 5])
-def test_no_problem_of_evaluation_is_trained_on_with_other_names(
-  operations, split
-):
+def test_no_problem_of_evaluation_is_trained_on_with_other_names(operations):
   train = [problem for problem, _ in problems_of(operations, 1000, "train")]
-  evaluation = {problem for problem, _ in problems_of(operations, 250, split)}
-  assert len(evaluation) > 50
-  assert not set(train) & evaluation
+  for split in ("validation", "test"):
+    evaluation = {problem for problem, _ in problems_of(operations, 250, split)}
+    assert len(evaluation) > 50
+    assert not set(train) & evaluation
   # Problems of one part do come again.
   assert sum(problem in train[:750] for problem in train[750:]) > 20
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_of_few_operations_the_last_name_counts(split):
+def test_of_few_operations_the_last_name_counts():
   """There are 76,800 names and constants, and all constants in both parts."""
   train = list(problems_of(1, 4000, "train"))
-  evaluation = set(problems_of(1, 700, split))
-  assert not set(train) & evaluation
   assert sum(problem in train[:3000] for problem in train[3000:]) > 15
-  constants = {problem for problem, _ in evaluation}
-  assert constants == {problem for problem, _ in train}
-  assert len(constants) == 10
+  for split in ("validation", "test"):
+    evaluation = set(problems_of(1, 700, split))
+    assert not set(train) & evaluation
+    constants = {problem for problem, _ in evaluation}
+    assert constants == {problem for problem, _ in train}
+    assert len(constants) == 10
 
 
 def test_words_are_enough_and_differ():

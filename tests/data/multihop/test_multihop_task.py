@@ -1,6 +1,7 @@
 """What the multi-hop task hands to models, and how it scores."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -43,10 +44,10 @@ def whole(config, split, num=None, **kwargs):
   return dataset, joined
 
 
-def walk(config, text):
-  """Entities after every hop, from the text of a question alone."""
+@functools.cache
+def known(config):
+  """Entities and relations by word, and where an entity and a relation lead."""
   facts, _ = task._splits(config)
-  vocabulary = config.vocabulary
   entity_of = {task.decode(config, [i]): i for i in range(2 * 20)}
   relation_of = {task.decode(config, [40 + i]): i for i in range(8)}
   edges = {
@@ -59,7 +60,13 @@ def walk(config, text):
     )
   }
   assert len(edges) == facts.num_facts
-  assert vocabulary.num_entities == 40
+  assert config.vocabulary.num_entities == 40
+  return entity_of, relation_of, edges
+
+
+def walk(config, text):
+  """Entities after every hop, from the text of a question alone."""
+  entity_of, relation_of, edges = known(config)
   words = text.split(" ")
   (entity,) = (entity_of[word] for word in words if word in entity_of)
   relations = [relation_of[word] for word in words if word in relation_of]
