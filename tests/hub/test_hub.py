@@ -685,24 +685,6 @@ def test_tensors_of_the_published_models(layers, count):
   assert PRECISIONS["bfloat16_params"].params == jnp.bfloat16
 
 
-@pytest.mark.parametrize(
-  "arguments",
-  [
-    [],
-    ["import", "missing", "run"],
-    ["push", "x"],
-    ["push", "missing", "me/model"],
-    ["card", "missing", "out"],
-    ["export", "missing", "out", "--layout=ouro"],
-    ["export", "missing", "out", "--layout=gpt2"],
-  ],
-)
-def test_mistakes_are_one_line(arguments, tmp_path, capsys, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  assert hub.main(arguments) == 2
-  assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_huginns_random_state_comes_along():
   """Its code draws it with `std` times the scale of embeddings."""
   layout = layouts.LAYOUTS["huginn_raven"]

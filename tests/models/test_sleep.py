@@ -717,46 +717,6 @@ def test_training_counts_the_passes_that_have_a_gradient(
   assert three - two == two - one
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"window": 3}, "window=3 must be at least 4"),
-    ({"num_passes": 0}, "num_passes=0"),
-    ({"num_layers": 3}, "num_memory_layers=2 must divide"),
-    ({"num_memory_layers": 3}, "num_layers=2 or be a multiple of it"),
-    ({"num_layers": 4, "num_coda_layers": 1}, "multiple of 2"),
-    ({"num_prelude_layers": 1, "num_coda_layers": 1}, "leaves no layer"),
-    ({"A_range": (3.0, 1.0)}, "A_range"),
-    ({"A_range": ("a", 1.0)}, "A_range"),
-    ({"dt_range": (0.1,)}, "dt_range"),
-    ({"implicit_terms": 2}, "needs model.inject=True"),
-    (
-      {
-        "implicit_terms": 2,
-        "inject": True,
-        "carry_state": False,
-        "num_passes": 1,
-      },
-      "implicit_terms=2 has no effect while model.num_passes=1",
-    ),
-    ({"gradient_passes": 9}, "gradient_passes=9"),
-    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
-    ({"gradient_cut": "both"}, "no effect while model.gradient_passes=0"),
-    (
-      {"gradient_cut": "both", "gradient_passes": 1, "carry_state": False},
-      "gradient_cut has no effect while model.carry_state=False",
-    ),
-    ({"memory": "lstm"}, "memory='lstm'"),
-    ({"eviction": "soft"}, "eviction='soft'"),
-    ({"answer_chunk": "none"}, "answer_chunk='none'"),
-  ],
-)
-def test_impossible_settings_are_named(changes, message):
-  with pytest.raises(UserError, match=message) as caught:
-    config_of(**changes)
-  assert "\n" not in str(caught.value)
-
-
 @pytest.mark.long
 def test_what_is_left_after_whole_windows_is_read_once():
   """With the answer at its end, as where every token is predicted."""

@@ -230,19 +230,3 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
   command._follow(console, [folder], 0.5)
   assert "completed after 20 s" in console.file.getvalue()
   assert waits == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-  ("flags", "message"),
-  [
-    ([], "WORKDIR"),
-    (["nowhere"], "nowhere contains no run"),
-    (["nowhere", "--every=0"], "--every=0 must be"),
-    (["nowhere", "--every=nan"], "--every=nan must be"),
-  ],
-)
-def test_mistakes_are_one_line(flags, message, capsys):
-  assert command.main(flags) == 2
-  error = capsys.readouterr().err
-  assert error.startswith("error: ") and error.count("\n") == 1
-  assert message in error
