@@ -207,12 +207,10 @@ def test_a_config_without_its_flag_is_suggested(capsys):
   assert command(main_lib.main, "sudoku_utm") == 2
   meant = "'sudoku_utm' is not a flag; did you mean --config=sudoku_utm?"
   assert meant in capsys.readouterr().err
-  assert command(main_lib.main, "--json", "--config=sudoku_utm") == 2
-  assert "--json has no effect" in capsys.readouterr().err
 
 
 def test_describe_prints_json_and_trains_nothing(main, capsys):
-  flags = "--config=configs/sudoku_utm.py:paper", "--mode=describe", "--json"
+  flags = "--config=configs/sudoku_utm.py:paper", "--mode=describe_json"
   assert main(*flags) == 0
   described = json.loads(capsys.readouterr().out)
   assert described["parameters"] == 3_177_612
