@@ -101,7 +101,7 @@ def load(
   def random(seed: int, level: str) -> Inspection:
     del level  # There is none.
     request = GenerationRequest(
-      (tokenizer.end,),
+      (tokenizer.begin,),
       places - 1,
       Sampling(temperature=0.8, seed=seed),
       stop_tokens=language_model.stop_tokens,
@@ -109,7 +109,7 @@ def load(
     (tokens,) = engine().generate([request])
     # Their text may be read as other tokens, or be no valid UTF-8.
     ids = tuple(one.token for one in tokens if one.finish != "stop")
-    return inspect(tokenizer.decode(ids), (tokenizer.end, *ids))
+    return inspect(tokenizer.decode(ids), (tokenizer.begin, *ids))
 
   return Inspector(
     view="text",
@@ -124,9 +124,7 @@ def load(
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },
-    inspect=lambda prompt: inspect(
-      prompt, source.encode_prompt(tokenizer, prompt)
-    ),
+    inspect=lambda prompt: inspect(prompt, tokenizer.encode_prompt(prompt)),
     random=random,
   )
 
@@ -200,8 +198,8 @@ def _inspect(
   """A text, given with its token ids, as the model reads it.
 
   Returns:
-    "prompt"; "tokens", T texts, the first of which is the beginning; "depth"
-    in hundredths of loops, "readout" and "lens" as in `Readings`; "candidates"
+    "prompt"; "tokens", T texts, empty for what texts begin with; "depth" in
+    hundredths of loops, "readout" and "lens" as in `Readings`; "candidates"
     [C][T], the most likely next tokens, pairs of text and probability in
     thousandths; "surprise" [C][T - 1], of the text's own next token, in
     hundredths of nats.
@@ -219,6 +217,7 @@ def _inspect(
   size = max(num, min(size, language_model.context_length))
   inputs = np.full(size, tokenizer.padding, np.int32)
   inputs[:num] = ids
+  begun = int(ids[0] == tokenizer.begin)
   best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))
   probabilities, candidates = (x[:, :num] for x in best)
 
@@ -233,7 +232,10 @@ def _inspect(
 
   return {
     "prompt": prompt,
-    "tokens": ["", *_texts(tokenizer, ids[1:])],
+    "tokens": [
+      *([""] if begun else []),
+      *_texts(tokenizer, ids[begun:]),
+    ],
     "depth": np.rint(100 * depth[..., :num]).astype(int).tolist(),
     "readout": readout[..., :num].tolist(),
     "lens": lens.tolist(),
