@@ -123,6 +123,7 @@ def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
     need(config, name, int) for name in ("hidden_size", "num_attention_heads")
   )
   name, rope = _rotation(config)
+  scaling = _scaling(name, rope)
 
   def or_else(key: str, value: int) -> int:
     return value if config.get(key) is None else need(config, key, int)
@@ -137,7 +138,7 @@ def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
     "mlp_ratio": mlp_ratio(need(config, "intermediate_size", int), width),
     "tied": need(config, "tie_word_embeddings", bool),
     "rope_base": float(need(rope, "rope_theta", (int, float))),
-    "rope_scaling": _scaling(name, rope),
+    "rope_scaling": scaling,
     "norm_epsilon": float(need(config, "rms_norm_eps", (int, float))),
     **own,
   }

@@ -409,6 +409,12 @@ def reindex(change):
     (cut, "00002-of-00003.safetensors: cannot be read: .*not fully covered"),
     (hostile, "00002-of-00003.safetensors: cannot be read: .*too large"),
     (lost, "00002-of-00003.safetensors: cannot be read"),
+    (
+      lambda x: (x / "model-00002-of-00003.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\n"
+      ),
+      "00002-of-00003.safetensors: is a pointer of Git LFS",
+    ),
     (reindex(lambda x: x.pop(NORM)), f"does not say that {NORM} is in model-"),
     (
       reindex(lambda x: x.update(more="model-00001-of-00003.safetensors")),
@@ -511,6 +517,14 @@ def test_variants_of_an_architecture_are_refused(name, config, message):
   theirs = json.loads(str(examples.oracle(name)["config"]))
   with pytest.raises(UserError, match=message):
     layouts.settings(layout, {**theirs, **config})
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
+  folder = examples.make_folder(tmp_path / "hub")
+  (folder / name).write_text("<!DOCTYPE html><html>")
+  with pytest.raises(UserError, match=f"{name}: is a web page"):
+    convert.read_folder(folder)
 
 
 def test_a_window_that_config_json_leaves_out_is_refused():

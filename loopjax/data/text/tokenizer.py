@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from loopjax import checks
 from loopjax.data.text.config import Config
 from loopjax.errors import UserError, one_line
 
@@ -264,7 +265,7 @@ def _batched(encode: Any, texts: Sequence[str]) -> list[Any]:
 
 def _content(path: str) -> bytes:
   try:
-    return pathlib.Path(path).read_bytes()
+    return pathlib.Path(path).expanduser().read_bytes()
   except OSError as error:
     raise UserError(
       f"task.tokenizer={path}: cannot be read ({error.strerror}); give"
@@ -275,6 +276,8 @@ def _content(path: str) -> bytes:
 @functools.lru_cache(maxsize=2)
 def _load(path: str, content: bytes) -> tuple[Any, tuple[bytes, ...]]:
   """The library's tokenizer of a `tokenizer.json`, and `_pieces` of it."""
+  if wrong := checks.wrong_file(content):
+    raise UserError(f"task.tokenizer={path}: {wrong}")
   try:
     import tokenizers
   except ImportError:
