@@ -39,7 +39,18 @@ LAYERS = (
   ("generate",),
   ("analysis",),
   ("train",),
-  ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch", "zoo"),
+  (
+    "main",
+    "eval",
+    "fit",
+    "library",
+    "play",
+    "report",
+    "serve",
+    "sweep",
+    "watch",
+    "zoo",
+  ),
   ("__main__",),
 )
 
