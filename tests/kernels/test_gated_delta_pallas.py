@@ -25,8 +25,8 @@ from loopjax.kernels.gated_delta import recurrence as recurrence_lib
 
 # Memory that a kernel did not write is NaN.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
-# In bfloat16: of both operands of the products within a chunk, with the state
-# and of what the state takes up.
+# Of a chunk in bfloat16: of both operands of the products within it, with the
+# state and of what the state takes up. Hard examples keep those of each chunk.
 ROUNDINGS = 6
 
 
@@ -82,7 +82,7 @@ def test_float32_is_exact_and_bfloat16_is_rounded():
     if dtype == jnp.float32:
       assert_close(actual, recurrence(*wide), 1e-5)
     else:
-      assert_rounded(actual, recurrence(*wide), ROUNDINGS)
+      assert_rounded(actual, recurrence(*wide), 3 * ROUNDINGS)
 
 
 @pytest.fixture
