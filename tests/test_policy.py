@@ -262,6 +262,13 @@ def test_files_and_functions_stay_short():
   assert not long
 
 
+def test_comparisons_of_tests_have_a_margin():
+  """`pytest --margin` sees those of `np.testing.assert_allclose`."""
+  unseen = re.compile(r"assert \w+\.(allclose|isclose)\(")
+  files = (ROOT / "tests").rglob("*.py")
+  assert not [str(path) for path in files if unseen.search(path.read_text())]
+
+
 def test_public_things_say_what_they_are():
   silent = []
   for path in FILES:

@@ -15,6 +15,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl import app
 from absl.testing import flagsaver
@@ -113,6 +114,23 @@ def array_sizes(text: str) -> list[int]:
   """Number of elements of every array in the text of a compiled program."""
   shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", text)
   return [math.prod(int(size) for size in x.split(",")) for x in shapes]
+
+
+def assert_rounded(actual, expected, roundings, dtype=jnp.bfloat16):
+  """Arrays are off by at most some roundings to a dtype in a row, in the norm.
+
+  Each moves a number by at most half of epsilon times itself, and an array by
+  at most that share of its norm. Errors of many numbers go up and down: of `n`
+  roundings they use about 0.4 / sqrt(n).
+  """
+  tolerance = roundings * float(jnp.finfo(dtype).eps) / 2
+  for got, want in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    assert got.shape == want.shape
+    error, norm = np.linalg.norm(got - want), np.linalg.norm(want)
+    np.testing.assert_allclose(error, 0, atol=tolerance * norm)
 
 
 @contextlib.contextmanager
