@@ -335,8 +335,8 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
   flags = ("--max_new_tokens=20", "--temperature=0", "--stop=e")
   questions = write(tmp_path / "q.jsonl", "1234")
   template = "--template=Q: {question}"
-  out = f"--out={tmp_path}"
-  assert entry.main([str(run), questions, *flags, template, out]) == 0
+  more = (template, f"--out={tmp_path}", "--slots=3", "--limit=2")
+  assert entry.main([str(run), questions, *flags, *more]) == 0
   for row in rows_of(tmp_path / "q.answers.jsonl"):
     capsys.readouterr()
     prompt = f"Q: {TEXTS[row['question']]}"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tests_support import ROOT, crossing, strict_dtypes
 
-from loopjax.errors import UserError
 from loopjax.models import MODELS, supervised
 from loopjax.types import TaskSpec
 
@@ -238,27 +237,3 @@ def test_memory_has_no_input_but_the_puzzle_vector():
   assert examples.count(*bare, SPEC) == count - 8
   output = examples.run(*bare, SPEC, jnp.zeros((1, 6), jnp.int32))
   assert output.logits.shape == (1, 6, 7)
-
-
-@pytest.mark.parametrize(
-  ("name", "changes", "message"),
-  [
-    ("trm", {"mixer": "convolution"}, "mixer='convolution'"),
-    ("trm", {"token_mlp_width": 64}, "token_mlp_width has no effect while"),
-    ("trm", {"mixer": "mlp", "num_heads": 4}, "num_heads has no effect while"),
-    ("trm", {"mixer": "mlp", "positions": "grid"}, "positions has no effect"),
-    ("trm", {"num_latent_steps": 0}, "num_latent_steps=0"),
-    ("hrm", {"num_low_steps": 0}, "num_low_steps=0"),
-    ("urm", {"num_inner_steps": 0}, "num_inner_steps=0"),
-    ("hrm", {"num_loops": 0}, "num_loops=0"),
-    ("trm", {"num_cycles": 0}, "num_cycles=0"),
-    ("urm", {"exploration": 1.5}, "exploration=1.5"),
-    ("urm", {"token_loss": "hinge"}, "token_loss='hinge'"),
-    ("trm", {"positions": "none", "rope_base": 9.0}, "rope_base has no effect"),
-    ("hrm", {"width": 36}, "model.width=36"),
-  ],
-)
-def test_impossible_models_are_named(name, changes, message):
-  with pytest.raises(UserError, match=message) as caught:
-    MODELS[name].Config(**changes)
-  assert "\n" not in str(caught.value)

@@ -548,26 +548,6 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
   )
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-  ({"depth": "fixed", "max_loops": 9}, "max_loops has no effect while"),
-  ({"growth_steps": (5,), "growth_loops": (1,)}, "growth_steps has no effect"),
-  ({"depth": "learned"}, "depth='learned' needs model.depth_per='row'"),
-  ({"depth": "learned", "depth_per": "row", "calibrated": True},
-   "calibrated has no effect"),
-  ({"depth_sigma": 3.0}, "depth_sigma=3.0 must be at most 2"),
-  ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
-  ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
-  ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
-  ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
-  ({"injection": "add", "anchor_scale": 2.0}, "anchor_scale has no effect"),
-  ({"depth": "fixed", "growth_steps": (5, 3), "growth_loops": (1, 1)},
-   "the steps must increase"),
-])  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(changes, message):
-  with pytest.raises(UserError, match=message):
-    changed(**changes)
-
-
 def test_loops_that_shrink_have_all_their_gradients():
   """`num_with_gradient=0` is all loops, also where there are more than K."""
   growth = {"growth_steps": (5,), "growth_loops": (4,)}
