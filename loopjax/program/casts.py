@@ -18,10 +18,10 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
-# Operations that only move the elements of their first operand.
+# Operations that pass on or move the elements of their first operand.
 _MOVES = {
   "copy", "dynamic_slice", "reshape", "sharding_constraint", "slice", "squeeze",
-  "transpose",
+  "stop_gradient", "transpose",
 }  # fmt: skip
 
 
@@ -116,10 +116,11 @@ def _cast_inputs(
   inputs, dtypes = list(jaxpr.invars), {}
   renamed: dict[Any, Any] = {}
   moved = set()  # In another dtype now.
+  narrow = jnp.dtype(jnp.bfloat16)
   for i in candidates:
-    dtype = read_as(inputs[i]) if _is_float32(inputs[i]) else set()
-    if dtype == {jnp.dtype(jnp.bfloat16)}:
-      dtypes[i] = dtype.pop()
+    # One that is not read, as in the other branch of a condition, may be, too.
+    if _is_float32(inputs[i]) and read_as(inputs[i]) <= {narrow}:
+      dtypes[i] = narrow
       moved.add(inputs[i])
       renamed[inputs[i]] = inputs[i] = _like(inputs[i], dtypes[i])
   rewritten = []
@@ -153,6 +154,9 @@ def _with_inner(
     (equations before it, the equation, equations after it, values after it that
     equal values before).
   """
+  if eqn.primitive is primitives.cond_p:
+    before, eqn = _with_branches(eqn, derived, cast)
+    return before, eqn, [], {}
   found = _inner(eqn)
   if found is None:
     return [], eqn, [], {}
@@ -167,13 +171,7 @@ def _with_inner(
     return [], eqn, [], {}
   shapes = {operands[i].aval.shape for i in candidates}
   jaxpr, dtypes = _narrowed(jaxpr, candidates)
-  before = []
-  for i, dtype in dtypes.items():
-    key = operands[i], dtype
-    if key not in cast:
-      cast[key] = _like(operands[i], dtype)
-      before.append(_convert(eqn, operands[i], cast[key]))
-    operands[i] = cast[key]
+  before, operands = _cast_operands(eqn, operands, dtypes, cast)
   same = {}
   if eqn.primitive is primitives.scan_p:
     # An input of every step that is an output again: the whole input.
@@ -194,6 +192,43 @@ def _with_inner(
     params={**eqn.params, name: inner},
   )
   return before, eqn, after, same
+
+
+def _with_branches(eqn: Any, derived: set, cast: dict) -> tuple[list[Any], Any]:
+  """`_with_inner` of a condition: (equations before it, the equation)."""
+  index, *operands = eqn.invars
+  branches = eqn.params["branches"]
+  agreed = {i for i, x in enumerate(operands) if _in(derived, x)}
+  made: list[tuple[Any, dict]] = []
+  while agreed and (not made or any({*x} != agreed for _, x in made)):
+    made = [_narrowed(x.jaxpr, sorted(agreed)) for x in branches]
+    agreed = agreed.intersection(*(x for _, x in made))
+  if not agreed:
+    return [], eqn
+  before, operands = _cast_operands(eqn, operands, made[0][1], cast)
+  narrowed = (
+    core.ClosedJaxpr(jaxpr, x.consts)
+    for x, (jaxpr, _) in zip(branches, made, strict=True)
+  )
+  eqn = eqn.replace(
+    invars=[index, *operands],
+    params={**eqn.params, "branches": tuple(narrowed)},
+  )
+  return before, eqn
+
+
+def _cast_operands(
+  eqn: Any, operands: list[Any], dtypes: dict, cast: dict
+) -> tuple[list[Any], list[Any]]:
+  """(casts before an equation that are new, its operands, cast)."""
+  before, operands = [], list(operands)
+  for i, dtype in dtypes.items():
+    key = operands[i], dtype
+    if key not in cast:
+      cast[key] = _like(operands[i], dtype)
+      before.append(_convert(eqn, operands[i], cast[key]))
+    operands[i] = cast[key]
+  return before, operands
 
 
 def _inner(eqn: Any) -> tuple[str, int, range, Sequence[int]] | None:

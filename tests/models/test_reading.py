@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
-from test_families import SPEC, VOCABULARY, config_of
+from test_families import MATTER, SPEC, VOCABULARY, batch_of, config_of
 from tests_support import by_size, crossing, load_config
 
 from loopjax.commands.describe import describe
@@ -211,6 +211,32 @@ def test_ids_that_pad_the_vocabulary_change_no_exit(name):
     found.append([loops(own, rule).tolist() for rule in ("entropy", "kl")])
   assert found[0] == found[1]
   assert all(len({*loops}) > 1 for loops in found[0])
+
+
+@crossing("name", by_size(CAUSAL))
+def test_ids_that_pad_the_vocabulary_change_no_metric(name):
+  """Nor a trace: all are those of a model without them."""
+  family, config = CAUSAL[name], config_of(name, **MATTER.get(name, {}))
+  plain = TaskSpec(20, 8, tuple((i,) for i in range(8)))
+  wide = dataclasses.replace(plain, vocab_size=99, num_padding_tokens=79)
+  params, found = examples.params_of(family, config, plain), []
+  data = {name: x % 20 for name, x in batch_of(name, config).items()}
+  traces = tuple({"prediction", "confidence"} & {*family.TRACES})
+  for spec in (plain, wide):
+
+    def run(params, spec=spec):
+      model = examples.merged(family, config, spec, params)
+      step = jnp.zeros((), jnp.int32)
+      _, metrics = family.loss(model, data, jax.random.key(0), step, None)
+      return metrics, model(data["inputs"], trace=traces).trace
+
+    own = jax.tree_util.tree_map_with_path(
+      lambda path, x, spec=spec: _padded_rows(path, x, spec), params
+    )
+    found.append(jax.jit(run, compiler_options=examples.FAST)(own))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), *found
+  )
 
 
 def _padded_rows(path, x, spec):

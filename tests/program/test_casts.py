@@ -13,6 +13,7 @@ from tests_support import SMOKE, by_size, crossing, load_config, make_datasets
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.data import pipeline
+from loopjax.loop import depth
 from loopjax.models import MODELS
 from loopjax.program import casts, gradients
 
@@ -62,6 +63,36 @@ def test_a_stack_is_cast_before_loops_and_its_gradients_after(remat):
   got = jax.jit(made.call)(*leaves)
   jax.tree.map(np.testing.assert_array_equal, got, jax.jit(function)(*args))
   assert got[1]["stack"].dtype == jnp.float32
+  plain = jax.make_jaxpr(function)(*args).jaxpr
+  rewritten = jax.make_jaxpr(made.call)(*leaves).jaxpr
+  assert casts_in(plain, (4, 4)) and not casts_in(rewritten, (4, 4))
+
+
+@pytest.mark.parametrize("run", [
+  functools.partial(depth.run, num_with_gradient=5),
+  functools.partial(depth.run_all, most=5, remat=False),
+  functools.partial(depth.run_all, most=5, remat=True),
+], ids=["last", "all", "remat"])  # fmt: skip
+def test_loops_whose_number_is_drawn_cast_nothing(run):
+  """Nor do those under a condition, one of whose branches reads nothing."""
+
+  def step(weights, x, k):
+    y = jnp.dot(x.astype(jnp.bfloat16), weights.astype(jnp.bfloat16))
+    return jnp.tanh(y.astype(jnp.float32))
+
+  def total(weights, x, depth):
+    return jnp.sum(run(step, weights, x, depth))
+
+  draw = functools.partial(jax.random.normal, jax.random.key(0))
+  args = draw((4, 4)), draw((3, 4)), jnp.asarray(3)
+  function = jax.value_and_grad(total)
+  made = casts.once(function, *args)
+  assert made.dtypes[0] == jnp.bfloat16
+  leaves = [x.astype(dtype) for x, dtype in zip(args, made.dtypes, strict=True)]
+  got, expected = jax.jit(made.call)(*leaves), jax.jit(function)(*args)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), got, expected
+  )
   plain = jax.make_jaxpr(function)(*args).jaxpr
   rewritten = jax.make_jaxpr(made.call)(*leaves).jaxpr
   assert casts_in(plain, (4, 4)) and not casts_in(rewritten, (4, 4))

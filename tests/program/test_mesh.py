@@ -126,17 +126,21 @@ def test_gradients_are_means_over_all_devices(sizes):
   def gradient(examples, others):
     del others
     row = jnp.mean(examples, axis=0)  # Of a device's own examples.
-    return examples, ({"split": row.reshape(2, 4), "whole": row[:3]}, row[3:5])
+    grads = {"split": row.reshape(2, 4), "whole": row[:3]}
+    return examples, (grads, {}, {"loss": row[3]})
 
   examples = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
-  run = build.on_mesh(mesh, copies.by_copy(gradient, gradient_specs=specs))
-  by_example, (found, others) = jax.jit(run)(examples, {})
+  run = build.on_mesh(
+    mesh, lambda *x: copies.by_copy(gradient, gradient_specs=specs)(*x)
+  )
+  placed = sharding.put_batch(mesh, examples, 8)
+  by_example, (found, _, metrics) = jax.jit(run)(placed, {})
   expected = examples.mean(axis=0)
   np.testing.assert_array_equal(by_example, examples)
   for got, want in (
     (found["split"], expected.reshape(2, 4)),
     (found["whole"], expected[:3]),
-    (others, expected[3:5]),
+    (metrics["loss"], expected[3]),
   ):
     np.testing.assert_allclose(got, want, atol=1e-6)
 

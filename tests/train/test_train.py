@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+import types
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from tests_support import load_config, smoke
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
-from loopjax.analysis import sudoku
+from loopjax.analysis import figures, sudoku
 from loopjax.errors import UserError
 from loopjax.optim import chain
 from loopjax.run import preemption
@@ -108,58 +110,67 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   assert rows(cut) == rows(finished)
 
 
-def test_the_best_average_is_kept_across_a_restart(tmp_path, monkeypatch):
-  """Validation scores the average, and a later start knows its scores."""
-  scored = {}
+def size(params):
+  """One number of all parameters."""
+  leaves = jax.tree.leaves(jax.device_get(params))
+  return float(sum(np.abs(leaf).sum() for leaf in leaves))
+
+
+def test_a_run_scores_its_average_and_goes_on_as_if_it_had_not_stopped(
+  tmp_path, monkeypatch
+):
+  """Stopped between two rows of metrics, after the best of its checkpoints."""
+  config = smoke(
+    eval__every=10, eval__depth_factor=0, run__num_steps=40, run__keep_best=1,
+    run__keep_checkpoints=1, run__best_metric="validation/exact_match",
+  )  # fmt: skip
+  scored, calls, now = [], [], [0.0]
 
   def make_evaluator(program, datasets, notice):
     def evaluator(params, split, num_examples=0):
-      leaves = jax.tree.leaves(jax.device_get(params))
-      total = float(sum(np.abs(leaf).sum() for leaf in leaves))
-      scored.setdefault(split, []).append(total)
-      if len(scored["validation"]) == 3:
-        raise preemption.Preempted
-      # The first is the best.
-      return {split: {"exact_match": -len(scored["validation"]), "size": total}}
+      scored.append((split, size(params)))
+      return {split: {"exact_match": -len(scored), "size": size(params)}}
 
     return evaluator
 
-  monkeypatch.setattr(evaluate, "make_evaluator", make_evaluator)
-  config = smoke(
-    eval__every=10, eval__depth_factor=0, run__num_steps=60, run__keep_best=1,
-    run__keep_checkpoints=1, run__checkpoint_every=10,
-    run__best_metric="validation/exact_match",
-  )  # fmt: skip
-  assert train.run(config, tmp_path, "train_and_eval")["status"] == "preempted"
-  program = program_lib.make_program(config_lib.resolve(config))
-  for step, total in zip((10, 20), scored["validation"], strict=False):
-    row = next(
-      row
-      for row in rows(tmp_path)
-      if (row["step"], row["split"]) == (step, "validation")
-    )
-    assert row["size"] == total
-  state, _ = restore.newest(
-    tmp_path,
-    lambda step: restore.state(tmp_path, step, program.abstract_state),
-    set_aside=False,
+  def make_figures(settings, graphdef, params, *_):
+    scored.append(("figures", size(params)))
+    return figures.Drawn([], {}, [])
+
+  def check(notice):
+    calls.append(notice)
+    if len(calls) == 6:  # Before the 26th step.
+      now[0] += 100
+      raise preemption.Preempted
+
+  clock = types.SimpleNamespace(
+    monotonic=lambda: now[0], perf_counter=time.perf_counter
   )
-  assert int(state.step) == 30
-
-  def size(params):
-    return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
-
-  average, raw = (size(jax.device_get(x)) for x in (state.ema, state.params))
-  assert scored["validation"][2] == pytest.approx(average)
-  assert abs(average - raw) > 1e-5 * raw
-  monkeypatch.setattr(scoring, "final_scores", lambda *_: [])
-  train.run(config, tmp_path, "train_and_eval")
-  kept = sorted(int(x.name) for x in (tmp_path / "checkpoints").iterdir())
-  assert kept == [10, 60]
-  best = [
-    row["exact_match"] for row in rows(tmp_path) if row["split"] == "validation"
-  ]
-  assert max(best) == best[0] and len(best) == 5
+  for module in (train.procedure, train.loop, scoring):
+    monkeypatch.setattr(module, "time", clock)
+  monkeypatch.setattr(evaluate, "make_evaluator", make_evaluator)
+  monkeypatch.setattr(figures, "make_figures", make_figures)
+  plain, cut = tmp_path / "plain", tmp_path / "cut"
+  whole = train.run(config, plain, "train_and_eval")
+  expected = scored.copy()
+  scored.clear()
+  monkeypatch.setattr(preemption.Notice, "check", check)
+  assert train.run(config, cut, "train_and_eval")["status"] == "preempted"
+  resumed = train.run(config, cut, "train_and_eval")
+  assert scored == expected and rows(cut) == rows(plain)
+  assert resumed["digest"] == whole["digest"]
+  assert (resumed["wall_seconds"], whole["wall_seconds"]) == (100, 0)
+  names = ["validation"] * 4 + ["test", "figures"]
+  assert [name for name, _ in scored] == names
+  for workdir in (plain, cut):
+    kept = {int(path.name) for path in (workdir / "checkpoints").iterdir()}
+    assert kept == {10, 40}
+  program = program_lib.make_program(config_lib.resolve(config))
+  for step, found in ((10, scored[:1]), (40, scored[3:])):
+    state, _ = restore.state(cut, step, program.abstract_state)
+    average, raw = size(state.ema), size(state.params)
+    assert abs(average - raw) > 1e-5 * raw
+    assert [x for _, x in found] == pytest.approx([average] * len(found))
 
 
 @pytest.mark.long
