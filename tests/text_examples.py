@@ -5,7 +5,6 @@ import io
 import json
 
 import pyarrow
-import pytest
 import zstandard
 from pyarrow import parquet
 
@@ -56,10 +55,3 @@ def formats(rows):
     "a.jsonl.zst": packed_twice(lines, zstandard.compress),
     "a.parquet": table(rows),
   }
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-  """Where rows are kept: nowhere near those of the user."""
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-  return tmp_path / "cache" / "loopjax" / "text"

@@ -14,14 +14,9 @@ from loopjax.data.sudoku import board as boards
 from loopjax.errors import UserError
 from loopjax.types import Output
 
+pytestmark = pytest.mark.usefixtures("user_cache")
 CONFIG = task.Config(box_rows=2, box_cols=2)
 HEADER = "source,question,answer,rating\n"
-
-
-@pytest.fixture(autouse=True)
-def _kept(tmp_path, monkeypatch):
-  """Files are kept nowhere near those of the user."""
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from text_examples import cache, jsonl, table  # noqa: F401
+from text_examples import jsonl, table
 
 from loopjax.data.text import overlap, preparation, task
 from loopjax.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("user_cache")
 JOB = preparation.Job(task.Config(), "bytes", validation=0.1, test=0.1)
 
 

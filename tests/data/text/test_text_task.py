@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from text_examples import cache, jsonl, sentences  # noqa: F401
+from text_examples import jsonl, sentences
 
 from loopjax.data.text import files, parallel, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.types import Output
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("user_cache")
 END, PADDING = 256, 257
 JOB = preparation.Job(task.Config(), "bytes", validation=0.05, test=0.05)
 
@@ -282,7 +282,7 @@ def test_bad_documents_stop_or_are_counted(config, tmp_path):
     ),
   ],
 )
-def test_an_empty_corpus_is_one_line(config, tmp_path, cache, content, message):  # noqa: F811
+def test_an_empty_corpus_is_one_line(config, tmp_path, content, message):
   path = tmp_path / "few.jsonl"
   path.write_bytes(content)
   config = change(config, train_files=str(path), on_bad_document="skip")
@@ -308,9 +308,12 @@ def test_a_document_longer_than_a_row_is_cut(config, tmp_path):
   ).all()
 
 
-def test_a_cache_entry_of_a_killed_process_is_made_again(config, cache, capsys):  # noqa: F811
+def test_a_cache_entry_of_a_killed_process_is_made_again(
+  config, user_cache, capsys
+):
   """Files of a writer that was killed, and rows that were truncated since."""
   expected = batches(config, "train", 2)
+  cache = user_cache / "text"
   entries = [path for path in cache.iterdir() if not path.suffix]
   rows = entries[0] / "train.array_record"
   rows.write_bytes(rows.read_bytes()[:-100])
@@ -342,11 +345,12 @@ def test_without_files_there_is_a_way_out():
     task.make_dataset(task.Config(), "train", batch_size=4, seed=0)
 
 
-def test_a_full_disk_is_one_line(config, monkeypatch, cache):  # noqa: F811
+def test_a_full_disk_is_one_line(config, monkeypatch, user_cache):
   monkeypatch.setattr(preparation, "rows_file", lambda *_: "/dev/full")
   with pytest.raises(UserError, match="No space left.*XDG_CACHE_HOME"):
     task.make_dataset(config, "train", batch_size=4, seed=0)
-  assert all(path.name.endswith(".lock") for path in cache.iterdir())
+  kept = (user_cache / "text").iterdir()
+  assert all(path.name.endswith(".lock") for path in kept)
 
 
 @pytest.fixture
