@@ -5,7 +5,7 @@
 The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped. --config.section.key=value changes
 a setting, --workdir=DIR sets where the run writes, and --mode=describe prints
-all settings and their cost.
+sizes, costs and settings.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
@@ -27,7 +27,7 @@ from absl import flags
 
 from loopjax.commands import command_line
 from loopjax.errors import UserError, one_line
-from loopjax.run import processes, user_cache
+from loopjax.run import processes
 from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
@@ -42,6 +42,9 @@ _MODE = flags.DEFINE_enum(
   MODES,
   "What to do; describe prints sizes and costs.",
 )
+_JSON = flags.DEFINE_bool(
+  "json", False, "With --mode=describe: print JSON, with all settings."
+)
 _LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
 
@@ -50,12 +53,11 @@ def main(argv: list[str]) -> int:
   del argv
   from loopjax import config as config_lib
   from loopjax import train
-  from loopjax.commands import describe, ending, listing
+  from loopjax.commands import compilation, describe, ending, listing
   from loopjax.config import presets
   from loopjax.run import naming, zoo
 
-  jax.config.update("jax_compilation_cache_dir", _compilation_cache())
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  compilation.keep()
   config = command_line.CONFIG.value
   if _LIST.value:
     print(listing.listing())
@@ -64,8 +66,11 @@ def main(argv: list[str]) -> int:
     raise UserError("--config=FILE is missing; --list shows the choices")
   if jax.config.read("jax_enable_x64"):
     raise UserError("JAX_ENABLE_X64 is set, but runs compute in 32 bits")
+  if _JSON.value and _MODE.value != "describe":
+    raise UserError("--json has no effect without --mode=describe")
   if _MODE.value == "describe":
-    print(json.dumps(describe.describe(config), indent=2))
+    found = describe.describe(config)
+    print(json.dumps(found, indent=2) if _JSON.value else describe.page(found))
     return 0
   settings = config_lib.resolve(config)  # Report mistakes first.
   plain = settings.plain
@@ -147,12 +152,6 @@ def _end_alone(error: Exception) -> NoReturn:
     line, status = f"process {jax.process_index()} failed: {reason}", 1
   print(f"error: {line}", file=sys.stderr, flush=True)
   os._exit(status)
-
-
-def _compilation_cache() -> str:
-  """The directory of JAX's compilation cache, which is per user."""
-  default = str(user_cache.directory("compilation"))
-  return os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ class _Writer:
     given = options.text.max_new_tokens
     self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
     self._seconds = self._first = 0.0
+    self._at_first = 0  # Tokens that came with the first.
     self._loops: collections.Counter[int] = collections.Counter()
     self._costs = Costs()
 
@@ -120,8 +121,11 @@ class _Writer:
     print(show if alone else "", end="", flush=True)
     started = time.monotonic()
     while not self._engine.idle:
-      for token in self._engine.step():
-        self._first = self._first or time.monotonic() - started
+      found = self._engine.step()
+      if found and not self._first:
+        self._first = time.monotonic() - started
+        self._at_first = len(found)
+      for token in found:
         self._read(token, texts[token.request_id], alone)
     self._seconds += time.monotonic() - started
     if alone:
@@ -149,8 +153,10 @@ class _Writer:
     started = time.monotonic()
     texts = each_text(self._engine, tokenizer, requests, self._text.stop)
     for number, text in enumerate(texts):
-      self._first = self._first or time.monotonic() - started
       self._costs += text.costs
+      if not self._first:
+        self._first = time.monotonic() - started
+        self._at_first = self._costs.tokens
       row, sample = rows[number // samples], number % samples
       print(prompts.line(row, sample, text), flush=True)
     self._seconds += time.monotonic() - started
@@ -186,12 +192,15 @@ class _Writer:
     """Speed, loops and memory, in several lines."""
     engine, total, loops = self._engine, self._costs.tokens, self._costs.loops
     limits, most = engine.limits, engine.limits.max_tokens
-    rate = total / self._seconds if self._seconds else 0.0
+    later, seconds = total - self._at_first, self._seconds - self._first
+    after = (
+      f"; then {later / seconds:,.0f} tokens/s" if later and seconds else ""
+    )
     params = self._language_model.params
     weights = quantized.kind(params)
     lines = [
-      f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
-      f" first after {self._first:.2f} s, compilation included",
+      f"{total} tokens in {self._seconds:.2f} s; the first after"
+      f" {self._first:.2f} s, compilation included{after}",
       f"{loops / max(total, 1):.3f} of {limits.num_loops} loops per token;"
       f" exits: {limits.exit_rule}, threshold {self._text.exit_threshold}",
       *(

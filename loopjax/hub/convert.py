@@ -49,7 +49,8 @@ class Imported(NamedTuple):
   """A model read from a folder.
 
   Attributes:
-    config: the config of a run with this model. settings: `config`, resolved.
+    config: the config of a run with this model.
+    settings: `config`, resolved.
     params: the parameters, sharded over all devices.
   """
 

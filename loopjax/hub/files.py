@@ -30,7 +30,9 @@ class Tensor(NamedTuple):
   """The location of a tensor.
 
   Attributes:
-    path: its file. shape: its shape. dtype: a key of DTYPES.
+    path: its file.
+    shape: its shape.
+    dtype: a key of DTYPES.
   """
 
   path: pathlib.Path

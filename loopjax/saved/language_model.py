@@ -114,7 +114,10 @@ def _check(settings: config_lib.Settings, label: str) -> None:
   """Raises UserError unless the run trained a language model."""
   task = settings.plain["task"]["name"]
   if task != "text":
-    raise UserError(f"{label}: task.name={task!r} is not 'text'")
+    raise UserError(
+      f"{label}: task.name={task!r} is not 'text'; `loopjax play {label}`"
+      " shows what it does"
+    )
   if settings.causal is None:
     raise UserError(
       f"{label}: model.name={settings.model_name!r} does not predict next"

@@ -37,8 +37,13 @@ def main(argv: list[str]) -> int:
   """Runs the sweep or item that the flags name; returns the exit status."""
   del argv
   config, name = command_line.CONFIG.value, _SWEEP.value
-  if config is None or not name:
-    raise UserError("--config=FILE and --sweep=NAME are needed")
+  if config is None:
+    raise UserError("--config=FILE is missing; `loopjax --list` shows them")
+  if not name:
+    there_are = ", ".join(
+      items_lib.load_sweeps(command_line.config_name())(config)
+    )
+    raise UserError(f"--sweep=NAME is missing; there are {there_are or 'none'}")
   for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
     if other.present:
       raise UserError(f"--{other.name} has no effect with --count")

@@ -196,11 +196,24 @@ def test_help_is_what_it_does_then_the_flags(monkeypatch, capsys):
 def test_a_config_may_be_a_word_of_its_own(capsys):
   flags = "--config", "sudoku_utm:smoke", "--mode=describe"
   assert command(main_lib.main, *flags) == 0
-  assert json.loads(capsys.readouterr().out)["parameters"] > 0
+  said = capsys.readouterr().out
+  assert said.startswith("model       utm, on sudoku\nparameters  ")
+  lines = said.splitlines()
+  assert max(map(len, lines)) <= 80 and len(lines) < 50
+  assert any(line.startswith("task        name=sudoku, ") for line in lines)
+
+
+def test_a_config_without_its_flag_is_suggested(capsys):
+  assert command(main_lib.main, "sudoku_utm") == 2
+  meant = "'sudoku_utm' is not a flag; did you mean --config=sudoku_utm?"
+  assert meant in capsys.readouterr().err
+  assert command(main_lib.main, "--json", "--config=sudoku_utm") == 2
+  assert "--json has no effect" in capsys.readouterr().err
 
 
 def test_describe_prints_json_and_trains_nothing(main, capsys):
-  assert main("--config=configs/sudoku_utm.py:paper", "--mode=describe") == 0
+  flags = "--config=configs/sudoku_utm.py:paper", "--mode=describe", "--json"
+  assert main(*flags) == 0
   described = json.loads(capsys.readouterr().out)
   assert described["parameters"] == 3_177_612
   assert described["config"]["model"]["name"] == "utm"

@@ -62,7 +62,8 @@ MISTAKES = {
   ],
   "sweep": [
     ([SUDOKU, "--config=configs/nothing.py"], "configs/nothing.py"),
-    ([SUDOKU], "--config=FILE and --sweep=NAME are needed"),
+    ([], "--config=FILE is missing"),
+    ([SUDOKU], "there are memory_curve, "),
     (
       [SUDOKU, "--sweep=depht", "--workdir=x"],
       "no such sweep; there are ablation",

@@ -124,6 +124,24 @@ def test_two_segments_are_those_of_the_pseudo_code(name):
   np.testing.assert_array_equal(rows.steps, 2 - halted)
 
 
+def test_a_row_is_right_if_all_that_counts_is():
+  """The halting head learns so; what has no weight may be anything."""
+  model, params = model_of("trm_attention"), params_of("trm_attention")
+  batch = {name: x[0] for name, x in data(rows=3).items()}
+  output = examples.run(
+    *model, SPEC, batch["inputs"], params, num_loops=1, trace=("margin",)
+  )
+  batch["targets"] = np.array(np.argmax(output.logits, axis=-1), np.int32)
+  batch["targets"][1:, 2] = (batch["targets"][1:, 2] + 1) % SPEC.vocab_size
+  batch["weights"][:2, 2] = 0.0  # Only the last row is wrong where it counts.
+  whole = {name: x[None] for name, x in batch.items()}
+  _, metrics, _ = train(model, params, whole, 1)[0]
+  np.testing.assert_allclose(metrics["right"], 2 / 3, rtol=1e-6)
+  sign = np.array([1, 1, -1]) * np.asarray(output.trace["margin"][0])
+  expected = np.mean(np.log1p(np.exp(-sign.astype(np.float64))))
+  np.testing.assert_allclose(metrics["halt_loss"], expected, atol=1e-4)
+
+
 def stablemax_of(logits):
   """The distribution that is trained, by its definition."""
   s = np.where(logits < 0, 1 / (1 - np.minimum(logits, 0)), logits + 1)

@@ -54,7 +54,8 @@ def test_thoughts_are_what_the_model_did(workdir, inspection):
   @jax.jit
   def forward(params):
     model = nnx.merge(run.graphdef, params)
-    return model(inputs, trace=puzzle.TRACES)
+    names = ("prediction", "confidence", "weight", "attention")
+    return model(inputs, trace=names)
 
   output = forward(run.params)
   trace = {name: np.asarray(x[:, 0]) for name, x in output.trace.items()}
@@ -155,10 +156,11 @@ def test_the_server_answers(inspector, inspection):
 
   client = testclient.TestClient(server.make(inspector, [inspection]))
   assert data_of(client.get("/").text)["served"]
-  assert client.get("/think", params={"prompt": PUZZLE}).json() == inspection
-  wrong = client.get("/think", params={"prompt": "12"})
-  assert wrong.status_code == 400
-  assert "2 cells" in wrong.json()["error"]
+  assert client.post("/think", content=PUZZLE).json() == inspection
+  for prompt, message in (("12", "2 cells"), (200_000 * ".", "200000 cells")):
+    wrong = client.post("/think", content=prompt)
+    assert wrong.status_code == 400
+    assert message in wrong.json()["error"]
   assert client.get("/random", params={"level": "easy"}).json()["solution"]
   for query in ("", "?level=none"):
     refused = client.get(f"/random{query}")
@@ -168,6 +170,31 @@ def test_the_server_answers(inspector, inspection):
   assert data_of(export.text)["thoughts"] == [inspection]
   assert not data_of(export.text)["served"]
   assert "four.html" in export.headers["content-disposition"]
+
+
+def test_the_page_comes_before_what_it_begins_with(inspector, inspection):
+  pytest.importorskip("httpx")
+  testclient = pytest.importorskip("starlette.testclient")
+  from loopjax.play import server
+
+  made = []
+  begin = lambda: made.append(1) or [inspection]  # noqa: E731
+  client = testclient.TestClient(server.make(inspector, [], begin))
+  assert data_of(client.get("/").text)["thoughts"] == [] and not made
+  for _ in range(2):
+    assert client.get("/begin").json() == [inspection]
+  assert len(made) == 1
+
+
+@pytest.mark.long
+def test_a_model_without_halting_is_shown(tmp_path):
+  config = load_config("sudoku_urm", "smoke")
+  inspector = load.load(untrained(tmp_path / "urm", config))
+  facts = inspector.facts
+  assert not facts["stops"] and not facts["attends"]
+  found = inspector.random(1, "easy")
+  assert len(found["digits"]) == facts["loops"] + 1
+  assert {"halted", "attention"}.isdisjoint(found)
 
 
 def test_the_command_writes_a_page(workdir, tmp_path, capsys):
@@ -272,6 +299,25 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   assert not mistakes
 
 
+def test_of_several_solutions_one_is_right(inspector, tmp_path, browser):
+  """And a repetition is wrong; the page knows the rules."""
+  found = dict(inspector.inspect(16 * "."))
+  assert found["solutions"] == "several solutions"
+  right = [int(c) for c in "1234341221434321"]
+  found["digits"] = [right[:-1] + [2], right, right, right]
+  path = tmp_path / "page.html"
+  path.write_text(page.make(inspector, [found], served=False))
+  tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
+  tab.goto(path.as_uri())
+  status = tab.locator("#status")
+  tab.keyboard.press("ArrowRight")
+  wrong = tab.locator("#board .wrong")
+  assert status.inner_text().startswith("3 of 16 cells wrong")
+  assert wrong.count() == 3
+  tab.keyboard.press("ArrowRight")
+  assert status.inner_text().startswith("solved: one of several solutions")
+
+
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   """Unless the reader wants less motion; its chart has what is right."""
   found = inspector.random(1, "hard")
@@ -317,7 +363,9 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
 
   def answer(route):
     path = route.request.url.removeprefix("http://page.test")
-    found = client.get(path)
+    post = route.request.method == "POST"
+    content = route.request.post_data_buffer
+    found = client.post(path, content=content) if post else client.get(path)
     kind = found.headers["content-type"]
     route.fulfill(status=found.status_code, body=found.text, content_type=kind)
 
@@ -346,17 +394,24 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
   tab.keyboard.press("Shift+ArrowDown")
   tab.keyboard.press("Shift+ArrowRight")
   tab.keyboard.press("Backspace")
-  holds("13.4.....1..4..1", 3)
+  holds("13.4.....1..4..1", 2)  # In the place of the puzzle that it changed.
   tab.keyboard.press("5")  # No digit of this board.
   tab.keyboard.press("Tab")  # All cells are one stop.
   assert tab.evaluate("document.activeElement.textContent") == "1"
   assert tab.evaluate("document.activeElement.parentElement.id") == "pad"
   cells.nth(15).click()
   pad.nth(1).click()
-  holds("13.4.....1..4..2", 4)
+  holds("13.4.....1..4..2", 2)
   pad.nth(4).click()
-  holds("13.4.....1..4...", 5)
+  holds("13.4.....1..4...", 2)
+  tab.reload()  # The address has it.
+  tab.wait_for_function("thoughts.length === 2")
+  assert text.input_value() == "13.4.....1..4..."
   tab.keyboard.press("ArrowUp")  # Back to what was there before.
-  holds("13.4.....1..4..2", 5)
+  holds(PUZZLE, 2)
+  assert "undefined" not in tab.locator("#keys").inner_html()
+  tab.locator("[value=answer]").focus()
+  tab.keyboard.press("ArrowRight")
+  assert tab.locator("[value=halting]").is_checked()
   assert tab.evaluate("document.documentElement.scrollWidth") <= 360
   assert not mistakes

@@ -18,6 +18,7 @@ from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.engine import GenerationRequest, Sampling
 from loopjax.losses import tokens
+from loopjax.play import load
 from loopjax.report import __main__ as report
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
@@ -124,6 +125,9 @@ def test_the_list_says_what_they_do(capsys):
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == 1 + len(zoo.names())
   assert any("zoo:sudoku_6x6" in x and "6x6 Sudoku" in x for x in lines)
+  played = {x.split()[0] for x in lines if " play, " in x}
+  assert played == {f"zoo:{x}" for x in zoo.names() if x != "depo"}
+  assert set(command.COMMANDS) == set(load.VIEWS)
 
 
 def test_mistakes_in_a_name_are_said(capsys):

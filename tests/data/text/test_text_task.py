@@ -75,6 +75,43 @@ def test_splits_share_no_document_and_lose_none(config):
       assert JOB.split_of([(text, True)]) == split
 
 
+@pytest.mark.parametrize("kind", ["prompt", "conversation"])
+def test_what_is_predicted_is_what_is_to_be_said(config, tmp_path, kind):
+  """From the file to the batch: targets that count spell the completions."""
+  said = [f"é{n}!" * (1 + n % 5) for n in range(60)]
+  rows = [{"text": text, "prompt": f"{n}?"} for n, text in enumerate(said)]
+  expected = [text.encode() + bytes([0]) for text in said]
+  if kind == "conversation":
+    rows = [
+      {"text": [
+        {"role": "user", "content": row["prompt"]},
+        {"role": "assistant", "content": row["text"]},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "No."},
+      ]}
+      for row in rows
+    ]  # fmt: skip
+    expected = [f"{text}\n\nNo.".encode() + bytes([0]) for text in said]
+  path = tmp_path / "said.jsonl"
+  path.write_bytes(jsonl(rows))
+  config = change(config, train_files=str(path), validation_share=0.4)
+  if kind == "prompt":
+    config = change(config, prompt_field="prompt")
+  found = []
+  for split in preparation.SPLITS:
+    dataset = task.make_dataset(config, split, batch_size=1, seed=0)
+    num = dataset.facts[f"{split}_rows"]
+    rows = joined(batches(config, split, num, batch_size=1))
+    for row, ids in enumerate(rows["documents"]):
+      for number in range(1, ids.max() + 1):
+        here = (ids == number) & (rows["weights"][row] == 1)
+        targets = rows["targets"][row][here]
+        found.append(bytes(np.where(targets == END, 0, targets).tolist()))
+        assert rows["bytes"][row][here].sum() == len(found[-1]) - 1
+        assert not rows["bytes"][row][(ids == number) & ~here].any()
+  assert sorted(found) == sorted(expected)
+
+
 def test_completions_of_one_prompt_are_in_one_split():
   job = JOB._replace(validation=0.4, test=0.4)
 
