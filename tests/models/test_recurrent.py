@@ -1,6 +1,7 @@
 """Recurrent depth: what it shares with other families, and Huginn's numbers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import load_config
+from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -50,19 +51,23 @@ def batch_of(tokens=TOKENS):
   }
 
 
+@functools.cache
+def compiled_loss(config):
+  """Compiled for each config once."""
+
+  def loss(params, batch, key, step):
+    made = examples.merged(recurrent, config, SPEC, params)
+    return recurrent.loss(made, batch, key, step, None)
+
+  run = jax.value_and_grad(loss, has_aux=True)
+  return jax.jit(run, compiler_options=examples.FAST)
+
+
 def loss_and_gradients(config, batch=None, seed=0, step=0):
   params = examples.params_of(recurrent, config, SPEC)
-
-  def loss(params):
-    made = examples.merged(recurrent, config, SPEC, params)
-    batch_ = batch or batch_of()
-    key = jax.random.key(seed)
-    return recurrent.loss(made, batch_, key, jnp.asarray(step), None)
-
-  call = jax.jit(
-    jax.value_and_grad(loss, has_aux=True), compiler_options=examples.FAST
-  )
-  (value, metrics), gradients = call(params)
+  key, step = jax.random.key(seed), jnp.asarray(step)
+  found = compiled_loss(config)(params, batch or batch_of(), key, step)
+  (value, metrics), gradients = found
   return value, metrics, gradients
 
 
@@ -135,13 +140,11 @@ def test_a_traced_read_out_is_that_of_a_run_of_so_many_loops():
     )
 
 
-@pytest.mark.parametrize("config", [
-  changed(depth="fixed", state="zero"),
-  changed(depth="fixed", state="input", injection="diagonal"),
-], ids=str)  # fmt: skip
-def test_enough_loops_with_a_gradient_are_all_of_them(config):
+@crossing("changes", [{}, {"state": "input", "injection": "diagonal"}])
+def test_enough_loops_with_a_gradient_are_all_of_them(changes):
+  changes = {"state": "zero", **changes}
   some, none = (
-    dataclasses.replace(config, num_with_gradient=n) for n in (3, 0)
+    changed(depth="fixed", num_with_gradient=n, **changes) for n in (3, 0)
   )
   for x, y in zip(
     jax.tree.leaves(loss_and_gradients(some)[2]),
