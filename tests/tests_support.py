@@ -109,6 +109,20 @@ def refused(message: str):
   assert "\n" not in str(caught.value)
 
 
+def rows_of_metrics(workdir) -> list[dict]:
+  """Metrics without the timings, which no two runs share."""
+  from loopjax.run import workdir as workdir_lib
+
+  timing = (
+    "steps_per_second", "examples_per_second", "data_wait_fraction",
+    "model_flops_per_second",
+  )  # fmt: skip
+  return [
+    {name: value for name, value in row.items() if name not in timing}
+    for row in workdir_lib.read_metrics(workdir)
+  ]
+
+
 def array_sizes(text: str) -> list[int]:
   """Number of elements of every array in the text of a compiled program."""
   shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", text)

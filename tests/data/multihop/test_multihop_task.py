@@ -239,15 +239,6 @@ def test_the_papers_data_stays():
   }
 
 
-def test_spec():
-  got = task.spec(task.Config(vocab_multiple=64))
-  assert (got.vocab_size, got.num_padding_tokens) == (1088, 38)
-  assert got.sequence_length == 3
-  assert got.coordinates == ((0,), (1,), (2,))
-  assert task.spec(SMALL).sequence_length == 4
-  assert task.spec(changed(format="reverse")).sequence_length == 15
-
-
 def test_scores_after_every_loop():
   """A model that follows one more relation in each loop."""
   dataset, batch = whole(SMALL, "test")
@@ -302,3 +293,10 @@ def test_hop_positions_are_where_the_bridges_are():
     assert task.hop_positions(SMALL, hops) == tuple(range(1, hops + 1))
   config = changed(format="direct")
   assert task.hop_positions(config, 2) == (2, 4)
+
+
+def test_as_many_chains_as_there_are():
+  assert task.Config(num_train_chains=(46_000,)).max_hops == 2
+  deepest = task.Config(num_train_chains=(1,) * 15, num_test_chains=(1,) * 15)
+  dataset = task.make_dataset(deepest, "test", batch_size=8, seed=0)
+  assert dataset.groups["split"][-1] == "test_ood_16"
