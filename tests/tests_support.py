@@ -30,18 +30,15 @@ OF_PAPERS = [
 # A config file and preset of seconds for every family.
 SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),
-  "disco": ("multihop_disco", "smoke"),
-  "hrm": ("sudoku_hrm", "smoke"),
+  "disco": ("multihop_disco", "smoke"), "hrm": ("sudoku_hrm", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
-  "recurrent": ("lm_recurrent", "smoke"),
-  "sleep": ("automaton_sleep", "smoke"),
+  "recurrent": ("lm_recurrent", "smoke"), "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
-  "trm": ("sudoku_trm", "smoke"),
-  "urm": ("sudoku_urm", "smoke"),
+  "trm": ("sudoku_trm", "smoke"), "urm": ("sudoku_urm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
-}
+}  # fmt: skip
 # Families by how long a step of theirs takes to compile, the shortest first.
 SIZES = (
   "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",

@@ -9,16 +9,8 @@ import zstandard
 from pyarrow import parquet
 
 WORDS = (
-  "loops",
-  "memory",
-  "é",
-  "日本",
-  "\N{ROCKET}",
-  "a",
-  "halting",
-  "\n",
-  "the",
-)
+  "loops", "memory", "é", "日本", "\N{ROCKET}", "a", "halting", "\n", "the",
+)  # fmt: skip
 
 
 def sentences(num, first=0):

@@ -199,16 +199,8 @@ def test_rating_buckets():
   ratings = np.array([0, 1, 2, 3, 9, 10, 99, 100, 5000])
   ids = np.searchsorted(task.RATING_EDGES, ratings, side="right") - 1
   assert [names[i] for i in ids] == [
-    "0",
-    "1-2",
-    "1-2",
-    "3-9",
-    "3-9",
-    "10-29",
-    "30-99",
-    "100+",
-    "100+",
-  ]
+    "0", "1-2", "1-2", "3-9", "3-9", "10-29", "30-99", "100+", "100+",
+  ]  # fmt: skip
 
 
 # Of both classes of 4x4 grids; the first with its digits renamed, and turned.

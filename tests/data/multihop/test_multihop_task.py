@@ -137,18 +137,10 @@ def test_evaluation_holds_all_splits_and_who_is_in_which():
   names, roles = dataset.groups["split"], dataset.groups["role_exposure"]
   counts = np.bincount(got["group/split"], minlength=len(names))
   assert dict(zip(names, counts.tolist(), strict=True)) == {
-    "train_atom": 30,
-    "train_2": 30,
-    "train_3": 30,
-    "validation_id_2": 100,
-    "validation_id_3": 80,
-    "validation_ood_2": 100,
-    "validation_ood_3": 80,
-    "test_id_2": 100,
-    "test_id_3": 80,
-    "test_ood_2": 100,
-    "test_ood_3": 80,
-  }
+    "train_atom": 30, "train_2": 30, "train_3": 30, "validation_id_2": 100,
+    "validation_id_3": 80, "validation_ood_2": 100, "validation_ood_3": 80,
+    "test_id_2": 100, "test_id_3": 80, "test_ood_2": 100, "test_ood_3": 80,
+  }  # fmt: skip
   for split, role_exposure in zip(
     got["group/split"], got["group/role_exposure"], strict=True
   ):
@@ -252,12 +244,8 @@ def test_scores_after_every_loop():
   output = Output(logits, {}, {}, {}, {"prediction": jnp.array(predictions)})
   scores = task.score(output, batch)
   assert sorted(scores) == [
-    "accuracy",
-    "loss",
-    "stage1_accuracy",
-    "stage2_accuracy",
-    "stage3_accuracy",
-  ]
+    "accuracy", "loss", "stage1_accuracy", "stage2_accuracy", "stage3_accuracy",
+  ]  # fmt: skip
   assert all(value.dtype == jnp.float32 for value in scores.values())
   answers = path[np.arange(len(path)), hops]
   for loop in (1, 2, 3):
