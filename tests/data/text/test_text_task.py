@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from tests_support import refused
 from text_examples import jsonl, sentences
 
 from loopjax.data.text import files, parallel, preparation, task
@@ -323,10 +324,9 @@ def test_an_empty_corpus_is_one_line(config, tmp_path, content, message):
   path = tmp_path / "few.jsonl"
   path.write_bytes(content)
   config = change(config, train_files=str(path), on_bad_document="skip")
-  with pytest.raises(UserError, match=message) as caught:
+  with refused(message):
     for split in ("train", "validation"):
       task.make_dataset(config, split, batch_size=4, seed=0)
-  assert "\n" not in str(caught.value)
 
 
 def test_a_document_longer_than_a_row_is_cut(config, tmp_path):
@@ -472,6 +472,5 @@ def test_a_vocabulary_of_another_tokenizer_is_not_trained_on(config):
   large = change(config, vocab_size=129_280)
   assert task.spec(large).vocab_size == 129_280  # To be described.
   message = "vocab_size=129280 is that of another tokenizer: .*bytes has 258"
-  with pytest.raises(UserError, match=message) as caught:
+  with refused(message):
     task.make_dataset(large, "train", batch_size=4, seed=0)
-  assert "\n" not in str(caught.value)
