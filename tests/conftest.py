@@ -109,6 +109,13 @@ def pytest_timeout_cancel_timer():
 
 
 @pytest.fixture
+def user_cache(tmp_path, monkeypatch):
+  """Where things are kept: nowhere near those of the user."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  return tmp_path / "cache" / "loopjax"
+
+
+@pytest.fixture
 def refusal(capsys):
   """Runs a command that has to end with one line and exit status 2."""
 

@@ -22,37 +22,14 @@ ALLOWED_NNX = {
 # Files and folders of loopjax/, lowest first: each imports from rows above its
 # own, and from itself if it is a folder.
 LAYERS = (
-  ("__init__", "errors", "types", "sections"),
-  ("checks",),
-  ("sharding",),
-  ("kernels",),
-  ("losses",),
-  ("nn",),
-  ("loop",),
-  ("protocols", "optim", "run"),
-  ("models", "data"),
-  ("config",),
-  ("program",),
-  ("commands",),
-  ("hub",),
-  ("saved",),
-  ("generate",),
-  ("analysis",),
-  ("train",),
-  (
-    "main",
-    "eval",
-    "fit",
-    "library",
-    "play",
-    "report",
-    "serve",
-    "sweep",
-    "watch",
-    "zoo",
-  ),
+  ("__init__", "errors", "types", "sections"), ("checks",), ("sharding",),
+  ("kernels",), ("losses",), ("nn",), ("loop",), ("protocols", "optim", "run"),
+  ("models", "data"), ("config",), ("program",), ("commands",), ("hub",),
+  ("saved",), ("generate",), ("analysis",), ("train",),
+  ("main", "eval", "fit", "library", "play", "report", "serve", "sweep",
+   "watch", "zoo"),
   ("__main__",),
-)
+)  # fmt: skip
 
 
 def name_of(path):

@@ -31,18 +31,15 @@ OF_PAPERS = [
 # A config file and preset of seconds for every family.
 SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),
-  "disco": ("multihop_disco", "smoke"),
-  "hrm": ("sudoku_hrm", "smoke"),
+  "disco": ("multihop_disco", "smoke"), "hrm": ("sudoku_hrm", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
-  "recurrent": ("lm_recurrent", "smoke"),
-  "sleep": ("automaton_sleep", "smoke"),
+  "recurrent": ("lm_recurrent", "smoke"), "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
-  "trm": ("sudoku_trm", "smoke"),
-  "urm": ("sudoku_urm", "smoke"),
+  "trm": ("sudoku_trm", "smoke"), "urm": ("sudoku_urm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
-}
+}  # fmt: skip
 # Families by how long a step of theirs takes to compile, the shortest first.
 SIZES = (
   "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
@@ -108,6 +105,20 @@ def refused(message: str):
   with pytest.raises(UserError, match=message) as caught:
     yield
   assert "\n" not in str(caught.value)
+
+
+def rows_of_metrics(workdir) -> list[dict]:
+  """Metrics without the timings, which no two runs share."""
+  from loopjax.run import workdir as workdir_lib
+
+  timing = (
+    "steps_per_second", "examples_per_second", "data_wait_fraction",
+    "model_flops_per_second",
+  )  # fmt: skip
+  return [
+    {name: value for name, value in row.items() if name not in timing}
+    for row in workdir_lib.read_metrics(workdir)
+  ]
 
 
 def array_sizes(text: str) -> list[int]:

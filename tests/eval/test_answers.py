@@ -366,12 +366,11 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
     ),
   ],
 )
-def test_mistakes_are_one_line(flags, said, run, tmp_path, capsys):
+def test_mistakes_are_one_line(flags, said, run, tmp_path, refusal):
   questions = write(tmp_path / "q.jsonl", "1234")
   out = f"--out={tmp_path}/out"
-  assert entry.main([str(run), questions, out, *flags]) == 2
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1 and said in error
+  arguments = [str(run), questions, out, *flags]
+  assert said in refusal(entry.main, arguments, said=True)
   # The right flags can be given next: those of a mistake are not kept.
   assert not any(path.read_text() for path in tmp_path.glob("out/*"))
 

@@ -196,7 +196,7 @@ def test_runs_of_no_sweep_stay_by_themselves(runs, tmp_path):
   assert there == {"n1_s1", "n1_s2"}
 
 
-def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
+def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
   elsewhere = make_run(
     tmp_path / "b", 1, 1, **{"run.init_from": "/home/me/runs/x"}
   )
@@ -223,9 +223,8 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
       "no setting 'model.num_pases'; there is model.num_passes",
     ),
   ):
-    assert keep.main([*map(str, workdirs), f"--out={out}"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    arguments = [*map(str, workdirs), f"--out={out}"]
+    assert message in refusal(keep.main, arguments)
     assert not out.parent.exists()
   with pytest.raises(UserError, match="must end with .runs.json"):
     keep.keep(runs, tmp_path / "kept")
