@@ -13,7 +13,7 @@ The tests of the first tier run file by file, the closest to the place first,
 until one fails or `--seconds` of CPU time are spent. Each mutant runs in a fork
 of a process that has imported JAX, and is never written to a file. Results are
 written one by one; the same command continues with the rest, and
-`--only=INDEX,...` runs some again. Whoever finds that a change makes no
+`--only=INDEX,...` runs some again (with `--tests=NODE,...`). Whoever finds that a change makes no
 difference writes "equivalent" for "escaped" into its row.
 """
 
@@ -295,6 +295,9 @@ def main() -> None:
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--seconds", type=float, default=60, help="of CPU time")
   parser.add_argument("--only", default="", help="indices of rows to run again")
+  parser.add_argument(
+    "--tests", default="", help="other tests than the closest"
+  )
   options = parser.parse_args()
   out = options.out.resolve()
   with tempfile.TemporaryDirectory(prefix="loopjax-mutants-") as name:
@@ -319,7 +322,8 @@ def main() -> None:
         continue
       if (tree / row["file"]).read_text() != row["before"]:
         parser.error(f"{row['file']} has changed since {out} was drawn")
-      tests = closest(tree, row["file"], row["line"])
+      tests = list(filter(None, options.tests.split(",")))
+      tests = tests or closest(tree, row["file"], row["line"])
       row.update(attempt(row, tests, options.seconds))
       _write(out, rows)
       shown = ("index", "result", "seconds", "tests", "file", "line", "by")
