@@ -13,8 +13,8 @@ The tests of the first tier run file by file, the closest to the place first,
 until one fails or `--seconds` of CPU time are spent. Each mutant runs in a fork
 of a process that has imported JAX, and is never written to a file. Results are
 written one by one; the same command continues with the rest, and
-`--only=INDEX,...` runs some again (with `--tests=NODE,...`). Whoever finds that a change makes no
-difference writes "equivalent" for "escaped" into its row.
+`--only=INDEX,...` runs some again, `--tests=NODE,...` with other tests. Whoever
+finds that a change makes no difference writes "equivalent" for "escaped".
 """
 
 import argparse
@@ -24,6 +24,7 @@ import contextlib
 import difflib
 import functools
 import importlib.machinery
+import inspect
 import io
 import itertools
 import json
@@ -39,7 +40,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -154,38 +155,48 @@ def draw(tree: pathlib.Path, number: int, seed: int) -> list[Row]:
   return rows
 
 
-def closest(tree: pathlib.Path, file: str, line: int) -> list[str]:
-  """All files of tests, those first that are about a line.
-
-  First those of the same package, and of these the ones called like the module;
-  among equals, those that name more of the module, its class and its function,
-  and then small ones.
-  """
-  package, *words = pathlib.PurePath(file).with_suffix("").parts[1:]
-  parts = tuple(words)
-  words += [
+def words(source: str, file: str, line: int) -> list[str]:
+  """What tests of a line may name: its module, class and function."""
+  definitions = [
     node.name
-    for node in ast.walk(ast.parse((tree / file).read_text()))
+    for node in ast.walk(ast.parse(source))
     if isinstance(node, ast.FunctionDef | ast.ClassDef)
     and node.lineno <= line <= (node.end_lineno or 0)
   ]
+  return [*pathlib.PurePath(file).with_suffix("").parts[2:], *definitions]
+
+
+def num_named(source: str, names: Iterable[str]) -> int:
+  """How many of these words a text has."""
+  return sum(bool(re.search(rf"(\b|_){name}(\b|_)", source)) for name in names)
+
+
+def closest(tree: pathlib.Path, file: str, names: Sequence[str]) -> list[str]:
+  """All files of tests, those first that are about a module.
+
+  First those of the same package, and of these the ones called like the module;
+  among equals, those that name more, and then small ones.
+  """
   tests = {
     str(path.relative_to(tree)): path.read_text()
     for path in (tree / "tests").rglob("test_*.py")
   }
+  package = pathlib.PurePath(file).parts[1]
 
   def key(test: str) -> tuple[Any, ...]:
     return (
       not test.startswith(f"tests/{package}/"),
-      not any(part in pathlib.Path(test).stem for part in parts),
-      -sum(bool(re.search(rf"\b{word}\b", tests[test])) for word in words),
+      not num_named(pathlib.Path(test).stem, names),
+      -num_named(tests[test], names),
       len(tests[test]),
     )
 
   return sorted(tests, key=key)
 
 
-def attempt(row: Row, tests: list[str], seconds: float) -> Row:
+def attempt(
+  row: Row, tests: Sequence[str], names: Sequence[str], seconds: float
+) -> Row:
   """Runs tests with a mutant in a fork; says the result and what caught it."""
   reading, writing = os.pipe()
   child = os.fork()
@@ -195,7 +206,7 @@ def attempt(row: Row, tests: list[str], seconds: float) -> Row:
       os.setsid()
       os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
       os.dup2(1, 2)
-      code = _run(row, tests, seconds, writing)
+      code = _run(row, tests, names, seconds, writing)
     finally:
       os._exit(code)
   os.close(writing)
@@ -214,7 +225,13 @@ def attempt(row: Row, tests: list[str], seconds: float) -> Row:
   }
 
 
-def _run(row: Row, tests: list[str], seconds: float, writing: int) -> int:
+def _run(
+  row: Row,
+  tests: Sequence[str],
+  names: Sequence[str],
+  seconds: float,
+  writing: int,
+) -> int:
   import pytest
 
   limit = int(seconds) + _HANGS
@@ -231,6 +248,9 @@ def _run(row: Row, tests: list[str], seconds: float, writing: int) -> int:
   loader.get_code = get_changed  # type: ignore[method-assign]
 
   class Watch:
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+      items.sort(key=lambda x: -num_named(inspect.getsource(x.function), names))
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
       os.write(writing, f"{nodeid}\n".encode())
 
@@ -323,8 +343,9 @@ def main() -> None:
       if (tree / row["file"]).read_text() != row["before"]:
         parser.error(f"{row['file']} has changed since {out} was drawn")
       tests = list(filter(None, options.tests.split(",")))
-      tests = tests or closest(tree, row["file"], row["line"])
-      row.update(attempt(row, tests, options.seconds))
+      names = words(row["before"], row["file"], row["line"])
+      tests = tests or closest(tree, row["file"], names)
+      row.update(attempt(row, tests, names, options.seconds))
       _write(out, rows)
       shown = ("index", "result", "seconds", "tests", "file", "line", "by")
       print(*(row[key] for key in shown), flush=True)
