@@ -227,8 +227,8 @@ def test_files_and_functions_stay_short():
   long = []
   for path in FILES:
     text = path.read_text()
-    lines, of_function = (450, 100) if "kernels" in path.parts else (300, 90)
-    if text.count("\n") > lines:
+    of_function = 100 if "kernels" in path.parts else 90
+    if text.count("\n") > 600:
       long.append(str(path))
     long += [
       f"{path}: {node.name}"
