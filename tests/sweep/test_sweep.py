@@ -368,8 +368,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
   ("arguments", "message"),
   [
     (["--config=configs/nothing.py"], "configs/nothing.py"),
-    ([], "--config=FILE is missing"),
-    (["--config=configs/sudoku_utm.py"], "there are memory_curve, "),
+    ([], "--sweep=NAME is missing; there are memory_curve, "),
     (["--sweep=depht", "--workdir=x"], "no such sweep; there are ablation"),
     (["--sweep=depht", "--workdir=x"], "width; did you mean 'depth'?"),
     (["--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
