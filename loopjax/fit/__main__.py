@@ -41,8 +41,8 @@ _GENERATE = flags.DEFINE_bool(
 _TIME = flags.DEFINE_bool(
   "time", False, "Rank what the step does by the chip's roofline."
 )
-_JSON = flags.DEFINE_string(
-  "json", "", "With --time: a file for everything that was counted."
+_COUNTS = flags.DEFINE_string(
+  "counts", "", "With --time: a file for everything that was counted."
 )
 _LENGTHS = flags.DEFINE_list(
   "lengths", [], "With --generate: tokens of a text [the config's rows]."
@@ -73,8 +73,8 @@ def main(argv: list[str]) -> int:
     raise UserError("--workdir has no effect: nothing is written")
   if _TIME.value and _GENERATE.value:
     raise UserError("--time has no effect with --generate")
-  if _JSON.value and not _TIME.value:
-    raise UserError(f"--json={_JSON.value} needs --time")
+  if _COUNTS.value and not _TIME.value:
+    raise UserError(f"--counts={_COUNTS.value} needs --time")
   if _LENGTHS.value and not _GENERATE.value:
     raise UserError(f"--lengths={','.join(_LENGTHS.value)} needs --generate")
   if _DTYPE.value and not _GENERATE.value:
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
 
 
 def _ranking(measured: Any, steps: int) -> None:
-  """Prints what takes the time, and writes it to --json."""
+  """Prints what takes the time, and writes it to --counts."""
   from loopjax.fit import ranking_report
   from loopjax.run import workdir as workdir_lib
 
@@ -134,12 +134,12 @@ def _ranking(measured: Any, steps: int) -> None:
     return  # It was not compiled.
   found = measured.ranking, measured.model_flops
   print(f"\n{ranking_report.text(*found)}")
-  if _JSON.value:
+  if _COUNTS.value:
     record = ranking_report.record(
       *found, measured.memory, measured.traffic, steps
     )
-    with writing(f"--json={_JSON.value}"):
-      workdir_lib.write_json(pathlib.Path(_JSON.value), record)
+    with writing(f"--counts={_COUNTS.value}"):
+      workdir_lib.write_json(pathlib.Path(_COUNTS.value), record)
 
 
 def _generation(settings: Any, machine: Any) -> int:

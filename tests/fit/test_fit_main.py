@@ -85,7 +85,7 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
   assert tried.startswith(f"  {flag}: fits: ")
   assert advice == f"add {flag} (the same result)"
   path = tmp_path / "step.json"
-  followed = run(*STEP, flag, "--time", f"--json={path}")
+  followed = run(*STEP, flag, "--time", f"--counts={path}")
   assert followed.returncode == 0, followed.stderr
   assert "4 examples a step in 2 part(s)" in followed.stdout
   assert followed.stdout.splitlines()[-1].startswith("fits: ")
@@ -110,7 +110,7 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
     ([SMOKE, "--topology=cpu:2", "--lengths=9"], "needs --generate"),
     ([SMOKE, "--topology=cpu:2", "--dtype=bfloat16"], "needs --generate"),
     ([SMOKE, "--topology=v5e:1", "--generate"], "v5e takes 2"),
-    ([SMOKE, "--topology=cpu:2", "--json=x"], "--json=x needs --time"),
+    ([SMOKE, "--topology=cpu:2", "--counts=x"], "--counts=x needs --time"),
     (
       [SMOKE, "--topology=cpu:2", "--time", "--generate"],
       "--time has no effect with --generate",

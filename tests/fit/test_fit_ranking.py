@@ -159,7 +159,9 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
   measured = types.SimpleNamespace(
     ranking=rank(ranking_examples.GPU), model_flops=1.0, memory={}, traffic=None
   )
-  with pytest.raises(UserError, match="--json=.*step.json: cannot be written"):
+  with pytest.raises(
+    UserError, match="--counts=.*: cannot be written"
+  ):
     fit_main._ranking(measured, 1)
 
 
