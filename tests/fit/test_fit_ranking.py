@@ -155,13 +155,11 @@ def test_json_has_what_was_counted():
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
   path = tmp_path / "none" / "step.json"
   flag = types.SimpleNamespace(value=str(path))
-  monkeypatch.setattr(fit_main, "_JSON", flag)
+  monkeypatch.setattr(fit_main, "_COUNTS", flag)
   measured = types.SimpleNamespace(
     ranking=rank(ranking_examples.GPU), model_flops=1.0, memory={}, traffic=None
   )
-  with pytest.raises(
-    UserError, match="--counts=.*: cannot be written"
-  ):
+  with pytest.raises(UserError, match="--counts=.*: cannot be written"):
     fit_main._ranking(measured, 1)
 
 
