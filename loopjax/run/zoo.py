@@ -46,7 +46,7 @@ def suggestion(workdir: pathlib.Path) -> str:
   if workdir.name in names():
     return f"; did you mean {PREFIX}{workdir.name}?"
   there = workdir.parent.glob("*")
-  return similar(workdir, [str(path) for path in there if path.is_dir()])
+  return similar(workdir.name, [path.name for path in there if path.is_dir()])
 
 
 def refuse(workdir: pathlib.Path, instead: str) -> None:

@@ -168,7 +168,7 @@ def test_a_trained_model_has_a_card_and_no_curves(
 def test_a_directory_of_a_like_name_is_suggested(tmp_path):
   (tmp_path / "sudoku_utm").mkdir()
   near = zoo.suggestion(tmp_path / "sudoku_ut")
-  assert near == f"; did you mean {str(tmp_path / 'sudoku_utm')!r}?"
+  assert near == "; did you mean 'sudoku_utm'?"
   assert not zoo.suggestion(tmp_path / "other")
 
 
