@@ -4,13 +4,14 @@
 
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
 
-  tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. Exact
-          match in three seeds 0.916, 0.959, 0.684; with N = 1, one minute,
-          0.404, 0.650, 0.599 with the settings that validation chose for it,
-          and 0.707, 0.650, 0.569 with these and a rate of 4e-3:
-          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
+  tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. After
+          the same search of rate and decay for each N, exact match of three
+          fresh seeds: N = 4 0.771, 0.709, 0.947; N = 1 0.498, 0.833, 0.653, and
+          0.980, 0.987, 0.985 in the time of N = 4:
+          benchmarks/results/2026-11-23_cpu_2cores_rule_110_steps.md
   gpu     t = 32, fewer steps. Not measured.
-  paper   t = 32, width 256, about 5 billion tokens. Not run.
+  paper   t = 32, width 256, about 5 billion tokens. Not run. Ours: warm-up,
+          weight decay and the sizes of heads (docs/papers.md).
   smoke   what the tests run.
 """
 

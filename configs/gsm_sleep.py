@@ -10,10 +10,11 @@ trains one, or takes yours (`:looplm,run.init_from=DIR`), warms up the memory
 alone, then trains everything. Presets:
 
   tiny    short texts on two CPU cores. With batches of 16, one and four passes
-          0.29, little more than copying a number of the text: README.md.
+          0.29, little more than copying a number of the text: docs/results.md.
   gpu     texts of 320 to 512 tokens. Not measured.
   paper   texts of 2000 to 3300 tokens, as the paper's, and its windows of 2000:
-          one sleeps, the rest is read with the answer. Not run.
+          one sleeps, the rest is read with the answer. Not run. Ours: all
+          sizes, warm-up and weight decay (docs/papers.md).
   smoke   what the tests run.
 
 After one of them: `inserted` and `warm_up`, memory added to a trained model;

@@ -10,12 +10,14 @@ begins with phase 1 after `:tiny,run.init_from=DIR`, a looped model of yours,
 also an imported Ouro (docs/hub.md). Presets:
 
   tiny    bytes of made-up arithmetic, or of your text; two layers of width 128,
-          four loops. By `pipeline` on novels, 51 minutes of a shared CPU core:
-          2.181 bits a byte (the teacher 2.124):
+          four loops. By `pipeline` on novels, 51 minutes of a shared CPU core,
+          one seed: 2.181 +- 0.007 bits a byte (the teacher 2.124):
           benchmarks/results/2026-11-22_cpu_2cores_melt.md
   gpu     the same with eight layers of width 512. Not measured.
   paper   MELT-1.6B from Ouro-1.4B-Thinking: give it by run.init_from, its text
-          by task.train_files and its tokenizer by task.tokenizer. Not run.
+          by task.train_files and its tokenizer by task.tokenizer; Table 6 has
+          two sources in equal shares, task.mixture=(0.5,0.5). Not run. Ours: 15
+          steps of warm-up and a final rate of 0 (docs/papers.md).
           `:paper,2.6b` is from Ouro-2.6B.
   smoke   what the tests run.
 """

@@ -32,7 +32,7 @@ from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
-MODES = ("train", "eval", "train_and_eval", "describe")
+MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 flags.adopt_module_key_flags(processes)
@@ -40,10 +40,7 @@ _MODE = flags.DEFINE_enum(
   "mode",
   "train_and_eval",
   MODES,
-  "What to do; describe prints sizes and costs.",
-)
-_JSON = flags.DEFINE_bool(
-  "json", False, "With --mode=describe: print JSON, with all settings."
+  "What to do; describe prints sizes and costs, describe_json for programs.",
 )
 _LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
@@ -66,11 +63,11 @@ def main(argv: list[str]) -> int:
     raise UserError("--config=FILE is missing; --list shows the choices")
   if jax.config.read("jax_enable_x64"):
     raise UserError("JAX_ENABLE_X64 is set, but runs compute in 32 bits")
-  if _JSON.value and _MODE.value != "describe":
-    raise UserError("--json has no effect without --mode=describe")
   if _MODE.value == "describe":
-    found = describe.describe(config)
-    print(json.dumps(found, indent=2) if _JSON.value else describe.page(found))
+    print(describe.page(describe.describe(config)))
+    return 0
+  if _MODE.value == "describe_json":
+    print(json.dumps(describe.describe(config), indent=2))
     return 0
   settings = config_lib.resolve(config)  # Report mistakes first.
   plain = settings.plain

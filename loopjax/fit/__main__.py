@@ -41,8 +41,8 @@ _GENERATE = flags.DEFINE_bool(
 _TIME = flags.DEFINE_bool(
   "time", False, "Rank what the step does by the chip's roofline."
 )
-_COUNTS = flags.DEFINE_string(
-  "counts", "", "With --time: a file for everything that was counted."
+_JSON = flags.DEFINE_string(
+  "json", "", "With --time: a file for everything that was counted."
 )
 _LENGTHS = flags.DEFINE_list(
   "lengths", [], "With --generate: tokens of a text [the config's rows]."
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
   from loopjax import config as config_lib
   from loopjax import program as program_lib
   from loopjax import sections, sharding
-  from loopjax.fit import cudnn, measure, quiet, report, suggest, topology
+  from loopjax.fit import measure, quiet, report, suggest, topology
   from loopjax.program import teacher as teacher_lib
 
   config = command_line.CONFIG.value
@@ -73,8 +73,8 @@ def main(argv: list[str]) -> int:
     raise UserError("--workdir has no effect: nothing is written")
   if _TIME.value and _GENERATE.value:
     raise UserError("--time has no effect with --generate")
-  if _COUNTS.value and not _TIME.value:
-    raise UserError(f"--counts={_COUNTS.value} needs --time")
+  if _JSON.value and not _TIME.value:
+    raise UserError(f"--json={_JSON.value} needs --time")
   if _LENGTHS.value and not _GENERATE.value:
     raise UserError(f"--lengths={','.join(_LENGTHS.value)} needs --generate")
   if _DTYPE.value and not _GENERATE.value:
@@ -89,10 +89,9 @@ def main(argv: list[str]) -> int:
   if _GENERATE.value:
     return _generation(settings, machine)
   mesh = sharding.make_mesh(settings.mesh, machine.devices)
-  with cudnn.assumed():
-    settings = program_lib.with_remat(
-      settings, mesh, machine.memory, teacher_lib.read(settings)
-    )
+  settings = program_lib.with_remat(
+    settings, mesh, machine.memory, teacher_lib.read(settings)
+  )
   config_lib.override(config, {"loop.remat": settings.loop.remat})
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)
@@ -126,7 +125,7 @@ def main(argv: list[str]) -> int:
 
 
 def _ranking(measured: Any, steps: int) -> None:
-  """Prints what takes the time, and writes it to --counts."""
+  """Prints what takes the time, and writes it to --json."""
   from loopjax.fit import ranking_report
   from loopjax.run import workdir as workdir_lib
 
@@ -134,12 +133,12 @@ def _ranking(measured: Any, steps: int) -> None:
     return  # It was not compiled.
   found = measured.ranking, measured.model_flops
   print(f"\n{ranking_report.text(*found)}")
-  if _COUNTS.value:
+  if _JSON.value:
     record = ranking_report.record(
       *found, measured.memory, measured.traffic, steps
     )
-    with writing(f"--counts={_COUNTS.value}"):
-      workdir_lib.write_json(pathlib.Path(_COUNTS.value), record)
+    with writing(f"--json={_JSON.value}"):
+      workdir_lib.write_json(pathlib.Path(_JSON.value), record)
 
 
 def _generation(settings: Any, machine: Any) -> int:

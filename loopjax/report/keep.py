@@ -7,6 +7,7 @@ one table: seeds are averaged, and rows compared with a paper's. Runs are added
 to those that the file has.
 """
 
+import argparse
 import json
 import pathlib
 import re
@@ -19,8 +20,8 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.report import runs as runs_lib
+from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
-from loopjax.run import zoo
 
 _RUNS = "runs"  # Written for the folder in which a run is.
 _MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|tmp|work|Users|content|mnt)/")
@@ -59,6 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     help="they are a search, in which validation chose one for each value of"
     " these settings, or one of all if empty",
   )
+  parser.add_argument(
+    "--rename",
+    type=_pair,
+    action="append",
+    default=[],
+    metavar="FOLDER=NAME",
+    help="what to write for a folder of this machine, such as that of the data",
+  )
   options = parser.parse_args(argv)
   keep(
     options.workdirs,
@@ -66,9 +75,18 @@ def main(argv: list[str] | None = None) -> int:
     options.sweep,
     options.title,
     options.chosen_for,
+    dict(options.rename),
   )
   print(options.out)
   return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+  """FOLDER=NAME in two."""
+  folder, _, name = text.rpartition("=")
+  if not folder or not name:
+    raise argparse.ArgumentTypeError(f"{text}: is not FOLDER=NAME")
+  return folder, name
 
 
 def keep(
@@ -77,6 +95,7 @@ def keep(
   sweep: str | None = None,
   title: str | None = None,
   chosen_for: Sequence[str] | None = None,
+  rename: Mapping[str, str] = {},
 ) -> None:
   """Adds runs to a file, as items of a sweep or each by itself.
 
@@ -87,10 +106,12 @@ def keep(
     title: heading of its table; the one that the file has if None, or else
       the paper's.
     chosen_for: as in `runs.Plan`; what the file has if None.
+    rename: what to write for folders of this machine.
 
   Raises:
-    UserError: a run is not complete, names a path of this machine or has the
-      name of another, or nothing can be written.
+    UserError: a run is not complete, is of a revision that this checkout does
+      not have before its HEAD, names a path of this machine or has the name of
+      another, or nothing can be written.
   """
   if not out.name.endswith(runs_lib.KEPT):
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
@@ -103,7 +124,7 @@ def keep(
     chosen_for = before.get("chosen_for")
   for workdir in workdirs:
     zoo.refuse(workdir, "`loopjax report` shows its scores")
-    run = {"directory": workdir.name, **_of_run(workdir)}
+    run = {"directory": workdir.name, **_of_run(workdir, rename)}
     if kept.setdefault(workdir.name, run) != run:
       raise UserError(f"there is another run with the name {workdir.name}")
   known = {
@@ -179,7 +200,7 @@ def _as_text(value: Any, levels: int) -> str:
   return f"{first}\n{inner}\n{last}"
 
 
-def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
+def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   """Config, summary and evaluations of a run."""
   if not (workdir / "config.json").exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
@@ -188,6 +209,12 @@ def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
   summary = workdir_lib.read_summary(workdir) if ended else {}
   if summary.get("status") != "completed":
     raise UserError(f"{workdir}: the run is not complete")
+  revision = summary["revision"]
+  if provenance.has_landed(revision) is False:
+    raise UserError(
+      f"{workdir}: its revision '{revision}' is not in the history of this"
+      " checkout, so that others cannot repeat it"
+    )
   summary["metrics"] = {
     name: value
     for name, value in summary["metrics"].items()
@@ -198,7 +225,7 @@ def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
     for row in workdir_lib.read_metrics(workdir)
     if row["split"] != "train"
   ]
-  places = {
+  places = dict(rename) | {
     str(folder): written
     for folder, written in (
       (workdir.resolve().parent, _RUNS),
@@ -210,7 +237,10 @@ def _of_run(workdir: pathlib.Path) -> dict[str, Any]:
   kept = _without(places, {"config": config, "summary": summary})
   if there := _MACHINE.search(text := json.dumps(kept)):
     path = text[there.start() :].split('"')[0].split(" ")[0]
-    raise UserError(f"{workdir}: names {path}, which others do not have")
+    raise UserError(
+      f"{workdir}: names {path}, which others do not have; --rename=FOLDER=NAME"
+      " writes another name"
+    )
   return {**kept, "evaluations": rows}
 
 

@@ -11,6 +11,8 @@ import jax
 
 import loopjax
 
+_PACKAGE = pathlib.Path(loopjax.__file__).parent
+
 
 def environment() -> dict[str, Any]:
   """{"devices", "versions", "revision", "command"} of this process."""
@@ -22,9 +24,21 @@ def environment() -> dict[str, Any]:
       "loopjax": loopjax.__version__,
       **{name: metadata.version(name) for name in packages},
     },
-    "revision": _revision(pathlib.Path(loopjax.__file__).parent),
+    "revision": _revision(_PACKAGE),
     "command": shlex.join(["python", *sys.orig_argv[1:]]),
   }
+
+
+def has_landed(revision: str) -> bool | None:
+  """Whether a commit is HEAD or before it; None outside a checkout."""
+  return _has_landed(_PACKAGE, revision)
+
+
+def _has_landed(package: pathlib.Path, revision: str) -> bool | None:
+  if not _revision(package):
+    return None
+  words = ["git", "merge-base", "--is-ancestor", revision, "HEAD"]
+  return not subprocess.run(words, cwd=package, capture_output=True).returncode
 
 
 def _revision(package: pathlib.Path) -> str:

@@ -52,3 +52,15 @@ def test_only_evaluations_of_both_are_read():
   for row in planted:  # What is not finite is not written.
     del row["loss"]
   assert np.isnan(onset.losses(planted)).tolist() == [True]
+
+
+def test_a_control_has_the_same_iterations_in_another_order():
+  falling = np.linspace(4.0, 2.0, 5)
+  planted = rows([[1.0, 1.0, 1.0, 1.0, 2.0], [3.0] * 5], falling)
+  rng = np.random.default_rng(0)
+  found = onset.shuffled(planted, 400, rng)
+  assert found.shape == (400, 2) and np.isnan(found[:, 1]).all()
+  # It has an onset where the 2 is last, a fifth of the orders, and there alone.
+  begins = ~np.isnan(found[:, 0])
+  assert 50 < begins.sum() < 110
+  np.testing.assert_allclose(found[begins, 0], 2.25)

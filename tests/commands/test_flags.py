@@ -7,8 +7,6 @@ import pytest
 
 from loopjax import errors
 from loopjax.commands import command_line
-from loopjax.hub import __main__ as hub
-from loopjax.play import __main__ as play
 
 # Those of absl have their flags from `command_line`.
 COMMANDS = (
@@ -65,28 +63,6 @@ def test_the_run_has_no_flag(name, capsys):
     "error: --workdir is for commands that train; here the run is an argument:"
     f" python -m loopjax.{name.removesuffix('.__main__')} runs/a\n"
   )
-
-
-@pytest.mark.parametrize(
-  ("command", "arguments", "said"),
-  [
-    (play, ["--promt=It was"], "no flag '--promt'; did you mean '--prompt'?"),
-    (play, ["a", "--prom", "b"], "no flag '--prom'; did you mean '--prompt'?"),
-    (play, ["a", "--prompt=b\n", "--dance"], "no flag '--dance'"),
-    (play, ["a", "--prompt", "--what is it"], "a contains no run: "),
-    (hub, ["export", "--layot=ouro"], "no flag '--layot'; did you mean"),
-    (hub, ["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
-    (hub, ["push", "--workdir=a"], "no flag '--workdir'"),
-  ],
-)
-def test_an_unknown_flag_is_named(
-  command, arguments, said, tmp_path, monkeypatch, capsys
-):
-  monkeypatch.chdir(tmp_path)
-  assert command.main(arguments) == 2
-  printed = capsys.readouterr().err
-  assert printed.startswith("error: ") and printed.count("\n") == 1
-  assert said in printed
 
 
 def test_a_setting_may_have_the_name_of_a_method():

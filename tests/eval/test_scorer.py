@@ -11,7 +11,7 @@ from eval_examples import (
   logits_fn,
   uniform_language_model,
 )
-from tests_support import array_sizes
+from tests_support import array_sizes, by_size, crossing
 
 from loopjax.errors import UserError
 from loopjax.eval import scorer as scorer_lib
@@ -72,9 +72,7 @@ def test_a_context_that_begins_a_document_gets_no_second_end():
 
 
 # The text task refuses sleep, whose fast weights cross documents.
-@pytest.mark.parametrize(
-  "family", ["adaptive", "disco", "ponderlm", "transformer"]
-)
+@crossing("family", by_size(["adaptive", "disco", "ponderlm", "transformer"]))
 def test_padding_changes_nothing_in_any_family(family):
   language_model = language_model_of(family)
   # 42 tokens, and 47, in two rows of 48.

@@ -206,7 +206,7 @@ def test_the_command_writes_a_page(workdir, tmp_path, capsys):
   assert inspection["prompt"] == PUZZLE
 
 
-def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_one_line(workdir, tmp_path, refusal, monkeypatch):
   other = tmp_path / "automaton"
   other.mkdir()
   config = config_lib.to_dict(load_config("automaton_sleep", "smoke"))
@@ -222,21 +222,16 @@ def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
     ([str(workdir), f"--export={tmp_path}"], "cannot be written"),
     ([str(workdir)], "uvicorn"),
   ):
-    assert command.main(flags) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert message in error
+    assert message in refusal(command.main, flags)
 
 
-def test_a_port_that_cannot_be_used_is_one_line(workdir, capsys):
+def test_a_port_that_cannot_be_used_is_one_line(workdir, refusal):
   pytest.importorskip("uvicorn")
   pytest.importorskip("starlette")
   with socket.create_server(("127.0.0.1", 0)) as taken:
     for port in (taken.getsockname()[1], -1, 99999):
-      assert command.main([str(workdir), f"--port={port}"]) == 2
-      said = capsys.readouterr()
-      assert said.err.startswith(f"error: --port={port}")
-      assert said.err.count("\n") == 1 and not said.out
+      said = refusal(command.main, [str(workdir), f"--port={port}"])
+      assert said.startswith(f"error: --port={port}")
 
 
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):

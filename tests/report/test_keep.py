@@ -15,6 +15,7 @@ from loopjax.report import __main__ as report
 from loopjax.report import comparison, grouping, keep, page
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
+from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
 
 
@@ -31,7 +32,7 @@ def make_run(folder, passes, seed, **more):
     "status": "completed",
     "metrics": {"train/loss": 1.0, "test/exact_match": passes + seed / 10},
     "parameters": 10, "steps": 20, "wall_seconds": 1.0, "devices": "1 x cpu",
-    "versions": {}, "revision": "", "data": {"constant_floor": 0.0},
+    "versions": {}, "revision": "abc", "data": {"constant_floor": 0.0},
     "command": f"python -m loopjax.main --workdir={workdir}",
   }  # fmt: skip
   workdir_lib.write_json(workdir / "summary.json", summary)
@@ -47,6 +48,12 @@ def make_run(folder, passes, seed, **more):
   lines = "".join(json.dumps(row) + "\n" for row in rows)
   (workdir / "metrics.jsonl").write_text(lines)
   return workdir
+
+
+@pytest.fixture(autouse=True)
+def history(monkeypatch):
+  """A checkout whose history has the commit of `make_run`."""
+  monkeypatch.setattr(provenance, "has_landed", lambda commit: commit == "abc")
 
 
 @pytest.fixture
@@ -229,6 +236,34 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
     workdir_lib.write_json(other, content)
     with pytest.raises(UserError, match="is not a list of runs"):
       keep.keep(runs, other)
+
+
+@pytest.mark.parametrize("revision", ["abd", "abc-dirty", ""])
+def test_a_run_of_an_unknown_revision_is_refused(
+  runs, tmp_path, capsys, monkeypatch, revision
+):
+  summary = workdir_lib.read_json(runs[0] / "summary.json")
+  workdir_lib.write_json(
+    runs[0] / "summary.json", summary | {"revision": revision}
+  )
+  out = tmp_path / "a.runs.json"
+  assert keep.main([str(runs[0]), f"--out={out}"]) == 2
+  error = capsys.readouterr().err
+  assert f"its revision '{revision}' is not in the history" in error
+  assert not out.exists()
+  monkeypatch.setattr(provenance, "has_landed", lambda _: None)  # No checkout.
+  assert keep.main([str(runs[0]), f"--out={out}"]) == 0
+
+
+def test_a_folder_of_this_machine_is_renamed(tmp_path, capsys):
+  files = {"run.init_from": "/home/me/data/x"}
+  workdir = make_run(tmp_path / "b", 1, 1, **files)
+  out = tmp_path / "a.runs.json"
+  words = [str(workdir), f"--out={out}"]
+  assert keep.main([*words, "--rename=/home/me/data"]) == 2
+  assert "is not FOLDER=NAME" in capsys.readouterr().err
+  assert keep.main([*words, "--rename=/home/me/data=books"]) == 0
+  assert "/home" not in out.read_text() and "books/x" in out.read_text()
 
 
 def test_a_write_that_fails_leaves_what_was_kept(runs, tmp_path, monkeypatch):

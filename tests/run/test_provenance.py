@@ -29,6 +29,24 @@ def test_the_revision_is_of_the_checkout_around_the_package(tmp_path):
   assert provenance._revision(package) == f"{commit}-dirty"
 
 
+def test_a_commit_has_landed_if_head_has_it(tmp_path):
+  package = tmp_path / "project" / "loopjax"
+  package.mkdir(parents=True)
+  assert provenance._has_landed(package, "abc") is None
+  git(package.parent, "init", "-q", "-b", "main")
+  for text in ("1", "2"):
+    (package / "file.py").write_text(text)
+    git(package.parent, "add", ".")
+    git(package.parent, "commit", "-q", "-m", text)
+  first, second = git(package.parent, "rev-list", "--reverse", "main").split()
+  for commit in (first, second, first[:12]):
+    assert provenance._has_landed(package, commit) is True
+  for other in ("", f"{second[:12]}-dirty", "0123456789ab"):
+    assert provenance._has_landed(package, other) is False
+  git(package.parent, "checkout", "-q", first)
+  assert provenance._has_landed(package, second) is False
+
+
 def test_a_package_inside_another_checkout_has_none(tmp_path):
   package = tmp_path / "other" / "site-packages" / "loopjax"
   package.mkdir(parents=True)

@@ -14,9 +14,10 @@ import pytest
 from tests_support import ROOT
 
 from loopjax.generate import source
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.saved import language_model
+from loopjax.serve import answers
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -255,6 +256,41 @@ def test_text_ends_before_a_stop(served, monkeypatch, stream):
   assert choices[-1]["finish_reason"] == "stop"
   wait_for(lambda: served.engine.cancelled)  # Its slot is free at once.
   wait_for(lambda: served.worker.num_live == 0)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("sizes", [(60,), (5, 55), (11, 49)], ids=str)
+def test_scores_are_of_the_tokens_of_the_text(chat, sizes):
+  """Not of those that the engine wrote, in the same step, after a stop."""
+  asked = {"prompt": "x", "logprobs": 1}
+  if chat:
+    asked = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+  protocol = examples.protocol
+  model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, template)
+  body = json.dumps({**asked, "stop": ["Wipfel", "len"]}).encode()
+  _, completion = protocol.parse(body, {"tiny": model}, chat=chat)
+  answer = answers.Answer(completion, model, chat=chat)
+  tokens = [
+    GeneratedToken(0, token, -float(place), (), 2, None)
+    for place, token in enumerate(TEXT.encode()[:60])
+  ]
+  parts, at = [], 0
+  for size in sizes:
+    for chunk in answer.chunks(0, tokens[at : at + size]):
+      parts.append(chunk["choices"][0]["logprobs"])
+    at += size
+  num = len("Über allen".encode())
+
+  def scores(part):
+    if chat:
+      return [one["logprob"] for one in part["content"]]
+    return part["token_logprobs"]
+
+  expected = [-float(place) for place in range(num)]
+  assert sum((scores(part) for part in parts), []) == expected
+  (choice,) = answer.body()["choices"]
+  assert scores(choice["logprobs"]) == expected
+  assert answer.usage()["completion_tokens"] == num
 
 
 def test_a_beginning_of_a_stop_is_given_out_at_the_end(served):

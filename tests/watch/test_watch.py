@@ -261,19 +261,3 @@ def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, monkeypatch):
   command._follow(console, [tmp_path / "run"], 0.5)
   said = console.file.getvalue()
   assert "waiting" in said and "completed after 20 s" in said
-
-
-@pytest.mark.parametrize(
-  ("flags", "message"),
-  [
-    ([], "WORKDIR"),
-    (["nowhere"], "nowhere contains no run"),
-    (["nowhere", "--every=0"], "--every=0 must be"),
-    (["nowhere", "--every=nan"], "--every=nan must be"),
-  ],
-)
-def test_mistakes_are_one_line(flags, message, capsys):
-  assert command.main(flags) == 2
-  error = capsys.readouterr().err
-  assert error.startswith("error: ") and error.count("\n") == 1
-  assert message in error

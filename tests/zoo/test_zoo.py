@@ -173,9 +173,10 @@ def test_a_directory_of_a_like_name_is_suggested(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, sketches):
+  """The run of tests/train: its programs are in the cache."""
   workdir = tmp_path_factory.mktemp("finished")
-  train.run(smoke(optim__ema_decay=0.5), workdir, "train_and_eval")
+  train.run(smoke(), workdir, "train_and_eval")
   return workdir
 
 

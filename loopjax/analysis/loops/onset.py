@@ -24,11 +24,34 @@ def losses(rows: series.Rows) -> np.ndarray:
   Args:
     rows: of metrics.jsonl.
   """
+  expected, loss = _evaluated(rows)
+  return np.array([_of_layer(layer, loss) for layer in expected.T])
+
+
+def shuffled(
+  rows: series.Rows, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+  """A control of `losses`: iterations in an order by chance, f64 [draws, L].
+
+  A loss that falls puts whatever rises after its lowest place at a lower loss;
+  what `losses` finds says something as far as it differs from these.
+
+  Args:
+    rows: of metrics.jsonl.
+    draws: number of orders.
+    rng: draws them; the layers of a draw have one order.
+  """
+  expected, loss = _evaluated(rows)
+  orders = [rng.permutation(len(loss)) for _ in range(draws)]
+  found = [[_of_layer(x[order], loss) for x in expected.T] for order in orders]
+  return np.array(found)
+
+
+def _evaluated(rows: series.Rows) -> tuple[np.ndarray, np.ndarray]:
+  """Iterations [E, L] and the loss [E] of the evaluations that have both."""
   measured, expected = series.by_layer(rows, "validation", "ponder_steps")
   steps, loss = series.scalar(rows, "validation", "loss")
-  loss = loss[np.isin(steps, measured)]
-  expected = expected[np.isin(measured, steps)]
-  return np.array([_of_layer(layer, loss) for layer in expected.T])
+  return expected[np.isin(measured, steps)], loss[np.isin(steps, measured)]
 
 
 def _of_layer(expected: np.ndarray, loss: np.ndarray) -> float:

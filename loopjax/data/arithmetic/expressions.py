@@ -56,6 +56,12 @@ def draw(
   return tokens
 
 
+def distinct(tokens: np.ndarray) -> np.ndarray:
+  """Positions of the different ones of expressions, in an order by chance."""
+  _, first = np.unique(_hash(tokens), return_index=True)
+  return first
+
+
 def values(modulus: int, tokens: np.ndarray) -> np.ndarray:
   """The values of expressions, int64 [B], in 0 .. modulus - 1."""
   batch, width = tokens.shape

@@ -34,8 +34,9 @@ class Config:
     modulus: M (23 in the paper).
     max_operations: L; the number of operations is uniform in 1 .. L in
       training.
-    num_eval_examples: number of examples in validation, and in the test split,
-      divided equally among 1, 2, 4, ..., L operations.
+    num_eval_examples: number of draws for validation, and for the test split,
+      divided equally among 1, 2, 4, ..., L operations. Of expressions drawn
+      several times one is kept: a split has few with one operation.
     eval_seed: seed of both; training uses the run's seed.
   """
 
@@ -102,7 +103,9 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Batches of a split; no expression is in two splits.
+  """Batches of a split; no expression is in two splits, or twice in one.
+
+  The training stream repeats expressions; an evaluation has each once.
 
   Args:
     config: the task.
@@ -119,11 +122,13 @@ def make_dataset(
   own = seed if split == "train" else config.eval_seed
   stream = pipeline.stream_seed(_STREAMS[split], 0, own)
 
-  def make(positions, operations):
-    tokens = expressions.draw(
+  def draw(positions, operations):
+    return expressions.draw(
       config.modulus, config.max_operations, stream, positions, operations,
       split,
     )  # fmt: skip
+
+  def make(tokens):
     last = np.full((len(tokens), 1), config.ask)
     questions = np.concatenate([tokens, last], axis=1)
     length = spec(config).sequence_length
@@ -145,27 +150,28 @@ def make_dataset(
     def make_training(positions):
       counts = pipeline.stream_seed(_OPERATIONS, 0, stream)
       drawn = pipeline.uniforms(counts, positions, 1)[:, 0]
-      return make(
-        positions, 1 + (drawn * config.max_operations).astype(np.int64)
-      )
+      operations = 1 + (drawn * config.max_operations).astype(np.int64)
+      return make(draw(positions, operations))
 
     batches = pipeline.stream(make_training, batch_size, rows)
     return Dataset(batches, groups={}, facts={})
 
-  all_operations = np.array(config.eval_operations)
+  positions = np.arange(config.num_eval_examples)
+  groups = positions % len(config.eval_operations)
+  tokens = draw(positions, np.array(config.eval_operations)[groups])
+  kept = expressions.distinct(tokens)  # By chance: any prefix is a fair sample.
+  tokens, groups = tokens[kept], groups[kept].astype(np.int32)
 
   def make_evaluation(indices, _):
-    group = indices % len(all_operations)  # Any prefix is a fair sample.
-    batch = make(indices, all_operations[group])
-    return {**batch, "group/operations": group.astype(np.int32)}
+    return {**make(tokens[indices]), "group/operations": groups[indices]}
 
   batches = pipeline.evaluation_batches(
-    make_evaluation, config.num_eval_examples, batch_size, rows
+    make_evaluation, len(kept), batch_size, rows
   )
   return Dataset(
     batches,
     groups={"operations": tuple(map(str, config.eval_operations))},
-    facts={f"{split}_examples": config.num_eval_examples},
+    facts={f"{split}_examples": len(kept)},
   )
 
 
