@@ -191,7 +191,7 @@ def test_a_text_that_is_too_long_is_refused(inspectors):
 @pytest.mark.long
 def test_a_question_is_decoded_everywhere_in_every_loop(runs, inspectors):
   inspector = inspectors["questions"]
-  level = "composed of facts that training never composed"
+  level = "never composed in training"
   assert inspector.facts["levels"][-1] == level
   question = inspector.random(3, level)["prompt"]
   assert question == inspector.random(3, level)["prompt"]
