@@ -74,6 +74,7 @@ def _plain(app, what, name, obj, options, lines):
 def _escaped(line):
   for mark in "\\*|":
     line = line.replace(mark, f"\\{mark}")
+  line = re.sub(r"(?<=: )([A-Z])\.$", r"\1\\.", line)  # No list from "H.".
   return line.replace("_ ", "\\_ ")
 
 
