@@ -48,6 +48,8 @@ html_copy_source = False
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_preserve_defaults = True
+# What a field's default is made by belongs to the page of another module.
+viewcode_follow_imported_members = False
 # A record's fields are documented once, in its docstring.
 napoleon_use_ivar = True
 # A name of a field is not a reference.
