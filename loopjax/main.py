@@ -26,7 +26,7 @@ import jax
 from absl import flags
 
 from loopjax.commands import command_line
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, local_path, one_line
 from loopjax.run import processes
 from loopjax.run import workdir as workdir_lib
 
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
   plain = settings.plain
   config_name, overrides = command_line.config_name(), command_line.overrides()
   default = naming.workdir(config_name, overrides, plain)
-  workdir = pathlib.Path(command_line.WORKDIR.value or default)
+  workdir = local_path(command_line.WORKDIR.value or default)
   zoo.refuse(
     workdir,
     "`loopjax zoo score NAME` scores it,"

@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/4_melt.ipynb)
-#
 # # MELT: one cache for all loops
 #
 # A looped model that writes token by token keeps keys and values of *every*
@@ -243,9 +241,7 @@ def write(workdir):
   engine = source.make_engine(
     language_model, num_slots=len(sums), max_tokens=32
   )
-  prompts = [
-    source.encode_prompt(language_model.tokenizer, one) for one in sums
-  ]
+  prompts = [language_model.tokenizer.encode_prompt(one) for one in sums]
   requests = [GenerationRequest(prompt, 8, greedy) for prompt in prompts]
   written = text.generate_texts(
     engine, language_model.tokenizer, requests, stops=["\n"]

@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     writer.write_lines(prompts.read(options.prompts))
   else:
     assert options.prompt is not None
-    prompt = source.encode_prompt(language_model.tokenizer, options.prompt)
+    prompt = language_model.tokenizer.encode_prompt(options.prompt)
     writer.check_room(len(prompt))
     writer.write(prompt, show=options.prompt)
   if options.report:
@@ -143,7 +143,7 @@ class _Writer:
     tokenizer, samples = self._language_model.tokenizer, self._text.samples
     requests: list[GenerationRequest] = []
     for row in rows:
-      prompt = source.encode_prompt(tokenizer, row["prompt"])
+      prompt = tokenizer.encode_prompt(row["prompt"])
       self.check_room(len(prompt))
       requests += [
         self._request(prompt, len(requests) + n) for n in range(samples)
@@ -268,7 +268,7 @@ def _num_slots(options: Options) -> int:
 
 def _check(options: Options) -> None:
   """Raises UserError for flags that contradict each other."""
-  source.check(options.model)
+  source.check(options.model, chat=options.chat)
   given = options.prompt is not None or options.chat
   if given == (options.prompts is not None):
     raise UserError("give --prompt=TEXT, --prompts=FILE, or --chat")

@@ -114,12 +114,12 @@ def load(
     return *ids, *(one.token for one in tokens if one.finish != "stop")
 
   def of_prompt(prompt: str) -> Inspection:
-    ids = source.encode_prompt(tokenizer, prompt)
+    ids = tokenizer.encode_prompt(prompt)
     return inspect(prompt, written(ids, _WRITTEN, 0), len(ids))
 
   def random(seed: int, level: str) -> Inspection:
     del level  # There is none.
-    ids = written((tokenizer.end,), _RANDOM_TOKENS - 1, seed)
+    ids = written((tokenizer.begin,), _RANDOM_TOKENS - 1, seed)
     # Their text may be read as other tokens, or be no valid UTF-8.
     return inspect(tokenizer.decode(ids[1:]), ids, 1)
 
@@ -219,7 +219,7 @@ def _inspect(
 
   Returns:
     "prompt"; "start"; "answer", of a sum the text that is right, otherwise "";
-    "tokens", T texts, the first of which is the beginning; "depth" in
+    "tokens", T texts, empty for what texts begin with; "depth" in
     hundredths of loops, "readout" and "lens" as in `Readings`; "candidates"
     [C][T], the most likely next tokens, pairs of text and probability in
     thousandths; "surprise" [C][T - 1], of the text's own next token, in
@@ -238,6 +238,7 @@ def _inspect(
   size = max(num, min(size, language_model.context_length))
   inputs = np.full(size, tokenizer.padding, np.int32)
   inputs[:num] = ids
+  begun = int(ids[0] == tokenizer.begin)
   best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))
   probabilities, candidates = (x[:, :num] for x in best)
 
@@ -253,8 +254,8 @@ def _inspect(
   return {
     "prompt": prompt,
     "start": start,
-    "answer": answer_of(tokenizer.decode(ids[1:])),
-    "tokens": ["", *_texts(tokenizer, ids[1:])],
+    "answer": answer_of(tokenizer.decode(ids[begun:])),
+    "tokens": [*([""] if begun else []), *_texts(tokenizer, ids[begun:])],
     "depth": np.rint(100 * depth[..., :num]).astype(int).tolist(),
     "readout": readout[..., :num].tolist(),
     "lens": lens.tolist(),

@@ -1,5 +1,6 @@
 """The work directory of a run: its files, and the lock on it."""
 
+import codecs
 import contextlib
 import fcntl
 import json
@@ -10,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loopjax import sections
+from loopjax import checks, sections
 from loopjax.errors import UserError, writing
 from loopjax.run import processes, zoo
 
@@ -126,9 +127,13 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     UserError: the file is missing, unreadable, malformed or not an object.
   """
   try:
-    value = json.loads(path.read_text())
+    content = path.read_bytes()
+    value = json.loads(content.removeprefix(codecs.BOM_UTF8))
   except (OSError, ValueError) as error:
-    raise UserError(f"{path}: cannot be read: {error}") from error
+    said = f"cannot be read: {error}"
+    if isinstance(error, ValueError):
+      said = checks.wrong_file(content) or said
+    raise UserError(f"{path}: {said}") from error
   if not isinstance(value, dict):
     raise UserError(f"{path}: is not a JSON object")
   return value

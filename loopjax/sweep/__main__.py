@@ -10,7 +10,6 @@ item lost one of its processes. After 4 and 5 the same command resumes the
 sweep.
 """
 
-import pathlib
 import sys
 
 from absl import flags
@@ -18,7 +17,7 @@ from absl import flags
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.commands import command_line
-from loopjax.errors import UserError
+from loopjax.errors import UserError, local_path
 from loopjax.run import naming
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
     raise UserError("--limit has no effect with --item")
   config_name, common = command_line.config_name(), command_line.overrides()
   base = naming.workdir(config_name, common, config_lib.to_dict(config))
-  workdir = pathlib.Path(command_line.WORKDIR.value or f"{base}-{name}")
+  workdir = local_path(command_line.WORKDIR.value or f"{base}-{name}")
   items = items_lib.make_items(
     config, items_lib.load_sweeps(config_name), name, common, workdir
   )

@@ -1,12 +1,14 @@
 """Commands that look at runs: the same flags, and what is no flag."""
 
 import importlib
+import pathlib
 import re
 
 import pytest
 
 from loopjax import errors
 from loopjax.commands import command_line
+from loopjax.run import zoo
 
 # Those of absl have their flags from `command_line`.
 COMMANDS = (
@@ -63,6 +65,20 @@ def test_the_run_has_no_flag(name, capsys):
     "error: --workdir is for commands that train; here the run is an argument:"
     f" python -m loopjax.{name.removesuffix('.__main__')} runs/a\n"
   )
+
+
+def test_a_path_may_begin_at_home(monkeypatch):
+  """After =, where no shell replaces ~."""
+  monkeypatch.setenv("HOME", "/home/of")
+  parser = errors.Parser()
+  parser.add_argument("runs", type=pathlib.Path, nargs="*")
+  parser.add_argument("--export", type=pathlib.Path)
+  found = parser.parse_args(["~/a", "b", "--export=~/c~"])
+  paths = [str(path) for path in (*found.runs, found.export)]
+  assert paths == ["/home/of/a", "b", "/home/of/c~"]
+  assert str(zoo.located(pathlib.Path("~/a"))) == "/home/of/a"
+  with pytest.raises(errors.UserError, match="gs://a/b: buckets are not"):
+    parser.parse_args(["--export=gs://a/b"])
 
 
 def test_a_setting_may_have_the_name_of_a_method():

@@ -13,6 +13,7 @@ import types
 import pytest
 from tests_support import ROOT
 
+from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import source
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -309,7 +310,7 @@ def test_log_probabilities(served):
   answer = served.post(prompt="x", max_tokens=3, logprobs=2).json()
   scores = answer["choices"][0]["logprobs"]
   assert scores["token_logprobs"] == [-0.5] * 3
-  assert scores["tokens"] == ["\ufffd", "\ufffd", "b"]
+  assert scores["tokens"] == [r"bytes:\xc3", r"bytes:\x9c", "b"]
   assert scores["top_logprobs"][0] == {"\0": -1.0, "\1": -2.0}
   answer = served.post(
     "/v1/chat/completions", messages=[{"role": "user", "content": "x"}],
@@ -324,6 +325,58 @@ def test_log_probabilities(served):
   parts = events(served.post(prompt="x", max_tokens=3, logprobs=0, stream=True))
   seen = [part["choices"][0]["logprobs"]["token_logprobs"] for part in parts]
   assert sum(seen, []) == [-0.5] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_more_log_probabilities_than_text(served, stream):
+  """After a stop string, nor of the token that ends the text."""
+  for fields, text in (({"stop": "len"}, "Über al"), ({}, TEXT)):
+    answer = served.post(
+      prompt="x", max_tokens=90, logprobs=0, stream=stream, **fields
+    )
+    parts = events(answer) if stream else [answer.json()]
+    choices = [part["choices"][0] for part in parts]
+    found = [x for one in choices for x in one["logprobs"]["token_logprobs"]]
+    assert len(found) == len(text.encode())
+    assert "".join(one["text"] for one in choices) == text
+
+
+def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
+  """And of ids with the same text the most likely one is reported."""
+  texts = pytest.importorskip("texts_examples")
+  folder = tmp_path / "hub"
+  texts.write_folder(folder, texts.stored()["kinds"]["dummy_prefix"])
+  tokenizer = Tokenizer(str(folder / "tokenizer.json"), "</s>")
+  ids = tokenizer.encode(["The loop halts"])[0].tolist()
+  space, byte = 3 + ord(" "), int(tokenizer.encode([" \t"])[0][0])
+  assert tokenizer.piece(space) == tokenizer.piece(byte) == b" "
+  request = GenerationRequest((1,), 9, top_log_probabilities=2)
+  completion = examples.protocol.CompletionRequest(
+    (request,), 1, (), False, False, True
+  )
+  model = examples.protocol.ServedModel("x", tokenizer, (2,), 99, 99, None)
+  for chat in (False, True):
+    answer = answers.Answer(completion, model, chat=chat)
+    top = ((space, -1.0), (byte, -2.0), (ids[0], -3.0))
+    answer.chunks(
+      0,
+      [
+        examples.GeneratedToken(0, one, -0.5, top, 1, None)
+        for one in (*ids, 3 + 0xE2)
+      ],
+    )
+    scores = answer.body()["choices"][0]["logprobs"]
+    first = tokenizer.piece(ids[0]).decode()
+    if chat:
+      tokens = [one["token"] for one in scores["content"]]
+      assert scores["content"][0]["bytes"] == [*first.encode()]
+      assert [x["token"] for x in scores["content"][0]["top_logprobs"]] == [
+        " ", " ", first,
+      ]  # fmt: skip
+    else:
+      tokens = scores["tokens"]
+      assert scores["top_logprobs"][0] == {" ": -1.0, first: -3.0}
+    assert "".join(tokens) == " The loop halts"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_an_entry_adds(name):
   terms = np.random.default_rng(7).integers(0, 10, (8, 8))
   requests = [
     GenerationRequest(
-      source.encode_prompt(model.tokenizer, "+".join(map(str, row)) + "="),
+      model.tokenizer.encode_prompt("+".join(map(str, row)) + "="),
       40,
       Sampling(temperature=0),
       stop_tokens=model.stop_tokens,
@@ -101,7 +101,7 @@ def test_an_entry_adds(name):
 @pytest.mark.parametrize("name", NOVELS)
 def test_an_entry_has_read_novels(name):
   model = language_model.load(pathlib.Path(f"zoo:{name}"))
-  ids = np.array([source.encode_prompt(model.tokenizer, PROSE)])
+  ids = np.array([model.tokenizer.encode_prompt(PROSE)])
   output = nnx.merge(model.graphdef, model.params)(ids[:, :-1], **model.call)
   nats = tokens.token_cross_entropy(output.logits, jnp.asarray(ids[:, 1:]))
   assert nats.mean() / np.log(2) < NOVELS[name]
