@@ -25,9 +25,7 @@ def main() -> None:
   rng = np.random.default_rng(0)
   ours = np.array([onset.losses(item["evaluations"]) for item in items])
   chance = np.array(
-    [
-      onset.shuffled(item["evaluations"], options.draws, rng) for item in items
-    ]
+    [onset.shuffled(item["evaluations"], options.draws, rng) for item in items]
   )  # [runs, draws, layers]
   for layer, mine in enumerate(ours.T):
     drawn = chance[:, :, layer]
@@ -38,7 +36,9 @@ def main() -> None:
     spreads = np.std(drawn, axis=0, ddof=1)
     whole = ~np.isnan(spreads)  # Draws in which every run begins.
     share = (spreads[whole] <= np.std(mine, ddof=1)).mean()
-    print(f"  all begin in {whole.mean():.3f} of the draws; of these as near to")
+    print(
+      f"  all begin in {whole.mean():.3f} of the draws; of these as near to"
+    )
     print(f"  each other as ours: {share:.4f}")
 
 
