@@ -13,10 +13,10 @@ MAX_RUNS_WITH_FIGURES = 6
 
 _WORDS = (
   "Reproduced: the paper's finding shows in at least three seeds that nothing"
-  " was chosen with, and the interval of the difference excludes none. Same"
+  " was chosen with, and the interval of the difference excludes 0. Same"
   " direction: smaller, of an easier task, with fewer seeds, or within the"
-  " error. Not here: tried, and absent. Runs of no such word are of questions"
-  " that no paper has numbers for. Each question links to its numbers."
+  " error. Not here: tried, and absent. A dash: no such claim of a paper's."
+  " Each question links to its numbers."
 )
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"
