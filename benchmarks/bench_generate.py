@@ -397,7 +397,7 @@ def drafts():
   openings = ("It was the best of ", "She had never seen ", "The captain said")
   for size in map(int, _BATCHES.value):
     given = [
-      source.encode_prompt(language_model.tokenizer, openings[n % 3])[: 20 - n]
+      language_model.tokenizer.encode_prompt(openings[n % 3])[: 20 - n]
       for n in range(size)
     ]
     engine, longer = (

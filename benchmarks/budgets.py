@@ -31,7 +31,7 @@ def counts(entry):
   from loopjax import program as program_lib
   from loopjax import sharding
   from loopjax.config import presets
-  from loopjax.fit import cudnn, measure, quiet, topology
+  from loopjax.fit import measure, quiet, topology
   from loopjax.program import teacher as teacher_lib
 
   file, _, arg = entry["config"].partition(":")
@@ -41,10 +41,9 @@ def counts(entry):
     machine = topology.machine(where, 16.0 if where.kind == "cpu" else 0.0)
   settings = config_lib.resolve(config)
   mesh = sharding.make_mesh(settings.mesh, machine.devices)
-  with cudnn.assumed():
-    settings = program_lib.with_remat(
-      settings, mesh, machine.memory, teacher_lib.read(settings)
-    )
+  settings = program_lib.with_remat(
+    settings, mesh, machine.memory, teacher_lib.read(settings)
+  )
   config_lib.override(config, {"loop.remat": settings.loop.remat})
   found = measure.measure(config, machine)
   assert found.ranking and found.traffic, found.refusal

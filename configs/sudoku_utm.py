@@ -10,13 +10,13 @@ Source: arXiv 2604.21999, section 4.1. Presets:
   nine    9x9 boards, 34 minutes on a CPU core. Exact match 0.947 to 0.971
           without guesses, 0.601 to 0.649 over all ratings: docs/results.md.
   extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme; not run. On public hard
-          puzzles of other lists 0.371 after 94 minutes of a core, and none of
-          the hardest list: docs/results.md.
+          puzzles of other lists 0.371 after 94 minutes of a core, none of the
+          hardest list: docs/results.md.
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. Not measured.
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face
-          Hub. Not run; the paper's exact match is 0.569 on 12,800 puzzles. A
-          twentieth of the puzzles is held out, which is ours, so that these
-          steps are 4.2 epochs instead of 4 (docs/papers.md).
+          Hub. Not run; the paper's exact match is 0.569 on 12,800 puzzles.
+          Ours: a twentieth of the puzzles is held out, so that these steps are
+          4.2 epochs instead of 4 (docs/papers.md).
   smoke   what the tests run.
 """
 

@@ -13,9 +13,14 @@ used.
 """
 
 import importlib
+import warnings
+from importlib import metadata
 from types import ModuleType
 
 __version__ = "0.1.0"
+
+# First tested and first untested version, as in setup.cfg.
+_TESTED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 
 # Config files and programs of users import these from here.
 _ELSEWHERE = {
@@ -31,3 +36,23 @@ def __getattr__(name: str) -> ModuleType:
   if name in _ELSEWHERE:
     return importlib.import_module(f"{__name__}.{_ELSEWHERE[name]}")
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+  """(0, 10, 2) of "0.10.2.dev1"."""
+  parts = version.split(".")
+  return tuple(int(x) for x in parts[:3] if x.isdigit())
+
+
+def _warn_if_untested() -> None:
+  for name, (first, end) in _TESTED.items():
+    found = metadata.version(name)
+    if not _numbers(first) <= _numbers(found) < _numbers(end):
+      warnings.warn(
+        f"loopjax {__version__} is tested with {name} >={first},<{end};"
+        f" {found} is installed",
+        stacklevel=3,
+      )
+
+
+_warn_if_untested()

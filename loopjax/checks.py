@@ -79,6 +79,18 @@ def unicode(name: str, text: str) -> None:
     raise UserError(f"{name} is not UTF-8") from None
 
 
+def wrong_file(head: bytes) -> str:
+  """What a file is that was downloaded wrongly, from its first bytes, or ""."""
+  start = head.lstrip()[:64].lower()
+  if start.startswith(b"version https://git-lfs"):
+    return "is a pointer of Git LFS, not the file; run git lfs pull"
+  if start.startswith((b"<!doctype html", b"<html")):
+    return "is a web page, not the file; download it again"
+  if head.startswith(b"PK\x03\x04"):
+    return "is a zip archive; unpack it"
+  return ""
+
+
 def integer(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
   """Raises UserError unless `value` is an integer in [low, high]."""
   if type(value) is not int or not low <= value <= high:

@@ -6,6 +6,7 @@ import difflib
 import errno
 import functools
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -112,7 +113,15 @@ class Parser(argparse.ArgumentParser):
     if not self._subparsers:  # The parser of the subcommand checks its flags.
       for word in args:
         self._check_flag(word)
-    return super().parse_known_args(args, namespace)
+    found, rest = super().parse_known_args(args, namespace)
+    for name, value in vars(found).items():
+      if isinstance(value, pathlib.Path):
+        setattr(found, name, local_path(value))
+      elif isinstance(value, list):
+        paths = [isinstance(one, pathlib.Path) for one in value]
+        if paths and all(paths):
+          setattr(found, name, [local_path(one) for one in value])
+    return found, rest
 
   def _check_flag(self, word: str) -> None:
     """Raises UserError if a word is a flag that is unknown or abbreviated."""
@@ -129,6 +138,23 @@ class Parser(argparse.ArgumentParser):
     raise UserError(
       f"no flag {flag!r}{similar(flag, self._option_string_actions)}"
     )
+
+
+def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
+  """A path that a user gave, in which a ~ at the beginning is a home.
+
+  Shells replace it in a word of its own only, not in --flag=~/file.
+
+  Raises:
+    UserError: the path is in a bucket.
+  """
+  given = os.path.expanduser(path)
+  if found := re.match("(gs|s3):/+(.*)", given):
+    raise UserError(
+      f"{found[1]}://{found[2]}: buckets are not supported; give a local path,"
+      " such as that of a mounted bucket"
+    )
+  return pathlib.Path(given)
 
 
 def similar(name: object, known: Iterable[str]) -> str:

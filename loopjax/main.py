@@ -5,7 +5,7 @@
 The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped. --config.section.key=value changes
 a setting, --workdir=DIR sets where the run writes, and --mode=describe prints
-all settings and their cost.
+sizes, costs and settings.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
@@ -26,13 +26,13 @@ import jax
 from absl import flags
 
 from loopjax.commands import command_line
-from loopjax.errors import UserError, one_line
-from loopjax.run import processes, user_cache
+from loopjax.errors import UserError, local_path, one_line
+from loopjax.run import processes
 from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
-MODES = ("train", "eval", "train_and_eval", "describe")
+MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 flags.adopt_module_key_flags(processes)
@@ -40,7 +40,7 @@ _MODE = flags.DEFINE_enum(
   "mode",
   "train_and_eval",
   MODES,
-  "What to do; describe prints sizes and costs.",
+  "What to do; describe prints sizes and costs, describe_json for programs.",
 )
 _LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
@@ -50,12 +50,11 @@ def main(argv: list[str]) -> int:
   del argv
   from loopjax import config as config_lib
   from loopjax import train
-  from loopjax.commands import describe, ending, listing
+  from loopjax.commands import compilation, describe, ending, listing
   from loopjax.config import presets
   from loopjax.run import naming, zoo
 
-  jax.config.update("jax_compilation_cache_dir", _compilation_cache())
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  compilation.keep()
   config = command_line.CONFIG.value
   if _LIST.value:
     print(listing.listing())
@@ -65,13 +64,16 @@ def main(argv: list[str]) -> int:
   if jax.config.read("jax_enable_x64"):
     raise UserError("JAX_ENABLE_X64 is set, but runs compute in 32 bits")
   if _MODE.value == "describe":
+    print(describe.page(describe.describe(config)))
+    return 0
+  if _MODE.value == "describe_json":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
   settings = config_lib.resolve(config)  # Report mistakes first.
   plain = settings.plain
   config_name, overrides = command_line.config_name(), command_line.overrides()
   default = naming.workdir(config_name, overrides, plain)
-  workdir = pathlib.Path(command_line.WORKDIR.value or default)
+  workdir = local_path(command_line.WORKDIR.value or default)
   zoo.refuse(
     workdir,
     "`loopjax zoo score NAME` scores it,"
@@ -147,12 +149,6 @@ def _end_alone(error: Exception) -> NoReturn:
     line, status = f"process {jax.process_index()} failed: {reason}", 1
   print(f"error: {line}", file=sys.stderr, flush=True)
   os._exit(status)
-
-
-def _compilation_cache() -> str:
-  """The directory of JAX's compilation cache, which is per user."""
-  default = str(user_cache.directory("compilation"))
-  return os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ class Config:
   """Devices along each axis; one axis may be -1, all remaining devices.
 
   Attributes:
-    data: number of copies of the model. fsdp: data-parallel devices over which
+    data: number of copies of the model.
+    fsdp: data-parallel devices over which
       parameters and optimizer state are split. tensor: devices over which
       matrices are split within an example.
     min_split_size: parameters with fewer elements are replicated, as splitting

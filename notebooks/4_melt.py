@@ -243,9 +243,7 @@ def write(workdir):
   engine = source.make_engine(
     language_model, num_slots=len(sums), max_tokens=32
   )
-  prompts = [
-    source.encode_prompt(language_model.tokenizer, one) for one in sums
-  ]
+  prompts = [language_model.tokenizer.encode_prompt(one) for one in sums]
   requests = [GenerationRequest(prompt, 8, greedy) for prompt in prompts]
   written = text.generate_texts(
     engine, language_model.tokenizer, requests, stops=["\n"]

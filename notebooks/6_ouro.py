@@ -117,7 +117,7 @@ if PUBLISHED:
   )
   prompt = tuple(ids.tolist())
 else:
-  prompt = source.encode_prompt(tokenizer, "def loss(")
+  prompt = tokenizer.encode_prompt("def loss(")
 
 # %%
 length = min(16 if SMOKE else 256, language_model.context_length - len(prompt))

@@ -90,6 +90,20 @@ def pytest_timeout_cancel_timer():
   return (yield)
 
 
+@pytest.fixture
+def refusal(capsys):
+  """Runs a command that has to end with one line and exit status 2."""
+
+  def run(entry, *arguments, said=False):
+    assert entry(*arguments) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert said or not out
+    return error
+
+  return run
+
+
 @pytest.fixture(scope="session")
 def sketches():
   """Figures are drawn small and with no layout, in a tenth of the time."""

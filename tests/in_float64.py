@@ -8,6 +8,19 @@ import numpy as np
 from jax.extend import core
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+# Tiny programs take longer to compile than to run.
+_FAST = {"xla_backend_optimization_level": 0}
+
+
+def without_rounding(function):
+  """The function in float64, compiled; its results are NumPy arrays."""
+  compiled = jax.jit(in_float64(function), compiler_options=_FAST)
+
+  def run(*args):
+    with jax.enable_x64(True):
+      return jax.device_get(compiled(*jax.tree.map(_wide, args)))
+
+  return run
 
 
 def in_float64(function):
@@ -19,14 +32,17 @@ def in_float64(function):
 
   def run(*args):
     with jax.enable_x64(False):
-      shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args
-      )
+      shapes = jax.tree.map(_as_in_program, args)
       closed, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
     found = _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(out), found)
 
   return run
+
+
+def _as_in_program(x):
+  dtype = jnp.float32 if x.dtype == np.float64 else x.dtype
+  return jax.ShapeDtypeStruct(x.shape, dtype)
 
 
 def _wide(x):

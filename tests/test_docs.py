@@ -31,6 +31,7 @@ from loopjax.types import LoopOptions
 
 HOSTS = {"arxiv.org", "github.com", "ui.perfetto.dev"}
 README = (ROOT / "README.md").read_text()
+INDEX = (ROOT / "docs/index.md").read_text()
 every_page = pytest.mark.parametrize("path", PAGES, ids=NAMES)
 
 
@@ -226,17 +227,24 @@ def test_modules_of_the_reference_exist():
     assert importlib.util.find_spec(module), module
 
 
-def test_the_readme_is_short_and_has_the_two_commands():
-  assert README.count("\n") <= 120
-  make = "    python3 -m venv .venv && .venv/bin/pip install -e "
-  train = ".venv/bin/python -m loopjax.main --config=configs/sudoku_utm.py\n"
-  assert f"{make}. && {train}" in README
-  assert f"{make}'.[test]' && .venv/bin/pytest\n" in README
-  for line in re.findall(r"(?m)^    (loopjax/\S+|\w+/\S*) ", README):
-    assert (ROOT / line).exists(), line
-  assert {"2510.25741", "2605.07721"} <= set(
-    re.findall(r"\d{4}\.\d{5}", README)
-  )
+def test_the_readme_is_short_and_has_its_commands():
+  read = re.sub(r"<[^>]*>|\]\([^)]*\)|[|#*-]", " ", README)
+  assert len(read.split()) <= 750
+  assert len(re.findall(r"\d+(?:[.,]\d+)*", prose_of(read))) <= 60
+  start = re.findall(r"(?m)^    (.*)$", README)
+  assert start[:4] == [
+    "python3 -m venv .venv",
+    ". .venv/bin/activate",
+    "pip install -e '.[serve]'",
+    "loopjax play zoo:sudoku_nine",
+  ]
+  assert "loopjax train --config=configs/sudoku_utm.py" in start
+  assert "pip install -e '.[test]' && pytest" in start
+  assert f"\n    {start[0]}\n    {start[1]}\n" in INDEX
+  results = README.partition("## Results")[2].partition("\n## ")[0]
+  _, *verdicts = re.findall(r"(?m)^\| .* \| ([a-z ]+) \|$", results)
+  assert len(verdicts) == 6
+  assert all(f"*{word.capitalize()}*:" in results for word in verdicts)
 
 
 @pytest.mark.parametrize("page", NAMES)
@@ -251,7 +259,7 @@ def test_results_are_those_of_their_pages(page):
       texts = [file.read_text() for file in files]
       assert any(number in text for text in texts), (number, linked)
       checked += 1
-  assert checked > 25 or page != "README.md"
+  assert checked > 5 or page != "README.md"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,15 +1,20 @@
-"""One training step of every family, against numbers that are kept.
+"""Ten training steps of every family, against numbers that are kept.
 
-After a change that is meant to move them:
+Metrics are those of the first step; what is left of the parameters, their
+average and the optimizer's moments is that after the last one. After a change
+that is meant to move them:
 
   PYTHONPATH=.:tests python -c "import conftest, test_golden as t; t.write()"
 """
 
 import functools
+import itertools
 import json
 
 import jax
 import numpy as np
+import optax
+import pytest
 from tests_support import (
   ROOT,
   SMOKE,
@@ -23,8 +28,9 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data import pipeline
+from loopjax.optim import parameters
 
-FILE = ROOT / "tests" / "golden" / "one_step.json"
+FILE = ROOT / "tests" / "golden" / "ten_steps.json"
 CASES = {
   **SMOKE,
   # Tokens that stop at different steps, some of them before the last one.
@@ -33,25 +39,73 @@ CASES = {
     "smoke,model.router_bias=0.55,model.ponder_weight=0.1",
   ),
 }
+STEPS = 10
+# Each of these moves some number by ten tolerances and more, see below.
+SETTINGS = {
+  "optim.learning_rate": 0.01,
+  "optim.final_learning_rate": 0.002,
+  "optim.schedule": "cosine",
+  "optim.warmup_steps": 3,
+  "optim.weight_decay": 3.0,
+  "optim.decay": "tables",
+  "optim.clip_norm": 0.5,
+  "optim.ema_decay": 0.5,
+  # Gradients that are nothing but rounding move nothing.
+  "optim.eps": 1e-3,
+  "run.steps_per_call": STEPS,
+}
 # Another CPU or compiler rounds by less, a wrong term moves more.
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+FIRST = {"rtol": 1e-4, "atol": 1e-6}
+LATER = {"rtol": 2e-3, "atol": 1e-6}
 
 
-def one_step(name):
-  """Metrics of the first step on one device, numbers or lists by name."""
-  settings = config_lib.resolve(load_config(*CASES[name]))
+def ten_steps(name, **changes):
+  """What ten steps on one device leave, numbers or lists by name."""
+  config = load_config(*CASES[name])
+  config_lib.override(config, {**SETTINGS, **changes})
+  settings = config_lib.resolve(config)
   program = program_lib.make_program(settings, jax.devices()[:1])
   dataset = make_datasets(settings)["train"]
-  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+  rows = itertools.islice(
+    pipeline.iterate(dataset.batches, num_threads=0), STEPS
+  )
   batches = sharding.put_batch(
     program.mesh,
-    jax.tree.map(lambda x: x[None], batch),
+    jax.tree.map(lambda *parts: np.stack(parts), *rows),
     settings.run.batch_size,
     stacked=True,
   )
   state = program.init(jax.random.key(0))
-  _, metrics = program.train(state, batches, {})
-  return {key: np.asarray(x[0]).tolist() for key, x in metrics.items()}
+  before = jax.device_get(state.params)
+  state, metrics = program.train(state, batches, {})
+  state, metrics = jax.device_get((state, metrics))
+  first = {key: np.asarray(x[0]).tolist() for key, x in metrics.items()}
+  return {
+    "first": first,
+    "last": {
+      "loss": float(metrics["loss"][-1]),
+      **moved(before, state.params),
+      "average": norm(jax.tree.map(np.subtract, state.ema, before)),
+      "mu": norm(optax.tree.get_all_with_path(state.opt_state, "mu")),
+      "nu": norm(optax.tree.get_all_with_path(state.opt_state, "nu")),
+    },
+  }
+
+
+def norm(tree):
+  """The Euclidean norm of all numbers."""
+  leaves = [np.float64(x) for x in jax.tree.leaves(tree) if np.ndim(x)]
+  return float(np.sqrt(sum(np.sum(x**2) for x in leaves)))
+
+
+def moved(before, after):
+  """How far parameters have moved, by their row of the parameter table."""
+  found = {}
+  for row, x, y in zip(
+    *map(jax.tree.leaves, (parameters.rows(after), before, after)), strict=True
+  ):
+    found.setdefault(row.pattern, []).append(np.float64(y) - x)
+  return {f"moved/{pattern}": norm(x) for pattern, x in found.items()}
 
 
 @functools.cache
@@ -59,25 +113,60 @@ def golden():
   return json.loads(FILE.read_text())
 
 
-@crossing("name", by_size(CASES))
-def test_one_step(name):
-  expected, found = golden()[name], one_step(name)
+def largest(found, expected, tolerance):
+  """(the name of the number that is off most, by how many tolerances)."""
   assert found.keys() == expected.keys()
-  for key, value in expected.items():
-    np.testing.assert_allclose(found[key], value, **TOLERANCE, err_msg=key)
+  off = {
+    key: np.max(
+      np.abs(np.subtract(found[key], value))
+      / (tolerance["atol"] + tolerance["rtol"] * np.abs(value))
+    )
+    for key, value in expected.items()
+  }
+  return max(off.items(), key=lambda item: item[1])
+
+
+@crossing("name", by_size(CASES))
+def test_ten_steps(name):
+  expected, found = golden()[name], ten_steps(name)
+  for part, tolerance in (("first", FIRST), ("last", LATER)):
+    which, off = largest(found[part], expected[part], tolerance)
+    assert off <= 1, which
+
+
+# Another value of each setting; without the average there is nothing to score.
+OTHER = {
+  "optim.learning_rate": 0.011, "optim.final_learning_rate": 0.004,
+  "optim.schedule": "linear", "optim.warmup_steps": 4,
+  "optim.weight_decay": 2.5, "optim.decay": "matrices",
+  "optim.clip_norm": 0.0, "optim.ema_decay": 0.6, "optim.eps": 2e-3,
+}  # fmt: skip
+
+
+@pytest.mark.manual
+@pytest.mark.parametrize("setting", OTHER)
+def test_no_setting_is_without_effect(setting):
+  """Each moves a number by ten times its tolerance."""
+  found = ten_steps("looped", **{setting: OTHER[setting]})
+  assert found["first"] == pytest.approx(golden()["looped"]["first"], rel=1e-4)
+  assert largest(found["last"], golden()["looped"]["last"], LATER)[1] > 10
 
 
 def test_the_numbers_are_of_what_they_are_for():
   """Families differ; UTM has memory; tokens stop early, and others go on."""
   assert golden().keys() == CASES.keys()
-  assert len({case["loss"] for case in golden().values()}) == len(CASES)
-  halting = golden()["utm_halting"]
+  first = {name: case["first"] for name, case in golden().items()}
+  assert len({case["loss"] for case in first.values()}) == len(CASES)
+  halting = first["utm_halting"]
   assert any(0.05 < running < 0.95 for running in halting["running"])
   assert "ponder_steps_memory" in halting
+  assert {*SETTINGS} == {*OTHER, "run.steps_per_call"}
+  for case in golden().values():
+    assert case["last"]["average"] > 0 and case["last"]["mu"] > 0
 
 
 def write():
   """Replaces the numbers."""
   FILE.parent.mkdir(exist_ok=True)
-  found = {name: one_step(name) for name in sorted(CASES)}
+  found = {name: ten_steps(name) for name in sorted(CASES)}
   FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")

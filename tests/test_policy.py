@@ -8,7 +8,10 @@ import subprocess
 import sys
 from importlib import metadata
 
+import pytest
 from tests_support import ROOT
+
+import loopjax
 
 FILES = sorted((ROOT / "loopjax").rglob("*.py"))
 ALLOWED_NNX = {
@@ -92,6 +95,79 @@ def test_nnx_stays_in_its_subset():
     for name in re.findall(r"\bnnx\.([A-Za-z_]+)", path.read_text())
   }
   assert used <= ALLOWED_NNX
+
+
+# Semi-public modules of JAX by file, and why.
+SEMI_PUBLIC = {
+  # Rewrites traced programs; nothing public reads or prunes them.
+  ("program/casts.py", "jax.extend.core"),
+  ("program/casts.py", "jax.extend.core.primitives"),
+  ("program/casts.py", "jax.interpreters.partial_eval"),
+}
+
+
+def test_libraries_are_used_through_public_modules():
+  found = set()
+  for path in FILES:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+      names = []
+      if isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+      elif isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      place = str(path.relative_to(ROOT / "loopjax"))
+      for name in names:
+        private = any(
+          part.startswith("_") and not part.startswith("__")
+          for part in name.split(".")[1:]
+        )
+        if private and not name.startswith("loopjax"):
+          found.add((place, name))
+        if name.startswith(("jax.extend", "jax.interpreters")):
+          found.add((place, name))
+    # Attributes of a library's module, such as splash._splash_attention_bwd.
+    aliases = {
+      alias.asname or alias.name.split(".")[0]
+      for node in ast.walk(tree)
+      if isinstance(node, ast.Import | ast.ImportFrom)
+      and not (getattr(node, "module", "") or "").startswith("loopjax")
+      for alias in node.names
+      if not alias.name.startswith("loopjax")
+    }
+    for node in ast.walk(tree):
+      if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in aliases
+        and re.match("_[a-z]", node.attr)
+        and (node.value.id, node.attr) != ("os", "_exit")  # Documented.
+      ):
+        found.add((str(path.relative_to(ROOT)), node.attr))
+  assert found == SEMI_PUBLIC
+
+
+def test_versions_that_are_tested_are_those_that_are_asked_for():
+  """The range of a warning at import is setup.cfg's of all Pythons."""
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  for name, (first, end) in loopjax._TESTED.items():
+    rows = re.findall(
+      rf"^{name}>=([\d.]+),<([\d.]+);",
+      setup["options"]["install_requires"],
+      re.M,
+    )
+    numbers = [tuple(map(loopjax._numbers, row)) for row in rows]
+    assert len(rows) == 2
+    assert min(numbers)[0] == loopjax._numbers(first)
+    assert max(numbers)[1] == loopjax._numbers(end)
+
+
+def test_an_untested_version_is_named(monkeypatch):
+  versions = {"jax": "0.13.1.dev2", "flax": "0.12.8"}
+  monkeypatch.setattr(loopjax.metadata, "version", versions.__getitem__)
+  with pytest.warns(UserWarning, match="jax >=0.10.2,<0.13; 0.13.1.dev2 is"):
+    loopjax._warn_if_untested()
 
 
 # Need an extra; what imports them at its top is among them.

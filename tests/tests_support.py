@@ -99,6 +99,16 @@ def smoke(**overrides):
   return config
 
 
+@contextlib.contextmanager
+def refused(message: str):
+  """What is inside ends in a `UserError` of one line that has the message."""
+  from loopjax.errors import UserError
+
+  with pytest.raises(UserError, match=message) as caught:
+    yield
+  assert "\n" not in str(caught.value)
+
+
 def array_sizes(text: str) -> list[int]:
   """Number of elements of every array in the text of a compiled program."""
   shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", text)

@@ -4,9 +4,11 @@ python docs/figures/draw.py
 """
 
 import io
+import json
 import pathlib
 import re
 
+import numpy as np
 from matplotlib import patches
 from PIL import Image
 
@@ -15,6 +17,7 @@ from loopjax.play import load
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent.parent / "benchmarks" / "results"
+RUNS = HERE.parent.parent / "benchmarks" / "runs"
 
 
 def table(file: str, first: str) -> list[list[str]]:
@@ -45,6 +48,30 @@ def curves(name: str, title: str, steps: range, lines: list[tuple]) -> None:
     )
   axes.set_ylim(0, 1)
   axes.legend(frameon=False, fontsize=9)
+  draw.save(figure, HERE / f"{name}.png")
+
+
+def more_loops(name: str, file: str) -> None:
+  """Draws the share of puzzles solved after each loop, a line for each run."""
+  figure = draw.new(6.4, 2.9)
+  axes = figure.subplots()
+  kept = json.loads((RUNS / file).read_text())["items"]
+  for place, run in enumerate(kept):
+    metrics, trained = run["summary"]["metrics"], run["config"]["model"]
+    loops = np.arange(1, 3 * trained["num_loops"] + 1)
+    solved = [metrics[f"depth/exact_match/loop={k - 1}"] for k in loops]
+    label = f"seed {run['overrides']['run.seed']}"
+    axes.plot(loops, solved, color=draw.PALETTE[place], label=label)
+  axes.axvline(trained["num_loops"], color=draw.GREY, linestyle=":")
+  axes.text(
+    trained["num_loops"] + 0.4, 0.04, "loops in training", color=draw.GREY
+  )
+  axes.set_ylim(0, 1.02)
+  axes.set_xticks(range(0, len(loops) + 1, 6))
+  draw.tidy(
+    axes, "6x6 Sudoku: puzzles solved, by loops", "loops", "share of the test"
+  )
+  axes.legend(frameon=False, fontsize=9, loc="center right")
   draw.save(figure, HERE / f"{name}.png")
 
 
@@ -86,7 +113,7 @@ def board(name: str, entry: str) -> None:
       axes.plot([0, size], [line, line], color="#1c1e21", lw=width)
       axes.plot([line, line], [0, size], color="#1c1e21", lw=width)
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=90)
+    figure.savefig(picture, dpi=180)
     frames.append(Image.open(picture).convert("RGB").quantize(48))
   times = [1200, *[350] * (len(frames) - 2), 3000]
   path = HERE / f"{name}.gif"
@@ -98,6 +125,7 @@ def board(name: str, entry: str) -> None:
 def main() -> None:
   """Draws all."""
   board("sudoku_nine", "sudoku_nine")
+  more_loops("more_loops", "sudoku_six.runs.json")
   rows = table(
     "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
   )

@@ -6,6 +6,7 @@ from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import prompts
 from loopjax.commands import document
 from loopjax.data.text import task as text_task
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
@@ -23,7 +24,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   assert isinstance(task, text_task.Config)
   if settings.causal is None:
     return []
-  tokenizer = Tokenizer(task.tokenizer, task.end_token)
+  tokenizer = tokenizer_lib.of(task)
   spec = settings.spec
   middle = spec.sequence_length // 2
   num_tokens = spec.vocab_size - spec.num_padding_tokens
@@ -72,5 +73,6 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 
 
 def _text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
-  """The text of token ids, without the end-of-text token."""
-  return tokenizer.decode([one for one in ids if one != tokenizer.end])
+  """The text of token ids, without what begins and ends a document."""
+  around = (tokenizer.begin, tokenizer.end)
+  return tokenizer.decode([one for one in ids if one not in around])

@@ -163,7 +163,8 @@ def _draw_state(axes, board, given, answer, state: BoardState) -> None:
     colors[cell] = (*colors_lib.to_rgb(base), 0.08 + 0.57 * strength[cell])
   colors[right & (given > 0)] = colors_lib.to_rgba(_GIVEN)
   _draw_board(axes, board, state.digits, colors, given > 0)
-  number = f"{int(right.sum())}/{board.num_cells} right"
+  blank = given <= 0
+  number = f"{int(right[blank].sum())} of {int(blank.sum())} blanks right"
   result = "solved" if right.all() else number
   axes.set_title(f"{state.title}: {result}", fontsize=11)
 
@@ -180,9 +181,10 @@ def _draw_halting_map(
   left, right = figure.subplots(1, 2)
   top = evaluated.settings.model.num_loops
   mean = f"mean over {len(cells)} puzzles"
-  _draw_steps(figure, left, board, cells.mean(axis=0), mean, top)
+  _draw_steps(left, board, cells.mean(axis=0), mean, top)
   one = f"one puzzle with {int(blank[row].sum())} blanks"
-  _draw_steps(figure, right, board, cells[row], one, top)
+  image = _draw_steps(right, board, cells[row], one, top)
+  figure.colorbar(image, ax=[left, right], shrink=0.8, label="loops")
   given = evaluated.batch["inputs"][row] - 1
   for cell in np.flatnonzero(given > 0):
     corner = (board.column[cell] + 0.08, board.row[cell] + 0.08)
@@ -192,34 +194,30 @@ def _draw_halting_map(
       )
     )
   figure.suptitle(
-    f"Steps until a cell halts: givens {cells[~blank].mean():.2f}, blanks"
+    f"Loops until a cell halts: givens {cells[~blank].mean():.2f}, blanks"
     f" {cells[blank].mean():.2f} (framed: givens)",
     fontsize=11,
   )
   return draw.save(figure, evaluated.directory / "halting_map.png")
 
 
-def _draw_steps(figure, axes, board, steps, title: str, top: int) -> None:
-  """A heat map of steps with its own colours and the numbers in it."""
-  low, high = float(steps.min()), float(steps.max())
-  if high - low < 0.5:  # Do not exaggerate noise.
-    low, high = max(low - 0.5, 0.0), min(high + 0.5, float(top))
+def _draw_steps(axes, board, steps, title: str, top: int):
+  """A heat map of steps, from none to all loops, and the numbers in it."""
   image = axes.imshow(
     steps.reshape(board.size, board.size),
     cmap="YlGnBu",
-    vmin=low,
-    vmax=high,
+    vmin=0,
+    vmax=top,
     extent=(0, board.size, board.size, 0),
   )
   decimals = 0 if np.array_equal(steps, np.rint(steps)) else 1
   for cell, value in enumerate(steps):
-    dark = value > low + 0.6 * (high - low)
-    color = "white" if dark else "black"
+    color = "white" if value > 0.6 * top else "black"
     text = f"{value:.{decimals}f}"
     _write(axes, board, cell, text, color=color, fontsize=9)
   _draw_lines(axes, board)
   axes.set_title(title, fontsize=10)
-  figure.colorbar(image, ax=axes, shrink=0.8, label="steps")
+  return image
 
 
 def _draw_board(axes: axes_lib.Axes, board, digits, colors, bold) -> None:

@@ -113,7 +113,9 @@ def _parse(argv: list[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
-      raise UserError(f"{rest[1]!r} is not a flag; flags begin with --")
+      raise UserError(
+        f"{rest[1]!r} is not a flag; {_meant(rest[1]) or 'flags begin with --'}"
+      )
     if WORKDIR.value == "":
       raise UserError("--workdir= is empty")
     if CONFIG.value is not None:
@@ -185,6 +187,14 @@ def _located(word: str) -> str:
   from loopjax.config import presets  # Imports JAX: not for all flags.
 
   return f"{flag}={presets.located(value)}"
+
+
+def _meant(word: str) -> str:
+  """What to type for a config that is named without its flag, or ""."""
+  from loopjax.config import presets
+
+  path = pathlib.Path(presets.located(word).partition(":")[0])
+  return f"did you mean --config={word}?" if path.is_file() else ""
 
 
 def after_colon(argv: list[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -57,6 +59,75 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "cache_bytes_per_row": by_row,
     **_teacher(settings),
   }
+
+
+def page(described: Mapping[str, Any]) -> str:
+  """What `describe` returns, as a page of 80 columns.
+
+  FLOPs are of the first loop, of the trained number and of all that evaluation
+  runs.
+  """
+  config = described["config"]
+  flops = described["flops_per_example"]
+  trained = config["model"].get("num_loops", len(flops))
+  loops = sorted({1, min(trained, len(flops)), len(flops)})
+  after = [f"{_short(flops[k - 1])} after {_loops(k)}" for k in loops]
+  modules = [
+    f"{name} {size:,}"
+    for name, size in described["parameters_by_module"].items()
+  ]
+  cache = [
+    f"{_short(described[f'cache_bytes_per_{of}'])}B a {of}"
+    for of in ("token", "row")
+    if described[f"cache_bytes_per_{of}"]
+  ]
+  lines = {
+    "model": f"{config['model']['name']}, on {config['task']['name']}",
+    "parameters": f"{described['parameters']:,}: {', '.join(modules)}",
+    "state": f"{_short(described['state_bytes'])}B of parameters, their average"
+    " and the optimizer's",
+    "forward": f"FLOPs of an example: {', '.join(after)}",
+    "cache": ", ".join(cache),
+    "teacher": "",
+  }
+  if teacher := described.get("teacher"):
+    lines["teacher"] = f"{teacher['parameters']:,} parameters"
+  settings = {
+    section: ", ".join(f"{key}={value}" for key, value in values.items())
+    for section, values in config.items()
+    if values
+  }
+  return "\n".join(
+    [
+      *(_wrapped(name, text) for name, text in lines.items() if text),
+      "",
+      "settings, each --config.SECTION.KEY=VALUE:",
+      *(_wrapped(name, text) for name, text in settings.items()),
+    ]
+  )
+
+
+def _loops(count: int) -> str:
+  return "1 loop" if count == 1 else f"{count} loops"
+
+
+def _short(number: float) -> str:
+  """1,234,567 as "1.23 M"."""
+  for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+    if number >= 10**power:
+      return f"{number / 10**power:.3g} {letter}"
+  return f"{number:.3g} "
+
+
+def _wrapped(name: str, text: str) -> str:
+  return textwrap.fill(
+    text,
+    width=80,
+    initial_indent=f"{name:<12}",
+    subsequent_indent=" " * 12,
+    break_long_words=False,
+    break_on_hyphens=False,
+  )
 
 
 def _teacher(settings: config_lib.Settings) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def lines(
   if pictures.is_dir():
     texts.append(f"figures: {pictures}; all scores: {directory}/summary.json")
   if mode != "eval":
-    texts.append(f"next: python -m loopjax.report {workdir}")
+    texts.append(f"next: loopjax report {workdir}")
   return texts
 
 

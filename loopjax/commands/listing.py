@@ -10,6 +10,7 @@ from loopjax.run import machine
 
 # "  tiny    description," and its continuation lines.
 _DESCRIBED = re.compile(r"^  (\w+) +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
+_TOO_LONG = 10 * 365 * 86_400  # Seconds.
 _USAGE = """\
 python -m loopjax.main --config=FILE[:preset][,section.key=value...]
 
@@ -34,8 +35,9 @@ def _config(path: pathlib.Path) -> str:
       seconds = machine.training_seconds(
         settings.training_flops, settings.model.width
       )
-      time = machine.duration(seconds)
-      lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 10))
+      long = seconds > _TOO_LONG
+      time = "too long" if long else machine.duration(seconds)
+      lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 12))
   return "\n".join(lines)
 
 

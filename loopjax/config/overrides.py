@@ -49,7 +49,8 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   """All sections with their defaults, unlocked.
 
   Args:
-    model: a key of MODELS. task: a key of TASKS.
+    model: a key of MODELS.
+    task: a key of TASKS.
 
   Raises:
     UserError: there is no such model or task.

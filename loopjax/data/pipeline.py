@@ -33,7 +33,8 @@ def abstract_rows(
   """Shapes and dtypes of a batch of rows, all [batch_size, length].
 
   Args:
-    batch_size: rows. length: tokens of a row.
+    batch_size: rows.
+    length: tokens of a row.
     integers, floats: what a batch has beside "inputs", "targets", "weights".
   """
   dtypes = {

@@ -5,6 +5,7 @@ import sys
 
 from loopjax.errors import Parser, one_line_errors
 from loopjax.eval import command, scorer
+from loopjax.generate import source
 from loopjax.run.checkpoints import quantized
 
 
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     choices=quantized.WEIGHTS,
     help="quantises the weights [as they are stored]",
   )
+  source.add_bos(parser)
   parser.add_argument(
     "--batch_tokens",
     type=int,

@@ -45,18 +45,19 @@ class Values(NamedTuple):
 def score(tasks: Sequence[EvalTask], scorer: Scorer) -> list[list[list[Score]]]:
   """Scores every choice of every item of every task.
 
-  Contexts and continuations are tokenised separately.
+  Contexts and continuations are encoded as `Tokenizer.encode_pairs` does.
 
   Raises:
     UserError: see `Scorer.__call__`.
   """
-  encode = scorer.language_model.tokenizer.encode
-  items = [item for task in tasks for item in task.items]
-  contexts = encode([text for item in items for text in item.contexts])
-  continuations = encode(
-    [text for item in items for text in item.continuations]
-  )
-  rest = iter(scorer(list(map(ScoringRequest, contexts, continuations))))
+  pairs = [
+    pair
+    for task in tasks
+    for item in task.items
+    for pair in zip(item.contexts, item.continuations, strict=True)
+  ]
+  encoded = scorer.language_model.tokenizer.encode_pairs(pairs)
+  rest = iter(scorer([ScoringRequest(*pair) for pair in encoded]))
   return [
     [[next(rest) for _ in item.continuations] for item in task.items]
     for task in tasks

@@ -38,6 +38,7 @@ class Options(NamedTuple):
   exit_threshold: float | None
   checkpoint: int | None
   weights: str | None
+  bos: str | None
   batch_tokens: int
 
 
@@ -122,6 +123,7 @@ def _of_run(
     exit_threshold=options.exit_threshold,
     checkpoint=options.checkpoint,
     weights=options.weights,
+    bos=options.bos,
   )
   directory = zoo.output(workdir) / DIRECTORY
   with writing(directory):  # Before hours of work.
@@ -169,6 +171,7 @@ def _file_name(task: str, options: Options) -> str:
     "exit_threshold": options.exit_threshold,
     "checkpoint": options.checkpoint,
     "weights": options.weights,
+    "bos": options.bos,
   }
   return ",".join(
     [task, *(f"{flag}={x}" for flag, x in given.items() if x is not None)]

@@ -5,7 +5,7 @@
 
 is the command `lm_eval` (`pip install 'loopjax[eval]'`) with the model
 "loopjax" and, in addition to its own tasks, those of `loopjax/eval/tasks`.
-Other model_args: num_loops, exit_threshold, checkpoint, batch_tokens. From
+Other model_args: num_loops, exit_threshold, checkpoint, batch_tokens, bos. From
 Python: `lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
 """
 
@@ -56,6 +56,7 @@ class Model(TemplateLM):
     exit_threshold: float | None = None,
     checkpoint: int | None = None,
     batch_tokens: int = scorer.BATCH_TOKENS,
+    bos: str | None = None,
     **others: Any,
   ):
     """Loads the run.
@@ -63,6 +64,7 @@ class Model(TemplateLM):
     Args:
       workdir, num_loops, exit_threshold, checkpoint: see `language_model.load`.
       batch_tokens: see `scorer.Scorer`.
+      bos: see `Tokenizer.beginning_with`.
       **others: batch_size, max_batch_size and device, which the harness passes
         to every model; ignored.
 
@@ -78,6 +80,7 @@ class Model(TemplateLM):
       num_loops=num_loops,
       exit_threshold=exit_threshold,
       checkpoint=checkpoint,
+      bos=bos,
     )
     self._scorer = scorer.Scorer(self._language_model, batch_tokens)
     self._engine: Engine | None = None  # For tasks that generate.
@@ -94,22 +97,25 @@ class Model(TemplateLM):
   def eot_token_id(self) -> int:
     return self._language_model.tokenizer.end
 
+  @property
+  def prefix_token_id(self) -> int:
+    """What a text begins with whose first token is predicted."""
+    return self._language_model.tokenizer.begin
+
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    """Token ids of a text; the scorer adds the start of the document."""
+    """Token ids of a text, without what texts begin with."""
     del add_special_tokens, kwargs
     return self._language_model.tokenizer.encode([string])[0].tolist()
 
   def _encode_pair(
     self, context: str, continuation: str
   ) -> tuple[list[int], list[int]]:
-    """As in the harness, unless that leaves the continuation without tokens."""
-    before, after = super()._encode_pair(context, continuation)
-    if not after:  # One token spans the boundary.
-      before = self.tok_encode(context)
-      after = self.tok_encode(continuation)
-    return before, after
+    """See `Tokenizer.encode_pairs`."""
+    tokenizer = self._language_model.tokenizer
+    ((before, after),) = tokenizer.encode_pairs([(context, continuation)])
+    return before.tolist(), after.tolist()
 
   def _loglikelihood_tokens(
     self,
@@ -202,9 +208,7 @@ class Model(TemplateLM):
         tokenizer,
         [
           generate.GenerationRequest(
-            prompt=source.encode_prompt(tokenizer, context)[
-              max_tokens - 1 - length :
-            ],
+            prompt=tokenizer.encode_prompt(context)[max_tokens - 1 - length :],
             max_new_tokens=max_tokens,
             sampling=Sampling(temperature=0),
             stop_tokens=self._language_model.stop_tokens,

@@ -1,8 +1,8 @@
 """Log-likelihoods of continuations: the one scorer of all evaluations.
 
-Every document starts with the end token of the one before it, as in training.
-The device returns two numbers per scored token: no [tokens, vocabulary] array
-is made, and logits are computed for scored tokens only.
+Contexts begin with what texts begin with (`Tokenizer.encode_pairs`). The device
+returns two numbers per scored token: no [tokens, vocabulary] array is made, and
+logits are computed for scored tokens only.
 """
 
 import functools
@@ -86,7 +86,6 @@ class Scorer:
         are all the same.
     """
     length = self.language_model.context_length
-    requests = [self._opened(request) for request in requests]
     parts = [batches_lib.windows(request, length) for request in requests]
     windows = [window for part in parts for window in part]
     sizes = [len(window.tokens) - 1 for window in windows]
@@ -130,15 +129,6 @@ class Scorer:
         f" {len(scores)} continuations are {likelihoods[0]:g}: the model does"
         " not distinguish any of them"
       )
-
-  def _opened(self, request: ScoringRequest) -> ScoringRequest:
-    """The request with the end token of a previous document prepended."""
-    end = self.language_model.tokenizer.end
-    assert len(request.continuation), "nothing to score"
-    context, continuation = (np.asarray(ids, np.int32) for ids in request)
-    if len(context) and context[0] == end:
-      return ScoringRequest(context, continuation)
-    return ScoringRequest(np.append(np.int32(end), context), continuation)
 
   def _by_window(
     self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]

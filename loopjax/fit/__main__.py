@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
   from loopjax import config as config_lib
   from loopjax import program as program_lib
   from loopjax import sections, sharding
-  from loopjax.fit import cudnn, measure, quiet, report, suggest, topology
+  from loopjax.fit import measure, quiet, report, suggest, topology
   from loopjax.program import teacher as teacher_lib
 
   config = command_line.CONFIG.value
@@ -89,10 +89,9 @@ def main(argv: list[str]) -> int:
   if _GENERATE.value:
     return _generation(settings, machine)
   mesh = sharding.make_mesh(settings.mesh, machine.devices)
-  with cudnn.assumed():
-    settings = program_lib.with_remat(
-      settings, mesh, machine.memory, teacher_lib.read(settings)
-    )
+  settings = program_lib.with_remat(
+    settings, mesh, machine.memory, teacher_lib.read(settings)
+  )
   config_lib.override(config, {"loop.remat": settings.loop.remat})
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)

@@ -10,7 +10,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.fit import cudnn, quiet, topology
+from loopjax.fit import quiet, topology
 from loopjax.fit import ranking as ranking_lib
 from loopjax.fit.counts import collectives, hlo, values
 from loopjax.fit.topology import Machine
@@ -82,10 +82,9 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
     UserError: the config is invalid, or impossible on this many devices.
   """
   settings = config_lib.resolve(config)
-  with cudnn.assumed():
-    program = program_lib.make_program(
-      settings, machine.devices, teacher_lib.read(settings), machine.memory
-    )
+  program = program_lib.make_program(
+    settings, machine.devices, teacher_lib.read(settings), machine.memory
+  )
   batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state
   arguments = {
@@ -99,8 +98,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   mesh = dict(program.mesh.shape)
   num_chips = math.prod(mesh.values())
   per_example = profiling.training_flops(program.costs)
-  with cudnn.assumed():
-    lowered = program.train.lower(state, batches, program.abstract_teacher)
+  lowered = program.train.lower(state, batches, program.abstract_teacher)
   found = attempt(lowered, machine, sum(arguments.values()))
   traffic, largest, ranking = None, [], None
   if found.compiled:

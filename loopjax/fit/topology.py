@@ -78,7 +78,8 @@ class Topology(NamedTuple):
   """A parsed machine name.
 
   Attributes:
-    name: as given. kind: a key of TPUS or GPUS, or "cpu".
+    name: as given.
+    kind: a key of TPUS or GPUS, or "cpu".
     sizes: chips along each axis; GPUs: nodes, GPUs of a node.
   """
 

@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     writer.write_lines(prompts.read(options.prompts))
   else:
     assert options.prompt is not None
-    prompt = source.encode_prompt(language_model.tokenizer, options.prompt)
+    prompt = language_model.tokenizer.encode_prompt(options.prompt)
     writer.check_room(len(prompt))
     writer.write(prompt, show=options.prompt)
   if options.report:
@@ -73,6 +73,7 @@ class _Writer:
     given = options.text.max_new_tokens
     self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
     self._seconds = self._first = 0.0
+    self._at_first = 0  # Tokens that came with the first.
     self._loops: collections.Counter[int] = collections.Counter()
     self._costs = Costs()
 
@@ -120,8 +121,11 @@ class _Writer:
     print(show if alone else "", end="", flush=True)
     started = time.monotonic()
     while not self._engine.idle:
-      for token in self._engine.step():
-        self._first = self._first or time.monotonic() - started
+      found = self._engine.step()
+      if found and not self._first:
+        self._first = time.monotonic() - started
+        self._at_first = len(found)
+      for token in found:
         self._read(token, texts[token.request_id], alone)
     self._seconds += time.monotonic() - started
     if alone:
@@ -139,7 +143,7 @@ class _Writer:
     tokenizer, samples = self._language_model.tokenizer, self._text.samples
     requests: list[GenerationRequest] = []
     for row in rows:
-      prompt = source.encode_prompt(tokenizer, row["prompt"])
+      prompt = tokenizer.encode_prompt(row["prompt"])
       self.check_room(len(prompt))
       requests += [
         self._request(prompt, len(requests) + n) for n in range(samples)
@@ -149,8 +153,10 @@ class _Writer:
     started = time.monotonic()
     texts = each_text(self._engine, tokenizer, requests, self._text.stop)
     for number, text in enumerate(texts):
-      self._first = self._first or time.monotonic() - started
       self._costs += text.costs
+      if not self._first:
+        self._first = time.monotonic() - started
+        self._at_first = self._costs.tokens
       row, sample = rows[number // samples], number % samples
       print(prompts.line(row, sample, text), flush=True)
     self._seconds += time.monotonic() - started
@@ -186,12 +192,15 @@ class _Writer:
     """Speed, loops and memory, in several lines."""
     engine, total, loops = self._engine, self._costs.tokens, self._costs.loops
     limits, most = engine.limits, engine.limits.max_tokens
-    rate = total / self._seconds if self._seconds else 0.0
+    later, seconds = total - self._at_first, self._seconds - self._first
+    after = (
+      f"; then {later / seconds:,.0f} tokens/s" if later and seconds else ""
+    )
     params = self._language_model.params
     weights = quantized.kind(params)
     lines = [
-      f"{total} tokens in {self._seconds:.2f} s, {rate:.1f} tokens/s; the"
-      f" first after {self._first:.2f} s, compilation included",
+      f"{total} tokens in {self._seconds:.2f} s; the first after"
+      f" {self._first:.2f} s, compilation included{after}",
       f"{loops / max(total, 1):.3f} of {limits.num_loops} loops per token;"
       f" exits: {limits.exit_rule}, threshold {self._text.exit_threshold}",
       *(
@@ -259,7 +268,7 @@ def _num_slots(options: Options) -> int:
 
 def _check(options: Options) -> None:
   """Raises UserError for flags that contradict each other."""
-  source.check(options.model)
+  source.check(options.model, chat=options.chat)
   given = options.prompt is not None or options.chat
   if given == (options.prompts is not None):
     raise UserError("give --prompt=TEXT, --prompts=FILE, or --chat")

@@ -176,7 +176,7 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     exit_rule=cached.exit_rule,
     on_cpu=cached.platform == "cpu",
     rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
-    unrolls=takes_rows and cached.unrolls(model.config),
+    unrolls=takes_rows and cached.unrolls(params, model.config),
     by_depth=cached.batches_by_depth,
     check_drafts=functools.partial(cached.check_drafts, model.config),
     check_prefill=functools.partial(cached.check_prefill, model.config),

@@ -114,25 +114,6 @@ def draw(
   return jax.lax.cond(any_random, drawn, lambda: most_likely)
 
 
-def log_chances(logits: Array, seen: Array, settings: SamplingArrays) -> Array:
-  """The log-probabilities that `draw` draws tokens with, f32 [B, V].
-
-  Those of a row without temperature are 0 for its most likely token and -inf
-  for others.
-  """
-  logits = penalised(logits, seen, settings.repetition_penalty)
-  is_random = settings.temperature > 0
-  scaled = logits / jnp.where(is_random, settings.temperature, 1.0)[:, None]
-  chances = jax.nn.log_softmax(
-    jnp.where(kept(scaled, settings), scaled, -jnp.inf), axis=-1
-  )
-  best = jnp.argmax(logits, axis=-1)[:, None]
-  is_best = jnp.arange(logits.shape[-1])[None] == best
-  return jnp.where(
-    is_random[:, None], chances, jnp.where(is_best, 0.0, -jnp.inf)
-  )
-
-
 def penalised(logits: Array, seen: Array, penalty: Array) -> Array:
   """Logits f32 [B, V] after the repetition penalty f32 [B]."""
   penalty = penalty[:, None]
@@ -174,30 +155,16 @@ def kept(scaled: Array, settings: SamplingArrays) -> Array:
   return (scaled >= least) & (scaled >= least_by_min_p)
 
 
-def gumbel(seeds: Array, positions: Array, num: int, stream: int = 0) -> Array:
+def gumbel(seeds: Array, positions: Array, num: int) -> Array:
   """Gumbel noise f32 [B, num]: argmax(logits + noise) samples the softmax.
 
   Args:
     seeds, positions: of the rows, [B].
     num: number of values for each row.
-    stream: which of the independent random numbers of a position.
   """
 
   def of_row(seed: Array, position: Array) -> Array:
-    return jax.random.gumbel(_key(seed, position, stream), (num,))
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.gumbel(key, (num,))
 
   return jax.vmap(of_row)(seeds, positions)
-
-
-def uniform(seeds: Array, positions: Array, stream: int) -> Array:
-  """Uniform numbers f32 [B] in (0, 1]; arguments as of `gumbel`."""
-
-  def of_row(seed: Array, position: Array) -> Array:
-    return 1 - jax.random.uniform(_key(seed, position, stream))
-
-  return jax.vmap(of_row)(seeds, positions)
-
-
-def _key(seed: Array, position: Array, stream: int) -> Array:
-  key = jax.random.fold_in(jax.random.key(seed), position)
-  return jax.random.fold_in(key, stream) if stream else key

@@ -5,8 +5,8 @@ import pathlib
 from typing import Any, NamedTuple
 
 from loopjax import program as program_lib
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
-from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
 from loopjax.hub import convert
@@ -33,6 +33,7 @@ class ModelFlags(NamedTuple):
   max_tokens: int | None = None
   prefix_mib: int | None = None
   weights: str | None = None
+  bos: str | None = None
 
   @property
   def folder(self) -> pathlib.Path:
@@ -91,6 +92,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     choices=quantized.WEIGHTS,
     help="quantises the weights [as they are stored]",
   )
+  add_bos(parser)
+
+
+def add_bos(parser: argparse.ArgumentParser) -> None:
+  """Adds --bos, see `Tokenizer.beginning_with`."""
+  parser.add_argument(
+    "--bos",
+    metavar="TOKEN",
+    help="token that texts begin with, or none for nothing [as the model says]",
+  )
 
 
 def template_folder(flags: ModelFlags) -> pathlib.Path:
@@ -104,14 +115,18 @@ def pop_flags(options: dict[str, Any]) -> ModelFlags:
   return ModelFlags(**{name: options.pop(name) for name in ModelFlags._fields})
 
 
-def check(flags: ModelFlags) -> None:
-  """Raises UserError for flags that contradict each other."""
+def check(flags: ModelFlags, *, chat: bool = False) -> None:
+  """Raises UserError for flags that contradict each other, or a chat."""
   if (flags.workdir is None) == (flags.hub is None):
     raise UserError(
       "give either WORKDIR, a run, or --hub=FOLDER, a downloaded folder"
     )
   if flags.workdir and flags.dtype:
     raise UserError("--dtype has no effect without --hub")
+  if chat and flags.bos is not None:
+    raise UserError(
+      "--bos has no effect with --chat; the chat template writes all tokens"
+    )
   if flags.hub and flags.checkpoint is not None:
     raise UserError("--checkpoint has no effect with --hub")
   for name, value, least in (
@@ -135,6 +150,7 @@ def load(flags: ModelFlags) -> LanguageModel:
       dtype=flags.dtype or "bfloat16",
       num_loops=flags.num_loops,
       weights=flags.weights,
+      bos=flags.bos,
     )
   return language_model_lib.load(
     flags.folder,
@@ -142,6 +158,7 @@ def load(flags: ModelFlags) -> LanguageModel:
     checkpoint=flags.checkpoint,
     kernels=True,
     weights=flags.weights,
+    bos=flags.bos,
   )
 
 
@@ -151,6 +168,7 @@ def load_folder(
   dtype: str,
   num_loops: int | None = None,
   weights: str | None = None,
+  bos: str | None = None,
 ) -> LanguageModel:
   """The model in a folder with the layout of the Hugging Face Hub.
 
@@ -159,15 +177,15 @@ def load_folder(
     dtype: dtype of the parameters, "float32" or "bfloat16".
     num_loops: number of loops to run; the trained number if None.
     weights: a key of `quantized.WEIGHTS`; None for weights of that dtype.
+    bos: see `Tokenizer.beginning_with`.
 
   Raises:
     UserError: a file is missing or damaged, or the model is not supported.
   """
   _, settings, params = convert.read_folder(folder, dtype=dtype)
   graphdef, _ = program_lib.abstract_model(settings)
-  task = settings.task
-  assert isinstance(task, TextConfig)
-  tokenizer = Tokenizer(task.tokenizer, task.end_token)
+  assert isinstance(settings.task, TextConfig)
+  tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos)
   return LanguageModel(
     tokenizer=tokenizer,
     stop_tokens=language_model_lib.stop_tokens(tokenizer, folder),
@@ -178,6 +196,7 @@ def load_folder(
     facts={
       "workdir": str(folder),
       "model": settings.model_name,
+      "texts_begin_with": tokenizer.beginning,
       **({"weights": weights} if weights else {}),
     },
   )
@@ -231,9 +250,3 @@ def engine_from_flags(
       f"--exit_kept={flags.exit_kept} has no effect on a fixed number of loops"
     )
   return engine
-
-
-def encode_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-  """Token ids of a text that begins a document, after the end-of-text token."""
-  (ids,) = tokenizer.encode([text])
-  return tokenizer.end, *ids.tolist()

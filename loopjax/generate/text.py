@@ -1,5 +1,6 @@
 """Decoding of tokens to text as they are generated."""
 
+import collections
 from collections.abc import Iterable, Iterator, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
@@ -15,6 +16,8 @@ class TextStream:
 
   Attributes:
     text: the text returned so far.
+    tokens: the tokens whose text, or its beginning, is in `text`: neither a
+      stop token nor those after a stop string.
     costs: of the tokens read, a stop token included.
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
@@ -32,6 +35,7 @@ class TextStream:
     `stops` are ignored.
     """
     self.text = ""
+    self.tokens: list[GeneratedToken] = []
     self.finish: str | None = None
     self.costs = Costs()
     self._tokenizer, self._stops = tokenizer, [x for x in stops if x]
@@ -41,6 +45,10 @@ class TextStream:
     # The range of ids that were decoded last.
     self._start, self._end = 0, len(self._ids)
     self._held = ""  # Text that may be the beginning of a stop string.
+    # Tokens without text in `text` yet, and where in it theirs begins.
+    self._waiting: collections.deque[tuple[int, GeneratedToken]] = (
+      collections.deque()
+    )
 
   def read(self, tokens: Iterable[GeneratedToken]) -> str:
     """The text that the next tokens add.
@@ -48,18 +56,20 @@ class TextStream:
     Incomplete characters and beginnings of stop strings are held back until
     later tokens decide.
     """
-    added = ""
+    before = len(self.text)
     for token in tokens:
       if self.finish:
         break
       self.costs.add(token)
       if token.finish != "stop":
         self._ids.append(token.token)
+        self._waiting.append((len(self.text) + len(self._held), token))
       self.finish = token.finish
       self._held += self._decoded()
-      added += self._released()
-    self.text += added
-    return added
+      self.text += self._released()
+      while self._waiting and self._waiting[0][0] < len(self.text):
+        self.tokens.append(self._waiting.popleft()[1])
+    return self.text[before:]
 
   def _decoded(self) -> str:
     """The text of ids that are not decoded yet.

@@ -16,6 +16,7 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
@@ -49,7 +50,8 @@ class Imported(NamedTuple):
   """A model read from a folder.
 
   Attributes:
-    config: the config of a run with this model. settings: `config`, resolved.
+    config: the config of a run with this model.
+    settings: `config`, resolved.
     params: the parameters, sharded over all devices.
   """
 
@@ -74,6 +76,7 @@ def read_folder(
   theirs = workdir_lib.read_json(path)
   try:
     layout = layouts.layout_of(theirs)
+    theirs = layouts.with_defaults(layout, theirs)
     model = layouts.settings(layout, theirs)
     vocab_size = layout_lib.need(theirs, "vocab_size", int)
     longest = layout_lib.need(theirs, layout.context, int)
@@ -82,7 +85,8 @@ def read_folder(
   config = config_lib.make(layout.family, "text")
   task = {
     "tokenizer": str((folder / TOKENIZER).resolve()),
-    "end_token": _end_token(folder, theirs),
+    "end_token": _end_token(folder),
+    **tokenizer_files.beginning(folder)._asdict(),
     "vocab_size": vocab_size,
     "sequence_length": min(sequence_length, longest),
   }
@@ -213,11 +217,12 @@ def export_run(
   shutil.rmtree(partial, ignore_errors=True)
   partial.mkdir(parents=True)
   kept, task = workdir / DIRECTORY, settings.task
-  tokenizer = Tokenizer(task.tokenizer, task.end_token)
+  tokenizer = tokenizer_lib.of(task)
   longest = settings.spec.sequence_length
   base: dict[str, Any] = {
     layout.context: longest,
     "eos_token_id": tokenizer.end,
+    "bos_token_id": tokenizer.begin,
   }
   if (kept / "config.json").is_file():
     base = workdir_lib.read_json(kept / "config.json")
@@ -232,8 +237,7 @@ def export_run(
   )
   if task.tokenizer != "bytes":
     tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
-    if not task.end_token:
-      tokenizer_files.add_end(partial / TOKENIZER, tokenizer.end)
+    tokenizer_files.write_ends(partial, tokenizer)
   config = {k: v for k, v in base.items() if k not in _DROPPED} | config
   config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
   config[STEP] = step
@@ -251,6 +255,17 @@ def abstract_params(settings: config_lib.Settings) -> Any:
   )
 
 
+def check_beginning(workdir: pathlib.Path) -> None:
+  """Raises UserError for a run that was imported without `task.begin_token`."""
+  given = workdir_lib.read_json(workdir / "config.json")["task"]
+  is_imported = (workdir / DIRECTORY / TOKENIZER).is_file()
+  if is_imported and "begin_token" not in given:
+    raise UserError(
+      f"{workdir}: is of an earlier version, which did not store what texts"
+      " begin with; import it again"
+    )
+
+
 def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   """The ids that end a text, of config.json and generation_config.json.
 
@@ -264,14 +279,22 @@ def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   return tuple(dict.fromkeys(one for one in found if type(one) is int))
 
 
-def _end_token(folder: pathlib.Path, config: dict[str, Any]) -> str:
-  """The token that ends a text, from its id in config.json."""
-  ids = config.get("eos_token_id")
-  first = ids[0] if isinstance(ids, list) and ids else ids
-  path = folder / TOKENIZER
-  token = Tokenizer(str(path)).token(first) if type(first) is int else None
+def _end_token(folder: pathlib.Path) -> str:
+  """The token that ends a text: the first that config.json names.
+
+  If it names none, that of generation_config.json or of the tokenizer.
+  """
+  path, file = folder / TOKENIZER, folder / "config.json"
+  tokenizer = Tokenizer(str(path))
+  given = workdir_lib.read_json(file).get("eos_token_id")
+  if given is None and (other := folder / "generation_config.json").is_file():
+    file, given = other, workdir_lib.read_json(other).get("eos_token_id")
+  if given is None:
+    token = tokenizer_files.special_tokens(folder).get("eos_token")
+    if token is not None:
+      return token
+  first = given[0] if isinstance(given, list) and given else given
+  token = tokenizer.token(first) if type(first) is int else None
   if token is None:
-    raise UserError(
-      f"{folder / 'config.json'}: eos_token_id={ids!r} is no id of {path}"
-    )
+    raise UserError(f"{file}: eos_token_id={given!r} is no id of {path}")
   return token

@@ -4,6 +4,7 @@ A folder holds `model.safetensors`, or several files and
 `model.safetensors.index.json`, which maps tensors to files.
 """
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
+from loopjax import checks
 from loopjax.errors import UserError, one_line
 from loopjax.run import workdir as workdir_lib
 
@@ -30,7 +32,9 @@ class Tensor(NamedTuple):
   """The location of a tensor.
 
   Attributes:
-    path: its file. shape: its shape. dtype: a key of DTYPES.
+    path: its file.
+    shape: its shape.
+    dtype: a key of DTYPES.
   """
 
   path: pathlib.Path
@@ -135,4 +139,8 @@ def _open(path: pathlib.Path) -> Any:
   try:
     return safetensors.safe_open(path, framework="np")
   except (OSError, safetensors.SafetensorError) as error:
-    raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+    wrong = ""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+      wrong = checks.wrong_file(file.read(64))
+    said = wrong or f"cannot be read: {one_line(error)}"
+    raise UserError(f"{path}: {said}") from error

@@ -1,6 +1,7 @@
 """What a table of an architecture consists of, see `hub.layouts`."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,8 @@ class Layout(NamedTuple):
       express the model.
     constants: from settings of the family and the longest row to tensors that
       follow from them, which only the published code reads.
+    defaults: settings that config.json may lack, as it has only those that
+      differ if `transformers` wrote it.
   """
 
   architecture: str
@@ -59,6 +62,7 @@ class Layout(NamedTuple):
   settings: Callable[[Mapping[str, Any]], dict[str, Any]]
   config: Callable[[Any, int], dict[str, Any]]
   constants: Callable[[Any, int], dict[str, np.ndarray]] = lambda *_: {}
+  defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 def stacked(ours: str, theirs: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
@@ -76,10 +80,16 @@ def stacked(ours: str, theirs: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 
 def need(config: Mapping[str, Any], name: str, kind: Any) -> Any:
-  """A setting of config.json; UserError if it is missing or of another type."""
+  """A setting of config.json; UserError if it is missing or of another type.
+
+  A number must be positive.
+  """
   value = config.get(name)
-  if not isinstance(value, kind) or (kind is int and value < 1):
+  is_flag = isinstance(value, bool)
+  if not isinstance(value, kind) or (is_flag and kind is not bool):
     raise UserError(f"{name}={value!r} is not what {name} can be")
+  if isinstance(value, int | float) and not is_flag and not value > 0:
+    raise UserError(f"{name}={value!r} must be more than 0")
   return value
 
 

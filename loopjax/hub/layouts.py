@@ -28,6 +28,11 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
   return LAYOUTS[kind]
 
 
+def with_defaults(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+  """A config.json with the settings that it lacks."""
+  return {**layout.defaults, **config}
+
+
 def settings(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
   """Settings of the layout's family from a config.json.
 

@@ -58,6 +58,38 @@ _LLAMA3 = (
   "factor", "low_freq_factor", "high_freq_factor",
   "original_max_position_embeddings",
 )  # fmt: skip
+# What `transformers` does not write into config.json: the defaults of its
+# configs, by `model_type`.
+_DEFAULTS: Mapping[str, Any] = {
+  "hidden_size": 4096,
+  "num_hidden_layers": 32,
+  "num_attention_heads": 32,
+  "rms_norm_eps": 1e-6,
+  "rope_theta": 10_000.0,
+  "tie_word_embeddings": False,
+}
+_LLAMA = {
+  **_DEFAULTS,
+  "vocab_size": 32_000,
+  "intermediate_size": 11_008,
+  "max_position_embeddings": 2048,
+}
+_MISTRAL = {
+  **_DEFAULTS,
+  "vocab_size": 32_000,
+  "intermediate_size": 14_336,
+  "num_key_value_heads": 8,
+  "max_position_embeddings": 131_072,
+  "sliding_window": 4096,
+}
+_QWEN2 = {
+  **_DEFAULTS,
+  "vocab_size": 151_936,
+  "intermediate_size": 22_016,
+  "num_key_value_heads": 32,
+  "max_position_embeddings": 32_768,
+}
+_QWEN3 = {**_QWEN2, "head_dim": 128}
 _NANBEIGE = {
   "loop_loss_weights": [],
   "qk_layernorm": False,
@@ -82,44 +114,69 @@ _PLAIN = {
 
 def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
   """Settings of `models.looped`: those of all layouts, and a layout's own."""
-  kinds = set(config.get("layer_types") or ["full_attention"])
-  if kinds != {"full_attention"}:
-    raise UserError(
-      f"layer_types {sorted(kinds)}: only full_attention is known"
-    )
+  kinds = config.get("layer_types")
+  if kinds is not None and (
+    not isinstance(kinds, list) or any(x != "full_attention" for x in kinds)
+  ):
+    raise UserError(f"layer_types={kinds!r}: only full_attention is known")
   width, heads = (
     need(config, name, int) for name in ("hidden_size", "num_attention_heads")
   )
-  rope = config.get("rope_parameters") or config  # Top level before 5.0.
-  if not isinstance(rope, Mapping):
-    raise UserError(f"rope_parameters={rope!r} are not supported")
+  name, rope = _rotation(config)
+  scaling = _scaling(name, rope)
+
+  def or_else(key: str, value: int) -> int:
+    return value if config.get(key) is None else need(config, key, int)
+
   return {
     "width": width,
     "num_layers": need(config, "num_hidden_layers", int),
     "num_heads": heads,
-    "num_key_value_heads": config.get("num_key_value_heads") or heads,
-    "head_width": config.get("head_dim") or width // heads,
+    "num_key_value_heads": or_else("num_key_value_heads", heads),
+    "head_width": or_else("head_dim", width // heads),
     "mlp": "swiglu",
     "mlp_ratio": mlp_ratio(need(config, "intermediate_size", int), width),
     "tied": need(config, "tie_word_embeddings", bool),
     "rope_base": float(need(rope, "rope_theta", (int, float))),
-    "rope_scaling": _scaling(config),
-    "norm_epsilon": need(config, "rms_norm_eps", float),
+    "rope_scaling": scaling,
+    "norm_epsilon": float(need(config, "rms_norm_eps", (int, float))),
     **own,
   }
 
 
-def _scaling(config: Mapping[str, Any]) -> tuple[float, ...]:
-  """`rope.Scaling` of a config.json, in its form before or since 5.0."""
-  given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-  kind = given.get("rope_type", given.get("type", "default"))
-  if kind == "default" and "factor" not in given:
+def _rotation(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+  """The settings of a config.json's rotations, and what it calls them.
+
+  As in `transformers` 5, `rope_scaling`, its name before 5.0, goes before
+  `rope_parameters`, and what neither has is read from the top level.
+  """
+  is_old = bool(config.get("rope_scaling"))
+  name = "rope_scaling" if is_old else "rope_parameters"
+  given = config.get(name) or {}
+  if isinstance(given, Mapping) and config.get("layer_types"):
+    given = given.get("full_attention", given)  # Written by kind of layer.
+  if not isinstance(given, Mapping):
+    raise UserError(f"{name}={given!r} is not supported")
+  above = {
+    key: config[key]
+    for key in ("rope_theta", "partial_rotary_factor")
+    if key in config
+  }
+  longest = {_LLAMA3[-1]: config.get("max_position_embeddings")}
+  return name, {**longest, **above, **given}
+
+
+def _scaling(name: str, rope: Mapping[str, Any]) -> tuple[float, ...]:
+  """`rope.Scaling` of the settings of `_rotation`."""
+  kind = rope.get("rope_type", rope.get("type", "default"))
+  shown = f"{name}={dict(rope)!r} is not supported"
+  if rope.get("partial_rotary_factor") not in (None, 1):
+    raise UserError(shown)
+  if kind == "default" and "factor" not in rope:
     return ()
   if kind != "llama3":
-    is_new = bool(config.get("rope_parameters"))
-    name = "rope_parameters" if is_new else "rope_scaling"
-    raise UserError(f"{name}={given!r} is not supported")
-  return tuple(float(need(given, x, (int, float))) for x in _LLAMA3)
+    raise UserError(shown)
+  return tuple(float(need(rope, x, (int, float))) for x in _LLAMA3)
 
 
 def _config(
@@ -153,6 +210,8 @@ def _once(
   architecture: str,
   rows: tuple[Row, ...] = (),
   fixed: Mapping[str, Any] | None = None,
+  *,
+  defaults: Mapping[str, Any],
   **own: Any,
 ) -> Layout:
   """The layout of a transformer without loops.
@@ -161,6 +220,7 @@ def _once(
     architecture: see `Layout`.
     rows: of a layer, beside those of all layouts.
     fixed: see `Layout`, beside those of all layouts.
+    defaults: see `Layout`.
     **own: settings of `models.looped` that are not those of `_PLAIN`.
   """
   own = {**_PLAIN, **own, "num_loops": 1}
@@ -175,7 +235,7 @@ def _once(
     {**_FIXED, **(fixed or {})},
     lambda theirs: _settings(theirs, own),
     config,
-  )
+  )._replace(defaults=defaults)
 
 
 def _layout(
@@ -242,8 +302,14 @@ LAYOUTS: Mapping[str, Layout] = {
   "nanbeige": _layout(
     "NanbeigeForCausalLM", (), {**_FIXED, **_NANBEIGE}, _nanbeige, _as_nanbeige
   ),
-  "qwen3": _once("Qwen3ForCausalLM", _HEAD_NORMS, qk_norm=True),
-  "qwen2": _once("Qwen2ForCausalLM", _BIASES, qk_bias=True, value_bias=True),
-  "llama": _once("LlamaForCausalLM"),
-  "mistral": _once("MistralForCausalLM", fixed={"sliding_window": None}),
+  "qwen3": _once(
+    "Qwen3ForCausalLM", _HEAD_NORMS, qk_norm=True, defaults=_QWEN3
+  ),
+  "qwen2": _once(
+    "Qwen2ForCausalLM", _BIASES, qk_bias=True, value_bias=True, defaults=_QWEN2
+  ),
+  "llama": _once("LlamaForCausalLM", defaults=_LLAMA),
+  "mistral": _once(
+    "MistralForCausalLM", fixed={"sliding_window": None}, defaults=_MISTRAL
+  ),
 }

@@ -1,22 +1,99 @@
-"""The files of a folder of the Hub that have its tokenizer and its settings."""
+"""The files of a folder of the Hub that have its tokenizer and its settings.
+
+They are read as `transformers` 5 reads them.
+"""
 
 import pathlib
 import shutil
+from typing import Any, NamedTuple
 
+from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.run import workdir as workdir_lib
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_SPECIAL = "special_tokens_map.json"
+# The names by which chat templates know special tokens.
+_NAMES = (
+  "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+  "mask_token",
+)  # fmt: skip
 _END = "<|end_of_document|>"  # Of models whose tokenizer has no such token.
 FILES = (
   TOKENIZER,
-  "tokenizer_config.json",
-  "special_tokens_map.json",
+  CONFIG,
+  _SPECIAL,
   "added_tokens.json",
   "vocab.json",
   "merges.txt",
   "chat_template.jinja",
   "generation_config.json",
 )
+
+
+class Beginning(NamedTuple):
+  """What texts begin with, see `data.text.config.Config`."""
+
+  begin_token: str
+  add_begin_token: bool
+
+
+def settings(folder: pathlib.Path) -> dict[str, Any]:
+  """tokenizer_config.json; {} if there is none.
+
+  Raises:
+    UserError: it cannot be read.
+  """
+  path = folder / CONFIG
+  return workdir_lib.read_json(path) if path.is_file() else {}
+
+
+def special_tokens(folder: pathlib.Path) -> dict[str, str]:
+  """The special tokens that a folder names: "bos_token" and so on.
+
+  Raises:
+    UserError: a file cannot be read.
+  """
+  given = settings(folder)
+  path = folder / _SPECIAL
+  if "added_tokens_decoder" not in given and path.is_file():
+    given = {**given, **workdir_lib.read_json(path)}
+  found = {}
+  for name in _NAMES:
+    token = given.get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    if isinstance(token, str):
+      found[name] = token
+  return found
+
+
+def beginning(folder: pathlib.Path) -> Beginning:
+  """What the texts of a folder's model begin with.
+
+  The post-processor of tokenizer.json decides whether something is added to a
+  text; beside it `transformers` ignores `add_bos_token`. If nothing is added,
+  documents begin with the token that the folder names as the first of a text.
+
+  Raises:
+    UserError: a file cannot be read, or more is added than one token at the
+      beginning.
+  """
+  path = folder / TOKENIZER
+  tokenizer = Tokenizer(str(path))
+  before, after = tokenizer.added()
+  if len(before) > 1 or after:
+    raise UserError(
+      f"{path}: adds {[tokenizer.token(x) for x in (*before, *after)]} to a"
+      " text; one token at its beginning is supported"
+    )
+  if before:
+    return Beginning(tokenizer.token(before[0]) or "", True)
+  named = special_tokens(folder).get("bos_token")
+  for name in ("generation_config.json", "config.json"):
+    if named is None and (folder / name).is_file():
+      id_ = workdir_lib.read_json(folder / name).get("bos_token_id")
+      named = tokenizer.token(id_) if type(id_) is int else None
+  return Beginning(named or "", False)
 
 
 def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
@@ -27,18 +104,47 @@ def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
   shutil.copyfile(path, folder / TOKENIZER)
 
 
-def add_end(path: pathlib.Path, end: int) -> None:
-  """Adds the id that ends documents, which the tokenizer did not have.
+def write_ends(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
+  """Makes a folder's files say what texts end and begin with.
+
+  An id that ends documents and that tokenizer.json does not have is added.
+
+  Args:
+    folder: has the tokenizer's files.
+    tokenizer: the tokenizer of the run.
 
   Raises:
     UserError: the next id of the tokenizer is another one.
   """
   import tokenizers
 
+  path = folder / TOKENIZER
   file = tokenizers.Tokenizer.from_file(str(path))
-  file.add_special_tokens([_END])
-  if file.token_to_id(_END) != end:
-    raise UserError(
-      f"{path.name} cannot have an id {end} for {_END}, the end of a document"
+  if file.id_to_token(tokenizer.end) is None:
+    file.add_special_tokens([_END])
+    if file.token_to_id(_END) != tokenizer.end:
+      raise UserError(
+        f"{path.name} cannot have an id {tokenizer.end} for {_END}, the end of"
+        " a document"
+      )
+    file.save(str(path))
+  token, is_added = file.id_to_token(tokenizer.begin), bool(tokenizer.start)
+  there = beginning(folder)
+  named = there.begin_token or file.id_to_token(tokenizer.end)
+  if (named, there.add_begin_token) == (token, is_added):
+    return
+  if is_added:
+    file.post_processor = tokenizers.processors.TemplateProcessing(
+      single=f"{token} $A",
+      pair=f"{token} $A {token} $B:1",
+      special_tokens=[(token, tokenizer.begin)],
     )
+  else:
+    file.post_processor = None
   file.save(str(path))
+  given = settings(folder) | {"add_bos_token": is_added, "bos_token": token}
+  workdir_lib.write_json(folder / CONFIG, given)
+  special = folder / _SPECIAL
+  if special.is_file():
+    tokens = workdir_lib.read_json(special) | {"bos_token": token}
+    workdir_lib.write_json(special, tokens)

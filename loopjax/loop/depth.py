@@ -43,14 +43,14 @@ def probabilities(
     sigma: standard deviation of log(rate).
     max_loops: larger depths become this one; 0 for no maximum.
   """
-  assert kind in KINDS, kind
-  if kind in ("fixed", "uniform"):
-    last = round(mean) if kind == "fixed" else round(2 * mean) - 1
-    found = np.zeros(last)
-    found[last - 1 if kind == "fixed" else slice(None)] = 1.0
+  if kind == "fixed":
+    found = np.eye(round(mean))[-1]
+  elif kind == "uniform":
+    found = np.ones(round(2 * mean) - 1)
   else:
     rates, weights = np.array([mean]), np.ones(1)
-    if kind in ("poisson_lognormal", "learned"):
+    if kind != "poisson":
+      assert kind in ("poisson_lognormal", "learned"), kind
       nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
       rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
       weights = weights / weights.sum()
@@ -217,14 +217,44 @@ def run(
   # Rows that have run nothing yet keep the gradient to their initial carry.
   carry = _chosen(cut > 0, after, carry)
 
+  # What no row needs is computed, too: under a condition, the backward pass
+  # would have the weights of every loop.
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
-    def one(carry: Carry) -> Carry:
-      return _chosen(n < depth, step_fn(shared, carry, cut + n), carry)
-
-    is_any = n < jnp.max(depth)  # A row of fewer loops has cut none.
-    return jax.lax.cond(is_any, one, lambda carry: carry, carry), None
+    new = step_fn(shared, carry, cut + n)
+    return _chosen(n < depth, new, carry), None
 
   return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]
+
+
+def run_all(
+  step_fn: Callable[[Any, Carry, Array], Carry],
+  shared: Any,
+  carry: Carry,
+  depth: Array,
+  most: int,
+  *,
+  remat: bool,
+) -> Carry:
+  """`run` where all loops have a gradient.
+
+  Args:
+    step_fn, shared, carry, depth: as of `run`.
+    most: maximum depth, static. Loops that no row needs are skipped.
+    remat: whether the backward pass computes each loop again. Memory is then
+      that of one loop and of `most` carries, not of `most` loops.
+  """
+
+  def loop(shared: Any, carry: Carry, n: Array) -> Carry:
+    def one(carry: Carry) -> Carry:
+      index = jnp.broadcast_to(n, depth.shape)
+      return _chosen(n < depth, step_fn(shared, carry, index), carry)
+
+    return jax.lax.cond(n < jnp.max(depth), one, lambda carry: carry, carry)
+
+  step = jax.checkpoint(loop, prevent_cse=False) if remat else loop
+  return jax.lax.scan(
+    lambda carry, n: (step(shared, carry, n), None), carry, jnp.arange(most)
+  )[0]
 
 
 def _chosen(where: Array, new: Carry, old: Carry) -> Carry:

@@ -223,6 +223,7 @@ def of_read_out(
     first = seen.token < 0
     seen = seen._replace(logits=logits, token=jnp.zeros_like(seen.token))
     return jnp.where(first, jnp.inf, found), seen
+  assert rule == "stable", rule
   token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
   times = jnp.where(token == seen.token, seen.times + 1, 1)
   # Slightly less, so that 1 - 0.8 in float32 is not below a fifth.

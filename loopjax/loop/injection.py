@@ -40,7 +40,7 @@ class Linear(nnx.Module):
 
   def radius(self) -> Array:
     """The spectral norm of the half of A that acts on h, f32; any number."""
-    kernel = self.adapter.kernel[...].astype(jnp.float32)
+    kernel = linear.dense(self.adapter.kernel[...]).astype(jnp.float32)
     return jnp.linalg.norm(kernel[: len(kernel) // 2], ord=2)
 
 
@@ -105,7 +105,7 @@ def make(
     return Linear(width, init, **shared)
   if kind in ("diagonal", "orthogonal"):
     return Diagonal(width, kind == "orthogonal", **shared)
-  return _add if kind == "add" else _unchanged
+  return {"add": _add, "none": _unchanged, "anchor": _unchanged}[kind]
 
 
 def _add(hidden: Array, injected: Array) -> Array:

@@ -26,7 +26,9 @@ class Config:
   """Hyper-parameters; the defaults are the authors' code's.
 
   Attributes:
-    width: D. num_heads: H. num_layers: of each of the two networks.
+    width: D.
+    num_heads: H.
+    num_layers: of each of the two networks.
     mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
     num_loops: M_max, segments of supervision; the most in training.
     num_cycles: N, high-level steps of a segment.

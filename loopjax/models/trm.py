@@ -28,7 +28,9 @@ class Config:
   """Hyper-parameters; the defaults are the paper's (section 5.1).
 
   Attributes:
-    width: D. num_heads: H. num_layers: of the network.
+    width: D.
+    num_heads: H.
+    num_layers: of the network.
     mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
     mixer: "attention", or "mlp" over the positions (section 4.5), the paper's
       choice for Sudoku.

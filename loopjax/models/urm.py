@@ -30,7 +30,9 @@ class Config:
   """Hyper-parameters; the defaults are the authors' script for Sudoku.
 
   Attributes:
-    width: D. num_heads: H. num_layers: layers of the network.
+    width: D.
+    num_heads: H.
+    num_layers: layers of the network.
     mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
     num_loops: segments of supervision; the most in training.
     num_cycles: recursions of a segment; only the last has a gradient.

@@ -32,7 +32,9 @@ class StackConfig:
   Of the settings that `block_shape` takes, a family may have others as well.
 
   Attributes:
-    width: D. num_layers: L. num_heads: H.
+    width: D.
+    num_layers: L.
+    num_heads: H.
     mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: standard deviation of the initial values of every matrix,

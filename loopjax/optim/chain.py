@@ -24,7 +24,8 @@ class Config:
   Attributes:
     name: "adamw" for all parameters, or "muon" for the hidden matrices and
       AdamW for the others, see `loopjax.optim.parameters`.
-    learning_rate: AdamW's peak. final_learning_rate: AdamW's at the last step.
+    learning_rate: AdamW's peak.
+    final_learning_rate: AdamW's at the last step.
     muon_learning_rate: Muon's peak; its schedule is proportional to AdamW's.
     muon_momentum: Muon's momentum.
     schedule: after the warm-up, "cosine" or "linear" to the final rate,

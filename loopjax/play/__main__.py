@@ -7,8 +7,10 @@ import socket
 import sys
 
 from loopjax import checks
+from loopjax.commands import compilation
 from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.play import load, page
+from loopjax.play.inspector import Inspection
 
 _HOST = "127.0.0.1"
 
@@ -60,15 +62,19 @@ def _play(options: argparse.Namespace) -> None:
     raise UserError(f"--port={options.port} must be from 0 to 65535")
   for prompt in options.prompt:
     checks.unicode("--prompt", prompt)
+  compilation.keep()
   inspector = load.load(options.workdir, options.num_loops, options.checkpoint)
   found = list(map(inspector.inspect, options.prompt))
   levels = inspector.facts["levels"] or [""]
-  found = found or [  # One above the middle first, then a harder one.
-    inspector.random(seed, levels[(len(levels) // 2 + seed) % len(levels)])
-    for seed in range(options.random)
-  ]
+
+  def begin() -> list[Inspection]:
+    return [  # One above the middle first, then a harder one.
+      inspector.random(seed, levels[(len(levels) // 2 + seed) % len(levels)])
+      for seed in range(options.random)
+    ]
+
   if options.export:
-    text = page.make(inspector, found, served=False)
+    text = page.make(inspector, found or begin(), served=False)
     with writing(f"--export={options.export}"):
       options.export.write_text(text, encoding="utf-8")
     print(options.export)
@@ -87,7 +93,7 @@ def _play(options: argparse.Namespace) -> None:
     contextlib.suppress(KeyboardInterrupt),
   ):
     print(f"http://{_HOST}:{listener.getsockname()[1]}", flush=True)
-    app = server.make(inspector, found)
+    app = server.make(inspector, found, begin)
     config = uvicorn.Config(app, log_level="warning")
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -19,7 +19,7 @@ def make(
 
   Args:
     inspector: the inspector that made them.
-    inspections: at least one.
+    inspections: at least one, unless the server is asked for them.
     served: whether a server answers, so that others can be asked for.
   """
   data = {

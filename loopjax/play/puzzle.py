@@ -19,7 +19,9 @@ from loopjax.errors import UserError
 from loopjax.play.inspector import Inspection, Inspector, facts
 from loopjax.saved import trained
 
-TRACES = ("prediction", "confidence", "weight", "attention")
+TRACES = ("prediction", "confidence")
+# Shown where a model has them: when cells stop, and what they attend to.
+_MORE = ("weight", "attention")
 # Difficulties, and their places among random puzzles in order of difficulty.
 LEVELS = {"easy": 0.1, "medium": 0.4, "hard": 0.75, "hardest": 0.97}
 _DRAWN = 32
@@ -51,11 +53,12 @@ def load(
   assert isinstance(settings.task, sudoku_task.Config)  # The caller found so.
   board = settings.task.board
   run = trained.read(workdir, checkpoint)
+  more = tuple(x for x in _MORE if x in settings.family.TRACES)
 
   @jax.jit
   def forward(params, inputs):
     model = nnx.merge(run.graphdef, params)
-    return model(inputs, num_loops=loops, trace=TRACES)
+    return model(inputs, num_loops=loops, trace=(*TRACES, *more))
 
   inspect = functools.partial(
     _inspect, board, functools.partial(forward, run.params)
@@ -66,7 +69,10 @@ def load(
       **facts(
         workdir.name, run.step, loops, settings.model.num_loops, tuple(LEVELS)
       ),
+      "family": family,
       "memory": len(run.params.get("memory_tokens", ())),
+      "stops": "weight" in more,
+      "attends": "attention" in more,
       "boxRows": board.box_rows,
       "boxColumns": board.box_cols,
     },
@@ -121,9 +127,10 @@ def _inspect(
     "solutions", how many there are, in words; "guesses", how many wrong ones
     the solver needs;
     "digits" [K + 1][cells] and "certain" (probability in percent), of every
-    loop and of the output; "halted", the loop at which each token stops, memory
-    first, [S]; "attention", of queries to keys, mean over heads, in 255ths of
-    the largest one of its query, uint8 [K, S, S] in base64.
+    loop and of the output; if the model has it, "halted", the loop at which
+    each token stops, memory first, [S], and "attention", of queries to keys,
+    mean over heads, in 255ths of the largest one of its query, uint8 [K, S, S]
+    in base64.
   """
   given = parse(board, puzzle)
   output = jax.device_get(forward((given[None] + 1).astype(np.int32)))
@@ -131,8 +138,14 @@ def _inspect(
   probabilities = jax.nn.softmax(output.logits[0])
   digits = [*trace["prediction"], np.argmax(probabilities, axis=-1)]
   certain = [*trace["confidence"], np.max(probabilities, axis=-1)]
-  attention = trace["attention"].mean(axis=1)
-  attention = attention / attention.max(axis=-1, keepdims=True)
+  found: Inspection = {}
+  if "weight" in trace:
+    found["halted"] = halting.steps_taken(trace["weight"]).tolist()
+  if "attention" in trace:
+    attention = trace["attention"].mean(axis=1)
+    attention = attention / attention.max(axis=-1, keepdims=True)
+    raw = np.rint(255 * attention).astype(np.uint8).tobytes()
+    found["attention"] = base64.b64encode(raw).decode()
   solved = solver.solve(board, given[None].astype(np.uint8))
   number = int(solved.num_solutions[0])
   unique = number == 1
@@ -145,8 +158,5 @@ def _inspect(
     "guesses": int(solved.guesses[0]),
     "digits": [(row - 1).tolist() for row in digits],
     "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],
-    "halted": halting.steps_taken(trace["weight"]).tolist(),
-    "attention": base64.b64encode(
-      np.rint(255 * attention).astype(np.uint8).tobytes()
-    ).decode(),
+    **found,
   }

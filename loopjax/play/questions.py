@@ -16,7 +16,7 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.data.multihop import graph, language, task
+from loopjax.data.multihop import graph, language, task, words
 from loopjax.data.multihop.config import Config
 from loopjax.errors import UserError, similar
 from loopjax.play.inspector import Inspection, Inspector, facts
@@ -25,6 +25,12 @@ from loopjax.types import Array
 
 NUM_CANDIDATES = 5
 _LINE_END = "↵"  # In the place of the token "\n", which no field can hold.
+# Random questions, by a part of the name of their split.
+LEVELS = {
+  "single facts": "atom",
+  "composed like those of training": "test_id",
+  "composed of facts that training never composed": "test_ood",
+}
 
 
 class Question(NamedTuple):
@@ -34,11 +40,13 @@ class Question(NamedTuple):
     ids: token ids, int [T].
     entities: ids of the first entity and of that after each hop, as far as the
       facts say.
+    relations: ids of the relation of each hop.
     places: the position at which each hop is determined.
   """
 
   ids: np.ndarray
   entities: tuple[int, ...]
+  relations: tuple[int, ...]
   places: tuple[int, ...]
 
 
@@ -59,10 +67,7 @@ def load(
   config = settings.task
   assert isinstance(config, Config)  # As the caller has found.
   run = trained.read(workdir, checkpoint)
-  names = [
-    task.decode(config, [token]).replace("\n", _LINE_END)
-    for token in range(config.vocabulary.padding)
-  ]
+  names = names_of(config)
   test = task.make_dataset(
     config, "test", batch_size=settings.eval.batch_size, seed=0
   )
@@ -93,21 +98,46 @@ def load(
     functools.partial(forward, run.params),
   )
 
+  by_level = {
+    level: [ids for ids, split in known.items() if part in split]
+    for level, part in LEVELS.items()
+  }
+
   def random(seed: int, level: str) -> Inspection:
-    del level  # There is none.
-    chosen = np.random.default_rng(seed).integers(len(known))
-    return inspect(" ".join(names[token] for token in list(known)[chosen]))
+    questions = by_level[level]
+    chosen = questions[np.random.default_rng(seed).integers(len(questions))]
+    return inspect(" ".join(names[token] for token in chosen))
 
   return Inspector(
     view="questions",
     facts={
-      **facts(workdir.name, run.step, loops, settings.model.num_loops),
+      **facts(
+        workdir.name,
+        run.step,
+        loops,
+        settings.model.num_loops,
+        [level for level, questions in by_level.items() if questions],
+      ),
       "family": settings.model_name,
       "format": config.format,
     },
     inspect=inspect,
     random=random,
   )
+
+
+def names_of(config: Config) -> list[str]:
+  """The text of every token: people and relations, where there are enough."""
+  symbols = [
+    task.decode(config, [token]).replace("\n", _LINE_END)
+    for token in range(config.vocabulary.padding)
+  ]
+  num, relations = config.vocabulary.num_entities, config.num_relations
+  if config.format != "symbolic" or num > len(words.NAMES):
+    return symbols
+  if relations > len(words.RELATIONS):
+    return symbols
+  return [*words.NAMES[:num], *words.RELATIONS[:relations]]
 
 
 def parse(
@@ -119,13 +149,13 @@ def parse(
     UserError: a word is no token, or the words are no question.
   """
   ids_of = {name: token for token, name in enumerate(names)}
-  words = question.split()
-  for word in words:
+  said = question.split()
+  for word in said:
     if word not in ids_of:
       raise UserError(
         f"{word!r} is no word of this task{similar(word, ids_of)}"
       )
-  ids = [ids_of[word] for word in words]
+  ids = [ids_of[word] for word in said]
   vocabulary = config.vocabulary
   for hops in range(1, config.max_hops + 1):
     layout = language.layout(config.format, hops)
@@ -139,8 +169,11 @@ def parse(
         if not len(found):
           break
         entities.append(int(facts.tails[found[0]]))
+      relations = tuple(ids[layout.index(hop)] for hop in range(1, hops + 1))
       places = language.hop_positions(config.format, hops)
-      return Question(np.array(ids, np.int32), tuple(entities), places)
+      return Question(
+        np.array(ids, np.int32), tuple(entities), relations, places
+      )
   example = language.layout(config.format, config.max_hops)
   raise UserError(
     f"{question!r} is no question; one has the form "
@@ -188,9 +221,10 @@ def _inspect(
   """A question in the loops of the model.
 
   Returns:
-    "prompt"; "tokens" [T]; "entities", names of the first one and of that after
-    each hop, as far as there are facts; "places", the position at which each
-    hop is determined; "split" of the task, "" for a question of none;
+    "prompt"; "asks", the question in words; "tokens" [T]; "entities", names of
+    the first one and of that after each hop, as far as there are facts;
+    "places", the position at which each hop is determined; "split" of the task,
+    "" for a question of none;
     "candidates" [K][T], the most likely symbols, pairs of name and probability
     in thousandths.
   """
@@ -202,6 +236,9 @@ def _inspect(
   share = np.rint(1000 * probabilities).astype(int)
   return {
     "prompt": " ".join(names[token] for token in parsed.ids),
+    "asks": "'s ".join(
+      names[token] for token in (parsed.entities[0], *parsed.relations)
+    ),
     "tokens": [names[token] for token in parsed.ids],
     "entities": [names[token] for token in parsed.entities],
     "places": list(parsed.places),

@@ -1,9 +1,11 @@
 """Answers the page's browser, on this machine only."""
 
+import functools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -13,28 +15,49 @@ from loopjax.play import page
 from loopjax.play.inspector import Inspection, Inspector
 
 
-def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
+def make(
+  inspector: Inspector,
+  inspections: Sequence[Inspection],
+  begin: Callable[[], Sequence[Inspection]] = tuple,
+) -> Starlette:
   """The application.
 
-  GET / is the page; GET /think?prompt=... an Inspection as JSON, or status 400
-  and "error" for an invalid prompt; GET /random?level=... that of a random
-  prompt of this difficulty, one of the facts' "levels" if there are any; GET
-  /export?prompt=... the page of that prompt as a file. A random prompt that was
-  shown is not read anew: its text may stand for other tokens.
+  GET / is the page; GET /begin the inspections that it begins with, if it has
+  none; POST /think, with the prompt as its body, an Inspection as JSON, or
+  status 400 and "error" for an invalid prompt; GET /random?level=... that of a
+  random prompt of this difficulty, one of the facts' "levels" if there are any;
+  GET /export?prompt=... the page of that prompt as a file. A random prompt that
+  was shown is not read anew: its text may stand for other tokens.
+
+  Args:
+    inspector: the inspector that made them.
+    inspections: what the page has at first.
+    begin: makes those that it asks for if it has none, when first asked:
+      compiling takes seconds.
   """
   shown = {inspection["prompt"]: inspection for inspection in inspections}
 
-  def inspection_of(request: Request) -> Inspection:
-    prompt = request.query_params.get("prompt", "")
+  def inspection_of(prompt: str) -> Inspection:
     return shown.get(prompt) or inspector.inspect(prompt)
 
   def home(request: Request) -> Response:
     del request
     return HTMLResponse(page.make(inspector, inspections, served=True))
 
-  def inspect(request: Request) -> Response:
+  @functools.cache
+  def beginning() -> Sequence[Inspection]:
+    found = begin()
+    shown.update({inspection["prompt"]: inspection for inspection in found})
+    return found
+
+  def first(request: Request) -> Response:
+    del request
+    return JSONResponse(list(beginning()))
+
+  async def inspect(request: Request) -> Response:
+    prompt = (await request.body()).decode()
     try:
-      return JSONResponse(inspection_of(request))
+      return JSONResponse(await run_in_threadpool(inspection_of, prompt))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
 
@@ -50,7 +73,7 @@ def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
 
   def export(request: Request) -> Response:
     try:
-      inspection = inspection_of(request)
+      inspection = inspection_of(request.query_params.get("prompt", ""))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
     name = f"attachment; filename={inspector.facts['run']}.html"
@@ -59,7 +82,12 @@ def make(inspector: Inspector, inspections: Sequence[Inspection]) -> Starlette:
       headers={"content-disposition": name},
     )
 
-  routes = {"/": home, "/think": inspect, "/random": random, "/export": export}
   return Starlette(
-    routes=[Route(path, endpoint) for path, endpoint in routes.items()]
+    routes=[
+      Route("/", home),
+      Route("/begin", first),
+      Route("/think", inspect, methods=["POST"]),
+      Route("/random", random),
+      Route("/export", export),
+    ]
   )

@@ -1,4 +1,4 @@
-"""Predictions of a trained language model for a text, by depth.
+"""Predictions of a trained language model for a text that it writes on.
 
 All that the page's sliders choose from is computed at once: every number of
 loops with every exit threshold. Readings are some read-outs of the text and,
@@ -7,7 +7,9 @@ loops, as in the published code of Ouro (arXiv 2510.25741).
 """
 
 import functools
+import itertools
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +35,8 @@ THRESHOLDS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
 NUM_CANDIDATES = 5
 _SMALLEST = 64  # Places of a text; twice as many if it is longer, and so on.
 _RANDOM_TOKENS = 120
+_WRITTEN = 64  # Tokens that follow a prompt, at most.
+_SUM = re.compile(r"\d+(?:\+\d+)+=")
 
 
 class Readings(NamedTuple):
@@ -86,8 +90,8 @@ def load(
     losses = token_losses.token_cross_entropy(found.logits, following)
     return best, losses, (found.depth, found.readout, found.lens)
 
-  places = min(_RANDOM_TOKENS, language_model.context_length)
   tokenizer = language_model.tokenizer
+  most = language_model.context_length
   inspect = functools.partial(
     _inspect,
     language_model,
@@ -96,20 +100,28 @@ def load(
 
   @functools.cache
   def engine() -> Any:
-    return source.make_engine(language_model, num_slots=1, max_tokens=places)
+    return source.make_engine(language_model, num_slots=1, max_tokens=most)
+
+  def written(ids: tuple[int, ...], num: int, seed: int) -> tuple[int, ...]:
+    """Token ids and those that the model continues them with."""
+    num = min(num, most - len(ids))
+    if num < 1:
+      return ids
+    sampling = Sampling(temperature=0.8, seed=seed)
+    stops = language_model.stop_tokens
+    request = GenerationRequest(ids, num, sampling, stop_tokens=stops)
+    (tokens,) = engine().generate([request])
+    return *ids, *(one.token for one in tokens if one.finish != "stop")
+
+  def of_prompt(prompt: str) -> Inspection:
+    ids = tokenizer.encode_prompt(prompt)
+    return inspect(prompt, written(ids, _WRITTEN, 0), len(ids))
 
   def random(seed: int, level: str) -> Inspection:
     del level  # There is none.
-    request = GenerationRequest(
-      (tokenizer.end,),
-      places - 1,
-      Sampling(temperature=0.8, seed=seed),
-      stop_tokens=language_model.stop_tokens,
-    )
-    (tokens,) = engine().generate([request])
+    ids = written((tokenizer.begin,), _RANDOM_TOKENS - 1, seed)
     # Their text may be read as other tokens, or be no valid UTF-8.
-    ids = tuple(one.token for one in tokens if one.finish != "stop")
-    return inspect(tokenizer.decode(ids), (tokenizer.end, *ids))
+    return inspect(tokenizer.decode(ids[1:]), ids, 1)
 
   return Inspector(
     view="text",
@@ -124,9 +136,7 @@ def load(
       "exits": exit_by,
       "thresholds": THRESHOLDS if exit_by else (1.0,),
     },
-    inspect=lambda prompt: inspect(
-      prompt, source.encode_prompt(tokenizer, prompt)
-    ),
+    inspect=of_prompt,
     random=random,
   )
 
@@ -196,12 +206,21 @@ def _inspect(
   forward: Callable[[np.ndarray], Any],
   prompt: str,
   ids: tuple[int, ...],
+  start: int,
 ) -> Inspection:
   """A text, given with its token ids, as the model reads it.
 
+  Args:
+    language_model: the model, with its tokenizer.
+    forward: from padded token ids to what the model reads.
+    prompt: the text that was asked for.
+    ids: token ids of the prompt and of what the model wrote.
+    start: the first of them that the model wrote.
+
   Returns:
-    "prompt"; "tokens", T texts, the first of which is the beginning; "depth"
-    in hundredths of loops, "readout" and "lens" as in `Readings`; "candidates"
+    "prompt"; "start"; "answer", of a sum the text that is right, otherwise "";
+    "tokens", T texts, empty for what texts begin with; "depth" in
+    hundredths of loops, "readout" and "lens" as in `Readings`; "candidates"
     [C][T], the most likely next tokens, pairs of text and probability in
     thousandths; "surprise" [C][T - 1], of the text's own next token, in
     hundredths of nats.
@@ -219,6 +238,7 @@ def _inspect(
   size = max(num, min(size, language_model.context_length))
   inputs = np.full(size, tokenizer.padding, np.int32)
   inputs[:num] = ids
+  begun = int(ids[0] == tokenizer.begin)
   best, losses, (depth, readout, lens) = jax.device_get(forward(inputs))
   probabilities, candidates = (x[:, :num] for x in best)
 
@@ -233,7 +253,9 @@ def _inspect(
 
   return {
     "prompt": prompt,
-    "tokens": ["", *_texts(tokenizer, ids[1:])],
+    "start": start,
+    "answer": answer_of(tokenizer.decode(ids[begun:])),
+    "tokens": [*([""] if begun else []), *_texts(tokenizer, ids[begun:])],
     "depth": np.rint(100 * depth[..., :num]).astype(int).tolist(),
     "readout": readout[..., :num].tolist(),
     "lens": lens.tolist(),
@@ -243,6 +265,20 @@ def _inspect(
     ],
     "surprise": np.rint(100 * losses[:, : num - 1]).astype(int).tolist(),
   }
+
+
+def answer_of(text: str) -> str:
+  """The right text of a sum, "3+4+8=15", or "3+4+8=7,15" if it goes by steps.
+
+  "" unless the text begins with a sum and its equals sign.
+  """
+  found = _SUM.match(text)
+  if not found:
+    return ""
+  terms = [int(term) for term in found[0][:-1].split("+")]
+  sums = [*itertools.accumulate(terms)][1:]
+  steps = sums if "," in text[found.end() :] else sums[-1:]
+  return found[0] + ",".join(map(str, steps))
 
 
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:

@@ -5,11 +5,10 @@ the model; its newest checkpoint holds the parameters, averaged ones if the run
 averages.
 """
 
-import pathlib
 from typing import Any, NamedTuple
 
 from loopjax import config as config_lib
-from loopjax.errors import UserError
+from loopjax.errors import UserError, local_path
 from loopjax.protocols import LearnsFromTeacher
 from loopjax.run.checkpoints import restore
 
@@ -39,7 +38,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
   if not settings.run.teacher:
     return None
   label = _label(settings)
-  teacher = config_lib.of_run(pathlib.Path(settings.run.teacher), label)
+  teacher = config_lib.of_run(local_path(settings.run.teacher), label)
   ours, theirs = settings.spec, teacher.spec
   if ours.vocab_size != theirs.vocab_size:
     raise UserError(
@@ -72,7 +71,7 @@ def load(
   """
   if not abstract_teacher:
     return TeacherParams({}, None)
-  source = pathlib.Path(settings.run.teacher)
+  source = local_path(settings.run.teacher)
   at, params = restore.chosen_params(
     source, step, abstract_teacher, _label(settings)
   )

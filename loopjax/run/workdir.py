@@ -1,5 +1,6 @@
 """The work directory of a run: its files, and the lock on it."""
 
+import codecs
 import contextlib
 import fcntl
 import json
@@ -10,8 +11,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loopjax import sections
-from loopjax.errors import UserError, writing
+from loopjax import checks, sections
+from loopjax.errors import UserError, similar, writing
 from loopjax.run import processes, zoo
 
 # Sections that may differ between starts: they do not affect what is learned.
@@ -126,9 +127,13 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     UserError: the file is missing, unreadable, malformed or not an object.
   """
   try:
-    value = json.loads(path.read_text())
+    content = path.read_bytes()
+    value = json.loads(content.removeprefix(codecs.BOM_UTF8))
   except (OSError, ValueError) as error:
-    raise UserError(f"{path}: cannot be read: {error}") from error
+    said = f"cannot be read: {error}"
+    if isinstance(error, ValueError):
+      said = checks.wrong_file(content) or said
+    raise UserError(f"{path}: {said}") from error
   if not isinstance(value, dict):
     raise UserError(f"{path}: is not a JSON object")
   return value
@@ -153,7 +158,9 @@ def no_run(workdir: pathlib.Path, label: str) -> str:
   """The message for a directory that is not a run's, or is not there."""
   if workdir.is_dir():
     return f"{label} contains no run: config.json is missing"
-  return f"{label} contains no run: no such directory{zoo.suggestion(workdir)}"
+  there = [str(path) for path in workdir.parent.glob("*") if path.is_dir()]
+  near = zoo.suggestion(workdir) or similar(workdir, there)
+  return f"{label} contains no run: no such directory{near}"
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import jax
 from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
 
-from loopjax.errors import UserError, one_line, similar
+from loopjax.errors import UserError, local_path, one_line, similar
 from loopjax.run.checkpoints import integrity
 
 PREFIX, PARAMS = "zoo:", "params.safetensors"
@@ -28,11 +28,13 @@ def names() -> list[str]:
 def located(workdir: pathlib.Path) -> pathlib.Path:
   """Where a run is read: zoo:NAME in the package, others where they are.
 
+  A ~ at the beginning is the user's home.
+
   Raises:
     UserError: the package has no such model.
   """
   if not str(workdir).startswith(PREFIX):
-    return workdir
+    return local_path(workdir)
   name = str(workdir).removeprefix(PREFIX)
   if name not in names():
     there_are = ", ".join(names())

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from loopjax import config as config_lib
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.protocols import ExitsEarly, HaltsByMass
+from loopjax.run import zoo
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import trained
 
@@ -46,6 +48,7 @@ def load(
   checkpoint: int | None = None,
   kernels: bool = False,
   weights: str | None = None,
+  bos: str | None = None,
 ) -> LanguageModel:
   """Loads the model of a run, finished or in progress, onto one device.
 
@@ -56,6 +59,7 @@ def load(
     checkpoint: step of the checkpoint; None for the newest intact one.
     kernels: as in `trained.read`; for models that are read with a cache only.
     weights: a key of `quantized.WEIGHTS`; None for weights as they are stored.
+    bos: see `Tokenizer.beginning_with`.
 
   Raises:
     UserError: the run or checkpoint does not exist, the model is not a language
@@ -66,6 +70,7 @@ def load(
   settings = config_lib.of_run(workdir, label)
   family = settings.model_name
   _check(settings, label)
+  convert.check_beginning(zoo.located(workdir))
   loops = num_loops or settings.eval_loops
   config_lib.check_loops(settings, loops, f"--num_loops={loops}")
   call = {"num_loops": loops, "kind": settings.eval.loop_kind}
@@ -81,7 +86,7 @@ def load(
   run = trained.read(workdir, checkpoint, kernels=kernels, or_quantized=True)
   params = quantized.quantized(run.params, weights) if weights else run.params
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
-  tokenizer = Tokenizer(settings.task.tokenizer, settings.task.end_token)
+  tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos)
   return LanguageModel(
     tokenizer=tokenizer,
     stop_tokens=stop_tokens(tokenizer, workdir / convert.DIRECTORY),
@@ -97,6 +102,7 @@ def load(
       "trained_num_loops": settings.model.num_loops,
       "exit": {"loop_kind": call["kind"], "threshold": exit_threshold},
       "tokenizer": settings.task.tokenizer,
+      "texts_begin_with": tokenizer.beginning,
       "context_length": settings.spec.sequence_length,
       "chat_template": None,
       **({"weights": kind} if (kind := quantized.kind(params)) else {}),
@@ -107,6 +113,11 @@ def load(
 def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
   """`LanguageModel.stop_tokens` of a model with files in a folder, if any."""
   ids = (tokenizer.end, *convert.end_tokens(folder))
+  for one in ids:
+    if not 0 <= one < tokenizer.num_ids:
+      raise UserError(
+        f"{folder}: eos_token_id={one} is no id of {tokenizer.name}"
+      )
   return tuple(dict.fromkeys(ids))
 
 
@@ -114,7 +125,10 @@ def _check(settings: config_lib.Settings, label: str) -> None:
   """Raises UserError unless the run trained a language model."""
   task = settings.plain["task"]["name"]
   if task != "text":
-    raise UserError(f"{label}: task.name={task!r} is not 'text'")
+    raise UserError(
+      f"{label}: task.name={task!r} is not 'text'; `loopjax play {label}`"
+      " shows what it does"
+    )
   if settings.causal is None:
     raise UserError(
       f"{label}: model.name={settings.model_name!r} does not predict next"

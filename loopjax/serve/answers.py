@@ -35,7 +35,6 @@ class Answer:
       "created": int(time.time()),
       "model": model.name,
     }
-    self._tokens: list[list[GeneratedToken]] = [[] for _ in self.choices]
 
   def first_chunks(self) -> list[dict[str, Any]]:
     """The first chunks of a stream: in a chat, the role of each choice."""
@@ -51,14 +50,13 @@ class Answer:
   ) -> list[dict[str, Any]]:
     """The chunk for the next tokens of a choice; none if it would be empty."""
     choice = self.choices[index]
-    num_before = choice.costs.tokens
+    num_before = len(choice.tokens)
     text = choice.read(tokens)
-    read = tokens[: choice.costs.tokens - num_before]
-    self._tokens[index] += read
-    with_scores = self._completion.log_probabilities
-    if not text and not choice.finish and not with_scores:
+    if not text and not choice.finish:
       return []
-    scores = self._scores(read) if with_scores else None
+    scores = None
+    if self._completion.log_probabilities:
+      scores = self._scores(choice.tokens[num_before:])
     content = {"content": text} if self._chat else text
     return [self._chunk(index, content, scores, choice.finish)]
 
@@ -101,7 +99,7 @@ class Answer:
     for index, choice in enumerate(self.choices):
       scores = None
       if self._completion.log_probabilities:
-        scores = self._scores(self._tokens[index])
+        scores = self._scores(choice.tokens)
       content = (
         {"message": {"role": "assistant", "content": choice.text}}
         if self._chat
@@ -136,8 +134,8 @@ class Answer:
   def _scores(self, tokens: Sequence[GeneratedToken]) -> Mapping[str, Any]:
     """Log-probabilities of tokens, in the format of the endpoint.
 
-    "text_offset" is omitted, because it could be wrong: a token that is decoded
-    alone may lack the space before it.
+    Of alternatives with the same text, the most likely one is reported.
+    "text_offset" is omitted: the length of a prompt of token ids is unknown.
     """
     if self._chat:
       return {
@@ -153,25 +151,31 @@ class Answer:
       "tokens": [self._text(token.token) for token in tokens],
       "token_logprobs": [_finite(token.log_probability) for token in tokens],
       "top_logprobs": [
-        {self._text(one): _finite(score) for one, score in token.top}
+        {self._text(one): _finite(score) for one, score in token.top[::-1]}
         for token in tokens
       ],
     }
 
   def _scored(self, token: int, score: float) -> dict[str, Any]:
     """A token with its log-probability, in the format of chat completions."""
-    text = self._text(token)
-    # The bytes of an incomplete character are unknown.
-    content = list(text.encode()) if "\ufffd" not in text else None
-    if token < 256 and self._tokenizer.name == "bytes":
-      content = [token]
-    return {"token": text, "logprob": _finite(score), "bytes": content}
+    piece = self._tokenizer.piece(token)
+    return {
+      "token": piece.decode(errors="backslashreplace"),
+      "logprob": _finite(score),
+      "bytes": list(piece),
+    }
 
   def _text(self, token: int) -> str:
-    """The text of one token, decoded alone; "" for the end token."""
-    if token == self._tokenizer.end:
-      return ""
-    return self._tokenizer.decode([token])
+    """A token's text, or its bytes if they are no text, as OpenAI writes them.
+
+    These are its bytes within a text; a token that is decoded by itself may
+    lack the space before it.
+    """
+    piece = self._tokenizer.piece(token)
+    try:
+      return piece.decode()
+    except UnicodeDecodeError:
+      return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 def _finite(value: float) -> float:

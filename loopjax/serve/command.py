@@ -125,7 +125,7 @@ def _compile(
     UserError: this model's prompts cannot be read with so many loops.
   """
   short = GenerationRequest(
-    (language_model.tokenizer.end,), 2, prefill_loops=prefill_loops
+    (language_model.tokenizer.begin,), 2, prefill_loops=prefill_loops
   )
   engine.limits.check(short)
   if not options.warm:

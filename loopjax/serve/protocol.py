@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.serve import fields as fields_lib
@@ -171,7 +170,7 @@ def _prompt(given: Any, model: ServedModel) -> tuple[int, ...]:
   if not isinstance(given, str):
     field = {} if given is None else {"prompt": given}
     raise fields_lib.invalid(field, "prompt", "a text or a list of token ids")
-  return source.encode_prompt(model.tokenizer, _unicode(given, "prompt"))
+  return model.tokenizer.encode_prompt(_unicode(given, "prompt"))
 
 
 def _messages(

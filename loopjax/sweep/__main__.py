@@ -10,7 +10,6 @@ item lost one of its processes. After 4 and 5 the same command resumes the
 sweep.
 """
 
-import pathlib
 import sys
 
 from absl import flags
@@ -18,7 +17,7 @@ from absl import flags
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.commands import command_line
-from loopjax.errors import UserError
+from loopjax.errors import UserError, local_path
 from loopjax.run import naming
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner
@@ -37,8 +36,13 @@ def main(argv: list[str]) -> int:
   """Runs the sweep or item that the flags name; returns the exit status."""
   del argv
   config, name = command_line.CONFIG.value, _SWEEP.value
-  if config is None or not name:
-    raise UserError("--config=FILE and --sweep=NAME are needed")
+  if config is None:
+    raise UserError("--config=FILE is missing; `loopjax --list` shows them")
+  if not name:
+    there_are = ", ".join(
+      items_lib.load_sweeps(command_line.config_name())(config)
+    )
+    raise UserError(f"--sweep=NAME is missing; there are {there_are or 'none'}")
   for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
     if other.present:
       raise UserError(f"--{other.name} has no effect with --count")
@@ -46,7 +50,7 @@ def main(argv: list[str]) -> int:
     raise UserError("--limit has no effect with --item")
   config_name, common = command_line.config_name(), command_line.overrides()
   base = naming.workdir(config_name, common, config_lib.to_dict(config))
-  workdir = pathlib.Path(command_line.WORKDIR.value or f"{base}-{name}")
+  workdir = local_path(command_line.WORKDIR.value or f"{base}-{name}")
   items = items_lib.make_items(
     config, items_lib.load_sweeps(config_name), name, common, workdir
   )

@@ -18,7 +18,7 @@ from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import run_config
-from loopjax.errors import UserError
+from loopjax.errors import UserError, local_path
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import (
@@ -285,7 +285,7 @@ def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
   if not options.init_from:
     return state
   _, loaded = restore.chosen_params(
-    pathlib.Path(options.init_from),
+    local_path(options.init_from),
     None,
     context.program.abstract_state.params,
     f"run.init_from={options.init_from}",

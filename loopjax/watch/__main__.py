@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.run import zoo
 from loopjax.watch import frame, runs
 
 
@@ -49,9 +50,17 @@ def main(argv: list[str] | None = None) -> int:
   return 0
 
 
-def _read(workdirs: Sequence[pathlib.Path]) -> list[runs.Run]:
+def _read(
+  workdirs: Sequence[pathlib.Path], wait: bool = False
+) -> list[runs.Run]:
+  """The runs; those that are not there yet, if one may wait for them."""
   now = time.time()
-  return [runs.read(workdir, now) for workdir in workdirs]
+  return [
+    runs.not_there(workdir)
+    if wait and not str(workdir).startswith(zoo.PREFIX) and not workdir.exists()
+    else runs.read(workdir, now)
+    for workdir in workdirs
+  ]
 
 
 def _follow(
@@ -60,8 +69,9 @@ def _follow(
   """Shows frames until all runs have ended."""
   with Live(console=console, auto_refresh=False) as live:
     while True:
-      found = _read(workdirs)
-      live.update(frame.make(found, console.width), refresh=True)
+      found = _read(workdirs, wait=True)
+      shown = frame.make(found, console.width, console.height)
+      live.update(shown, refresh=True)
       if all(run.ended for run in found):
         return
       time.sleep(every)

@@ -32,7 +32,8 @@ class Run(NamedTuple):
   Attributes:
     name: name of the work directory.
     what: model family and task.
-    step: step of the newest row; 0 if there is none. num_steps: of the run.
+    step: step of the newest row; 0 if there is none.
+    num_steps: of the run.
     state: a phrase such as "training; 5 minutes left".
     ended: whether the run has ended.
     rates: throughput metrics of the newest training row that has them, by name.
@@ -80,6 +81,12 @@ def read(workdir: pathlib.Path, now: float) -> Run:
     rates=rates,
     panels=_panels(rows, TASKS[task].HEADLINE if task in TASKS else ()),
   )
+
+
+def not_there(workdir: pathlib.Path) -> Run:
+  """A run whose directory does not exist yet."""
+  said = workdir_lib.no_run(workdir, "waiting: it")
+  return Run(workdir.name, "run", 0, 1, said, ended=False, rates={}, panels={})
 
 
 def _state(

@@ -7,6 +7,7 @@ from loopjax.commands import text_table
 from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
+from loopjax.zoo.card import COMMANDS
 
 
 @one_line_errors
@@ -25,6 +26,9 @@ def main(argv: list[str] | None = None) -> int:
   scores.add_argument("name", metavar="NAME")
   scores.add_argument(
     "--limit", type=int, default=512, help="examples; 0 for all [512]"
+  )
+  scores.add_argument(
+    "--num_loops", type=int, help="loops [as the entry is evaluated]"
   )
   exports = commands.add_parser("export", help="makes an entry of a run")
   exports.add_argument("workdir", type=pathlib.Path, metavar="RUN")
@@ -48,26 +52,27 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   if options["limit"] < 0:
     raise UserError(f"--limit={options['limit']} must be at least 0")
-  for key, value in entries.score(options["name"], options["limit"]).items():
+  found = entries.score(options["name"], options["limit"], options["num_loops"])
+  for key, value in found.items():
     print(f"{key} {value:.6g}")
   return 0
 
 
 def _list() -> str:
-  """A line for each entry: name, family, parameters, bytes, what it does."""
-  lines = [("name", "model", "parameters", "kB", "what it does")]
+  """A line for each entry: name, family, size, commands, what it does."""
+  lines = [("name", "model", "parameters", "commands", "what it does")]
   for name in zoo.names():
     folder = zoo.ROOT / name
     config = workdir_lib.read_json(folder / "config.json")
     summary = workdir_lib.read_json(folder / "summary.json")
     about = (folder / "README.md").read_text().split("\n\n")[1]
-    size = (folder / zoo.PARAMS).stat().st_size
+    commands = COMMANDS.get(config["task"]["name"], ())
     lines.append(
       (
         f"{zoo.PREFIX}{name}",
         config["model"]["name"],
         f"{summary['parameters']:,}",
-        f"{size / 1000:.0f}",
+        ", ".join([*commands, "score"]),
         about.partition(". ")[0],
       )
     )

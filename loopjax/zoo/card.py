@@ -1,7 +1,7 @@
 """The model card of a model of the package, from what its run wrote."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax.commands import document
@@ -15,30 +15,54 @@ from loopjax.commands.document import (
 )
 
 _ERROR = "/standard_error"
+# What can be done with a model, by its task; all have scores.
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+  "sudoku": ("play",),
+  "text": ("play", "generate"),
+  "multihop": ("play",),
+}
+_FLAGS = {"generate": " --prompt=TEXT"}
 
 
-def card(name: str, about: str, summary: Mapping[str, Any]) -> str:
+def card(
+  name: str,
+  about: str,
+  task: str,
+  headline: Sequence[str],
+  summary: Mapping[str, Any],
+) -> str:
   """The text of the card.
 
   Args:
     name: its name in `zoo:NAME`.
     about: what it does, in a sentence or two.
+    task: name of its task.
+    headline: names of the scores that matter, of the task and the family.
     summary: the entry's summary.json.
   """
   metrics = summary["metrics"]
+  names = {*headline, "loss"}
+  scores = [x for x in metrics if x.rpartition("/")[2] in names]
+  scores.sort(key=lambda score: not score.startswith("test"))
+  commands = "\n".join(
+    f"loopjax {command} zoo:{name}{_FLAGS.get(command, '')}"
+    for command in COMMANDS.get(task, ())
+  )
   rows = [
     [
       Cell(score),
       Cell(f"{value:.4g}"),
       Cell(f"{metrics[score + _ERROR]:.2g}"),
     ]
-    for score, value in metrics.items()
+    for score in scores
+    for value in [metrics[score]]
     if score + _ERROR in metrics
   ]
   versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
   blocks: list[document.Block] = [
     Heading(1, f"zoo:{name}"),
     Paragraph(about),
+    Code(commands or f"loopjax zoo score {name}"),
     Bullets(
       [
         f"parameters: {summary['parameters']:,}, stored as {summary['dtype']}",
@@ -54,7 +78,7 @@ def card(name: str, about: str, summary: Mapping[str, Any]) -> str:
     Heading(2, "Scores"),
     Paragraph(
       "At the end of training, before parameters were cast, each with its"
-      " standard error over examples."
+      " standard error over examples; others are in summary.json."
     ),
     Table([Cell("score"), Cell("mean"), Cell("error")], rows),
   ]

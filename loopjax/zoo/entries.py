@@ -1,5 +1,6 @@
 """What an entry of the zoo consists of, and its score on a sample."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
 from loopjax.errors import UserError, writing
@@ -72,20 +74,39 @@ def export(
   }
   workdir_lib.write_json(folder / "config.json", config)
   workdir_lib.write_json(folder / "summary.json", summary)
-  (folder / "README.md").write_text(card.card(name, about, summary))
+  settings = run.settings
+  headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
+  task = config["task"]["name"]
+  text = card.card(name, about, task, headline, summary)
+  (folder / "README.md").write_text(text)
   zoo.write(folder, run.params, DTYPES[dtype])
   return folder
 
 
-def score(name: str, num_examples: int) -> dict[str, float]:
+def score(
+  name: str, num_examples: int, num_loops: int | None = None
+) -> dict[str, float]:
   """Scores of an entry on the first examples of its test split.
 
+  Args:
+    name: of the entry.
+    num_examples: how many; 0 for all.
+    num_loops: loops to run; those of its evaluation if None.
+
   Raises:
-    UserError: there is no such entry, or its data are not there.
+    UserError: there is no such entry, its data are not there, or its model
+      cannot run so many loops.
   """
   run = trained.read(pathlib.Path(f"{zoo.PREFIX}{name}"))
-  program = program_lib.make_program(run.settings, jax.local_devices()[:1])
-  datasets = train.make_datasets(run.settings, program.mesh, ["test"])
+  settings = run.settings
+  if num_loops is not None:
+    if num_loops < 1:
+      raise UserError(f"--num_loops={num_loops} must be at least 1")
+    config_lib.check_loops(settings, num_loops, f"--num_loops={num_loops}")
+    evaluation = dataclasses.replace(settings.eval, num_loops=num_loops)
+    settings = settings._replace(eval=evaluation)
+  program = program_lib.make_program(settings, jax.local_devices()[:1])
+  datasets = train.make_datasets(settings, program.mesh, ["test"])
   evaluator = evaluate.make_evaluator(program, datasets)
   return {
     key: value

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import analysis_examples
 import numpy as np
@@ -11,6 +12,8 @@ from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import positions
 from loopjax.analysis.loops import adaptive
 from loopjax.analysis.plots import draw
+from loopjax.models import MODELS
+from loopjax.types import Output, TaskSpec
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -142,6 +145,81 @@ def test_a_row_takes_as_long_as_its_slowest_token(tmp_path, monkeypatch):
   row = adaptive.exits(evaluated, evaluated.settings.task_module.HEADLINE[0])[0]
   assert row["loops_per_row"] == pytest.approx(1 + 2 / (2 * num))
   assert row["loops_per_token"] == pytest.approx(1 + 2 / (2 * num * tokens))
+
+
+def stand_in(directory, forward, batch, **settings):
+  """What figures read of an evaluated model; nothing is computed."""
+  model = types.SimpleNamespace(num_loops=3)
+  made = types.SimpleNamespace(
+    family=MODELS["adaptive"], model=model, **settings
+  )
+  spec = TaskSpec(8, 4, tuple((i,) for i in range(4)), 2)
+  return types.SimpleNamespace(
+    settings=made, spec=spec, batch=batch, forward=forward, rows=rows(),
+    directory=directory,
+  )  # fmt: skip
+
+
+def test_exits_are_counted_of_real_tokens_and_compared_row_by_row(tmp_path):
+  """Ids 6 and 7 pad rows, and so does document 0."""
+  random = np.random.default_rng(0)
+  values = random.uniform(size=(5, 3))  # By threshold and row.
+  halting = random.integers(1, 4, (5, 3, 4, 2))
+  by_threshold = dict(zip(adaptive.EXIT_THRESHOLDS, range(5), strict=True))
+
+  def forward(traces, *, num_examples, exit_threshold):
+    n = by_threshold[exit_threshold]
+    loops = np.arange(1, 4).reshape(3, 1, 1, 1)
+    weight = (loops == halting[n]).astype(np.float32)
+    return Output(values[n], {}, {}, {}, {traces[0]: weight})
+
+  batch = {
+    "inputs": np.array([[0, 1, 2, 3], [5, 4, 6, 6], [1, 1, 1, 7]]),
+    "documents": np.array([[1, 1, 2, 2], [1, 1, 0, 0], [1, 1, 0, 0]]),
+    "weights": np.array([1.0, 3.0, 2.0]),
+  }
+  task = types.SimpleNamespace(
+    HEADLINE=("score",),
+    score=lambda output, batch: {"score": (output.logits, batch["weights"])},
+  )
+  evaluated = stand_in(tmp_path, forward, batch, task_module=task)
+  real = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]], bool)
+  shares = batch["weights"] / 6
+  for n, row in enumerate(adaptive.exits(evaluated, "score")):
+    change = values[n] - values[0]
+    off = shares * (change - shares @ change)
+    slowest = np.where(real[..., None], halting[n], 0).max(axis=1)
+    expected = {
+      "exit_threshold": adaptive.EXIT_THRESHOLDS[n],
+      "rows": 3,
+      "loops_per_token": halting[n][real].mean(),
+      "loops_per_row": slowest.mean(),
+      "score": shares @ values[n],
+      "score/change": shares @ change,
+      "score/change_error": np.linalg.norm(off),
+    }
+    assert row == pytest.approx(expected)
+
+
+def test_bars_are_the_slots_that_are_read(tmp_path, drawn):
+  """exp(entropy), of all tokens together and of one token in the mean."""
+  random = np.random.default_rng(0)
+  slots = random.dirichlet(np.ones(6), (5, 2))  # [N, L, M].
+  entropy = random.uniform(0.2, 1.5, (2, 5))
+
+  def forward(traces, **options):
+    stats = {f"local_entropy/layer={i}": entropy[i] for i in range(2)}
+    return Output(None, {}, stats, {}, dict.fromkeys(traces, slots))
+
+  batch = {"inputs": np.zeros((5, 4), int)}
+  adaptive.draw_memory(stand_in(tmp_path, forward, batch))
+  bars = [
+    [bar.get_height() for bar in bars]
+    for bars in drawn["memory.png"].axes[1].containers
+  ]
+  mean = slots.mean(axis=0)
+  together = np.exp(-np.sum(mean * np.log(mean), axis=-1))
+  np.testing.assert_allclose(bars, [together, np.exp(entropy.mean(axis=1))])
 
 
 def test_many_rows_over_a_large_vocabulary_are_not_looked_at():

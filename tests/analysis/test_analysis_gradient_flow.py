@@ -82,6 +82,45 @@ def test_the_last_state_is_what_is_read_out(name):
   np.testing.assert_allclose(state[:, :WIDTH], expected, atol=1e-4)
 
 
+def test_numbers_are_means_over_texts_and_shares_of_gates(monkeypatch):
+  """Of gates of all kinds: most neither keep a feature nor replace it."""
+  random = np.random.default_rng(0)
+  found = {
+    "hidden": random.uniform(size=(4, 3)),
+    "latents": random.uniform(size=(4, 2, 3)),
+    "state": np.eye(2) * random.uniform(-1, 1, (3, 3, 1, 1)),
+    "latent": np.eye(2) * random.uniform(-1, 1, (2, 6, 1, 1)),
+    "keep": np.array([0.05, 0.2, 0.89, 0.95, 0.97, 0.5, 0.08, 0.6])[
+      random.integers(0, 8, (2, 2, 3, 4))
+    ],
+  }
+  monkeypatch.setattr(jacobians, "_of_texts", lambda *_: found)
+  got = jacobians.measure(None, TOKENS, np.array([6, 4, 2]), TARGETS)
+  keep = found["keep"].reshape(2, -1)
+  assert got == {
+    "family": "melt",
+    "texts": 3,
+    "gradient": {
+      "hidden": pytest.approx(found["hidden"].mean(1), rel=1e-6),
+      "latents": got["gradient"]["latents"],
+    },
+    "radius": pytest.approx(
+      np.abs(found["state"][..., 0, 0]).mean(1), rel=1e-6
+    ),
+    "latent": pytest.approx(
+      np.abs(found["latent"][..., 0, 0]).mean(1), rel=1e-6
+    ),
+    "gate": {
+      "mean": pytest.approx(keep.mean(1), rel=1e-6),
+      "kept": pytest.approx((keep > 0.9).mean(1), rel=1e-6),
+      "replaced": pytest.approx((keep < 0.1).mean(1), rel=1e-6),
+    },
+  }
+  np.testing.assert_allclose(
+    got["gradient"]["latents"], found["latents"].mean(axis=1), rtol=1e-6
+  )
+
+
 @pytest.mark.long
 def test_saturated_gates_pass_everything_or_nothing():
   """Proposition E.1: z = 1 is a radius of 1; z = 0 of 0."""

@@ -29,7 +29,7 @@ def test_the_scores_of_the_test_are_in_one_line(tmp_path):
     "test: exact_match 0.9621 ± 0.003, ponder_steps 11, loss 0.0148 of 3,941"
     " examples; 51,545 parameters, 3 minutes",
     f"figures: {tmp_path}/figures; all scores: {tmp_path}/summary.json",
-    f"next: python -m loopjax.report {tmp_path}",
+    f"next: loopjax report {tmp_path}",
   ]
 
 

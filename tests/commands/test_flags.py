@@ -1,14 +1,14 @@
 """Commands that look at runs: the same flags, and what is no flag."""
 
 import importlib
+import pathlib
 import re
 
 import pytest
 
 from loopjax import errors
 from loopjax.commands import command_line
-from loopjax.hub import __main__ as hub
-from loopjax.play import __main__ as play
+from loopjax.run import zoo
 
 # Those of absl have their flags from `command_line`.
 COMMANDS = (
@@ -67,26 +67,18 @@ def test_the_run_has_no_flag(name, capsys):
   )
 
 
-@pytest.mark.parametrize(
-  ("command", "arguments", "said"),
-  [
-    (play, ["--promt=It was"], "no flag '--promt'; did you mean '--prompt'?"),
-    (play, ["a", "--prom", "b"], "no flag '--prom'; did you mean '--prompt'?"),
-    (play, ["a", "--prompt=b\n", "--dance"], "no flag '--dance'"),
-    (play, ["a", "--prompt", "--what is it"], "a contains no run: "),
-    (hub, ["export", "--layot=ouro"], "no flag '--layot'; did you mean"),
-    (hub, ["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
-    (hub, ["push", "--workdir=a"], "no flag '--workdir'"),
-  ],
-)
-def test_an_unknown_flag_is_named(
-  command, arguments, said, tmp_path, monkeypatch, capsys
-):
-  monkeypatch.chdir(tmp_path)
-  assert command.main(arguments) == 2
-  printed = capsys.readouterr().err
-  assert printed.startswith("error: ") and printed.count("\n") == 1
-  assert said in printed
+def test_a_path_may_begin_at_home(monkeypatch):
+  """After =, where no shell replaces ~."""
+  monkeypatch.setenv("HOME", "/home/of")
+  parser = errors.Parser()
+  parser.add_argument("runs", type=pathlib.Path, nargs="*")
+  parser.add_argument("--export", type=pathlib.Path)
+  found = parser.parse_args(["~/a", "b", "--export=~/c~"])
+  paths = [str(path) for path in (*found.runs, found.export)]
+  assert paths == ["/home/of/a", "b", "/home/of/c~"]
+  assert str(zoo.located(pathlib.Path("~/a"))) == "/home/of/a"
+  with pytest.raises(errors.UserError, match="gs://a/b: buckets are not"):
+    parser.parse_args(["--export=gs://a/b"])
 
 
 def test_a_setting_may_have_the_name_of_a_method():

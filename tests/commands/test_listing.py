@@ -22,7 +22,7 @@ def test_every_preset_of_every_config_is_listed(monkeypatch):
   assert [p.partition(".py: ")[0] for p in paragraphs] == CONFIGS
   for name, paragraph in zip(CONFIGS, paragraphs, strict=True):
     for preset in namespace(name)["PRESETS"]:
-      assert f"\n  :{preset:6} " in paragraph
+      assert f"\n  :{preset:8} " in paragraph
   assert max(len(line) for line in listing.listing().splitlines()) <= 80
 
 
@@ -34,7 +34,7 @@ def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
     next(line for line in lines if line.startswith(f"  :{name}"))
     for name in ("tiny", "paper")
   )
-  assert tiny.startswith("  :tiny   4 minutes here. 6x6 boards")
+  assert tiny.startswith("  :tiny     4 minutes here. 6x6 boards")
   assert "days here. 59,872 steps" in paper
 
 

@@ -20,54 +20,6 @@ from loopjax.watch import runs as watch_runs
 
 
 @pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ([], "--config=FILE is missing"),
-    (["--config=configs/nothing.py"], "there is no file configs/nothing.py"),
-    (["--config=configs/sudoko_utm.py"], "did you mean 'sudoku_utm.py'?"),
-    (["--config=configs/sudoku_utm.py:huge"], "error: no preset 'huge'"),
-    (
-      ["--config=configs/sudoku_utm.py:smoke,model.widht=3"],
-      "error: no setting 'model.widht'; there is model.width",
-    ),
-    (
-      ["--config=configs/sudoku_utm.py:smoke", "--config.model.witdh=3"],
-      "error: no setting 'model.witdh'; there is model.width",
-    ),
-    (
-      ["--config=configs/sudoku_utm.py:smoke", "--config.model.width=wide"],
-      "wide",
-    ),
-    (["--config=configs/sudoku_utm.py:smoke", "--mode=dance"], "dance"),
-    (["--config=README.md"], "README.md is not a Python file"),
-    (["--config", "configs/nothing.py"], "there is no file configs/nothing.py"),
-    (["--config"], "--config needs a FILE"),
-    (["--config=configs/sudoku_utm.py:smoke", "--workdir="], "is empty"),
-    (
-      ["--config=configs/sudoku_utm.py:smoke", "--config.run.seed=4294967296"],
-      "run.seed=4294967296 must be less than 2**32",
-    ),
-    (
-      ["--config=configs/sudoku_utm.py:smoke", "--config.eval.num_loops=99999"],
-      "eval.num_loops=99999: 99999 loops are more than 65,536",
-    ),
-    (
-      ["--config=configs/sudoku_utm.py:smoke", "--workdir=zoo:sudoku_6x6"],
-      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax zoo score NAME`",
-    ),
-    (["--konfig=x"], "konfig"),
-    (["--config=configs/sudoku_utm.py:smoke", "mode=eval"], "'mode=eval'"),
-  ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys):
-  assert command(main_lib.main, *arguments) == 2
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1
-  assert error.startswith("error: ")
-  assert message in error
-
-
-@pytest.mark.parametrize(
   ("text", "message"),
   [
     ("X = {}['a']", "{file}, line 1: KeyError: 'a'"),
@@ -244,11 +196,22 @@ def test_help_is_what_it_does_then_the_flags(monkeypatch, capsys):
 def test_a_config_may_be_a_word_of_its_own(capsys):
   flags = "--config", "sudoku_utm:smoke", "--mode=describe"
   assert command(main_lib.main, *flags) == 0
-  assert json.loads(capsys.readouterr().out)["parameters"] > 0
+  said = capsys.readouterr().out
+  assert said.startswith("model       utm, on sudoku\nparameters  ")
+  lines = said.splitlines()
+  assert max(map(len, lines)) <= 80 and len(lines) < 50
+  assert any(line.startswith("task        name=sudoku, ") for line in lines)
+
+
+def test_a_config_without_its_flag_is_suggested(capsys):
+  assert command(main_lib.main, "sudoku_utm") == 2
+  meant = "'sudoku_utm' is not a flag; did you mean --config=sudoku_utm?"
+  assert meant in capsys.readouterr().err
 
 
 def test_describe_prints_json_and_trains_nothing(main, capsys):
-  assert main("--config=configs/sudoku_utm.py:paper", "--mode=describe") == 0
+  flags = "--config=configs/sudoku_utm.py:paper", "--mode=describe_json"
+  assert main(*flags) == 0
   described = json.loads(capsys.readouterr().out)
   assert described["parameters"] == 3_177_612
   assert described["config"]["model"]["name"] == "utm"

@@ -3,7 +3,14 @@
 import copy
 
 import pytest
-from tests_support import CONFIGS, OF_PAPERS, ROOT, load_config, namespace
+from tests_support import (
+  CONFIGS,
+  OF_PAPERS,
+  ROOT,
+  load_config,
+  long_case,
+  namespace,
+)
 
 from loopjax import config as config_lib
 from loopjax import sections
@@ -50,7 +57,11 @@ def test_small_presets_do_not_inherit_what_accelerators_need(name, preset):
   assert (config.run.num_microbatches, config.loop.kind) == (1, "scan")
 
 
-@pytest.mark.parametrize(("name", "preset"), PRESETS)
+# Those of "smoke" are resolved where `test_main_accepts_every_item` makes them.
+@pytest.mark.parametrize(
+  ("name", "preset"),
+  [x if x[1] in ("tiny", "paper") else long_case(*x) for x in PRESETS],
+)
 def test_every_sweep_item_resolves(name, preset):
   base = load_config(name, preset)
   for items in namespace(name).get("sweeps", lambda config: {})(base).values():

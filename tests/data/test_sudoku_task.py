@@ -1,13 +1,14 @@
 """What the Sudoku task hands to models, and how it scores."""
 
 import dataclasses
+import functools
 import itertools
 
+import data_examples
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, puzzles, symmetry, task
 from loopjax.data.sudoku import board as boards
 from loopjax.errors import UserError
@@ -39,11 +40,7 @@ def read_from(tmp_path):
   return make
 
 
-def batches(config, split, num=3, **kwargs):
-  kwargs = {"batch_size": 8, "seed": 0, **kwargs}
-  dataset = task.make_dataset(config, split, **kwargs)
-  iterator = pipeline.iterate(dataset.batches, num_threads=0)
-  return dataset, list(itertools.islice(iterator, num))
+batches = functools.partial(data_examples.read, task, num=3, batch_size=8)
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -80,16 +77,6 @@ def test_test_puzzles_are_never_augmented():
     got = np.concatenate([b["inputs"] for b in batches(config, split)[1]])
     asked = {x.tobytes() for x in (got - 1).astype(np.uint8)}
     assert (asked <= there_are) == as_they_are
-
-
-@pytest.mark.parametrize("boxes", [(2, 2), (2, 3)])
-def test_abstract_batch_is_what_a_batch_is(boxes):
-  config = task.Config(*boxes)
-  real = batches(config, "train", num=1)[1][0]
-  abstract = task.abstract_batch(config, 8)
-  assert {name: (x.shape, x.dtype) for name, x in real.items()} == {
-    name: (x.shape, x.dtype) for name, x in abstract.items()
-  }
 
 
 def test_loss_on_blanks_leaves_the_givens_out():
@@ -244,28 +231,6 @@ def test_rating_buckets():
     "100+",
     "100+",
   ]
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"box_rows": 1}, "1x3"),
-    ({"box_rows": 4, "box_cols": 4}, "4x4"),
-    ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
-    ({"loss_on": "givens"}, "loss_on='givens'"),
-    ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
-    ({"train_csv": "a.csv"}, "go together"),
-    ({"test_csv": "a.csv"}, "go together"),
-    ({"train_csv": "a.csv", "test_csv": "a.csv"}, "is the training file"),
-    ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
-    ({"on_overlap": "error"}, "on_overlap has no effect"),
-    ({"on_overlap": "ignore"}, "on_overlap='ignore'"),
-    ({"augment": 1}, "augment=1 must be of type bool"),
-  ],
-)
-def test_impossible_settings_are_named(changes, message):
-  with pytest.raises(UserError, match=message):
-    task.Config(**changes)
 
 
 # Of both classes of 4x4 grids; the first with its digits renamed, and turned.

@@ -80,6 +80,11 @@ def ids(text):
   return np.frombuffer(text.encode(), np.uint8)
 
 
+def begun(text):
+  """A context: the end of the document before, and a text."""
+  return np.append(np.int64([256]), ids(text))
+
+
 class Uniform(nnx.Module):
   """Every byte has the same probability, and nothing else has any."""
 

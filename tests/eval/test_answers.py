@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from eval_examples import make_run
 
 from loopjax.errors import UserError
 from loopjax.eval.answers import __main__ as entry
-from loopjax.eval.answers import pass_at_k
+from loopjax.eval.answers import command, pass_at_k
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import __main__ as generate
@@ -252,6 +253,64 @@ def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
   assert facts["prefill_loops"] == 1
 
 
+# Another value of every flag; without one an answer does not depend on it.
+OTHER = {
+  "hub": "there", "dtype": "float32", "checkpoint": 3, "num_loops": 3,
+  "exit_rule": "kl", "exit_kept": "state", "cache_kind": "mean",
+  "max_tokens": 33, "prefix_mib": None, "weights": "int8", "limit": None,
+  "template": "Q: {question}", "chat": "", "check": "math", "k": None,
+  "slots": None, "out": "there", "max_new_tokens": 7, "samples": None,
+  "stop": "e", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
+  "repetition_penalty": 1.5, "seed": 5, "exit_threshold": 0.5,
+  "draft_loops": 1, "prefill_loops": 1, "prompt_tokens": 9,
+}  # fmt: skip
+
+
+def test_an_answer_is_of_all_flags_that_change_it(
+  tmp_path, monkeypatch, capsys
+):
+  """What is written first in its file, whatever else the command is given."""
+  with pytest.raises(SystemExit):
+    entry.main(["--help"])
+  flags = {*re.findall(r"--([a-z_]+)", capsys.readouterr().out)} - {"help"}
+  assert flags == {*OTHER, "questions"}
+  given = []
+  monkeypatch.setattr(command, "run", given.append)
+  (tmp_path / "other").mkdir()
+  files = [
+    write(tmp_path / name, answers)
+    for name, answers in (
+      ("q.jsonl", "1234"), ("p.jsonl", "1234"), ("other/q.jsonl", "1235")
+    )
+  ]  # fmt: skip
+
+  def facts(questions, *flags, run="run"):
+    assert entry.main([*([run] if run else []), questions, *flags]) in (0, None)
+    options = given.pop()
+    flags = options.model
+    limits = types.SimpleNamespace(
+      num_loops=flags.num_loops, exit_rule=flags.exit_rule,
+      max_tokens=flags.max_tokens,
+    )  # fmt: skip
+    engine = types.SimpleNamespace(limits=limits, cache_kind=flags.cache_kind)
+    model = types.SimpleNamespace(
+      facts={
+        "workdir": str(flags.folder), "step": flags.checkpoint,
+        "weights": flags.weights,
+      }
+    )  # fmt: skip
+    return command._facts(options, model, engine)
+
+  before = facts(files[0])
+  assert facts(files[1]) != before != facts(files[2])
+  assert facts(files[0], run="elsewhere") == before  # A run that was moved.
+  for name, value in OTHER.items():
+    flag = f"--{name}={value}" if value != "" else f"--{name}"
+    if value is not None:
+      found = facts(files[0], flag, run=None if name == "hub" else "run")
+      assert (found != before) == (name != "hub"), name
+
+
 @pytest.mark.long
 def test_answers_of_other_settings_are_not_mixed(
   run, answered, tmp_path, capsys
@@ -276,8 +335,8 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
   flags = ("--max_new_tokens=20", "--temperature=0", "--stop=e")
   questions = write(tmp_path / "q.jsonl", "1234")
   template = "--template=Q: {question}"
-  out = f"--out={tmp_path}"
-  assert entry.main([str(run), questions, *flags, template, out]) == 0
+  more = (template, f"--out={tmp_path}", "--slots=3", "--limit=2")
+  assert entry.main([str(run), questions, *flags, *more]) == 0
   for row in rows_of(tmp_path / "q.answers.jsonl"):
     capsys.readouterr()
     prompt = f"Q: {TEXTS[row['question']]}"

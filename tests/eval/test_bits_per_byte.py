@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 from eval_examples import (
+  begun,
   choices,
+  ids,
   language_model_of,
   texts,
   uniform_language_model,
@@ -142,11 +144,10 @@ def test_choices_are_scored_with_their_own_prompt(tmp_path):
   ]
   assert [row["num_bytes"] for row in rows[:3]] == [2, 2, 17]
   item = task.items[2]
-  encode = scorer.language_model.tokenizer.encode
-  context, continuation = encode([item.contexts[1], item.continuations[1]])
-  (alone,) = Scorer(language_model_of())(
-    [bits_per_byte.ScoringRequest(context, continuation)]
+  alone_request = bits_per_byte.ScoringRequest(
+    begun(item.contexts[1]), ids(item.continuations[1])
   )
+  (alone,) = Scorer(language_model_of())([alone_request])
   assert rows[7]["log_likelihood"] == pytest.approx(
     alone.log_likelihood, abs=1e-4
   )

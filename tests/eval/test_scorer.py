@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from eval_examples import (
   LENGTH,
+  begun,
   ids,
   language_model_of,
   logits_fn,
   uniform_language_model,
 )
-from tests_support import array_sizes
+from tests_support import array_sizes, by_size, crossing
 
 from loopjax.errors import UserError
 from loopjax.eval import scorer as scorer_lib
@@ -20,7 +21,7 @@ from loopjax.eval.scorer import Scorer
 
 TEXT = "The loop ends when every token has halted. Then the next one begins."
 REQUESTS = [
-  ScoringRequest(ids(TEXT[:context]), ids(TEXT[context : context + num]))
+  ScoringRequest(begun(TEXT[:context]), ids(TEXT[context : context + num]))
   for context, num in [(4, 3), (30, 9), (0, 5), (12, 1), (20, 20), (7, 30)]
 ]
 
@@ -40,7 +41,7 @@ def written_out(language_model, request, exact=False):
   With `exact` nothing follows the text; else something does, so that one
   program is compiled.
   """
-  tokens = np.concatenate([[256], request.context, request.continuation])
+  tokens = np.concatenate(request)
   num = len(request.continuation)
   row = tokens[:-1] if exact else np.resize(tokens[:-1], LENGTH)
   rows = log_probs_of(language_model, row)[: len(tokens) - 1][-num:]
@@ -61,25 +62,13 @@ def test_scores_are_those_of_all_logits():
   assert np.std(np.concatenate([s.log_probs for s in scores])) > 1
 
 
-def test_a_context_that_begins_a_document_gets_no_second_end():
-  language_model = language_model_of()
-  end = np.int32([language_model.tokenizer.end])
-  scorer = Scorer(language_model, batch_tokens=128)
-  plain = [ScoringRequest(np.int32([5, 6]), np.int32([7, 8]))]
-  begun = [plain[0]._replace(context=np.append(end, plain[0].context))]
-  (score,), (same,) = scorer(plain), scorer(begun)
-  np.testing.assert_array_equal(score.log_probs, same.log_probs)
-
-
 # The text task refuses sleep, whose fast weights cross documents.
-@pytest.mark.parametrize(
-  "family", ["adaptive", "disco", "ponderlm", "transformer"]
-)
+@crossing("family", by_size(["adaptive", "disco", "ponderlm", "transformer"]))
 def test_padding_changes_nothing_in_any_family(family):
   language_model = language_model_of(family)
   # 42 tokens, and 47, in two rows of 48.
-  request = ScoringRequest(ids(TEXT[:33]), ids(TEXT[33:42]))
-  other = ScoringRequest(ids(TEXT[:40]), ids(TEXT[40:47]))
+  request = ScoringRequest(begun(TEXT[:33]), ids(TEXT[33:42]))
+  other = ScoringRequest(begun(TEXT[:40]), ids(TEXT[40:47]))
   score, _ = Scorer(language_model)([request, other])
   log_probs, greedy = written_out(language_model, request, exact=True)
   np.testing.assert_allclose(score.log_probs, log_probs, atol=1e-4)
@@ -106,7 +95,7 @@ def test_a_greedy_continuation_is_one():
     row = np.pad(tokens, (0, LENGTH - len(tokens)))
     best = log_probs_of(language_model, row)[len(tokens) - 1, :256].argmax()
     tokens.append(int(best))
-  written = np.array(tokens[1:])
+  written = np.array(tokens)
   score, other = Scorer(language_model)(
     [
       ScoringRequest(written[:-4], written[-4:]),
@@ -123,7 +112,7 @@ def test_a_greedy_continuation_is_one():
 def test_a_context_that_is_too_long_loses_its_beginning():
   language_model = language_model_of()
   tail = ids(TEXT[:40])
-  long = ScoringRequest(np.concatenate([ids("x" * 100), tail]), ids(" ends."))
+  long = ScoringRequest(np.concatenate([begun("x" * 100), tail]), ids(" ends."))
   tokens = np.concatenate([long.context, long.continuation])[-LENGTH - 1 :]
   log_probs = log_probs_of(language_model, tokens[:-1])[-6:]
   expected = log_probs[np.arange(6), tokens[-6:]]
@@ -135,11 +124,11 @@ def test_a_context_that_is_too_long_loses_its_beginning():
 
 def test_a_continuation_longer_than_the_context_is_scored_in_parts():
   language_model = language_model_of()
-  request = ScoringRequest(ids("Read"), ids(TEXT[:60]))
+  request = ScoringRequest(begun("Read"), ids(TEXT[:60]))
   (score,) = Scorer(language_model)([request])
   assert len(score.log_probs) == 60
   assert (score.num_cut, score.num_parts) == (0, 3)
-  tokens = np.concatenate([[256], request.context, request.continuation])
+  tokens = np.concatenate(request)
   expected = []
   # 24 tokens of it at a time, after what fits before them.
   for first, last in ((5, 29), (29, 53), (53, 65)):
@@ -182,9 +171,9 @@ def test_numbers_that_are_not_finite_are_no_scores():
 
 def test_likelihoods_that_are_all_the_same_are_no_scores():
   scorer = Scorer(uniform_language_model())
-  request = ScoringRequest(ids("A"), ids(" same"))
+  request = ScoringRequest(begun("A"), ids(" same"))
   with pytest.raises(UserError, match="runs/uniform: .* all 2 .* are -27.72"):
-    scorer([request, ScoringRequest(ids("B"), ids(" same"))])
+    scorer([request, ScoringRequest(begun("B"), ids(" same"))])
   # One request, or one that is asked again, is no evidence of that.
   assert len(scorer([request])) == 1
   assert len(scorer([request, request])) == 2

@@ -6,9 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tests_support import ROOT, command
-
-from loopjax.fit import __main__ as fit_main
+from tests_support import ROOT
 
 SMOKE = "--config=configs/sudoku_utm.py:smoke"
 # Small, quick to compile, and with microbatches as the only way to save.
@@ -98,28 +96,3 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
     assert total == pytest.approx(record["total"][key])
   # What the model needs, and recomputation.
   assert sum(record["total"]["flops"].values()) > record["model_flops"]
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ([], "--config=FILE and --topology=NAME are needed"),
-    ([SMOKE, "--topology=v5e:16"], "v5e takes 2 size(s)"),
-    ([SMOKE, "--topology=cpu:2", "--memory_gib=-1"], "memory_gib"),
-    ([SMOKE, "--topology=cpu:2", "--workdir=x"], "--workdir has no effect"),
-    ([SMOKE, "--topology=cpu:2", "--lengths=9"], "needs --generate"),
-    ([SMOKE, "--topology=cpu:2", "--dtype=bfloat16"], "needs --generate"),
-    ([SMOKE, "--topology=v5e:1", "--generate"], "v5e takes 2"),
-    ([SMOKE, "--topology=cpu:2", "--json=x"], "--json=x needs --time"),
-    (
-      [SMOKE, "--topology=cpu:2", "--time", "--generate"],
-      "--time has no effect with --generate",
-    ),
-  ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys):
-  assert command(fit_main.main, *arguments) == 2
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1
-  assert error.startswith("error: ")
-  assert message in error

@@ -13,7 +13,7 @@ from tests_support import ROOT
 from loopjax.errors import UserError
 from loopjax.fit import __main__ as fit_main
 from loopjax.fit import ranking, ranking_report, rates
-from loopjax.fit.counts import hlo
+from loopjax.fit.counts import hlo, traffic
 from loopjax.fit.ranking import PARTS, REST
 
 # Of the GPU's program, by line or operation: launches, bytes, operations.
@@ -53,6 +53,64 @@ def test_a_program_for_a_gpu_as_counted_by_hand():
   assert got.total.flops == {"bf16": summed(*everything)[2]}
   assert got.unseen == {"mosaic_gpu_v2": 1}
   assert got.asynchronous == {"all-gather": 1}
+
+
+BY_HAND = """\
+HloModule one
+
+%updated (p: f32[8,16], u: f32[2,16], i: s32[]) -> f32[8,16] {
+  %p = f32[8,16]{1,0} parameter(0)
+  %u = f32[2,16]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %d = f32[8,16]{1,0} dynamic-update-slice(%p, %u, %i, %i)
+}
+
+%sliced (p.1: f32[8,16], i.1: s32[]) -> f32[2,16] {
+  %p.1 = f32[8,16]{1,0} parameter(0)
+  %i.1 = s32[] parameter(1)
+  ROOT %s.1 = f32[2,16]{1,0} dynamic-slice(%p.1, %i.1, %i.1), dynamic_slice_sizes={2,16}
+}
+
+%pair (p.2: f32[8,16], u.2: f32[2,16], i.2: s32[]) -> (f32[8,16], f32[8,16]) {
+  %p.2 = f32[8,16]{1,0} parameter(0)
+  %u.2 = f32[2,16]{1,0} parameter(1)
+  %i.2 = s32[] parameter(2)
+  %n.2 = f32[8,16]{1,0} negate(%p.2)
+  %d.2 = f32[8,16]{1,0} dynamic-update-slice(%p.2, %u.2, %i.2, %i.2)
+  ROOT %t.2 = (f32[8,16]{1,0}, f32[8,16]{1,0}) tuple(%n.2, %d.2)
+}
+
+ENTRY %main (x: f32[8,16], y: f32[2,16], k: s32[], m: s32[5,1]) -> f32[8,16] {
+  %x = f32[8,16]{1,0} parameter(0)
+  %y = f32[2,16]{1,0} parameter(1)
+  %k = s32[] parameter(2)
+  %m = s32[5,1]{1,0} parameter(3)
+  ROOT %one = ONE
+}
+"""  # noqa: E501
+WHOLE, PART, INDEX, ROWS = 8 * 16 * 4, 2 * 16 * 4, 4, 5 * 4
+
+
+@pytest.mark.parametrize(("one", "expected"), [
+  ("f32[8,16]{1,0} negate(%x)", 2 * WHOLE),
+  ("f32[8,16]{1,0} copy(%x)", 2 * WHOLE),
+  ("f32[2,16]{1,0} slice(%x), slice={[0:2], [0:16]}", 2 * PART),
+  ("f32[2,16]{1,0} dynamic-slice(%x, %k, %k), dynamic_slice_sizes={2,16}",
+   2 * PART + 2 * INDEX),
+  ("f32[8,16]{1,0} dynamic-update-slice(%x, %y, %k, %k)", 2 * PART),
+  ("f32[5,16]{1,0} gather(%x, %m), offset_dims={1}", 2 * 5 * 16 * 4 + ROWS),
+  ("f32[8,16]{1,0} scatter(%x, %m, %y), to_apply=%add", ROWS + 2 * PART),
+  ("f32[8,16]{1,0} fusion(%x, %y, %k), kind=kLoop, calls=%updated",
+   2 * PART + INDEX),
+  ("f32[2,16]{1,0} fusion(%x, %k), kind=kLoop, calls=%sliced",
+   2 * PART + INDEX),
+  ("(f32[8,16]{1,0}, f32[8,16]{1,0}) fusion(%x, %y, %k), kind=kLoop,"
+   " calls=%pair", 2 * WHOLE + 2 * PART + INDEX),
+])  # fmt: skip
+def test_bytes_of_an_instruction_as_counted_by_hand(one, expected):
+  module = hlo.parse(BY_HAND.replace("ONE", one))
+  root = module.computations["main"].root
+  assert traffic.num_bytes(module, "main", root) == expected
 
 
 def test_a_program_for_a_tpu_as_counted_by_hand():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from loopjax.generate import sampling
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GenerationRequest
 from loopjax.models import MODELS
@@ -86,14 +87,23 @@ def logits_after(name, text, changes=None, num_loops=None):
   return np.asarray(whole(jnp.asarray(inputs))[0, len(text) - 1])
 
 
+@jax.jit
+def _draw(*arguments):
+  return sampling.draw(*arguments)[0]
+
+
 def written_out(name, request, **options):
-  """Greedy tokens with their log-probabilities, one full forward a token."""
+  """Tokens with their log-probabilities, one full forward a token."""
   text, found = list(request.prompt), []
   room = min(request.max_new_tokens, LENGTH - len(text) + 1)
+  settings = sampling.to_arrays([request.sampling])
   while len(found) < room:
-    log_probabilities = jax.nn.log_softmax(logits_after(name, text, **options))
-    token = int(np.argmax(log_probabilities))
-    found.append((token, float(log_probabilities[token])))
+    logits = logits_after(name, text, **options)
+    seen = np.isin(np.arange(len(logits)), text)
+    token = int(
+      _draw(logits[None], seen[None], settings, np.array([len(text)]))
+    )
+    found.append((token, float(jax.nn.log_softmax(logits)[token])))
     text.append(token)
     if token in request.stop_tokens:
       break

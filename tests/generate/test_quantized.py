@@ -63,10 +63,13 @@ def test_a_quantised_model_writes_what_its_dense_weights_write(name):
   found = []
   for weights in (made, dense):
     engine = Engine(
-      family, graphdef, weights, num_slots=1, max_tokens=examples.LENGTH
+      family, graphdef, weights, num_slots=8, max_tokens=examples.LENGTH
     )
-    (text,) = engine.generate([GenerationRequest((3, 1, 4), 6, GREEDY)])
-    found.append([(token.token, token.log_probability) for token in text])
+    # One alone in the end, and two that write together before.
+    texts = engine.generate(
+      [GenerationRequest((3, 1, 4), n, GREEDY) for n in (12, 6)]
+    )
+    found.append([x[1:3] for text in texts for x in text])
   np.testing.assert_allclose(*found, atol=1e-5)
 
 

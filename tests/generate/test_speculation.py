@@ -1,8 +1,8 @@
 """Drafts by fewer loops: what is written is as if there were none."""
 
-import collections
 import dataclasses
 import functools
+import itertools
 
 import generate_examples as examples
 import jax
@@ -10,19 +10,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from generate_examples import PROMPTS, engine_of, ids, logits_after, requests
+from generate_examples import PROMPTS, engine_of, ids, requests
 from tests_support import crossing
 
 from loopjax.errors import UserError
-from loopjax.generate import sampling
 from loopjax.generate.costs import Costs
-from loopjax.generate.programs import sizes, speculation
+from loopjax.generate.programs import sizes
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 
 GREEDY = Sampling(temperature=0)
 ASKED = requests(9, sampling=GREEDY)
+# Drawn, cut off, and with a penalty for what was said in the same round, too.
+DRAWN = [
+  dataclasses.replace(one, sampling=sampling)
+  for one, sampling in zip(
+    [*ASKED, *ASKED],
+    [
+      Sampling(seed=7),
+      Sampling(0.0, repetition_penalty=3.0),
+      Sampling(0.7, 5, 0.9, 0.01, 1.3, seed=8),
+      Sampling(0.5, seed=2**32 - 1),
+      Sampling(1.5, repetition_penalty=2.0, seed=3),
+      Sampling(0.0, repetition_penalty=0.3),
+      Sampling(0.8, 3, repetition_penalty=1.5),
+      Sampling(seed=11),
+    ],
+    strict=True,
+  )
+]
 new = GenerationRequest
 
 
@@ -53,6 +70,22 @@ CASES = (
   ("looped", 1), ("looped", 2), ("recurrent", 1), ("disco", 2), ("ponderlm", 1),
 )  # fmt: skip
 THREE = {"changes": {"num_loops": 3}}
+
+
+@crossing(("name", "loops"), CASES)
+def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
+  """Whatever is drawn; and most drafts are what all loops draw then."""
+  found = engine_of(name, num_slots=2, **THREE).generate(drafted(DRAWN, loops))
+  for request, text in zip(DRAWN, found, strict=True):
+    written = examples.written_out(name, request, changes=THREE["changes"])
+    assert ids(text) == [token for token, _ in written]
+    np.testing.assert_allclose(
+      [one.log_probability for one in text],
+      [value for _, value in written],
+      atol=1e-4,
+    )
+  costs = costs_of(found)
+  assert 0.5 < costs.accepted / (costs.accepted + costs.rejected) < 1
 
 
 @crossing(("name", "loops"), CASES)
@@ -96,25 +129,25 @@ MIXED = [
 
 @pytest.mark.long
 @crossing("name", ["looped", "recurrent"])
-def test_a_drafted_text_is_what_it_is_alone(name):
+def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
   """Whatever its neighbours and their drafts, its slot, and the one before."""
   asked = [one for one in MIXED if name == "looped" or one.exit_threshold == 1]
   found = engine_of(name).generate([*asked, *reversed(asked)])
   for request, *both in zip(asked, found, found[::-1], strict=False):
-    alone = engine_of(name).generate([request])
+    alone = engine_of(name).generate(drafted([request], 0))
     for text in both:
       same([text], alone)
 
 
-@pytest.mark.long
-def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch):
-  """Sampled or not: nor on where rounds begin, or how many a call has."""
-  texts = []
-  for numbers in ((2, 4, 8), (2,), (4,), (8,), (3,)):
-    monkeypatch.setattr(sizes, "NUM_DRAFTS", numbers)
-    texts.append(engine_of("looped").generate(MIXED))
-    same(texts[-1], texts[0])
-  assert costs_of(texts[0]).accepted
+@crossing(
+  ("name", "num"), itertools.product(("recurrent", "looped"), (2, 8, 3))
+)
+def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch, name, num):
+  """Nor on where rounds begin, or how many a call has."""
+  monkeypatch.setattr(sizes, "NUM_DRAFTS", (num,))
+  found = engine_of(name).generate(drafted(DRAWN, 1))
+  same(found, engine_of(name).generate(DRAWN))
+  assert costs_of(found).accepted and costs_of(found).rejected
 
 
 def test_texts_end_where_they_do_without_drafts():
@@ -191,78 +224,6 @@ def test_only_the_named_rows_are_cut():
   cut = cache.cut(jnp.asarray([3, 3]), jnp.asarray([True, False]))
   for part in (cut.prelude, cut.core, cut.coda):
     assert part.length.tolist() == [3, 5]
-
-
-P, Q = (
-  np.log(np.maximum(row, 1e-30))
-  for row in (
-    np.array([0.5, 0.2, 0.0, 0.2, 0.1]), np.array([0.1, 0.3, 0.3, 0.2, 0.1])
-  )
-)  # fmt: skip
-NUM = 100_000
-
-
-@crossing(("p", "q"), [(P, Q), (Q, P), (P, P)], ids=["pq", "qp", "pp"])
-def test_accepted_and_other_tokens_have_the_distribution_of_the_model(p, q):
-  """Counts of 1e5 draws within five standard errors; q lacks a token of p."""
-  seeds, positions = jnp.arange(NUM, dtype=jnp.uint32), jnp.full(NUM, 3)
-
-  @jax.jit
-  def run():
-    wide = [
-      jnp.broadcast_to(jnp.asarray(x, jnp.float32), (NUM, 5)) for x in (q, p)
-    ]
-    settings = sampling.to_arrays([Sampling()] * NUM)._replace(seed=seeds)
-    settings = jax.tree.map(jnp.asarray, settings)
-    draft, chances = speculation._drafted(
-      wide[0], jnp.zeros((NUM, 5), bool), settings, positions
-    )
-    return draft, *speculation.accepted(
-      draft, chances, wide[1], seeds, positions
-    )
-
-  draft, accepts, token = run()
-  for found, chances in ((draft, np.exp(q)), (token, np.exp(p))):
-    counts = np.bincount(found, minlength=5)
-    error = 5 * np.sqrt(NUM * chances * (1 - chances)) + 1e-6
-    assert np.all(np.abs(counts - NUM * chances) <= error), counts
-  expected = np.minimum(np.exp(p), np.exp(q)).sum()
-  assert abs(np.mean(accepts) - expected) < 5 * 0.5 / NUM**0.5
-  np.testing.assert_array_equal(token[accepts], draft[accepts])
-
-
-@pytest.mark.long
-def test_sampled_texts_have_the_distribution_of_the_model():
-  """Pairs of tokens over seeds, after temperature, top-k and the penalty."""
-  num, prompt = 4000, (9,)
-  sampling_of = functools.partial(
-    Sampling, 1.2, top_k=3, repetition_penalty=1.5
-  )
-  asked = [
-    new(prompt, 3, sampling_of(seed=n), draft_loops=1) for n in range(num)
-  ]
-  engine = engine_of("looped", num_slots=32)
-  texts = engine.generate(asked)
-  assert 0.2 < costs_of(texts).accepted / (2 * num) < 0.95
-  counts = collections.Counter(tuple(ids(text)[:2]) for text in texts)
-
-  def chances(text):
-    logits = jnp.asarray(logits_after("looped", text))[None]
-    seen = np.zeros((1, logits.shape[1]), bool)
-    seen[0, list(text)] = True
-    settings = jax.tree.map(jnp.asarray, sampling.to_arrays([sampling_of()]))
-    return np.exp(sampling.log_chances(logits, jnp.asarray(seen), settings))[0]
-
-  total = 0.0
-  first = chances(prompt)
-  for one in np.flatnonzero(first):
-    second = chances((*prompt, int(one)))
-    for two in np.flatnonzero(second):
-      chance = float(first[one] * second[two])
-      total += chance
-      error = 5 * np.sqrt(num * chance * (1 - chance)) + 1
-      assert abs(counts[int(one), int(two)] - num * chance) < error
-  assert total == pytest.approx(1, abs=1e-4)
 
 
 def test_drafts_become_as_many_as_are_accepted():

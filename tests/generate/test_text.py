@@ -76,6 +76,29 @@ def test_a_text_ends_before_the_first_stop(stops, expected, size):
   assert text.finish == ("stop" if stopped else "length")
 
 
+@pytest.mark.parametrize("size", [1, 2, 30])
+@pytest.mark.parametrize(("stops", "expected"), [
+  (("two",), "one, "), (("e!", "é"), "one, two, thre"), ((), None),
+])  # fmt: skip
+def test_tokens_are_those_of_the_text(stops, expected, size):
+  """Of bytes that begin a stop no token is given out before it is decided."""
+  text = TextStream(BYTES, stops)
+  whole = tokens("one, two, three!", "stop")
+  for start in range(0, len(whole), size):
+    text.read(whole[start : start + size])
+    assert bytes(one.token for one in text.tokens).decode() == text.text
+  assert text.text == (expected or "one, two, three!")
+
+
+def test_a_token_of_which_the_text_has_a_part_is_its_own(tmp_path):
+  hub = pytest.importorskip("hub_examples")
+  hub.write_tokenizer(tmp_path / "words.json")
+  words = Tokenizer(str(tmp_path / "words.json"), "<end>")
+  text = TextStream(words, ("5 w6",), prompt=(0, 4))
+  text.read(tokens([6, 7, 8], "length"))
+  assert text.text == " w" and [one.token for one in text.tokens] == [6]
+
+
 def test_texts_that_stop_make_room_for_others():
   class Letters:
     """A tokenizer of a letter each."""

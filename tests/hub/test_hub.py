@@ -409,6 +409,12 @@ def reindex(change):
     (cut, "00002-of-00003.safetensors: cannot be read: .*not fully covered"),
     (hostile, "00002-of-00003.safetensors: cannot be read: .*too large"),
     (lost, "00002-of-00003.safetensors: cannot be read"),
+    (
+      lambda x: (x / "model-00002-of-00003.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\n"
+      ),
+      "00002-of-00003.safetensors: is a pointer of Git LFS",
+    ),
     (reindex(lambda x: x.pop(NORM)), f"does not say that {NORM} is in model-"),
     (
       reindex(lambda x: x.update(more="model-00001-of-00003.safetensors")),
@@ -445,10 +451,22 @@ def test_broken_folders_are_one_line(damage, message, tmp_path, capsys):
     ({"model_type": "gemma2"}, "model_type='gemma2' is not one of ouro, nan"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     ({"rms_norm_eps": None}, "rms_norm_eps=None is not what rms_norm_eps"),
+    ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be more than 0"),
+    ({"hidden_size": "16"}, "hidden_size='16' is not what hidden_size can be"),
+    ({"num_hidden_layers": True}, "num_hidden_layers=True is not what"),
+    ({"num_key_value_heads": "2"}, "num_key_value_heads='2' is not what"),
     ({"rope_scaling": {"factor": 2}}, "rope_scaling=.* is not supported"),
+    ({"rope_scaling": "dynamic"}, "rope_scaling='dynamic' is not supported"),
+    ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not supported"),
+    ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor': 0.5.* is not"),
+    ({"rope_theta": "1e6"}, "rope_theta='1e6' is not what rope_theta can be"),
     ({"layer_types": ["sliding_attention"] * 2}, "only full_attention"),
+    ({"layer_types": 5}, "layer_types=5: only full_attention"),
     ({"total_ut_steps": None}, "total_ut_steps=None is not what"),
     ({"eos_token_id": 99}, r"eos_token_id=99 is no id of"),
+    ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is no id of"),
+    ({"eos_token_id": []}, r"eos_token_id=\[\] is no id of"),
+    ({"eos_token_id": None}, r"eos_token_id=None is no id of"),
     ({"num_hidden_layers": 3}, "missing model.layers.2"),
     ({"vocab_size": 40}, "other shape"),
     ({"vocab_size": 30}, "vocab_size=30 is too small"),
@@ -469,8 +487,11 @@ def test_settings_that_are_not_ours_are_one_line(
 @pytest.mark.parametrize(
   ("name", "config", "message"),
   [
-    ("mistral", {"sliding_window": 4096}, "sliding_window=4096 is not supp"),
-    ("llama", {"attention_bias": True}, "attention_bias=True is not supported"),
+    (
+      "llama",
+      {"rope_scaling": {"rope_type": "linear"}, "rope_parameters": None},
+      "rope_scaling=.*linear.* is not supported",
+    ),
     (
       "llama",
       {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}},
@@ -481,11 +502,6 @@ def test_settings_that_are_not_ours_are_one_line(
       {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
       "factor=None is not what factor can be",
     ),
-    ("nanbeige", {"num_loops": None}, "num_loops=None is not what"),
-    ("nanbeige", {"enable_mhc": True}, "enable_mhc=True is not supported"),
-    ("nanbeige", {"emb_neighbor_num": 3}, "emb_neighbor_num=3 is not supp"),
-    ("huginn_raven", {"injection_type": "gate"}, "injection_type='gate' is"),
-    ("huginn_raven", {"padded_vocab_size": 32}, "padded_vocab_size=32 is not"),
     ("huginn_raven", {"init_values": None}, "init_values=None is not what"),
   ],
 )
@@ -494,6 +510,34 @@ def test_variants_of_an_architecture_are_refused(name, config, message):
   theirs = json.loads(str(examples.oracle(name)["config"]))
   with pytest.raises(UserError, match=message):
     layouts.settings(layout, {**theirs, **config})
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
+  folder = examples.make_folder(tmp_path / "hub")
+  (folder / name).write_text("<!DOCTYPE html><html>")
+  with pytest.raises(UserError, match=f"{name}: is a web page"):
+    convert.read_folder(folder)
+
+
+def test_a_window_that_config_json_leaves_out_is_refused():
+  """Mistral's default is one of 4,096 tokens."""
+  layout = layouts.LAYOUTS["mistral"]
+  theirs = json.loads(str(examples.oracle("mistral")["config"]))
+  del theirs["sliding_window"]
+  with pytest.raises(UserError, match="sliding_window=4096 is not supported"):
+    layouts.settings(layout, layouts.with_defaults(layout, theirs))
+
+
+@pytest.mark.parametrize(("files", "end"), [
+  ({"generation_config.json": {"eos_token_id": [3, 0]}}, "w2"),
+  ({"tokenizer_config.json": {"eos_token": {"content": "<end>"}}}, "<end>"),
+])  # fmt: skip
+def test_the_end_of_a_text_may_be_named_by_another_file(files, end, tmp_path):
+  folder = examples.make_folder(tmp_path / "hub", config={"eos_token_id": None})
+  for name, content in files.items():
+    (folder / name).write_text(json.dumps(content))
+  assert convert.read_folder(folder).settings.task.end_token == end
 
 
 def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
@@ -672,27 +716,6 @@ def test_what_has_no_layout_is_one_line(arg, message, tmp_path):
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-  ("name", "changes", "message"),
-  [
-    ("ouro", {"exit_gate": "none"}, "Ouro has a gate"),
-    ("ouro", {"post_norm": False}, "model.post_norm=False"),
-    ("ouro", {"mlp": "gelu"}, "model.mlp='gelu'"),
-    ("ouro", {"loop_norm": "final_only"}, "model.loop_norm='final_only'"),
-    ("qwen3", {"num_loops": 2}, "model.num_loops=2"),
-    ("llama", {"value_bias": True}, "model.value_bias=True"),
-    ("qwen2", {"qk_bias": False}, "model.qk_bias=False"),
-    ("nanbeige", {"exit_gate": "unused"}, "model.exit_gate='unused'"),
-    ("huginn_raven", {"injection": "add"}, "model.injection='add'"),
-    ("huginn_raven", {"head_width": 4}, "model.head_width=4"),
-  ],
-)
-def test_models_that_a_layout_has_not_are_named(name, changes, message):
-  model = config_of(name, **changes)
-  with pytest.raises(UserError, match=message):
-    layouts.config(layouts.LAYOUTS[name], model, 31)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_is_a_parameter(name):
   _, shapes = abstract(config_of(name, tied=False))
@@ -711,24 +734,6 @@ def test_tensors_of_the_published_models(layers, count):
   names = [name for part in parts for name in part.names()]
   assert len(set(names)) == len(names) == count == 11 * layers + 5
   assert PRECISIONS["bfloat16_params"].params == jnp.bfloat16
-
-
-@pytest.mark.parametrize(
-  "arguments",
-  [
-    [],
-    ["import", "missing", "run"],
-    ["push", "x"],
-    ["push", "missing", "me/model"],
-    ["card", "missing", "out"],
-    ["export", "missing", "out", "--layout=ouro"],
-    ["export", "missing", "out", "--layout=gpt2"],
-  ],
-)
-def test_mistakes_are_one_line(arguments, tmp_path, capsys, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  assert hub.main(arguments) == 2
-  assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_huginns_random_state_comes_along():

@@ -134,7 +134,6 @@ def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
     ("looped", {}, "1:5", "to t - 1 of 4"),
     ("looped", {}, "1-3", "write it as s:t"),
     ("looped", {"num_loops": 2}, "1:3", "num_loops=2: no transformer without"),
-    ("recurrent", {"injection": "add"}, "1:3", "model.injection='add': a tran"),
     ("recurrent", {"num_loops": 2}, "1:3", "model.num_loops=2: a transformer"),
     ("disco", {}, "1:3", "model.name='disco'"),
     (

@@ -4,9 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.kernels.gated_kv import Weights
+from loopjax.kernels.gated_kv import Weights, gated_kv
 
 FAST = {"xla_backend_optimization_level": 0}
+# A rounding to bfloat16 is off by at most 2^-8. Results and gradients take four
+# in a row: of the latent or a cotangent of keys, of the cotangent of the
+# latent, of the gate's, and of what is returned. Terms of a sum may cancel down
+# to half of their size.
+OF_BFLOAT16 = 4 * 2 * 2.0**-8
 
 
 def arrays(dtype, *, batch, tokens, width, heads, head_width, rows, start):
@@ -62,14 +67,30 @@ def differentiated(form, operands):
     results = form(inputs, latent, weights, tables, cache, start)
     total = 0.0
     for i, x in enumerate(jax.tree.leaves(results)):
+      wide = jnp.promote_types(jnp.float32, x.dtype)
       factor = np.random.default_rng(i).normal(size=x.shape)
-      total += jnp.sum(np.float32(factor) * x.astype(jnp.float32))
+      total += jnp.sum(factor.astype(wide) * x.astype(wide))
     return total, results
 
   run = jax.grad(value, (0, 1, 2, 3), has_aux=True)
   run = jax.jit(run, compiler_options=FAST)
   grads, results = run(inputs, latent, weights, cache)
   return results, grads
+
+
+def in_float64(operands):
+  """Results and gradients without rounding."""
+  with jax.enable_x64(True):
+    *floats, start = operands
+    wide = jax.tree.map(lambda x: x.astype(jnp.float64), floats)
+    return differentiated(gated_kv, (*wide, start))
+
+
+def assert_rounded(actual, operands):
+  """Results and gradients in bfloat16 are off by rounding alone."""
+  assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype("bfloat16")}
+  actual = jax.tree.map(lambda x: np.asarray(x, np.float64), actual)
+  assert_close(actual, in_float64(operands), OF_BFLOAT16)
 
 
 def assert_close(actual, expected, tolerance):

@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+import vocabulary_examples
+from vocabulary_examples import FAST, HIDDEN, ROWS, like
 
-from loopjax import program, sharding
 from loopjax.kernels import vocabulary
 from loopjax.kernels.decode_embed import api, chunked, reference
 
-FAST = {"xla_backend_optimization_level": 0}
 WIDTH = 12
+assert_close = functools.partial(vocabulary_examples.assert_close, least=0.0)
 CASES = {
   "ragged": {"vocab": 37, "chunk": 8},
   "one_chunk": {"vocab": 37, "chunk": 64},
@@ -77,18 +76,6 @@ def both(case, operands):
   )
 
 
-def assert_close(actual, expected, tolerance, least=0.0):
-  """Every array within tolerance times its largest element, or `least`."""
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    assert got.dtype == want.dtype
-    got, want = (np.asarray(x, np.float64) for x in (got, want))
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=tolerance * max(np.abs(want).max(), least)
-    )
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_are_the_reference(name):
   with jax.enable_x64(True):
@@ -97,7 +84,7 @@ def test_chunks_are_the_reference(name):
     assert actual[0].dtype == jnp.float64
     # A certain token has no gradient; its rounding is divided by tau.
     least = 1 / options_of(CASES[name])["temperature"]
-    assert_close(actual, expected, 1e-13, least)
+    assert_close(actual, expected, 1e-13, least=least)
 
 
 @pytest.mark.parametrize("name", ["ragged", "top_k_over_chunks"])
@@ -182,10 +169,7 @@ def test_chunks_divide_the_vocabulary_where_they_can(
 @pytest.mark.parametrize("top_k", [0, 32])
 def test_chunks_keep_no_array_of_the_vocabulary(top_k):
   """512 tokens, 16,384 rows: one [N, V] array is 32 MiB."""
-  shapes = (
-    jax.ShapeDtypeStruct((4, 128, 16), jnp.float32),
-    jax.ShapeDtypeStruct((16_384, 16), jnp.float32),
-  )
+  shapes = like(4, 128, 16), like(16_384, 16)
 
   def temporaries(implementation):
     def loss(hidden, table):
@@ -206,35 +190,14 @@ def test_chunks_keep_no_array_of_the_vocabulary(top_k):
 
 @pytest.mark.parametrize("top_k", [0, 16])
 def test_a_mesh_changes_nothing_and_gathers_the_table_once(top_k):
-  """Examples over 2 x 2 devices, rows of the table over 2 x 2 others."""
-  mesh = sharding.make_mesh(
-    sharding.Config(data=2, fsdp=2, tensor=2), jax.devices()
-  )
-  case = {"vocab": 4608, "top_k": top_k}
-  hidden, table, _ = arrays(case, jnp.float32)
-  hidden = jnp.concatenate([hidden] * 4)
+  hidden, table, _ = arrays({"vocab": 4608}, jnp.float32)
 
   def loss(hidden, table):
     return jnp.sum(api.decode_embed(hidden, table, top_k=top_k) ** 2)
 
-  run = jax.value_and_grad(loss, (0, 1))
-  expected = jax.jit(run, compiler_options=FAST)(hidden, table)
-  splits = (
-    NamedSharding(mesh, P(("data", "fsdp"))),
-    NamedSharding(mesh, P(("tensor", "fsdp"))),
-  )
-  compiled = (
-    jax.jit(
-      program.on_mesh(mesh, run),
-      in_shardings=splits,
-      out_shardings=(None, splits),
-    )
-    .lower(hidden, table)
-    .compile(FAST)
-  )
-  actual = compiled(*jax.device_put((hidden, table), splits))
-  assert_close(actual, expected, 1e-5)
-  whole = re.findall(r"= f32\[4608,12\]\S* (\S+)\(", compiled.as_text())
+  operands = jnp.concatenate([hidden] * 4), table
+  text = vocabulary_examples.on_a_mesh(loss, operands, (HIDDEN, ROWS))
+  whole = re.findall(r"= f32\[4608,12\]\S* (\S+)\(", text)
   moved = sorted(name for name in whole if name.startswith("all-"))
   assert moved == (["all-gather", "all-reduce"] if top_k else [])
 
@@ -245,25 +208,13 @@ def test_lowers_for_accelerators(platform, top_k):
   def loss(hidden, table):
     return jnp.sum(api.decode_embed(hidden, table, top_k=top_k) ** 2)
 
-  shapes = (
-    jax.ShapeDtypeStruct((8, 128, 256), jnp.bfloat16),
-    jax.ShapeDtypeStruct((129_280, 256), jnp.bfloat16),
+  operands = (
+    like(8, 128, 256, dtype=jnp.bfloat16),
+    like(129_280, 256, dtype=jnp.bfloat16),
   )
-  lowered = jax.jit(jax.grad(loss, (0, 1))).trace(*shapes)
-  text = lowered.lower(lowering_platforms=(platform,)).as_text()
-  assert "129280x256xbf16" in text
-  assert "x129280x" not in text  # No array [..., V].
-  assert "x129280xf32" not in text
+  vocabulary_examples.assert_lowers(loss, operands, platform)
 
 
 def test_chunks_are_the_default():
-  def is_chunked(**options):
-    hidden, table = jnp.zeros((1, 4)), jnp.zeros((8, 4))
-    form = functools.partial(api.decode_embed, **options)
-    return "custom_vjp_call" in str(jax.make_jaxpr(form)(hidden, table))
-
-  assert is_chunked()
-  assert is_chunked(implementation="chunked")
-  assert not is_chunked(implementation="reference")
-  with pytest.raises(ValueError, match="'fast' is not one of"):
-    is_chunked(implementation="fast")
+  operands = jnp.zeros((1, 4)), jnp.zeros((8, 4))
+  vocabulary_examples.assert_chunks_are_the_default(api.decode_embed, *operands)

@@ -6,16 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+import vocabulary_examples
 from jax.sharding import PartitionSpec as P
-from tests_support import array_sizes
+from vocabulary_examples import FAST, HIDDEN, ROWS, assert_close, like
 
-from loopjax import program, sharding
 from loopjax.kernels.distill import api, chunked, distill, reference
 from loopjax.losses import distill as losses
 from loopjax.types import Precision
 
-FAST = {"xla_backend_optimization_level": 0}
 CASES = {
   "jensen_shannon": {},
   "teacher_heavy": {"beta": 0.9, "temperature": 0.7},
@@ -69,18 +67,6 @@ def value_and_grads(form, student, student_table, teacher, teacher_table):
   run = jax.grad(weighted, (0, 1), has_aux=True)
   grads, values = jax.jit(run, compiler_options=FAST)(student, student_table)
   return values, grads
-
-
-def assert_close(actual, expected, tolerance):
-  """Every array within tolerance times its largest element."""
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    assert got.dtype == want.dtype
-    got, want = (np.asarray(x, np.float64) for x in (got, want))
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=tolerance * max(np.abs(want).max(), 1e-3)
-    )
 
 
 def by_formula(student, student_table, teacher, teacher_table, case):
@@ -169,37 +155,19 @@ def test_the_teacher_is_a_constant():
   assert not table.any()
 
 
-def compiled(implementation, tokens, vocab, width, backward):
-  def loss(*operands):
-    return jnp.mean(distill(*operands, implementation=implementation))
-
-  run = jax.grad(loss, (0, 1)) if backward else loss
-  like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-  hidden, table = like((2, tokens // 2, width)), like((vocab, width))
-  return jax.jit(run).lower(hidden, table, hidden, table).compile(FAST)
+def mean_divergence(implementation, *operands):
+  return jnp.mean(distill(*operands, implementation=implementation))
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_no_array_of_tokens_by_vocabulary_is_in_the_program(backward):
-  """512 tokens, 16,384 rows: every array is of a chunk, or of the table."""
-  tokens, vocab, width = 512, 16_384, 16
-  whole, parts = (
-    compiled(form, tokens, vocab, width, backward)
-    for form in ("reference", "chunked")
+  operands = (like(2, 256, 16), like(16_384, 16)) * 2
+  vocabulary_examples.assert_no_array_of_the_vocabulary(
+    mean_divergence, operands, backward, api.CHUNK_SIZE, 1 / 3
   )
-  assert max(array_sizes(whole.as_text())) == tokens * vocab
-  assert max(array_sizes(parts.as_text())) == tokens * api.CHUNK_SIZE
-  temporaries = [
-    program.memory_analysis().temp_size_in_bytes for program in (whole, parts)
-  ]
-  assert temporaries[1] < temporaries[0] / 3
 
 
 def test_a_mesh_changes_nothing():
-  """Examples over 2 x 2 devices, rows of the tables over 2 x 2 others."""
-  mesh = sharding.make_mesh(
-    sharding.Config(data=2, fsdp=2, tensor=2), jax.devices()
-  )
   student, _, teacher, _ = arrays({}, jnp.float32)
   keys = jax.random.split(jax.random.key(1))
   tables = [
@@ -210,22 +178,11 @@ def test_a_mesh_changes_nothing():
     jnp.concatenate([x[:, :2]] * 2, axis=1) for x in (student, teacher)
   )
 
-  def loss(student, student_table, teacher, teacher_table):
-    return jnp.mean(distill(student, student_table, teacher, teacher_table))
+  def loss(*operands):
+    return jnp.mean(distill(*operands))
 
-  run = jax.value_and_grad(loss, (0, 1))
   operands = student, tables[0], teacher, tables[1]
-  expected = jax.jit(run, compiler_options=FAST)(*operands)
-  hidden = NamedSharding(mesh, P(None, ("data", "fsdp")))
-  rows = NamedSharding(mesh, P(("tensor", "fsdp")))
-  splits = (hidden, rows, hidden, rows)
-  split = jax.jit(
-    program.on_mesh(mesh, run),
-    in_shardings=splits,
-    out_shardings=(None, splits[:2]),
-    compiler_options=FAST,
-  )
-  assert_close(split(*jax.device_put(operands, splits)), expected, 1e-5)
+  vocabulary_examples.on_a_mesh(loss, operands, (P(None, *HIDDEN), ROWS) * 2)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -233,13 +190,9 @@ def test_lowers_for_accelerators(platform):
   def loss(*operands):
     return jnp.mean(distill(*operands))
 
-  like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-  hidden, table = like((4, 2, 500, 2048)), like((49_152, 2048))
-  lowered = jax.jit(jax.grad(loss, (0, 1))).trace(hidden, table, hidden, table)
-  text = lowered.lower(lowering_platforms=(platform,)).as_text()
-  assert "49152x2048xbf16" in text
-  assert "x49152x" not in text  # No array [..., V].
-  assert "x49152xf32" not in text
+  shapes = (4, 2, 500, 2048), (49_152, 2048)
+  operands = [like(*shape, dtype=jnp.bfloat16) for shape in shapes] * 2
+  vocabulary_examples.assert_lowers(loss, operands, platform)
 
 
 @pytest.mark.parametrize(

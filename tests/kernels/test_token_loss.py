@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+import vocabulary_examples
 from tests_support import array_sizes
+from vocabulary_examples import FAST, HIDDEN, ROWS, assert_close, compiled, like
 
-from loopjax import program, sharding
 from loopjax.kernels.token_loss import api, chunked, reference
 
-FAST = {"xla_backend_optimization_level": 0}
 WIDTH = 12
 CASES = {
   "ragged": {"vocab": 37, "chunk": 8},
@@ -65,18 +63,6 @@ def values_and_grads(form, hidden, table, targets, weights=None):
   run = jax.grad(weighted, (0, 1), has_aux=True)
   grads, values = jax.jit(run, compiler_options=FAST)(hidden, table)
   return values, grads
-
-
-def assert_close(actual, expected, tolerance):
-  """Every array within tolerance times its largest element."""
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    assert got.dtype == want.dtype
-    got, want = (np.asarray(x, np.float64) for x in (got, want))
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=tolerance * max(np.abs(want).max(), 1e-3)
-    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -157,20 +143,9 @@ def test_large_logits_neither_overflow_nor_lose_their_differences(
   assert all(jnp.isfinite(x).all() for x in (*before, *grads))
 
 
-def compiled(implementation, tokens, vocab, width, backward):
-  def loss(hidden, table, targets):
-    losses, _ = api.token_loss(
-      hidden, table, targets, implementation=implementation
-    )
-    return jnp.mean(losses)
-
-  run = jax.grad(loss, (0, 1)) if backward else loss
-  shapes = (
-    jax.ShapeDtypeStruct((4, tokens // 4, width), jnp.float32),
-    jax.ShapeDtypeStruct((vocab, width), jnp.float32),
-    jax.ShapeDtypeStruct((4, tokens // 4), jnp.int32),
-  )
-  return jax.jit(run).lower(*shapes).compile(FAST)
+def mean_loss(implementation, *operands):
+  losses, _ = api.token_loss(*operands, implementation=implementation)
+  return jnp.mean(losses)
 
 
 def peak(compiled):
@@ -185,92 +160,55 @@ def peak(compiled):
 
 def test_memory_at_the_vocabulary_of_a_language_model():
   """4,096 tokens, 129,280 rows (DiscoLoop, appendix B): an eighth of plain."""
+  operands = (
+    like(4, 1024, 128),
+    like(129_280, 128),
+    like(4, 1024, dtype=jnp.int32),
+  )
   whole, parts = (
-    compiled(form, 4096, 129_280, 128, True)
+    compiled(functools.partial(mean_loss, form), operands, True)
     for form in ("reference", "chunked")
   )
   assert peak(parts) < peak(whole) / 8
   assert max(array_sizes(parts.as_text())) == 129_280 * 128  # The table.
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_no_array_of_tokens_by_vocabulary_is_in_the_program(backward):
-  """512 tokens, 16,384 rows: every array is of a chunk, or of the table."""
-  tokens, vocab, width = 512, 16_384, 16
-  whole, parts = (
-    compiled(form, tokens, vocab, width, backward)
-    for form in ("reference", "chunked")
+@pytest.mark.parametrize(("backward", "share"), [(False, 1 / 3), (True, 1 / 4)])
+def test_no_array_of_tokens_by_vocabulary_is_in_the_program(backward, share):
+  operands = like(4, 128, 16), like(16_384, 16), like(4, 128, dtype=jnp.int32)
+  vocabulary_examples.assert_no_array_of_the_vocabulary(
+    mean_loss, operands, backward, api.CHUNK_SIZE, share
   )
-  assert max(array_sizes(whole.as_text())) == tokens * vocab
-  assert max(array_sizes(parts.as_text())) == tokens * api.CHUNK_SIZE
-  temporaries = [
-    program.memory_analysis().temp_size_in_bytes for program in (whole, parts)
-  ]
-  assert temporaries[1] < temporaries[0] / (4 if backward else 3)
 
 
 def test_a_mesh_changes_nothing_and_gathers_no_table():
-  """Examples over 2 x 2 devices, rows of the table over 2 x 2 others."""
-  mesh = sharding.make_mesh(
-    sharding.Config(data=2, fsdp=2, tensor=2), jax.devices()
-  )
   hidden, table, targets = arrays({"vocab": 4608}, jnp.float32)
-  hidden = jnp.concatenate([hidden] * 4)
   targets = jnp.concatenate([targets] * 4)
 
   def loss(hidden, table):
     losses, normaliser = api.token_loss(hidden, table, targets)
     return jnp.mean(losses + 0.1 * normaliser**2)
 
-  run = jax.value_and_grad(loss, (0, 1))
-  expected = jax.jit(run, compiler_options=FAST)(hidden, table)
-  splits = (
-    NamedSharding(mesh, P(("data", "fsdp"))),
-    NamedSharding(mesh, P(("tensor", "fsdp"))),
-  )
-  split = (
-    jax.jit(
-      program.on_mesh(mesh, run),
-      in_shardings=splits,
-      out_shardings=(None, splits),
-    )
-    .lower(hidden, table)
-    .compile(FAST)
-  )
-  actual = split(*jax.device_put((hidden, table), splits))
-  assert_close(actual, expected, 1e-5)
-  whole = re.findall(r"= f32\[4608,12\]\S* (\S+)\(", split.as_text())
+  operands = jnp.concatenate([hidden] * 4), table
+  text = vocabulary_examples.on_a_mesh(loss, operands, (HIDDEN, ROWS))
+  whole = re.findall(r"= f32\[4608,12\]\S* (\S+)\(", text)
   assert not [name for name in whole if name.startswith("all-")]
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_lowers_for_accelerators(platform):
-  def loss(hidden, table, targets):
-    return jnp.mean(api.token_loss(hidden, table, targets)[0])
-
-  shapes = (
-    jax.ShapeDtypeStruct((8, 128, 256), jnp.bfloat16),
-    jax.ShapeDtypeStruct((129_280, 256), jnp.bfloat16),
-    jax.ShapeDtypeStruct((8, 128), jnp.int32),
+  operands = (
+    like(8, 128, 256, dtype=jnp.bfloat16),
+    like(129_280, 256, dtype=jnp.bfloat16),
+    like(8, 128, dtype=jnp.int32),
   )
-  lowered = jax.jit(jax.grad(loss, (0, 1))).trace(*shapes)
-  text = lowered.lower(lowering_platforms=(platform,)).as_text()
-  assert "129280x256xbf16" in text
-  assert "x129280x" not in text  # No array [..., V].
-  assert "x129280xf32" not in text
+  loss = functools.partial(mean_loss, None)
+  vocabulary_examples.assert_lowers(loss, operands, platform)
 
 
 def test_chunks_are_the_default():
-  def is_chunked(**options):
-    operands = jnp.zeros((1, 4)), jnp.zeros((8, 4)), jnp.zeros(1, jnp.int32)
-    form = functools.partial(api.token_loss, **options)
-    return "custom_vjp_call" in str(jax.make_jaxpr(form)(*operands))
-
-  assert is_chunked()
-  assert is_chunked(implementation="chunked")
-  assert not is_chunked(implementation="reference")
-  with pytest.raises(ValueError, match="'fast' is not one of"):
-    is_chunked(implementation="fast")
+  operands = jnp.zeros((1, 4)), jnp.zeros((8, 4)), jnp.zeros(1, jnp.int32)
+  vocabulary_examples.assert_chunks_are_the_default(api.token_loss, *operands)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

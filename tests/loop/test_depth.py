@@ -48,6 +48,12 @@ def test_other_distributions():
   np.testing.assert_allclose(depth.expected(uniform, 2), 13 / 7)
 
 
+def test_a_kind_that_is_only_listed_is_no_other_kind(monkeypatch):
+  monkeypatch.setattr(depth, "KINDS", (*depth.KINDS, "geometric"))
+  with pytest.raises((AssertionError, KeyError)):
+    depth.probabilities("geometric", 6.0)
+
+
 @pytest.mark.parametrize("kind", depth.KINDS)
 def test_draws_have_the_distribution(kind):
   chances = depth.probabilities(kind, 6.0)
@@ -73,6 +79,10 @@ def step(shared, carry, k):
 
 def drawn(weight, added, start, depths, last):
   return depth.run(step, (weight, added), start, depths, last)
+
+
+def every(weight, added, start, depths, remat):
+  return depth.run_all(step, (weight, added), start, depths, 9, remat=remat)
 
 
 def truncated(weight, added, start, num_loops, last):
@@ -113,6 +123,33 @@ def test_loops_that_are_drawn_are_those_that_are_fixed(num_loops, last):
   for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(x, y, atol=2e-5, rtol=1e-4)
   assert bool(jnp.any(got[1][2] != 0)) == (num_loops <= last)
+  if last == 9:  # All of them: loops that nobody needs may be left out.
+    for remat in (False, True):
+      got = value_and_gradients(every, jnp.asarray(num_loops), remat)
+      for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_allclose(x, y, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("run", [
+  functools.partial(depth.run, num_with_gradient=50),
+  functools.partial(depth.run_all, most=50, remat=True),
+], ids=["run", "run_all"])  # fmt: skip
+def test_weights_are_kept_once_for_all_loops(run):
+  """And, where loops are computed again, a carry is all that a loop leaves."""
+  x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+  start = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+  def residuals(weight, added, start, depths):
+    return jax.vjp(
+      lambda *x: run(step, x[:2], x[2], depths), weight, added, start
+    )[1]
+
+  depths = jax.ShapeDtypeStruct((), jnp.int32)
+  kept = jax.eval_shape(residuals, x, start, start, depths)
+  shapes = [leaf.shape for leaf in jax.tree.leaves(kept)]
+  assert (50, 4, 4) not in shapes
+  carries = sum(shape == (50, 3, 4) for shape in shapes)
+  assert carries == 1 if run.func is depth.run_all else carries <= 3
 
 
 def test_a_row_is_what_it_is_alone_at_its_own_depth():

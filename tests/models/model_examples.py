@@ -8,6 +8,7 @@ import functools
 
 import jax
 from flax import nnx
+from in_float64 import without_rounding
 from tests_support import strict_dtypes
 
 from loopjax.types import LoopOptions
@@ -48,12 +49,14 @@ def merged(family, config, spec, params=None, options=LoopOptions()):
 
 
 @functools.cache
-def _forward(family, config, spec, options, call):
+def _forward(family, config, spec, options, exact, call):
   @strict_dtypes()
   def forward(params, inputs, arrays):
     model = merged(family, config, spec, params, options)
     return model(inputs, **arrays, **dict(call))
 
+  if exact:
+    return without_rounding(forward)
   return jax.jit(forward, compiler_options=FAST)
 
 
@@ -66,10 +69,15 @@ def run(
   *,
   options=LoopOptions(),
   keys=None,
+  exact=False,
   **call,
 ):
-  """The model's output for inputs; `keys` and `call` as in `Model.__call__`."""
-  forward = _forward(family, config, spec, options, tuple(call.items()))
+  """The model's output for inputs; `keys` and `call` as in `Model.__call__`.
+
+  In float64 and as NumPy arrays if `exact`, for comparisons in which rounding
+  has no part.
+  """
+  forward = _forward(family, config, spec, options, exact, tuple(call.items()))
   params = params or params_of(family, config, spec)
   return forward(params, inputs, {} if keys is None else {"keys": keys})
 

@@ -491,31 +491,6 @@ def test_the_z_loss_is_the_mean_square_of_the_log_normaliser():
   )
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"halting_mass": "lost"}, "halting_mass='lost' is not one of"),
-    ({"num_local_slots": -1}, "num_local_slots=-1 must be"),
-    (
-      {"num_local_slots": 0, "num_global_slots": 0, "gate_bias": 3.0},
-      "gate_bias has no effect",
-    ),
-    ({"num_loops": 1, "ponder_weight": 0.1}, "ponder_weight has no effect"),
-    ({"ponder_prior": 0.2}, "ponder_prior has no effect while .*weight=0"),
-    ({"ponder_prior": 1.0, "ponder_weight": 0.1}, "ponder_prior=1.0 must be"),
-    (
-      {"ponder_prior": 0.2, "ponder_weight": 0.1, "halting_mass": "printed"},
-      "ponder_prior=0.2 needs model.halting_mass=remainder",
-    ),
-    ({"num_loops": 1, "halting_mass": "printed"}, "halting_mass has no effect"),
-    ({"num_loops": 1, "scale_from_step": 2, "loop_scale": 0.0}, "loop_scale"),
-  ],
-)
-def test_settings_that_go_nowhere_are_named(changes, message):
-  with pytest.raises(UserError, match=message):
-    adaptive.Config(**changes)
-
-
 def test_more_iterations_than_were_trained_are_one_line():
   model = examples.abstract(adaptive, SMALL, SPEC)
   with pytest.raises(UserError, match="num_loops=4 must be 1 to 3"):

@@ -436,28 +436,6 @@ def test_no_setting_is_ignored(name):
   assert programs[0] != programs[1]
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"chunk_size": 3}, "model.chunk_size=3 does not divide the 8 tokens"),
-    ({"alpha": 1.5}, r"model.alpha=1.5 must be in \[0, 1\]"),
-    ({"alpha": -0.5}, r"model.alpha=-0.5 must be in \[0, 1\]"),
-    ({"gate": "gru"}, "model.gate='gru' is not one of element, scalar"),
-    ({"gate": "mean", "gate_bias": 1.0}, "gate_bias has no effect while"),
-    ({"interpolation_steps": 9}, "interpolation_steps has no effect while"),
-    ({"interpolation_steps": 1, "alpha": 0.0}, "alpha=0.0 needs model.interp"),
-    ({"alpha": 0.5}, "alpha=0.5 needs model.interpolation_steps of at least 2"),
-    ({"align_weight": 0.1}, "align_weight has no effect while"),
-    ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
-    ({"history_reach": 1, "history_hops": 1}, "history_reach has no effect"),
-  ],
-)
-def test_mistakes_are_named(changes, message):
-  with pytest.raises(UserError, match=message) as caught:
-    examples.abstract(melt, config_of(**changes), SPEC)
-  assert "\n" not in str(caught.value)
-
-
 @dataclasses.dataclass
 class Run:
   """Of a teacher."""

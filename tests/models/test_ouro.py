@@ -13,7 +13,6 @@ from tests_support import array_sizes, load_config, strict_dtypes
 
 from loopjax import config as config_lib
 from loopjax import program
-from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.models import looped
 from loopjax.optim import chain
@@ -253,22 +252,3 @@ def test_training_costs_all_read_outs():
     )
     assert looped.costs(config, spec, 3)[cost] == passes * 3 * (stack + head)
   assert cost not in looped.costs(looped.Config(), spec, 2)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"exit_gate": "both"}, "exit_gate='both' is not one of none"),
-    (
-      {"exit_gate": "alone", "entropy_weight": 0.1},
-      "weight has no effect",
-    ),
-    ({"entropy_weight": -0.1}, "entropy_weight=-0.1 must be at least 0"),
-    ({"num_loops": 1}, "exit_gate='joint' needs model.num_loops of at least 2"),
-    ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple"),
-    ({"head_width": 3}, "head_width=3 must be even"),
-  ],
-)
-def test_impossible_settings_are_named(changes, message):
-  with pytest.raises(UserError, match=message):
-    dataclasses.replace(SMALL, **changes)

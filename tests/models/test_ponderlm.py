@@ -9,7 +9,6 @@ import model_examples as examples
 import numpy as np
 import pytest
 
-from loopjax.errors import UserError
 from loopjax.models import looped, ponderlm
 from loopjax.nn import attention
 from loopjax.types import TaskSpec
@@ -118,26 +117,3 @@ def test_costs_by_hand():
   for loops, actual in zip((1, 2, 3), flops, strict=True):
     tables = 1 + 2 * (loops - 1)  # Read-out; logits and mean between passes.
     assert actual == 2 * 4 * (loops * 4 * block + tables * 1051 * 768)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"residual": "none"}, "residual='none'"),
-    ({"embedding_scale": "2"}, "embedding_scale='2'"),
-    ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
-    ({"temperature": -1.0}, "temperature=-1.0 must be > 0"),
-    ({"top_k": -1}, "top_k=-1"),
-    ({"tied": 1}, "tied=1 must be of type bool"),
-  ],
-)
-def test_impossible_configs_are_named(changes, message):
-  with pytest.raises(UserError, match=message) as caught:
-    ponderlm.Config(**changes)
-  assert "\n" not in str(caught.value)
-
-
-def test_there_are_no_more_likely_tokens_than_tokens():
-  with pytest.raises(UserError, match="top_k=22 is more than the 21") as caught:
-    examples.abstract(ponderlm, dataclasses.replace(SMALL, top_k=22), SPEC)
-  assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """What a cache is for: reading in parts is reading at once, in any family."""
 
+import dataclasses
 import functools
 import re
 
@@ -11,7 +12,10 @@ from test_families import SPEC, VOCABULARY, config_of
 from tests_support import by_size, crossing, load_config
 
 from loopjax.commands.describe import describe
+from loopjax.loop import exits
 from loopjax.models import CAUSAL, MODELS
+from loopjax.protocols import ExitsEarly
+from loopjax.types import TaskSpec
 
 BATCH, LENGTH, ROOM = 3, 9, 11
 TOKENS = jax.random.randint(jax.random.key(5), (BATCH, LENGTH), 0, 20)
@@ -171,6 +175,53 @@ def test_decoding_updates_the_cache_in_place(name):
   assert not re.findall(rf"= {shape}\S* (?:copy|transpose|select)\(.*", text)
   if name != "sleep":  # Which falls asleep over a whole window at once.
     assert memory.temp_size_in_bytes < 0.8 * num_bytes
+
+
+WITH_EXITS = [
+  name for name in by_size(CAUSAL) if isinstance(CAUSAL[name], ExitsEarly)
+]
+
+
+@crossing("name", WITH_EXITS)
+def test_ids_that_pad_the_vocabulary_change_no_exit(name):
+  """A token leaves where it does without them, whatever the threshold."""
+  family, config = CAUSAL[name], config_of(name, num_loops=3, init_std=0.3)
+  plain = TaskSpec(20, 4, tuple((i,) for i in range(4)))
+  wide = dataclasses.replace(plain, vocab_size=99, num_padding_tokens=79)
+  params, threshold = examples.params_of(family, config, plain), np.arange(64)
+  threshold = jnp.asarray(threshold / 64 + 1 / 128, jnp.float32)
+
+  found = []
+  for spec in (plain, wide):
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def loops(params, rule, spec=spec):
+      model = examples.merged(family, config, spec, params)
+      cache = family.empty_cache(model, 64, 4)
+      most = jnp.full(64, 3)
+      output, _ = family.read(
+        model, jnp.full((64, 1), 7), cache,
+        exit_policy=exits.ExitPolicy(threshold, most, rule),
+      )  # fmt: skip
+      return output.stats["loops_run"]
+
+    own = jax.tree_util.tree_map_with_path(
+      lambda path, x, spec=spec: _padded_rows(path, x, spec), params
+    )
+    found.append([loops(own, rule).tolist() for rule in ("entropy", "kl")])
+  assert found[0] == found[1]
+  assert all(len({*loops}) > 1 for loops in found[0])
+
+
+def _padded_rows(path, x, spec):
+  """The table of tokens, with rows for those that pad it."""
+  names = [part.key for part in path]
+  axis = 1 if names[0] == "head" else 0
+  if names[0] not in ("head", "token_embedding"):
+    return x
+  added = [(0, 0)] * x.ndim
+  added[axis] = (0, spec.vocab_size - x.shape[axis])
+  return jnp.pad(x, added, constant_values=1.0)
 
 
 def test_bytes_of_a_cache_are_those_of_its_buffers():

@@ -1,5 +1,7 @@
 """What the parameter table says of every parameter of every family."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -287,6 +289,47 @@ def by_path(tree):
 @pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
 def test_every_parameter_has_its_optimizer(name, settings, expected):
   assert by_path(parameters.optimizers(params_of(name, settings))) == expected
+
+
+def decay_of(path):
+  """By what a parameter is: maps and taps, tables, and everything else."""
+  if path.endswith("input_map/kernel"):
+    return "all"  # It begins as the identity.
+  if re.search("(kernel|taps)$", path):
+    return "matrices"
+  is_table = re.search("(token|step)_embedding/embedding$", path)
+  return "tables" if is_table else "all"
+
+
+def split_of(path):
+  """Maps by inputs and outputs, what is wide by its width, gates not at all."""
+  both, back = ("fsdp", "tensor"), ("tensor", "fsdp")
+  for pattern, split in (
+    ("(router|exit_gate|halt_head)/(kernel|bias)|head/bias", ()),
+    ("(decay|write|latent_gates/(input|latent))/kernel", (both, None)),
+    ("output/kernel", back),
+    ("kernel", both),
+    ("latent_gates/bias|channel/gate/bias|(local|global)_read/gate/bias", ()),
+    ("(query|key|value|mlp/gate)/bias", (back,)),
+    ("(output|convolution(/taps)?|norm)/bias|norm/(scale|gain)", (both,)),
+    ("taps", (None, both)),
+    ("token_embedding/embedding|bank/(keys|values)", (back, None)),
+  ):
+    if re.search(f"(^|/|_)({pattern})$", path):
+      return P(*split)
+  return P()
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
+def test_every_parameter_has_its_decay_its_rate_and_its_place(
+  name, settings, expected
+):
+  del expected
+  for path, row in by_path(parameters.rows(params_of(name, settings))).items():
+    assert row.decay == decay_of(path), path
+    assert row.split == split_of(path), path
+    is_gate = path.startswith("latent_gates/")
+    assert row.rate == ("gate_rate" if is_gate else ""), path
 
 
 def test_every_family_is_here():

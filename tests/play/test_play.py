@@ -54,7 +54,8 @@ def test_thoughts_are_what_the_model_did(workdir, inspection):
   @jax.jit
   def forward(params):
     model = nnx.merge(run.graphdef, params)
-    return model(inputs, trace=puzzle.TRACES)
+    names = ("prediction", "confidence", "weight", "attention")
+    return model(inputs, trace=names)
 
   output = forward(run.params)
   trace = {name: np.asarray(x[:, 0]) for name, x in output.trace.items()}
@@ -155,10 +156,11 @@ def test_the_server_answers(inspector, inspection):
 
   client = testclient.TestClient(server.make(inspector, [inspection]))
   assert data_of(client.get("/").text)["served"]
-  assert client.get("/think", params={"prompt": PUZZLE}).json() == inspection
-  wrong = client.get("/think", params={"prompt": "12"})
-  assert wrong.status_code == 400
-  assert "2 cells" in wrong.json()["error"]
+  assert client.post("/think", content=PUZZLE).json() == inspection
+  for prompt, message in (("12", "2 cells"), (200_000 * ".", "200000 cells")):
+    wrong = client.post("/think", content=prompt)
+    assert wrong.status_code == 400
+    assert message in wrong.json()["error"]
   assert client.get("/random", params={"level": "easy"}).json()["solution"]
   for query in ("", "?level=none"):
     refused = client.get(f"/random{query}")
@@ -170,6 +172,31 @@ def test_the_server_answers(inspector, inspection):
   assert "four.html" in export.headers["content-disposition"]
 
 
+def test_the_page_comes_before_what_it_begins_with(inspector, inspection):
+  pytest.importorskip("httpx")
+  testclient = pytest.importorskip("starlette.testclient")
+  from loopjax.play import server
+
+  made = []
+  begin = lambda: made.append(1) or [inspection]  # noqa: E731
+  client = testclient.TestClient(server.make(inspector, [], begin))
+  assert data_of(client.get("/").text)["thoughts"] == [] and not made
+  for _ in range(2):
+    assert client.get("/begin").json() == [inspection]
+  assert len(made) == 1
+
+
+@pytest.mark.long
+def test_a_model_without_halting_is_shown(tmp_path):
+  config = load_config("sudoku_urm", "smoke")
+  inspector = load.load(untrained(tmp_path / "urm", config))
+  facts = inspector.facts
+  assert not facts["stops"] and not facts["attends"]
+  found = inspector.random(1, "easy")
+  assert len(found["digits"]) == facts["loops"] + 1
+  assert {"halted", "attention"}.isdisjoint(found)
+
+
 def test_the_command_writes_a_page(workdir, tmp_path, capsys):
   path = tmp_path / "page.html"
   flags = [str(workdir), f"--export={path}", f"--prompt={PUZZLE}"]
@@ -179,7 +206,7 @@ def test_the_command_writes_a_page(workdir, tmp_path, capsys):
   assert inspection["prompt"] == PUZZLE
 
 
-def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_one_line(workdir, tmp_path, refusal, monkeypatch):
   other = tmp_path / "automaton"
   other.mkdir()
   config = config_lib.to_dict(load_config("automaton_sleep", "smoke"))
@@ -195,21 +222,16 @@ def test_mistakes_are_one_line(workdir, tmp_path, capsys, monkeypatch):
     ([str(workdir), f"--export={tmp_path}"], "cannot be written"),
     ([str(workdir)], "uvicorn"),
   ):
-    assert command.main(flags) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert message in error
+    assert message in refusal(command.main, flags)
 
 
-def test_a_port_that_cannot_be_used_is_one_line(workdir, capsys):
+def test_a_port_that_cannot_be_used_is_one_line(workdir, refusal):
   pytest.importorskip("uvicorn")
   pytest.importorskip("starlette")
   with socket.create_server(("127.0.0.1", 0)) as taken:
     for port in (taken.getsockname()[1], -1, 99999):
-      assert command.main([str(workdir), f"--port={port}"]) == 2
-      said = capsys.readouterr()
-      assert said.err.startswith(f"error: --port={port}")
-      assert said.err.count("\n") == 1 and not said.out
+      said = refusal(command.main, [str(workdir), f"--port={port}"])
+      assert said.startswith(f"error: --port={port}")
 
 
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
@@ -277,6 +299,25 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   assert not mistakes
 
 
+def test_of_several_solutions_one_is_right(inspector, tmp_path, browser):
+  """And a repetition is wrong; the page knows the rules."""
+  found = dict(inspector.inspect(16 * "."))
+  assert found["solutions"] == "several solutions"
+  right = [int(c) for c in "1234341221434321"]
+  found["digits"] = [right[:-1] + [2], right, right, right]
+  path = tmp_path / "page.html"
+  path.write_text(page.make(inspector, [found], served=False))
+  tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
+  tab.goto(path.as_uri())
+  status = tab.locator("#status")
+  tab.keyboard.press("ArrowRight")
+  wrong = tab.locator("#board .wrong")
+  assert status.inner_text().startswith("3 of 16 cells wrong")
+  assert wrong.count() == 3
+  tab.keyboard.press("ArrowRight")
+  assert status.inner_text().startswith("solved: one of several solutions")
+
+
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   """Unless the reader wants less motion; its chart has what is right."""
   found = inspector.random(1, "hard")
@@ -322,7 +363,9 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
 
   def answer(route):
     path = route.request.url.removeprefix("http://page.test")
-    found = client.get(path)
+    post = route.request.method == "POST"
+    content = route.request.post_data_buffer
+    found = client.post(path, content=content) if post else client.get(path)
     kind = found.headers["content-type"]
     route.fulfill(status=found.status_code, body=found.text, content_type=kind)
 
@@ -351,17 +394,24 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
   tab.keyboard.press("Shift+ArrowDown")
   tab.keyboard.press("Shift+ArrowRight")
   tab.keyboard.press("Backspace")
-  holds("13.4.....1..4..1", 3)
+  holds("13.4.....1..4..1", 2)  # In the place of the puzzle that it changed.
   tab.keyboard.press("5")  # No digit of this board.
   tab.keyboard.press("Tab")  # All cells are one stop.
   assert tab.evaluate("document.activeElement.textContent") == "1"
   assert tab.evaluate("document.activeElement.parentElement.id") == "pad"
   cells.nth(15).click()
   pad.nth(1).click()
-  holds("13.4.....1..4..2", 4)
+  holds("13.4.....1..4..2", 2)
   pad.nth(4).click()
-  holds("13.4.....1..4...", 5)
+  holds("13.4.....1..4...", 2)
+  tab.reload()  # The address has it.
+  tab.wait_for_function("thoughts.length === 2")
+  assert text.input_value() == "13.4.....1..4..."
   tab.keyboard.press("ArrowUp")  # Back to what was there before.
-  holds("13.4.....1..4..2", 5)
+  holds(PUZZLE, 2)
+  assert "undefined" not in tab.locator("#keys").inner_html()
+  tab.locator("[value=answer]").focus()
+  tab.keyboard.press("ArrowRight")
+  assert tab.locator("[value=halting]").is_checked()
   assert tab.evaluate("document.documentElement.scrollWidth") <= 360
   assert not mistakes

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from tests_support import (
   OF_PAPERS,
   SMOKE,
@@ -26,7 +27,7 @@ from loopjax.errors import UserError
 from loopjax.fit.counts import collectives, hlo
 from loopjax.models import MODELS
 from loopjax.optim import parameters
-from loopjax.program import room
+from loopjax.program import build, copies, room
 
 MESHES = {
   "data": (8, 1, 1),
@@ -114,6 +115,30 @@ def test_a_mesh_computes_what_one_device_computes(family, mesh, capfd):
   assert "Involuntary full rematerialization" not in capfd.readouterr().err
   if mesh[1] > 1:
     assert_state_is_split(got[0])
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 4, 1), (2, 2, 1)], ids=str)
+def test_gradients_are_means_over_all_devices(sizes):
+  """Those of parameters that are split and of those that are not."""
+  mesh = sharding.make_mesh(sharding.Config(*sizes), jax.devices()[:4])
+  specs = {"split": P(None, "fsdp"), "whole": P()}
+
+  def gradient(examples, others):
+    del others
+    row = jnp.mean(examples, axis=0)  # Of a device's own examples.
+    return examples, ({"split": row.reshape(2, 4), "whole": row[:3]}, row[3:5])
+
+  examples = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+  run = build.on_mesh(mesh, copies.by_copy(gradient, gradient_specs=specs))
+  by_example, (found, others) = jax.jit(run)(examples, {})
+  expected = examples.mean(axis=0)
+  np.testing.assert_array_equal(by_example, examples)
+  for got, want in (
+    (found["split"], expected.reshape(2, 4)),
+    (found["whole"], expected[:3]),
+    (others, expected[3:5]),
+  ):
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def assert_state_is_split(state):

@@ -13,10 +13,12 @@ import types
 import pytest
 from tests_support import ROOT
 
+from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import source
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.saved import language_model
+from loopjax.serve import answers
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -257,6 +259,41 @@ def test_text_ends_before_a_stop(served, monkeypatch, stream):
   wait_for(lambda: served.worker.num_live == 0)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("sizes", [(60,), (5, 55), (11, 49)], ids=str)
+def test_scores_are_of_the_tokens_of_the_text(chat, sizes):
+  """Not of those that the engine wrote, in the same step, after a stop."""
+  asked = {"prompt": "x", "logprobs": 1}
+  if chat:
+    asked = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+  protocol = examples.protocol
+  model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, template)
+  body = json.dumps({**asked, "stop": ["Wipfel", "len"]}).encode()
+  _, completion = protocol.parse(body, {"tiny": model}, chat=chat)
+  answer = answers.Answer(completion, model, chat=chat)
+  tokens = [
+    GeneratedToken(0, token, -float(place), (), 2, None)
+    for place, token in enumerate(TEXT.encode()[:60])
+  ]
+  parts, at = [], 0
+  for size in sizes:
+    for chunk in answer.chunks(0, tokens[at : at + size]):
+      parts.append(chunk["choices"][0]["logprobs"])
+    at += size
+  num = len("Über allen".encode())
+
+  def scores(part):
+    if chat:
+      return [one["logprob"] for one in part["content"]]
+    return part["token_logprobs"]
+
+  expected = [-float(place) for place in range(num)]
+  assert sum((scores(part) for part in parts), []) == expected
+  (choice,) = answer.body()["choices"]
+  assert scores(choice["logprobs"]) == expected
+  assert answer.usage()["completion_tokens"] == num
+
+
 def test_a_beginning_of_a_stop_is_given_out_at_the_end(served):
   answer = served.post(prompt="x", max_tokens=8, stop="lex").json()
   (choice,) = answer["choices"]
@@ -273,7 +310,7 @@ def test_log_probabilities(served):
   answer = served.post(prompt="x", max_tokens=3, logprobs=2).json()
   scores = answer["choices"][0]["logprobs"]
   assert scores["token_logprobs"] == [-0.5] * 3
-  assert scores["tokens"] == ["\ufffd", "\ufffd", "b"]
+  assert scores["tokens"] == [r"bytes:\xc3", r"bytes:\x9c", "b"]
   assert scores["top_logprobs"][0] == {"\0": -1.0, "\1": -2.0}
   answer = served.post(
     "/v1/chat/completions", messages=[{"role": "user", "content": "x"}],
@@ -288,6 +325,58 @@ def test_log_probabilities(served):
   parts = events(served.post(prompt="x", max_tokens=3, logprobs=0, stream=True))
   seen = [part["choices"][0]["logprobs"]["token_logprobs"] for part in parts]
   assert sum(seen, []) == [-0.5] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_more_log_probabilities_than_text(served, stream):
+  """After a stop string, nor of the token that ends the text."""
+  for fields, text in (({"stop": "len"}, "Über al"), ({}, TEXT)):
+    answer = served.post(
+      prompt="x", max_tokens=90, logprobs=0, stream=stream, **fields
+    )
+    parts = events(answer) if stream else [answer.json()]
+    choices = [part["choices"][0] for part in parts]
+    found = [x for one in choices for x in one["logprobs"]["token_logprobs"]]
+    assert len(found) == len(text.encode())
+    assert "".join(one["text"] for one in choices) == text
+
+
+def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
+  """And of ids with the same text the most likely one is reported."""
+  texts = pytest.importorskip("texts_examples")
+  folder = tmp_path / "hub"
+  texts.write_folder(folder, texts.stored()["kinds"]["dummy_prefix"])
+  tokenizer = Tokenizer(str(folder / "tokenizer.json"), "</s>")
+  ids = tokenizer.encode(["The loop halts"])[0].tolist()
+  space, byte = 3 + ord(" "), int(tokenizer.encode([" \t"])[0][0])
+  assert tokenizer.piece(space) == tokenizer.piece(byte) == b" "
+  request = GenerationRequest((1,), 9, top_log_probabilities=2)
+  completion = examples.protocol.CompletionRequest(
+    (request,), 1, (), False, False, True
+  )
+  model = examples.protocol.ServedModel("x", tokenizer, (2,), 99, 99, None)
+  for chat in (False, True):
+    answer = answers.Answer(completion, model, chat=chat)
+    top = ((space, -1.0), (byte, -2.0), (ids[0], -3.0))
+    answer.chunks(
+      0,
+      [
+        examples.GeneratedToken(0, one, -0.5, top, 1, None)
+        for one in (*ids, 3 + 0xE2)
+      ],
+    )
+    scores = answer.body()["choices"][0]["logprobs"]
+    first = tokenizer.piece(ids[0]).decode()
+    if chat:
+      tokens = [one["token"] for one in scores["content"]]
+      assert scores["content"][0]["bytes"] == [*first.encode()]
+      assert [x["token"] for x in scores["content"][0]["top_logprobs"]] == [
+        " ", " ", first,
+      ]  # fmt: skip
+    else:
+      tokens = scores["tokens"]
+      assert scores["top_logprobs"][0] == {" ": -1.0, first: -3.0}
+    assert "".join(tokens) == " The loop halts"
 
 
 @pytest.mark.parametrize(

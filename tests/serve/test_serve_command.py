@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -64,37 +63,6 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
     assert scores == pytest.approx(expected, abs=1e-5)
   full, fewer = (answer["usage"]["loops_per_token"] for answer in answers)
   assert full == 4.0 > fewer
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ([], "give either WORKDIR, a run, or --hub=FOLDER"),
-    (["a", "--hub=b"], "give either WORKDIR, a run, or"),
-    (["a", "--dtype=float32"], "--dtype has no effect"),
-    (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
-    (["--slots=0", "a"], "--slots=0 must be at least 1"),
-    (["a", "--port=99999"], "--port=99999"),
-    (["a", "--prefill_loops=-1"], "--prefill_loops=-1 must be at least 0"),
-    (["a", "--host=0.0.0.0"], "give --token_file=FILE"),
-    (["a", "--token_file=none"], "cannot be read"),
-    (["a", "--token_file=short"], "at least 16 characters"),
-    (["missing", "--port=0"], "missing contains no run"),
-    (["--hub=missing", "--port=0"], "missing"),
-    (["a/x", "--also=b/x", "--port=0"], "same name: x, x; give --name"),
-    (["a", "--also=missing", "--port=0"], "contains no run"),
-    (["a", "--colour=red"], "no flag '--colour'"),
-  ],
-)
-def test_mistakes_are_one_line(
-  arguments, message, tmp_path, monkeypatch, capsys
-):
-  monkeypatch.chdir(tmp_path)
-  pathlib.Path("short").write_text("secret\n")
-  assert serve.main(arguments) == 2
-  error = capsys.readouterr().err
-  assert message in error
-  assert error.startswith("error: ") and error.count("\n") == 1
 
 
 def test_a_server_refuses_prompts_of_more_loops_than_there_are(language_model):

@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -364,23 +363,6 @@ def test_a_dry_run_writes_nothing(tmp_path):
   assert not workdir.exists()
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (["--config=configs/nothing.py"], "configs/nothing.py"),
-    ([], "--config=FILE and --sweep=NAME are needed"),
-    (["--sweep=depht", "--workdir=x"], "no such sweep; there are ablation"),
-    (["--sweep=depht", "--workdir=x"], "width; did you mean 'depth'?"),
-    (["--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
-  ],
-)
-def test_mistakes_on_the_command_line_are_one_line(arguments, message, capsys):
-  assert command(sweep_main.main, CONFIG, *arguments) == 2
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1
-  assert message in error
-
-
 def sweep_depth(*arguments):
   return command(sweep_main.main, CONFIG, "--sweep=depth", *arguments)
 
@@ -398,16 +380,6 @@ def test_no_sweep_has_the_name_of_a_preset():
     there = namespace(name)
     sweeps = there.get("sweeps", lambda config: {})(load_config(name, "smoke"))
     assert not {*there["PRESETS"], *there.get("CHANGES", ())} & {*sweeps}
-
-
-@pytest.mark.parametrize("sweep", ["passes", "sliding"])
-def test_sweeps_of_another_family_are_one_line(capsys, sweep):
-  config = "--config=configs/gsm_sleep.py:smoke,model.name=looped"
-  assert command(sweep_main.main, config, f"--sweep={sweep}", "--dry_run") == 2
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1
-  assert f"--sweep={sweep}" in error and "model.name='looped'" in error
-  assert error.endswith("which lacks window\n")
 
 
 def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
@@ -430,19 +402,6 @@ def test_the_number_of_items_for_scripts(capsys, tmp_path):
   assert sweep_depth("--count", f"--workdir={tmp_path / 'none'}") == 0
   assert capsys.readouterr().out == "3\n"
   assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (["--workdir=x", "--item=3"], "--item=3: sweep depth has 3 items, from 0"),
-    (["--workdir=x", "--item=0", "--limit=1"], "--limit .* with --item"),
-    (["--count", "--item=0"], "--item has no effect with --count"),
-  ],
-)
-def test_flags_that_do_not_go_together(arguments, message, capsys):
-  assert sweep_depth(*arguments) == 2
-  assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):

@@ -3,14 +3,21 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from tests_support import load_config, smoke
 
+from loopjax import config as config_lib
+from loopjax import program as program_lib
 from loopjax import train
 from loopjax.analysis import sudoku
 from loopjax.errors import UserError
+from loopjax.optim import chain
+from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import restore
+from loopjax.train import evaluate, scoring
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -59,6 +66,12 @@ def test_a_run_writes_what_the_contract_says(finished):
     (20, "test"),
     (20, "depth"),
   ]
+  settings = config_lib.resolve(smoke())
+  rate = chain.make_schedule(settings.optim, 20)
+  assert [
+    row["learning_rate"] for row in rows(finished) if row["split"] == "train"
+  ] == pytest.approx([float(rate(9)), float(rate(19))])
+  assert abs(float(rate(10)) / float(rate(9)) - 1) > 1e-3
   assert (finished / "figures" / "puzzle.png").stat().st_size > 0
   assert any((finished / "tb").iterdir())
 
@@ -93,6 +106,60 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   train.run(smoke(), cut, "train_and_eval")
   assert summary(cut)["digest"] == summary(finished)["digest"]
   assert rows(cut) == rows(finished)
+
+
+def test_the_best_average_is_kept_across_a_restart(tmp_path, monkeypatch):
+  """Validation scores the average, and a later start knows its scores."""
+  scored = {}
+
+  def make_evaluator(program, datasets, notice):
+    def evaluator(params, split, num_examples=0):
+      leaves = jax.tree.leaves(jax.device_get(params))
+      total = float(sum(np.abs(leaf).sum() for leaf in leaves))
+      scored.setdefault(split, []).append(total)
+      if len(scored["validation"]) == 3:
+        raise preemption.Preempted
+      # The first is the best.
+      return {split: {"exact_match": -len(scored["validation"]), "size": total}}
+
+    return evaluator
+
+  monkeypatch.setattr(evaluate, "make_evaluator", make_evaluator)
+  config = smoke(
+    eval__every=10, eval__depth_factor=0, run__num_steps=60, run__keep_best=1,
+    run__keep_checkpoints=1, run__checkpoint_every=10,
+    run__best_metric="validation/exact_match",
+  )  # fmt: skip
+  assert train.run(config, tmp_path, "train_and_eval")["status"] == "preempted"
+  program = program_lib.make_program(config_lib.resolve(config))
+  for step, total in zip((10, 20), scored["validation"], strict=False):
+    row = next(
+      row
+      for row in rows(tmp_path)
+      if (row["step"], row["split"]) == (step, "validation")
+    )
+    assert row["size"] == total
+  state, _ = restore.newest(
+    tmp_path,
+    lambda step: restore.state(tmp_path, step, program.abstract_state),
+    set_aside=False,
+  )
+  assert int(state.step) == 30
+
+  def size(params):
+    return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
+
+  average, raw = (size(jax.device_get(x)) for x in (state.ema, state.params))
+  assert scored["validation"][2] == pytest.approx(average)
+  assert abs(average - raw) > 1e-5 * raw
+  monkeypatch.setattr(scoring, "final_scores", lambda *_: [])
+  train.run(config, tmp_path, "train_and_eval")
+  kept = sorted(int(x.name) for x in (tmp_path / "checkpoints").iterdir())
+  assert kept == [10, 60]
+  best = [
+    row["exact_match"] for row in rows(tmp_path) if row["split"] == "validation"
+  ]
+  assert max(best) == best[0] and len(best) == 5
 
 
 @pytest.mark.long

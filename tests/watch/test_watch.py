@@ -196,6 +196,24 @@ def test_runs_stand_side_by_side_where_there_is_room(tmp_path):
     assert "nothing yet" in text  # The first has no score.
 
 
+def test_a_run_that_has_ended_leaves_room_for_one_that_trains(tmp_path):
+  scores = {"ponder_steps_cells": 4.0, "steps_per_second": 2.0}
+  rows = [train(10, 4.0, **scores), validation(10, 0.5), train(50, 2.0)]
+  done = {"status": "completed", "wall_seconds": 250}
+  found = [
+    runs.read(make(tmp_path / "old", rows, summary=done), NOW),
+    runs.read(make(tmp_path / "new", rows), NOW),
+  ]
+  console = Console(width=80, file=io.StringIO())
+  console.print(frame.make(found, 80, 24))
+  lines = console.file.getvalue().splitlines()
+  assert len(lines) <= 24
+  assert "new" in lines[0] and "50 of 100 steps" in "".join(lines)
+  assert lines[-1] == "old: utm on sudoku, completed after 4 minutes"
+  console.print(frame.make(found, 80, 100))
+  assert console.file.getvalue().count("50 of 100 steps") == 3
+
+
 def test_without_a_terminal_it_prints_one_frame(tmp_path, capsys, monkeypatch):
   monkeypatch.setenv("COLUMNS", "90")
   rows = [train(10), validation(10, 0.5)]
@@ -232,17 +250,14 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
   assert waits == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-  ("flags", "message"),
-  [
-    ([], "WORKDIR"),
-    (["nowhere"], "nowhere contains no run"),
-    (["nowhere", "--every=0"], "--every=0 must be"),
-    (["nowhere", "--every=nan"], "--every=nan must be"),
-  ],
-)
-def test_mistakes_are_one_line(flags, message, capsys):
-  assert command.main(flags) == 2
-  error = capsys.readouterr().err
-  assert error.startswith("error: ") and error.count("\n") == 1
-  assert message in error
+def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, monkeypatch):
+  done = {"status": "completed", "wall_seconds": 20}
+  monkeypatch.setattr(
+    command.time,
+    "sleep",
+    lambda seconds: make(tmp_path / "run", [train(10)], summary=done),
+  )
+  console = Console(file=io.StringIO(), force_terminal=True, width=60)
+  command._follow(console, [tmp_path / "run"], 0.5)
+  said = console.file.getvalue()
+  assert "waiting" in said and "completed after 20 s" in said

@@ -18,6 +18,7 @@ from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.engine import GenerationRequest, Sampling
 from loopjax.losses import tokens
+from loopjax.play import load
 from loopjax.report import __main__ as report
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
@@ -81,7 +82,7 @@ def test_an_entry_adds(name):
   terms = np.random.default_rng(7).integers(0, 10, (8, 8))
   requests = [
     GenerationRequest(
-      source.encode_prompt(model.tokenizer, "+".join(map(str, row)) + "="),
+      model.tokenizer.encode_prompt("+".join(map(str, row)) + "="),
       40,
       Sampling(temperature=0),
       stop_tokens=model.stop_tokens,
@@ -100,7 +101,7 @@ def test_an_entry_adds(name):
 @pytest.mark.parametrize("name", NOVELS)
 def test_an_entry_has_read_novels(name):
   model = language_model.load(pathlib.Path(f"zoo:{name}"))
-  ids = np.array([source.encode_prompt(model.tokenizer, PROSE)])
+  ids = np.array([model.tokenizer.encode_prompt(PROSE)])
   output = nnx.merge(model.graphdef, model.params)(ids[:, :-1], **model.call)
   nats = tokens.token_cross_entropy(output.logits, jnp.asarray(ids[:, 1:]))
   assert nats.mean() / np.log(2) < NOVELS[name]
@@ -124,6 +125,9 @@ def test_the_list_says_what_they_do(capsys):
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == 1 + len(zoo.names())
   assert any("zoo:sudoku_6x6" in x and "6x6 Sudoku" in x for x in lines)
+  played = {x.split()[0] for x in lines if " play, " in x}
+  assert played == {f"zoo:{x}" for x in zoo.names() if x != "depo"}
+  assert set(command.COMMANDS) == set(load.VIEWS)
 
 
 def test_mistakes_in_a_name_are_said(capsys):
@@ -162,9 +166,10 @@ def test_a_trained_model_has_a_card_and_no_curves(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, sketches):
+  """The run of tests/train: its programs are in the cache."""
   workdir = tmp_path_factory.mktemp("finished")
-  train.run(smoke(optim__ema_decay=0.5), workdir, "train_and_eval")
+  train.run(smoke(), workdir, "train_and_eval")
   return workdir
 
 

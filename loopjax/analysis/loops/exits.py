@@ -20,6 +20,7 @@ from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.plots import draw
 from loopjax.commands import document
 from loopjax.data.text import task as text_task
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
@@ -105,7 +106,7 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   found = measure(evaluated, _NUM_DRAWN)
   trained = evaluated.settings.model.num_loops
   steps = exit_steps(found, trained, "gate", MAP_THRESHOLD)
-  tokenizer = Tokenizer(task.tokenizer, task.end_token)
+  tokenizer = tokenizer_lib.of(task)
   blocks: list[document.Block] = [
     document.Heading(1, "When tokens exit"),
     document.Paragraph(

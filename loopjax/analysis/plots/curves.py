@@ -20,14 +20,14 @@ _PANELS = (
   (
     "Loss",
     "nats per token",
-    "linear",
+    "log",
     (
       ("train", "loss", "training, with penalties", draw.BLUE),
       ("validation", "loss", "validation", draw.ORANGE),
     ),
   ),
   (
-    "Steps until a token halts",
+    "Loops until a token halts",
     "loops",
     "linear",
     (
@@ -99,6 +99,7 @@ def draw_training(
     if unit == "score":
       axes.set_ylim(-0.02, max(1.02, axes.get_ylim()[1]))
     axes.set_yscale(scale)
+    axes.set_xlim(left=0)  # All panels begin where training does.
     draw.tidy(axes, title, _STEPS, unit)
     columns = 1 + (len(axes.get_lines()) - 1) // _COLUMN
     many = len(axes.get_lines()) > draw.MOST_LINES
@@ -146,17 +147,24 @@ def _by_group(rows: series.Rows):
       groups.setdefault(match[1], {})[key] = None
   return [
     (
-      f"Loss by {name}",
+      f"Loss by {name} (number of examples)",
       "nats per token",
-      "linear",
+      "log",
       tuple(
-        ("validation", key, key.partition("=")[2], color)
+        ("validation", key, _with_count(rows, key), color)
         for key, color in zip(keys, itertools.cycle(draw.PALETTE))
       ),
     )
     for name, keys in groups.items()
     if len(keys) > 1
   ]
+
+
+def _with_count(rows: series.Rows, key: str) -> str:
+  """The group of "loss/rating=0", and how many examples it has."""
+  group = key.partition("=")[2]
+  _, counts = series.scalar(rows, "validation", key.replace("loss", "count", 1))
+  return f"{group} ({counts[-1]:,.0f})" if len(counts) else group
 
 
 def _draw_line(
@@ -249,6 +257,6 @@ def draw_halting(
     where = loops + (index - (len(shares) - 1) / 2) * width
     axes.bar(where, share, width, color=colors[name], label=label)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  draw.tidy(axes, "Steps taken before halting", "steps", "share of tokens")
+  draw.tidy(axes, "Loops before a token halts", "loops", "share of tokens")
   axes.legend(frameon=False, fontsize=9)
   return [draw.save(figure, directory / "halting.png")]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import tqdm
 
+from loopjax import checks
 from loopjax.data import hub
 from loopjax.data.sudoku import rows as rows_lib
 from loopjax.data.sudoku.board import Board
@@ -102,10 +103,14 @@ def read(
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[io.BufferedReader]:
   local_path = (
-    hub.download(path, _YOURS) if path.startswith(hub.PREFIX) else path
+    hub.download(path, _YOURS)
+    if path.startswith(hub.PREFIX)
+    else os.path.expanduser(path)
   )
   try:
     with open(local_path, "rb") as file:
+      if wrong := checks.wrong_file(file.peek(64)):
+        raise UserError(f"{path}: {wrong}")
       yield file
   except FileNotFoundError:
     raise UserError(

@@ -62,7 +62,7 @@ def read(path: str, file: io.BufferedReader) -> Generator[Row]:
     header = next((fields for fields in reader if fields), None)
     if header is None:
       raise UserError(f"{path}: the file is empty; it needs puzzles")
-    if tuple(header) != HEADER:
+    if tuple(name.strip().lower() for name in header) != HEADER:
       raise UserError(
         f"{path}:1: the header is {','.join(header)[:80]!r}; it must be "
         f"{','.join(HEADER)}"

@@ -33,6 +33,10 @@ class Config:
     tokenizer: "bytes", or the path of a `tokenizer.json`.
     end_token: the tokenizer's token for the end of a document and for padding,
       as a published model was trained with; empty to add an id for each.
+    begin_token: the tokenizer's token that documents begin with; empty for the
+      end token, as a separator from the document before.
+    add_begin_token: whether prompts begin with it, too; if not, nothing is
+      added to them.
     vocab_size: number of token ids; 0 for those of the tokenizer and, without
       end_token, two more, the end of a document and padding.
     sequence_length: tokens of a row. Longer documents are cut.
@@ -54,6 +58,8 @@ class Config:
   prompt_field: str = ""
   tokenizer: str = "bytes"
   end_token: str = ""
+  begin_token: str = ""
+  add_begin_token: bool = True
   vocab_size: int = 0
   sequence_length: int = 1024
   validation_share: float = 0.05

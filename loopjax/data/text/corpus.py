@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from array_record.python import array_record_data_source as array_record
 
 from loopjax.data.text import documents, files, preparation
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
-from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 
@@ -64,7 +64,7 @@ def make(config: Config, source: str, *, is_test: bool = False) -> Corpus:
     UserError: a file cannot be read or contains no text, a document is
       malformed, or the cache cannot be written.
   """
-  tokenizer = Tokenizer(config.tokenizer, config.end_token)
+  tokenizer = tokenizer_lib.of(config)
   test_share = 0.0 if config.test_files else config.test_share
   shares = (0.0, 1.0) if is_test else (config.validation_share, test_share)
   job = preparation.Job(config, tokenizer.key, *shares)

@@ -89,7 +89,9 @@ def _segments(row: Any, text_field: str, prompt_field: str) -> Segments:
   if not isinstance(row, dict):
     raise Fault("is not a JSON object; write one object a line")
   for field in filter(None, (prompt_field, text_field)):
-    if row.get(field) is None:
+    if field in row and row[field] is None:
+      raise Fault(f"its {field!r} is null; leave such rows out")
+    if field not in row:
       there = ", ".join(map(str, row))[:100]
       raise Fault(
         f"has no {field!r}, only {there}; see task.text_field and"

@@ -4,6 +4,7 @@ A chunk ends at the end of a line, a paragraph or a row of a table, so that
 another process can read its documents without the rest of the file.
 """
 
+import codecs
 import glob
 import gzip
 import io
@@ -13,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from loopjax import checks
 from loopjax.data import hub
 from loopjax.data.text import made
 from loopjax.errors import UserError, one_line
@@ -53,6 +55,7 @@ def find(source: str) -> list[str]:
     return hub.download_all(source, "give local files in task.train_files")
   if source.startswith(made.PREFIX):
     return [made.path(source)]
+  source = os.path.expanduser(source)
   if os.path.isdir(source):
     raise UserError(
       f"{source}: is a directory; give files, such as {source.rstrip('/')}/*"
@@ -80,10 +83,14 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
   kind = kind_of(path)
   try:
     with open(path, "rb") as file:
+      if wrong := checks.wrong_file(file.peek(64)):
+        raise UserError(f"{path}: {wrong}")
       if kind == "parquet":
         yield from _read_table(path, file, columns)
         return
       content = _unpacked(file)
+      if content.peek(3)[:3] == codecs.BOM_UTF8:
+        content.read(3)
       chunks = _lines(content) if kind == "jsonl" else _paragraphs(content)
       for first, chunk in chunks:
         yield Chunk(path, kind, first, chunk, file.tell())
@@ -149,7 +156,7 @@ class _Zstandard(io.RawIOBase):
     return b"".join(parts)
 
 
-def _unpacked(file: io.BufferedReader) -> io.BufferedIOBase:
+def _unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
   """The content of a file, decompressed if its first bytes say so."""
   magic = file.peek(4)[:4]
   if magic[:2] == b"\x1f\x8b":

@@ -16,6 +16,7 @@ import tqdm
 from array_record.python import array_record_module
 
 from loopjax.data.text import documents, files, packing, parallel
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
@@ -147,7 +148,7 @@ def _checked(call: Any, *args: Any) -> None:
 def _pack(job: Job, chunk: files.Chunk) -> _Part:
   """The rows of a chunk."""
   config = job.config
-  tokenizer = _tokenizer(config.tokenizer, config.end_token, job.tokenizer)
+  tokenizer = _tokenizer(config, job.tokenizer)
   by_split: dict[str, list[documents.Segments]] = {s: [] for s in SPLITS}
   num_skipped, first_fault, num_empty = 0, "", 0
   for found in documents.read(chunk, config.text_field, config.prompt_field):
@@ -174,11 +175,11 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
 
 
 @functools.lru_cache(maxsize=1)
-def _tokenizer(name: str, end_token: str, key: str) -> Tokenizer:
+def _tokenizer(config: Config, key: str) -> Tokenizer:
   """The tokenizer, which is loaded once in each process."""
-  tokenizer = Tokenizer(name, end_token)
+  tokenizer = tokenizer_lib.of(config)
   if tokenizer.key != key:
-    raise UserError(f"task.tokenizer={name}: changed; start again")
+    raise UserError(f"task.tokenizer={config.tokenizer}: changed; start again")
   return tokenizer
 
 
@@ -186,13 +187,14 @@ def _tokenised(
   found: Sequence[documents.Segments], tokenizer: Tokenizer
 ) -> list[packing.Document]:
   """Documents as token ids."""
-  ids = iter(tokenizer.encode([text for part in found for text, _ in part]))
+  ids = tokenizer.encode_parts([[text for text, _ in part] for part in found])
   dtype = packing.token_dtype(tokenizer.num_ids)
-  end = np.array([tokenizer.end], dtype)
+  begin, end = (
+    np.array([one], dtype) for one in (tokenizer.begin, tokenizer.end)
+  )
   tokenised = []
-  for segments in found:
-    parts = [next(ids) for _ in segments]
-    tokens = np.concatenate([end, *parts, end], dtype=dtype, casting="unsafe")
+  for segments, parts in zip(found, ids, strict=True):
+    tokens = np.concatenate([begin, *parts, end], dtype=dtype, casting="unsafe")
     counted = np.ones(len(tokens) - 1, bool)
     num_bytes = token_bytes = start = 0
     for (text, predicted), part in zip(segments, parts, strict=True):

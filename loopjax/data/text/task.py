@@ -13,6 +13,7 @@ import numpy as np
 
 from loopjax.data import pipeline
 from loopjax.data.text import corpus, overlap, packing
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
@@ -32,7 +33,7 @@ def spec(config: Config) -> TaskSpec:
   Raises:
     UserError: the tokenizer cannot be read or has too many ids.
   """
-  tokenizer = Tokenizer(config.tokenizer, config.end_token)
+  tokenizer = tokenizer_lib.of(config)
   vocab_size = config.vocab_size or tokenizer.num_ids
   if vocab_size < tokenizer.num_ids:
     raise UserError(
@@ -92,7 +93,7 @@ def make_dataset(
       "task.train_files is empty; give text files, such as"
       " --config.task.train_files='books/*.txt'"
     )
-  tokenizer = Tokenizer(config.tokenizer, config.end_token)
+  tokenizer = tokenizer_lib.of(config)
   _check_vocabulary(config, tokenizer)
   corpora = [corpus.make(config, name, is_test=is_test) for name in names]
   counts = np.array([one.num_rows(split) for one in corpora])

@@ -1,22 +1,29 @@
-"""Tokenizers: bytes, and any `tokenizer.json`.
+"""Tokenizers: bytes, and any `tokenizer.json`; and what texts begin with.
 
-Two ids are added to the tokenizer's: the end token, which also precedes every
-document, and padding. None are added if documents end with a token of the
-tokenizer, as in published models; that token then also serves as padding.
+Two ids are added to the tokenizer's: the end token, which also separates a
+document from the one before it, and padding. None are added if documents end
+with a token of the tokenizer, as in published models; that token then also
+serves as padding.
 """
 
+import copy
 import functools
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from loopjax import checks
+from loopjax.data.text.config import Config
 from loopjax.errors import UserError, one_line
 
+NOTHING = "none"  # As a begin token of `Tokenizer.beginning_with`.
 _BATCH = 1 << 20  # Characters at a time; encodings are far larger than text.
+_VERSION = 2  # Of the ids of a text in several parts.
 
 
 class Tokenizer:
@@ -24,8 +31,11 @@ class Tokenizer:
 
   Attributes:
     name: "bytes" or the path of a file.
-    key: checksum of the file's content, and the token that ends documents.
+    key: checksum of what determines the ids of a document.
     end, padding: ids of the end of a document and of padding.
+    begin: id that documents begin with: a token of its own, or the end token,
+      which separates a document from the one before it.
+    start: the ids that prompts begin with: `begin` or nothing.
     num_ids: number of ids, including end and padding.
     num_real: number of ids that a model may predict; they precede an added
       padding id.
@@ -33,54 +43,191 @@ class Tokenizer:
       end and padding. Approximate if the tokenizer normalises text.
   """
 
-  def __init__(self, name: str, end_token: str = ""):
-    """Raises UserError if the file cannot be read or lacks `end_token`."""
+  def __init__(
+    self,
+    name: str,
+    end_token: str = "",
+    begin_token: str = "",
+    add_begin_token: bool = True,
+  ):
+    """See `data.text.config.Config` for the last three.
+
+    Raises:
+      UserError: the file cannot be read or lacks one of the tokens.
+    """
     self.name = name
     self._library: Any = None
     if name == "bytes":
-      self.key, sizes = "bytes", np.ones(256, np.int64)
+      self.key = "bytes"
+      self._pieces = tuple(bytes([one]) for one in range(256))
     else:
       content = _content(name)
-      self.key = hashlib.sha256(content).hexdigest()
-      self._library = _load(name, content)
-      sizes = _sizes(self._library)
-    if not end_token:
+      self.key = f"{hashlib.sha256(content).hexdigest()}-{_VERSION}"
+      self._library, self._pieces = _load(name, content)
+    sizes = np.array([len(piece) for piece in self._pieces], np.int64)
+    if end_token:
+      end = self._id("task.end_token", end_token)
+      self.key += f"-{end}"
+      self.end = self.padding = end
+      self.num_ids = self.num_real = len(sizes)
+      self.num_bytes = np.where(np.arange(len(sizes)) == end, 0, sizes)
+    else:
       self.end, self.padding = len(sizes), len(sizes) + 1
       self.num_ids, self.num_real = len(sizes) + 2, len(sizes) + 1
       self.num_bytes = np.append(sizes, [0, 0])
-      return
-    end = self._library.token_to_id(end_token) if self._library else None
-    if end is None:
-      raise UserError(f"task.end_token={end_token!r} is no token of {name}")
-    self.key += f"-{end}"
-    self.end = self.padding = end
-    self.num_ids = self.num_real = len(sizes)
-    self.num_bytes = np.where(np.arange(len(sizes)) == end, 0, sizes)
+    self.begin = self.end
+    if begin_token:
+      self.begin = self._id("task.begin_token", begin_token)
+      self.key += f"-begin-{self.begin}"
+    self.start = (self.begin,) if add_begin_token else ()
+
+  def _id(self, label: str, token: str) -> int:
+    """The id of a token; UserError if the tokenizer has no such token."""
+    found = self._library.token_to_id(token) if self._library else None
+    if found is None:
+      raise UserError(f"{label}={token!r} is no token of {self.name}")
+    return found
+
+  def beginning_with(self, token: str | None) -> "Tokenizer":
+    """This tokenizer with other begins of prompts and documents.
+
+    Args:
+      token: a token, "none" for prompts that begin with nothing, or None for
+        this tokenizer.
+
+    Raises:
+      UserError: there is no such token.
+    """
+    if token is None:
+      return self
+    found = copy.copy(self)
+    if token == NOTHING:
+      found.start = ()
+    else:
+      found.begin = self._id("--bos", token)
+      found.start = (found.begin,)
+    return found
+
+  @property
+  def beginning(self) -> str:
+    """What prompts begin with, in words, for files of results."""
+    if not self.start:
+      return "nothing"
+    if self.begin == self.end:
+      return "document separator"
+    return self.token(self.begin) or ""
 
   def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each text, int [n], without end tokens."""
+    """Token ids of each text, int [n], to which nothing is added."""
     if self._library is None:
       return [np.frombuffer(text.encode(), np.uint8) for text in texts]
-    encoded = []
-    start = size = 0
-    for stop, text in enumerate(texts, 1):
-      size += len(text)
-      if size >= _BATCH or stop == len(texts):
-        batch = self._library.encode_batch_fast(
-          list(texts[start:stop]), add_special_tokens=False
-        )
-        encoded += [np.array(one.ids, np.int64) for one in batch]
-        start, size = stop, 0
-    return encoded
+    encode = self._library.encode_batch_fast
+    return [np.array(one.ids, np.int64) for one in _batched(encode, texts)]
+
+  def encode_prompt(self, text: str) -> tuple[int, ...]:
+    """Token ids of a text to continue, after what prompts begin with.
+
+    An empty text is what documents begin with.
+    """
+    (ids,) = self.encode([text])
+    return tuple(self._begun(ids).tolist())
+
+  def encode_pairs(
+    self, pairs: Sequence[tuple[str, str]]
+  ) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Token ids of contexts, as prompts, and of their continuations.
+
+    As in lm-evaluation-harness, both are encoded together, and the continuation
+    is what has been added to the tokens of the context; spaces at the end of a
+    context belong to its continuation. If one token spans the boundary and
+    nothing is added, the continuation is encoded by itself.
+
+    Returns:
+      For each pair int [c], int [n], both at least 1.
+
+    Raises:
+      UserError: the tokenizer leaves nothing of a continuation.
+    """
+    moved = []
+    for context, continuation in pairs:
+      kept = context.rstrip()
+      moved.append((kept, context[len(kept) :] + continuation))
+    befores = self.encode([context for context, _ in moved])
+    wholes = self.encode(["".join(pair) for pair in moved])
+    found = []
+    for before, whole, pair in zip(befores, wholes, moved, strict=True):
+      after = whole[len(before) :]
+      if not len(after):
+        after = self._inner(pair[1])
+      if not len(after):
+        raise UserError(f"{self.name}: {pair[1]!r} has no token")
+      # A text that spells its beginning out does not get a second one.
+      if not len(before) and after[0] == self.begin and len(after) > 1:
+        after = after[1:]
+      found.append((self._begun(before), after))
+    return found
+
+  def encode_parts(
+    self, texts: Sequence[Sequence[str]]
+  ) -> list[list[np.ndarray]]:
+    """Token ids of texts in parts, encoded together; one array for each part.
+
+    A token that spans several parts belongs to the last of them.
+    """
+    if self._library is None:
+      return [self.encode(parts) for parts in texts]
+    whole = self.encode(["".join(x) for x in texts if len(x) == 1])
+    single = iter(whole)
+    several = ["".join(x) for x in texts if len(x) > 1]
+    joint = iter(_batched(self._library.encode_batch, several))
+    found = []
+    for parts in texts:
+      if len(parts) == 1:
+        found.append([next(single)])
+        continue
+      one = next(joint)
+      ids = np.array(one.ids, np.int64)
+      stops = np.cumsum([len(part) for part in parts[:-1]])
+      ends = [end for _, end in one.offsets]
+      found.append(np.split(ids, np.searchsorted(ends, stops, "right")))
+    return found
+
+  def _begun(self, ids: np.ndarray) -> np.ndarray:
+    """The ids of a prompt, once with what prompts begin with; never empty."""
+    start = self.start
+    if not len(ids):
+      start = (self.begin,)
+    elif ids[0] in start:
+      start = ()
+    return np.append(np.array(start, np.int64), ids)
+
+  def _inner(self, text: str) -> np.ndarray:
+    """Token ids of a text that others precede, without a space before it."""
+    line, whole = self.encode(["\n", f"\n{text}"])
+    if np.array_equal(whole[: len(line)], line):
+      return whole[len(line) :]
+    return self.encode([text])[0]
 
   def token(self, index: int) -> str | None:
     """The token string of an id; None if the tokenizer has no such id."""
-    return self._library.id_to_token(index) if self._library else None
+    is_there = self._library and 0 <= index < len(self._pieces)
+    return self._library.id_to_token(index) if is_there else None
+
+  def added(self) -> tuple[list[int], list[int]]:
+    """The ids that the file itself adds before and after a text."""
+    (text,) = self.encode(["a"])
+    whole = self._library.encode("a").ids
+    places = range(len(whole) - len(text) + 1) if len(text) else ()
+    here = [x for x in places if whole[x : x + len(text)] == text.tolist()]
+    start = here[0] if here else len(whole)
+    return whole[:start], whole[start + len(text) :]
+
+  def piece(self, index: int) -> bytes:
+    """The bytes that an id stands for within a text; none of added ids."""
+    return self._pieces[index] if index < len(self._pieces) else b""
 
   def count_bytes(self, ids: np.ndarray) -> int:
     """UTF-8 bytes that encoded text stands for: the sum of `num_bytes`."""
-    if self._library is None:
-      return len(ids)
     return int(self.num_bytes[ids].sum())
 
   def decode(self, ids: Sequence[int]) -> str:
@@ -90,9 +237,35 @@ class Tokenizer:
     return self._library.decode(list(ids), skip_special_tokens=False)
 
 
+def of(config: Config) -> Tokenizer:
+  """The tokenizer of a task.
+
+  Raises:
+    UserError: see `Tokenizer`.
+  """
+  return Tokenizer(
+    config.tokenizer,
+    config.end_token,
+    config.begin_token,
+    config.add_begin_token,
+  )
+
+
+def _batched(encode: Any, texts: Sequence[str]) -> list[Any]:
+  """The library's encodings of texts, to which nothing is added."""
+  encoded = []
+  start = size = 0
+  for stop, text in enumerate(texts, 1):
+    size += len(text)
+    if size >= _BATCH or stop == len(texts):
+      encoded += encode(list(texts[start:stop]), add_special_tokens=False)
+      start, size = stop, 0
+  return encoded
+
+
 def _content(path: str) -> bytes:
   try:
-    return pathlib.Path(path).read_bytes()
+    return pathlib.Path(path).expanduser().read_bytes()
   except OSError as error:
     raise UserError(
       f"task.tokenizer={path}: cannot be read ({error.strerror}); give"
@@ -101,8 +274,10 @@ def _content(path: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=2)
-def _load(path: str, content: bytes) -> Any:
-  """The library's tokenizer of a `tokenizer.json`."""
+def _load(path: str, content: bytes) -> tuple[Any, tuple[bytes, ...]]:
+  """The library's tokenizer of a `tokenizer.json`, and `_pieces` of it."""
+  if wrong := checks.wrong_file(content):
+    raise UserError(f"task.tokenizer={path}: {wrong}")
   try:
     import tokenizers
   except ImportError:
@@ -118,21 +293,35 @@ def _load(path: str, content: bytes) -> Any:
     ) from None
   tokenizer.no_padding()
   tokenizer.no_truncation()
-  return tokenizer
+  return tokenizer, _pieces(tokenizer)
 
 
-def _sizes(tokenizer: Any) -> np.ndarray:
-  """UTF-8 bytes that each id of a tokenizer stands for, int64 [ids]."""
+def _pieces(tokenizer: Any) -> tuple[bytes, ...]:
+  """The bytes that each id of a tokenizer stands for."""
   words = tokenizer.get_vocab(with_added_tokens=True)
   settings = json.loads(tokenizer.to_str())
   added = {token["id"] for token in settings["added_tokens"]}
   by_byte = '"ByteLevel"' in json.dumps(settings["decoder"])
-  sizes = np.zeros(1 + max(words.values()), np.int64)
+  pieces = [b""] * (1 + max(words.values()))
   for word, index in words.items():
     if by_byte and index not in added:
-      sizes[index] = len(word)  # One character per byte.
-    elif len(word) == 6 and word.startswith("<0x"):
-      sizes[index] = 1  # Byte fallback.
+      pieces[index] = b"".join(_BYTES.get(x) or x.encode() for x in word)
+    elif found := re.fullmatch("<0x([0-9A-Fa-f]{2})>", word):
+      pieces[index] = bytes.fromhex(found[1])  # Byte fallback.
     else:
-      sizes[index] = len(word.replace("\u2581", " ").encode())
-  return sizes
+      pieces[index] = word.replace("\u2581", " ").encode()
+  return tuple(pieces)
+
+
+def _byte_characters() -> dict[str, bytes]:
+  """The characters by which byte-level tokenizers write bytes, as GPT-2."""
+  shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = sorted(set(range(256)) - set(shown))
+  characters = [*map(chr, shown), *(chr(256 + i) for i in range(len(others)))]
+  return {
+    character: bytes([byte])
+    for character, byte in zip(characters, [*shown, *others], strict=True)
+  }
+
+
+_BYTES = _byte_characters()

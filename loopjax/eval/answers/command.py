@@ -204,8 +204,8 @@ def _prompts(
 ) -> Callable[[str], tuple[int, ...]]:
   """A function from a question to the token ids of its prompt."""
   if not options.chat:
-    return lambda question: source.encode_prompt(
-      model.tokenizer, options.template.replace(QUESTION, question)
+    return lambda question: model.tokenizer.encode_prompt(
+      options.template.replace(QUESTION, question)
     )
   render = chat.template(source.template_folder(options.model))
 
@@ -266,6 +266,7 @@ def _path(options: Options) -> pathlib.Path:
     "cache_kind": flags.cache_kind,
     "prompt_tokens": text.prompt_tokens or None,
     "checkpoint": flags.checkpoint,
+    "bos": flags.bos,
   }
   name = options.questions.name.removesuffix(".gz").removesuffix(".jsonl")
   named = (f"{flag}={x}" for flag, x in given.items() if x is not None)
@@ -275,7 +276,7 @@ def _path(options: Options) -> pathlib.Path:
 
 def _check(options: Options) -> tuple[int, ...]:
   """The values of --k; raises UserError for flags that cannot be meant."""
-  source.check(options.model)
+  source.check(options.model, chat=options.chat)
   text_flags.check(options.text, options.model)
   for name, value, least in (
     ("limit", options.limit, 0),

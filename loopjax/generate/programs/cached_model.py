@@ -126,11 +126,10 @@ class CachedModel(NamedTuple):
     has_places = isinstance(cache, HasPlaces) and not self.prompt_tokens
     return self.platform == "cpu" and has_places
 
-  def unrolls(self, config: Any) -> bool:
+  def unrolls(self, params: Any, config: Any) -> bool:
     """Whether decoding may compile every layer in every loop by itself."""
-    if not isinstance(self.family, StacksLayers):
-      return False
-    return self.num_loops * config.num_layers <= _MOST_UNROLLED
+    few = self.num_loops * config.num_layers <= _MOST_UNROLLED
+    return few and self._unstacks(params)
 
   def for_decoding(self, params: Any) -> Any:
     """The model with its parameters, to be called outside of a loop.
@@ -139,13 +138,16 @@ class CachedModel(NamedTuple):
     XLA would make those of all layers before the loop.
     """
     model: Any = nnx.merge(self.graphdef, params)
-    if (
-      self.platform == "cpu"
-      and isinstance(self.family, StacksLayers)
-      and not quantized.kind(params)
-    ):
-      model = self.family.unstacked(model)
+    if self._unstacks(params):
+      family: Any = self.family
+      model = family.unstacked(model)
     return model
+
+  def _unstacks(self, params: Any) -> bool:
+    """Whether decoding has each layer's parameters apart."""
+    has_stacks = isinstance(self.family, StacksLayers)
+    is_quantised = bool(quantized.kind(params))
+    return self.platform == "cpu" and has_stacks and not is_quantised
 
   def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
     """See `CausalFamily.empty_cache`."""

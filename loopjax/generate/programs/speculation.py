@@ -1,14 +1,12 @@
 """Drafts by fewer loops of the same model, which all its loops then check.
 
 In a round m loops draft n tokens, one after another. The loops after them run
-on all n at once, from the states and keys that the draft left, and give the
-model's own distribution p of every token, where the draft's was q. A draft x is
-accepted with probability min(1, p(x) / q(x)); else a token is drawn from the
-positive part of p - q, and the rest of the draft is dropped (arXiv 2211.17192).
-Both distributions are those after penalty, temperature and truncation; without
-a temperature the text is that without drafts. A token depends on the tokens
-before it, the seed and m alone, not on n, where a round began, or other rows:
-there is no token after the last draft that none drafted.
+on all n at once, from the states and keys that the draft left, and choose a
+token after each as they would without drafts, with the random numbers of its
+place; the draft was drawn with the same ones. A draft that is this token is
+accepted; after another one the rest of the draft is dropped. The text is that
+without drafts, whatever m, n, and the other rows are (Gumbel coupling, arXiv
+2408.07978). There is no token after the last draft that none drafted.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +18,8 @@ from loopjax.generate import sampling
 from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.programs.cached_model import CachedModel, read_out
 from loopjax.generate.programs.slots import Generated, Slots, State
-from loopjax.generate.sampling import SamplingArrays
 from loopjax.loop import exits
 from loopjax.types import Array
-
-_DRAFT, _ACCEPT, _REST = 1, 2, 3  # Streams of random numbers.
 
 
 class _Draft(NamedTuple):
@@ -35,14 +30,12 @@ class _Draft(NamedTuple):
     token: i32 [B], the drafted token after it.
     state: [B, 1, D], the state of `read` after m loops.
     seen: bool [B, V], the tokens before `token`.
-    chances: f32 [B, V], log q; arbitrary if all rows are greedy.
   """
 
   read: Any
   token: Any
   state: Any
   seen: Any
-  chances: Any
 
 
 def speculate(
@@ -92,10 +85,9 @@ def speculate(
       token, seen, cache = carry
       output, cache = read(token[:, None], cache, live, num_loops=loops)
       logits = read_out(model, output.hidden[:, 0])
-      new, chances = _drafted(
-        logits, seen, slots.sampling, slots.position + place
-      )
-      drafted = _Draft(token, new, output.trace["state"], seen, chances)
+      position = slots.position + place
+      new = sampling.draw(logits, seen, slots.sampling, position)
+      drafted = _Draft(token, new, output.trace["state"], seen)
       return (new, _with(seen, new, live), cache), drafted
 
     start = slots.token, slots.seen, cache
@@ -125,57 +117,6 @@ def speculate(
   return state, jax.tree.map(_flat, generated)
 
 
-def _drafted(
-  logits: Array,
-  seen: Array,
-  settings: SamplingArrays,
-  position: Array,
-) -> tuple[Array, Array]:
-  """A draft of each row, i32 [B], and log q [B, V] if any was drawn."""
-
-  def drawn() -> tuple[Array, Array]:
-    chances = sampling.log_chances(logits, seen, settings)
-    noise = sampling.gumbel(settings.seed, position, logits.shape[-1], _DRAFT)
-    return jnp.argmax(chances + noise, axis=-1).astype(jnp.int32), chances
-
-  def most_likely() -> tuple[Array, Array]:
-    return _most_likely(logits, seen, settings), jnp.zeros_like(logits)
-
-  return jax.lax.cond(_any_random(settings), drawn, most_likely)
-
-
-def accepted(
-  draft: Array,
-  drafted_with: Array,
-  chances: Array,
-  seeds: Array,
-  positions: Array,
-) -> tuple[Array, Array]:
-  """Accepts drafts, or draws other tokens, so that these have distribution p.
-
-  Args:
-    draft: i32 [R].
-    drafted_with: log q, f32 [R, V], that the draft was drawn with.
-    chances: log p, f32 [R, V].
-    seeds, positions: of the random numbers, [R].
-
-  Returns:
-    (whether the draft was accepted, bool [R]; the token, i32 [R]).
-  """
-  at = draft[:, None]
-  ratio = jnp.take_along_axis(chances, at, axis=1) - jnp.take_along_axis(
-    drafted_with, at, axis=1
-  )
-  accepts = jnp.log(sampling.uniform(seeds, positions, _ACCEPT)) <= ratio[:, 0]
-  p, q = jnp.exp(chances), jnp.exp(drafted_with)
-  # If rounding leaves nothing of p - q, p is as good.
-  rest = jnp.maximum(p - q, 0.0)
-  rest = jnp.where(jnp.any(rest > 0, axis=1, keepdims=True), rest, p)
-  noise = sampling.gumbel(seeds, positions, chances.shape[1], _REST)
-  other = jnp.argmax(jnp.log(rest) + noise, axis=1).astype(jnp.int32)
-  return accepts, jnp.where(accepts, draft, other)
-
-
 def _checked(
   before: Slots,
   drafts: _Draft,
@@ -198,23 +139,10 @@ def _checked(
   places = jnp.arange(num)[:, None]
 
   settings = jax.tree.map(lambda x: jnp.tile(x, num), before.sampling)
-  flat, seen = _flat(logits), _flat(drafts.seen)
-
-  def drawn() -> tuple[Array, Array]:
-    return accepted(
-      _flat(drafts.token),
-      _flat(drafts.chances),
-      sampling.log_chances(flat, seen, settings),
-      settings.seed,
-      _flat(before.position[None] + places),
-    )
-
-  def most_likely() -> tuple[Array, Array]:
-    token = _most_likely(flat, seen, settings)
-    return token == _flat(drafts.token), token
-
-  accepts, token = jax.lax.cond(_any_random(settings), drawn, most_likely)
-  accepts, token = accepts.reshape(num, rows), token.reshape(num, rows)
+  positions = _flat(before.position[None] + places)
+  token = sampling.draw(_flat(logits), _flat(drafts.seen), settings, positions)
+  token = token.reshape(num, rows)
+  accepts = token == drafts.token
   stops = jnp.any(token[..., None] == before.stops[None], axis=-1)
   ends = ~accepts | stops | (before.num_left[None] - places <= 1)
   valid = live[None] & (jnp.cumsum(ends, axis=0) - ends == 0)
@@ -246,17 +174,6 @@ def _checked(
       True, mode="drop"
     ),
   ), generated
-
-
-def _any_random(settings: SamplingArrays) -> Array:
-  """Whether any row has a temperature; else there is nothing to draw."""
-  return jnp.any(settings.temperature > 0)
-
-
-def _most_likely(logits: Array, seen: Array, settings: SamplingArrays) -> Array:
-  """The most likely token of each row, after the penalty, i32 [B]."""
-  scores = sampling.penalised(logits, seen, settings.repetition_penalty)
-  return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
 def _flat(x: Array) -> Array:

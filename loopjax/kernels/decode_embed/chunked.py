@@ -31,7 +31,9 @@ class Options(NamedTuple):
   """Static options.
 
   Attributes:
-    temperature: tau. top_k: 0 for all tokens. num_tokens: real tokens, which
+    temperature: tau.
+    top_k: 0 for all tokens.
+    num_tokens: real tokens, which
       come first in the vocabulary. num_chunks: n.
   """
 

@@ -25,7 +25,8 @@ class Steps(NamedTuple):
   """Of n chunks of C tokens, in B examples and H heads.
 
   Attributes:
-    base: X [n, B, H, C, d_v]. left, right: L and R [n, B, H, C, d_k].
+    base: X [n, B, H, C, d_v].
+    left, right: L and R [n, B, H, C, d_k].
     matrix: A [n, B, H, C, C].
     through: t [n, B, H, 1, 1].
     extra: U [n, B, H, d_k, d_v]; None for none.

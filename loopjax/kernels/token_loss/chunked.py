@@ -25,7 +25,8 @@ class Options(NamedTuple):
   """Static options.
 
   Attributes:
-    num_tokens: real tokens, which come first in the vocabulary. num_chunks: n.
+    num_tokens: real tokens, which come first in the vocabulary.
+    num_chunks: n.
   """
 
   num_tokens: int

@@ -150,6 +150,7 @@ class Model(nnx.Module):
     elif config.state == "zero":
       state = jnp.zeros_like(injected)
     else:
+      assert config.state == "normal", config.state
       positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
       if cache is not None:
         positions = cache.core.positions(call.metadata.places)
@@ -210,8 +211,12 @@ class Model(nnx.Module):
     here = here._replace(num_loops=depth)  # What damping divides by.
     config = self.config
     most = max(len(config.depths()), *config.growth_loops, 0)
-    last = config.num_with_gradient or most
-    return depth_lib.run(step, (params, injected), state, depth, last)
+    call_of_depth = step, (params, injected), state, depth
+    if last := config.num_with_gradient:
+      return depth_lib.run(*call_of_depth, min(last, most))
+    # A growing depth has few loops, of which all are run in the end.
+    drawn = config.depth != "fixed"
+    return depth_lib.run_all(*call_of_depth, most, remat=drawn)
 
   def finish(
     self, call: causal.Call, hidden: Array, cache: PartsCache | None

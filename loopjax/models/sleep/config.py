@@ -32,7 +32,8 @@ class Config(stack.StackConfig):
     memory_mlp: whether memory layers have an MLP. Without it their output is
       initially zero, so that they can be inserted into a trained `looped`
       model.
-    num_memory_heads: H. key_width, value_width: d_k and d_v of one head.
+    num_memory_heads: H.
+    key_width, value_width: d_k and d_v of one head.
     A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
     window: L, number of tokens that attention sees, at least as many as an

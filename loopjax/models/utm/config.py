@@ -14,7 +14,9 @@ class Config:
   """Hyper-parameters; the defaults are the paper's (section 4.1).
 
   Attributes:
-    width: D. num_heads: H. mlp_ratio: F = floor(mlp_ratio D).
+    width: D.
+    num_heads: H.
+    mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, number of steps in training.
     num_memory_tokens: M (T in the paper), learned tokens before the cells.
     memory_init_std: standard deviation of their initial values.

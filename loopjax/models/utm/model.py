@@ -194,11 +194,11 @@ class Model(nnx.Module):
 
   def _halting_rule(self):
     config = self.config
-    if config.halting == "act":
-      return halting.ACT(config.epsilon, config.forced_remainder)
-    if config.halting == "ponder":
-      return halting.PonderNet()
-    return halting.FixedSteps()
+    return {
+      "act": halting.ACT(config.epsilon, config.forced_remainder),
+      "ponder": halting.PonderNet(),
+      "fixed": halting.FixedSteps(),
+    }[config.halting]
 
   @jax.named_scope("halting")
   def _probability(self, x_BxSxD: Array) -> Array:

@@ -1,107 +1,274 @@
-"""cuDNN's attention to a part, for Hopper GPUs.
+"""cuDNN's attention for Hopper GPUs, as XLA's custom call.
 
-Its own derivative, JAX's, ignores the cotangent of the sums of exponentials and
-takes those of the part alone. Here the backward pass is called with those of
-all parts; JAX has no public name for that.
+`jax.nn.dot_product_attention` makes the same call, but it rounds the logs of
+the sums of exponentials to 16 bits and has no derivative with respect to them,
+so parts cannot be merged, and it can only be traced on a machine with a GPU, so
+`loopjax.fit` could not compile for an absent one. The operands, results and
+configuration of the call are XLA's `CudnnfMHABackendConfig`
+(xla/service/gpu/backend_configs.proto). See docs/adr/0011.
+
+Parts are merged by their sums of exponentials. The backward pass of a part
+takes the output and the sums of all parts, because an attention weight is
+exp(logit - log of the sum) (FlashAttention-2, arXiv 2307.08691, algorithm 2).
 """
 
-from typing import Any
+import functools
+import json
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax.ad_checkpoint import checkpoint_name
 
-from loopjax.errors import UserError
 from loopjax.nn.attention.part import Part
 from loopjax.types import Array
 
+# The log of the sum that makes every attention weight of an empty part zero.
+_EMPTY = 1e30
 _TOKENS = 2  # With a mask, an even number of tokens.
 _WIDTH = 8  # Heads are multiples of it.
-_SEED, _DROPOUT = 42, 0.0
-Options = dict[str, Any]
+_TARGET = "__cudnn$fmha{bias}Softmax{backward}"
+_LEGACY = 2  # The version of XLA's interface that the target is registered for.
+_HEADS_FIRST = (0, 2, 1, 3)  # [B, T, H, d] in memory, as [B, H, T, d].
+_ELEMENTS = {"bfloat16": "BF16", "float16": "F16"}
+# Products by name: the contracted axes of both operands, and those of the batch
+# and the heads. Logits and weights are [B, H, T, S], all else [B, T, H, d].
+_TOKENS_FIRST = (("0", "2"), ("0", "2"))
+_WEIGHTS_FIRST = (("0", "1"), ("0", "2"))
+_FORWARD = {
+  "bmm1": ("3", "3", _TOKENS_FIRST),
+  "bmm2": ("3", "1", _WEIGHTS_FIRST),
+}
+_BACKWARD = {
+  "bmm1_grad_gemm1": ("2", "1", _WEIGHTS_FIRST),
+  "bmm1_grad_gemm2": ("3", "1", _WEIGHTS_FIRST),
+  "bmm2_grad_gemm1": ("2", "1", _WEIGHTS_FIRST),
+  "bmm2_grad_gemm2": ("3", "3", _TOKENS_FIRST),
+}
 
 
-def forward(query: Array, part: Part) -> tuple[Array, Array]:
-  """The output [B, T, H, d_h], and the logs of the sums f32 [B, T, H]."""
-  length, width = query.shape[1], query.shape[3]
-  options = _options(query, part)
-  query, key, value = _padded(options, query, part.key, part.value)
-  try:
-    output, sums = fused.dot_product_attention(
-      query, key, value, scale=width**-0.5, return_residual=True, **options
+class _Seen(NamedTuple):
+  """What queries attend to, as cuDNN is told it.
+
+  Attributes:
+    mask_type: NO_MASK, CAUSAL, or PADDING: the first keys by `lengths`.
+    bias: added to the logits, [B or 1, 1, T, S]; none or one array.
+    lengths: numbers of queries and of keys, i32 [B] each; none or two arrays.
+  """
+
+  mask_type: str
+  bias: tuple[Array, ...]
+  lengths: tuple[Array, ...]
+
+
+def attend(query: Array, *parts: Part) -> Array:
+  """Attention to all parts, see `attend_to`; no part has a `visible`."""
+  limits = tuple((part.first, part.reach) for part in parts)
+  pairs = [(part.key, part.value) for part in parts]
+  known = [(part.documents, part.length) for part in parts]
+  return _merged(limits, query, pairs, known)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _merged(limits: Any, query: Array, pairs: Any, known: Any) -> Array:
+  """Attention to several parts.
+
+  Args:
+    limits: `first` and `reach` of every part.
+    query: [B, T, H, d_h].
+    pairs: keys and values of every part.
+    known: documents and length of every part; no gradient.
+  """
+  return _forward_of_all(limits, query, pairs, known)[0]
+
+
+def _forward_of_all(
+  limits: Any, query: Array, pairs: Any, known: Any
+) -> tuple[Array, Any]:
+  parts = _parts(limits, pairs, known)
+  found = [_forward(query, part) for part in parts]
+  output, total = found[0]
+  if len(parts) > 1:
+    # A part that nothing is written to yet has no share.
+    sums = [
+      own if x.length is None else jnp.where(x.length > 0, own, -jnp.inf)
+      for (_, own), x in zip(found, parts, strict=True)
+    ]
+    total = jax.nn.logsumexp(jnp.stack(sums), axis=0)
+    mixed = sum(
+      jnp.exp(own - total)[..., None] * x.astype(total.dtype)
+      for own, (x, _) in zip(sums, found, strict=True)
     )
-  except (NotImplementedError, RuntimeError) as error:
-    # What this version of cuDNN lacks, or that there is none.
-    raise UserError(f"cudnn attention: {error}") from error
-  sums = jnp.swapaxes(sums, 1, 2)
-  return output[:, :length, :, :width], sums[:, :length]
+    output = jnp.asarray(mixed).astype(output.dtype)
+  # Named, so that policies of rematerialisation may keep them.
+  output, total = checkpoint_name((output, total), "flash")
+  return output, (query, pairs, known, output, total)
 
 
-def backward(
+def _backward_of_all(
+  limits: Any, residuals: Any, cotangent: Array
+) -> tuple[Array, Any, None]:
+  query, pairs, known, output, total = residuals
+  d_query, d_pairs = None, []
+  for part in _parts(limits, pairs, known):
+    sums = total
+    if part.length is not None:
+      sums = jnp.where(part.length > 0, total, _EMPTY)
+    of_query, *of_pair = _backward(
+      query, part, output, sums, cotangent.astype(output.dtype)
+    )
+    d_query = of_query if d_query is None else d_query + of_query
+    d_pairs.append(tuple(of_pair))
+  assert d_query is not None
+  return d_query, d_pairs, None
+
+
+_merged.defvjp(_forward_of_all, _backward_of_all)
+
+
+def _parts(limits: Any, pairs: Any, known: Any) -> list[Part]:
+  return [
+    Part(key, value, first, reach, documents, length)
+    for (first, reach), (key, value), (documents, length) in zip(
+      limits, pairs, known, strict=True
+    )
+  ]
+
+
+def _forward(query: Array, part: Part) -> tuple[Array, Array]:
+  """The output [B, T, H, d_h], and the logs of the sums f32 [B, T, H]."""
+  (batch, length, heads, width), seen = query.shape, _seen(query, part)
+  query, key, value = _padded(seen, query, part.key, part.value)
+  by_head = jax.ShapeDtypeStruct((batch, heads, query.shape[1]), jnp.float32)
+  operands = (query, key, value, *seen.bias, *seen.lengths)
+  scale = width**-0.5
+  output, sums = _call(operands, (query,), (by_head,), seen, scale, _FORWARD)
+  return output[:, :length, :, :width], jnp.swapaxes(sums, 1, 2)[:, :length]
+
+
+def _backward(
   query: Array, part: Part, output: Array, sums: Array, cotangent: Array
 ) -> tuple[Array, Array, Array]:
   """Cotangents of query, key and value, given the sums of all parts."""
-  length, width = query.shape[1], query.shape[3]
-  options = _options(query, part)
+  (_, length, _, width), seen = query.shape, _seen(query, part)
   query, key, value, output, cotangent = _padded(
-    options, query, part.key, part.value, output, cotangent
+    seen, query, part.key, part.value, output, cotangent
   )
   sums = jnp.pad(sums, ((0, 0), (0, query.shape[1] - length), (0, 0)))
-  none = jnp.zeros(0, query.dtype)
-  names = ("bias", "q_seqlen", "kv_seqlen")
-  bias, *lengths = (options.get(name, none) for name in names)
-  residuals = (
-    query, key, value, bias, *lengths, *[none] * 4,
-    jnp.swapaxes(sums, 1, 2), output,
-  )  # fmt: skip
-  found = fused._dot_product_attention_bwd_rule(
-    width**-0.5,
-    _SEED,
-    _DROPOUT,
-    ("bias" in options, False),  # The gradient of the bias is not read.
-    options["mask_type"],
-    fused.AttentionLayout.BTNH.value,
-    None,
-    False,
-    False,
-    residuals,
-    cotangent,
-  )
-  d_query, d_key, d_value = (x[..., :width] for x in found[:3])
+  given = (query, key, value, jnp.swapaxes(sums, 1, 2), cotangent)
+  operands = (*given, *seen.bias, output, *seen.lengths)
+  results = (query, key, value)
+  found = _call(operands, results, (), seen, width**-0.5, _BACKWARD)
+  d_query, d_key, d_value = (x[..., :width] for x in found)
   num_keys = part.num_keys
   return d_query[:, :length], d_key[:, :num_keys], d_value[:, :num_keys]
 
 
-def _options(query: Array, part: Part) -> Options:
+def _call(
+  operands: tuple[Array, ...],
+  by_token: tuple[Array, ...],
+  others: tuple[jax.ShapeDtypeStruct, ...],
+  seen: _Seen,
+  scale: float,
+  products: dict[str, Any],
+) -> list[Array]:
+  """Arrays like `by_token`, [B, T, H, d], and others: what cuDNN computes."""
+  batch, length, heads, _ = operands[0].shape
+  logits = batch, heads, length, operands[1].shape[1]
+  target = _TARGET.format(
+    bias="ScaleBias" if seen.bias else "",
+    backward="" if products is _FORWARD else "Backward",
+  )
+  config = {
+    "algorithm": {
+      "algo_id": "0",
+      "math_type": "TENSOR_OP_MATH",
+      "tuning_knobs": {"17": "1", "24": "0"},
+      "is_cudnn_frontend": True,
+      "workspace_size": "0",
+    },
+    "fmha_scale": scale,
+    "intermediate_tensor_shape": {
+      "element_type": _ELEMENTS[operands[0].dtype.name],
+      "dimensions": [str(x) for x in logits],
+      "layout": {"minor_to_major": ["3", "2", "1", "0"]},
+      "is_dynamic_dimension": [False] * 4,
+    },
+    "is_flash_attention": True,
+    "mask_type": seen.mask_type,
+    "dropout_rate": 0.0,
+    "seed": 42,
+    "sliding_window_length": 0,
+    "max_seg_per_batch": 1,
+    "is_paged_attention": False,
+  } | {
+    f"{name}_dot_dimension_numbers": {
+      "lhs_contracting_dimensions": [left],
+      "rhs_contracting_dimensions": [right],
+      "lhs_batch_dimensions": rest[0],
+      "rhs_batch_dimensions": rest[1],
+    }
+    for name, (left, right, rest) in products.items()
+  }
+  swapped = [
+    jax.ShapeDtypeStruct(tuple(x.shape[i] for i in _HEADS_FIRST), x.dtype)
+    for x in by_token
+  ]
+  workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
+  call = jax.ffi.ffi_call(
+    target,
+    (*swapped, *others, workspace),
+    output_layouts=(
+      *[_HEADS_FIRST] * len(swapped),
+      *[None] * len(others),
+      None,
+    ),
+    vmap_method="sequential",
+    custom_call_api_version=_LEGACY,
+    legacy_backend_config=json.dumps(
+      {"operation_queue_id": "0", "cudnn_fmha_backend_config": config}
+    ),
+  )
+  *found, _ = call(*operands)
+  return [
+    jnp.swapaxes(x, 1, 2) if i < len(swapped) else x
+    for i, x in enumerate(found)
+  ]
+
+
+def _seen(query: Array, part: Part) -> _Seen:
   """How cuDNN is told what queries attend to: the rest is a bias.
 
   It reads no keys after those that its own masks allow.
   """
-  (batch, length), kind = query.shape[:2], fused.MaskType.NO_MASK
-  options: Options = {}
+  (batch, length), mask_type = query.shape[:2], "NO_MASK"
   rest = part
+  lengths: tuple[Array, ...] = ()
+  bias: tuple[Array, ...] = ()
   if part.length is not None:
     # Some version may not take zero keys.
     there = jnp.maximum(part.length, 1).astype(jnp.int32)
-    kind = fused.MaskType.PADDING
-    options["q_seqlen"] = jnp.full(batch, length, jnp.int32)
-    options["kv_seqlen"] = jnp.broadcast_to(there, batch)
+    mask_type = "PADDING"
+    lengths = (
+      jnp.full(batch, length, jnp.int32),
+      jnp.broadcast_to(there, batch),
+    )
     rest = part._replace(length=None)
   elif part.is_causal(length) and part.num_keys == length:
-    kind = fused.MaskType.CAUSAL
+    mask_type = "CAUSAL"
     rest = part._replace(first=None, reach=None)
-  options["mask_type"] = kind
   seen = rest.seen(length)
   if seen is not None:
     missing = (0, -length % _TOKENS), (0, -part.num_keys % _TOKENS)
     seen = jnp.pad(seen, ((0, 0), *missing))
-    bias = jnp.where(seen, 0.0, jnp.finfo(query.dtype).min / 2)
-    options["bias"] = bias[:, None].astype(query.dtype)
-  return options
+    added = jnp.where(seen, 0.0, jnp.finfo(query.dtype).min / 2)
+    bias = (added[:, None].astype(query.dtype),)
+  return _Seen(mask_type, bias, lengths)
 
 
-def _padded(options: Options, *arrays: Array) -> list[Array]:
+def _padded(seen: _Seen, *arrays: Array) -> list[Array]:
   """[B, T, H, d] with zeros added up to what cuDNN takes."""
-  tokens = _TOKENS if "bias" in options else 1
+  tokens = _TOKENS if seen.bias else 1
   return [
     jnp.pad(
       x,

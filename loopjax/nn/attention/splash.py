@@ -1,11 +1,11 @@
-"""Splash attention to a part, for TPUs: it skips blocks that no query sees.
+"""Splash attention for TPUs: it skips blocks of keys that no query sees.
 
-JAX's kernel has no derivative with the sums of exponentials as a result. Here
-its backward pass is called with those of all parts.
+JAX's kernel does not return differentiable sums of exponentials, so several
+parts are concatenated into one.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,73 +24,10 @@ _MOST_TOKENS = 512  # Maximum tokens of blocks; a multiple of the lanes.
 _PADDING = -1  # The document of tokens that are not there.
 
 
-class _Call(NamedTuple):
-  """The kernel, its operands by head, and the documents, all [B, ...]."""
-
-  kernel: Any
-  query: Array
-  key: Array
-  value: Array
-  ids: Any
-
-
-def forward(query: Array, part: Part) -> tuple[Array, Array]:
-  """The output [B, T, H, d_h], and the logs of the sums f32 [B, T, H]."""
-  call = _call(query, part, save_residuals=True)
-  output, (sums,) = jax.vmap(call.kernel)(
-    call.query, call.key, call.value, segment_ids=call.ids
-  )
-  length = query.shape[1]
-  output = jnp.swapaxes(output, 1, 2)[:, :length].astype(part.value.dtype)
-  return output, jnp.swapaxes(sums, 1, 2)[:, :length].astype(jnp.float32)
-
-
-def backward(
-  query: Array, part: Part, output: Array, sums: Array, cotangent: Array
-) -> tuple[Array, Array, Array]:
-  """Cotangents of query, key and value, given the sums of all parts."""
-  call = _call(query, part, save_residuals=False)
-  options = call.kernel.kwargs
-
-  def one(query, key, value, ids, output, sums, cotangent):
-    residuals = (
-      query, key, value, ids, None, output, sums,
-      call.kernel.dq_mask_info, call.kernel.dkv_mask_info,
-    )  # fmt: skip
-    return splash._splash_attention_bwd(
-      False,
-      options["mask_value"],
-      options["is_mqa"],
-      options["block_sizes"],
-      None,
-      options["mask_function"],
-      options["attn_logits_soft_cap"],
-      options["interpret"],
-      residuals,
-      cotangent,
-    )[3:6]
-
-  found = jax.vmap(one)(
-    call.query,
-    call.key,
-    call.value,
-    call.ids,
-    _by_head(output),
-    _by_head(sums[..., None])[..., 0],
-    _by_head(cotangent),
-  )
-  d_query, d_key, d_value = (jnp.swapaxes(x, 1, 2) for x in found)
-  d_query = d_query[:, : query.shape[1]] * _scale(query)
-  num_keys = part.num_keys
-  return (
-    d_query.astype(query.dtype),
-    d_key[:, :num_keys].astype(part.key.dtype),
-    d_value[:, :num_keys].astype(part.value.dtype),
-  )
-
-
-def _call(query: Array, part: Part, *, save_residuals: bool) -> _Call:
-  heads = query.shape[2]
+def attend(query: Array, *parts: Part) -> Array:
+  """Attention to all parts, see `attend_to`; no part has a `visible`."""
+  part = parts[0] if len(parts) == 1 else _joined(query, parts)
+  length, heads = query.shape[1:3]
   ids = _ids(query, part)
   query, key, value = (
     _by_head(x) for x in (query * _scale(query), part.key, part.value)
@@ -105,9 +42,27 @@ def _call(query: Array, part: Part, *, save_residuals: bool) -> _Call:
   kernel = splash.make_splash_mha_single_device(
     mask=masks.MultiHeadMask([_mask(lengths, part)] * heads),
     block_sizes=blocks,
-    save_residuals=save_residuals,
+    # So that policies of rematerialisation may keep what it keeps.
+    residual_checkpoint_name="flash",
   )
-  return _Call(kernel, query, key, value, ids)
+  output = jax.vmap(kernel)(query, key, value, segment_ids=ids)
+  return jnp.swapaxes(output, 1, 2)[:, :length].astype(part.value.dtype)
+
+
+def _joined(query: Array, parts: tuple[Part, ...]) -> Part:
+  """All parts as one; the one with a `first`, if any, has the last keys."""
+  assert all(part.reach is None for part in parts)
+  parts = tuple(sorted(parts, key=lambda part: part.first is not None))
+  *rest, last = parts
+  assert all(part.first is None for part in rest)
+  ids = [_documents(query, part) for part in parts]
+  before = sum(part.num_keys for part in rest)
+  return Part(
+    jnp.concatenate([part.key for part in parts], axis=1),
+    jnp.concatenate([part.value for part in parts], axis=1),
+    first=None if last.first is None else before + last.first,
+    documents=(ids[-1][0], jnp.concatenate([keys for _, keys in ids], axis=1)),
+  )
 
 
 def _scale(query: Array) -> Array:
@@ -132,12 +87,19 @@ def _mask(lengths: tuple[int, int], part: Part) -> Any:
 
 def _ids(query: Array, part: Part) -> Any:
   """Documents of queries and keys, or None; absent keys are of no document."""
-  (batch, length), num_keys = query.shape[:2], part.num_keys
+  length, num_keys = query.shape[1], part.num_keys
   sees_padding = num_keys % _LANES and (
     part.first is None or part.first + length > num_keys
   )
   if part.documents is None and part.length is None and not sees_padding:
     return None
+  of_queries, of_keys = _documents(query, part)
+  return splash.SegmentIds(q=_padded_ids(of_queries), kv=_padded_ids(of_keys))
+
+
+def _documents(query: Array, part: Part) -> tuple[Array, Array]:
+  """Of queries and keys, i32 [B, T] and [B, S]; -2 for absent keys."""
+  (batch, length), num_keys = query.shape[:2], part.num_keys
   of_queries, of_keys = part.documents or (
     jnp.zeros((batch, length), jnp.int32),
     jnp.zeros((batch, num_keys), jnp.int32),
@@ -145,7 +107,7 @@ def _ids(query: Array, part: Part) -> Any:
   if part.length is not None:
     there = jnp.arange(num_keys)[None] < part.length
     of_keys = jnp.where(there, of_keys, _PADDING - 1)
-  return splash.SegmentIds(q=_padded_ids(of_queries), kv=_padded_ids(of_keys))
+  return of_queries, of_keys
 
 
 def _padded_ids(documents: Array) -> Array:

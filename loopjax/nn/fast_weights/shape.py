@@ -14,7 +14,9 @@ class MemoryShape:
 
   Attributes:
     kind: a key of MEMORIES.
-    num_heads: H. key_width: d_k of a head. value_width: d_v of a head.
+    num_heads: H.
+    key_width: d_k of a head.
+    value_width: d_v of a head.
     gates: initial values of the gates.
     has_mlp: whether the block has an MLP; without it the output of the block is
       initially zero.

@@ -1,28 +1,22 @@
 """Expressions, their values, and what models get of them."""
 
 import collections
+import functools
 import itertools
 import operator
 
+import data_examples
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from loopjax.data import TASKS, pipeline
 from loopjax.data.arithmetic import expressions, task
-from loopjax.errors import UserError
 from loopjax.types import Output
 
 CONFIG = task.Config(modulus=11, max_operations=5, num_eval_examples=200)
 OPERATORS = (operator.add, operator.sub, operator.mul)
 
 
-def joined(split, num=None, start=0, config=CONFIG, **kwargs):
-  kwargs = {"batch_size": 16, "seed": 0, **kwargs}
-  dataset = task.make_dataset(config, split, **kwargs)
-  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
-  parts = list(itertools.islice(iterator, num))
-  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+joined = functools.partial(data_examples.joined, task, CONFIG)
 
 
 def read(tokens):
@@ -53,8 +47,7 @@ def parsed(batch):
   return found
 
 
-def test_the_task_is_registered():
-  assert TASKS["arithmetic"] is task
+def test_the_papers_sizes():
   assert task.spec(task.Config()).vocab_size == 23 + 3 + 2
   assert task.spec(task.Config()).sequence_length == 22
 
@@ -97,18 +90,6 @@ def test_expressions_are_drawn_as_they_should():
   assert set(left) == {0, 1, 2} and min(left.values()) > 220
 
 
-def test_one_integer_is_the_state():
-  whole = joined("train", 8)
-  later = joined("train", 3, start=5)
-  part = joined("train", 3, start=5, rows=np.arange(10, 16))
-  for name, value in later.items():
-    np.testing.assert_array_equal(value, whole[name][80:])
-    rows = value.reshape(3, 16, -1)[:, 10:]
-    np.testing.assert_array_equal(part[name].reshape(3, 6, -1), rows)
-  other = joined("train", 1, seed=1)
-  assert (other["inputs"] != whole["inputs"][:16]).any()
-
-
 def test_a_difference_has_an_order():
   tokens = np.array(
     [[12, 3, 5, -1, -1], [11, 13, 2, 3, 9], [7, -1, -1, -1, -1]]
@@ -126,17 +107,3 @@ def test_scores():
   assert scores["exact_match"].tolist() == [1, 0]
   expected = np.log(np.exp(2) + 15) - np.array([2, 0])
   np.testing.assert_allclose(scores["loss"], expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"modulus": 10}, "modulus=10 must be at least 11"),
-    ({"modulus": 2**21}, "modulus=2097152 must be 1048576 at most"),
-    ({"max_operations": 0}, "max_operations=0 must be at least 1"),
-    ({"num_eval_examples": 7}, "a multiple of 5: the same for 1, 2, 4, 8, 10"),
-  ],
-)
-def test_impossible_settings_are_named(changes, message):
-  with pytest.raises(UserError, match=message):
-    task.Config(**changes)

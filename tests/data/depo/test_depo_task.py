@@ -1,15 +1,15 @@
 """What the Depo task hands to models, and how it scores."""
 
 import dataclasses
-import hashlib
+import functools
 import itertools
 
+import data_examples
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.data import TASKS, pipeline
 from loopjax.data.depo import task
 from loopjax.types import Output
 
@@ -29,22 +29,7 @@ LONG = dataclasses.replace(OTHER, min_word=2, num_queries=9)
 CONFIGS = {"paper": PAPER, "other": OTHER, "long": LONG}
 
 
-def batches(config, split, num=None, start=0, **kwargs):
-  kwargs = {"batch_size": 16, "seed": 0, **kwargs}
-  dataset = task.make_dataset(config, split, **kwargs)
-  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
-  return list(itertools.islice(iterator, num))
-
-
-def joined(config, split, num=None, **kwargs):
-  parts = batches(config, split, num, **kwargs)
-  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
-
-
-def assert_equal(got, expected):
-  assert got.keys() == expected.keys()
-  for name, value in expected.items():
-    np.testing.assert_array_equal(got[name], value)
+joined = functools.partial(data_examples.joined, task)
 
 
 def read_word(config, tokens):
@@ -134,18 +119,6 @@ def test_edges_are_in_no_order():
   assert np.mean(follows) < 3 / 75
 
 
-def test_padding_is_what_the_spec_says():
-  for config in CONFIGS.values():
-    spec = task.spec(config)
-    got = joined(config, "train", 4)
-    real = spec.vocab_size - spec.num_padding_tokens
-    assert config.padding == real == got["inputs"].max()
-    assert got["targets"].max() < real
-    assert spec.sequence_length == got["inputs"].shape[1]
-    assert spec.num_answer_tokens == task.answer_length(config)
-    assert not got["weights"][:, : -spec.num_answer_tokens].any()
-
-
 def test_the_longest_words_fill_everything():
   """All words have two tokens: 300 tokens of context and 60 of answers."""
   config = dataclasses.replace(PAPER, min_word=2)
@@ -167,52 +140,6 @@ def test_evaluation_has_as_many_examples_for_each_number_of_hops():
       assert asked == {hops[group]}
     inputs = got["inputs"][got["valid"]]
     assert len(np.unique(inputs, axis=0)) == len(inputs)
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_examples_belong_to_their_index(name, split):
-  """Whatever the size of the batches, the start and who reads them."""
-  config = CONFIGS[name]
-  whole = joined(config, split, 16, batch_size=2)
-  assert_equal(joined(config, split, 2, batch_size=16), whole)
-  resumed = joined(config, split, 1, start=1, batch_size=16)
-  assert_equal(resumed, {n: v[16:32] for n, v in whole.items()})
-  rows = np.array([1, 5, 14])
-  some = joined(config, split, 2, rows=rows)
-  places = (16 * np.arange(2)[:, None] + rows).ravel()
-  assert_equal(some, {n: v[places] for n, v in whole.items()})
-
-
-def test_each_stream_has_its_seed():
-  def inputs(split, seed=0, **values):
-    config = dataclasses.replace(PAPER, min_nodes=75, **values)
-    return joined(config, split, 1, seed=seed)["inputs"]
-
-  def differ(first, second):
-    return not (first[:, :300] == second[:, :300]).all(axis=1).any()
-
-  assert differ(inputs("train"), inputs("train", seed=1))
-  assert differ(inputs("train"), inputs("test"))
-  assert differ(inputs("train", seed=1), inputs("test", eval_seed=1))
-  assert differ(inputs("test"), inputs("test", eval_seed=1))
-  np.testing.assert_array_equal(inputs("test"), inputs("test", seed=1))
-  np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
-
-
-def test_the_data_stays():
-  """Another number here means other data: results no longer compare."""
-  sha = hashlib.sha256()
-  for split in ("train", "test"):
-    sha.update(batches(task.Config(), split, 1)[0]["inputs"].tobytes())
-  assert sha.hexdigest().startswith("7f494ef7734dab0a")
-
-
-def test_batches_have_the_shapes_that_are_announced():
-  (batch,) = batches(OTHER, "train", 1)
-  got = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in batch.items()}
-  assert got == task.abstract_batch(OTHER, 16)
-  assert TASKS["depo"] is task
 
 
 def test_scores_of_hand_made_answers():

@@ -1,17 +1,14 @@
 """What the GSM task hands to models, and how it scores."""
 
 import collections
-import dataclasses
-import hashlib
-import itertools
+import functools
 
-import jax
+import data_examples
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from gsm_reader import num_operations, read
 
-from loopjax.data import TASKS, pipeline
 from loopjax.data.gsm import language, problems, task
 from loopjax.types import Output
 
@@ -25,22 +22,7 @@ SMALL = task.Config(
 )
 
 
-def batches(config, split, num=None, start=0, **kwargs):
-  kwargs = {"batch_size": 16, "seed": 0, **kwargs}
-  dataset = task.make_dataset(config, split, **kwargs)
-  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
-  return list(itertools.islice(iterator, num))
-
-
-def joined(config, split, num=None, **kwargs):
-  parts = batches(config, split, num, **kwargs)
-  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
-
-
-def assert_equal(got, expected):
-  assert got.keys() == expected.keys()
-  for name, value in expected.items():
-    np.testing.assert_array_equal(got[name], value)
+joined = functools.partial(data_examples.joined, task)
 
 
 def operations(config, inputs):
@@ -90,50 +72,6 @@ def test_evaluation_has_as_many_examples_for_each_number_of_operations():
   assert set(groups[:4].tolist()) == set(range(4))
   for inputs, group in zip(got["inputs"], got["group/operations"], strict=True):
     assert operations(SMALL, inputs) == SMALL.eval_ops[group]
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_examples_belong_to_their_index(split):
-  """Whatever the size of the batches, the start and who reads them."""
-  whole = joined(SMALL, split, 16, batch_size=2)
-  assert_equal(joined(SMALL, split, 2, batch_size=16), whole)
-  resumed = joined(SMALL, split, 1, start=1, batch_size=16)
-  assert_equal(resumed, {n: v[16:32] for n, v in whole.items()})
-  rows = np.array([1, 5, 14])
-  some = joined(SMALL, split, 2, rows=rows)
-  places = (16 * np.arange(2)[:, None] + rows).ravel()
-  assert_equal(some, {n: v[places] for n, v in whole.items()})
-
-
-def test_each_stream_has_its_seed():
-  def inputs(split, seed=0, **values):
-    config = dataclasses.replace(SMALL, **values)
-    return joined(config, split, 1, seed=seed)["inputs"]
-
-  def differ(first, second):
-    return not (first == second).all(axis=1).any()
-
-  assert differ(inputs("train"), inputs("train", seed=1))
-  assert differ(inputs("train"), inputs("test"))
-  assert differ(inputs("test"), inputs("test", eval_seed=1))
-  np.testing.assert_array_equal(inputs("test"), inputs("test", seed=1))
-  np.testing.assert_array_equal(inputs("train"), inputs("train", eval_seed=1))
-
-
-def test_the_data_stays():
-  """Another number here means other data: results no longer compare."""
-  sha = hashlib.sha256()
-  config = task.Config(num_eval_examples=16)
-  for split in ("train", "test"):
-    sha.update(batches(config, split, 1)[0]["inputs"].tobytes())
-  assert sha.hexdigest().startswith("04205ada77c0be1f")
-
-
-def test_batches_have_the_shapes_that_are_announced():
-  (batch,) = batches(SMALL, "train", 1)
-  got = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in batch.items()}
-  assert got == task.abstract_batch(SMALL, 16)
-  assert TASKS["gsm"] is task
 
 
 @pytest.mark.parametrize("num_last", [4, 6])

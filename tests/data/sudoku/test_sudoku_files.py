@@ -122,6 +122,16 @@ def test_header_only(write):
   fails(path, f"{path}:1: there are no puzzles")
 
 
+def test_a_header_in_capitals_and_with_spaces(write):
+  path = write("Source, Question , ANSWER,rating\n" + GOOD)
+  assert len(files.read(BOARD, path).ratings) == 1
+
+
+def test_a_page_is_no_file_of_puzzles(write):
+  path = write("<!DOCTYPE html>\n" + GOOD)
+  fails(path, f"{path}: is a web page")
+
+
 def test_wrong_header(write):
   path = write("source,puzzle,answer,rating\n" + GOOD)
   fails(path, f"{path}:1: the header is 'source,puzzle,answer,rating'")

@@ -105,7 +105,7 @@ def test_turns_of_a_conversation_are_separated(read):
     (b"[" * 100_000, "is not valid JSON"),
     (b'["text"]', "is not a JSON object"),
     (b'{"body": "a"}', "has no 'text', only body"),
-    (b'{"text": null}', "has no 'text'"),
+    (b'{"text": null}', "its 'text' is null"),
     (b'{"text": 3}', "'text' is not a string"),
     (rb'{"text": "\ud800"}', "lone surrogate"),
     (b'{"text": ["a"]}', "'text' is not a conversation"),
@@ -117,6 +117,27 @@ def test_a_bad_line_is_named(read, line, fault):
   assert (first, last) == ([("a", True)], [("b", True)])
   bad = str(bad)
   assert "a.jsonl:3: " in bad and fault in bad and "\n" not in bad
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "b.jsonl"])
+def test_a_mark_of_byte_order_is_no_text(read, name):
+  content = b'{"text": "a"}' if name.endswith("jsonl") else b"a"
+  content = b"\xef\xbb\xbf" + content
+  if name.startswith("b"):
+    content = gzip.compress(content)
+  assert read(name, content) == [[("a", True)]]
+
+
+@pytest.mark.parametrize(("content", "said"), [
+  (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
+  (b"\n<!DOCTYPE html>\n<html>", "is a web page"),
+  (b"<html><body>404", "is a web page"),
+  (b"PK\x03\x04\x14", "is a zip archive; unpack it"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_a_file_that_is_another_one_is_named(read, name, content, said):
+  with pytest.raises(UserError, match=f"{name}: .*{said}"):
+    read(name, content)
 
 
 def test_broken_utf8_in_plain_text_is_named(read, monkeypatch):

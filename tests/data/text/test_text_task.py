@@ -1,17 +1,16 @@
 """Rows of text by position, their splits, and their scores."""
 
-import itertools
 import os
 import pathlib
 import signal
 
+import data_examples
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 from text_examples import cache, jsonl, sentences  # noqa: F401
 
-from loopjax.data import TASKS, pipeline
 from loopjax.data.text import files, parallel, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
@@ -37,11 +36,8 @@ def change(config, **changes):
   return task.Config(**{**vars(config), **changes})
 
 
-def batches(config, split, num=None, start=0, **kwargs):
-  kwargs = {"batch_size": 16, "seed": 0, **kwargs}
-  dataset = task.make_dataset(config, split, **kwargs)
-  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
-  return list(itertools.islice(iterator, num))
+def batches(config, split, num=None, **options):
+  return data_examples.read(task, config, split, num, **options)[1]
 
 
 def joined(parts):
@@ -62,10 +58,6 @@ def texts(rows):
   return found
 
 
-def test_the_task_is_registered():
-  assert TASKS["text"] is task
-
-
 def test_splits_share_no_document_and_lose_none(config):
   """And a document's split depends on its text alone."""
   config = change(config, sequence_length=512)
@@ -81,6 +73,43 @@ def test_splits_share_no_document_and_lose_none(config):
   for split, found in seen.items():
     for text in found:
       assert JOB.split_of([(text, True)]) == split
+
+
+@pytest.mark.parametrize("kind", ["prompt", "conversation"])
+def test_what_is_predicted_is_what_is_to_be_said(config, tmp_path, kind):
+  """From the file to the batch: targets that count spell the completions."""
+  said = [f"é{n}!" * (1 + n % 5) for n in range(60)]
+  rows = [{"text": text, "prompt": f"{n}?"} for n, text in enumerate(said)]
+  expected = [text.encode() + bytes([0]) for text in said]
+  if kind == "conversation":
+    rows = [
+      {"text": [
+        {"role": "user", "content": row["prompt"]},
+        {"role": "assistant", "content": row["text"]},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "No."},
+      ]}
+      for row in rows
+    ]  # fmt: skip
+    expected = [f"{text}\n\nNo.".encode() + bytes([0]) for text in said]
+  path = tmp_path / "said.jsonl"
+  path.write_bytes(jsonl(rows))
+  config = change(config, train_files=str(path), validation_share=0.4)
+  if kind == "prompt":
+    config = change(config, prompt_field="prompt")
+  found = []
+  for split in preparation.SPLITS:
+    dataset = task.make_dataset(config, split, batch_size=1, seed=0)
+    num = dataset.facts[f"{split}_rows"]
+    rows = joined(batches(config, split, num, batch_size=1))
+    for row, ids in enumerate(rows["documents"]):
+      for number in range(1, ids.max() + 1):
+        here = (ids == number) & (rows["weights"][row] == 1)
+        targets = rows["targets"][row][here]
+        found.append(bytes(np.where(targets == END, 0, targets).tolist()))
+        assert rows["bytes"][row][here].sum() == len(found[-1]) - 1
+        assert not rows["bytes"][row][(ids == number) & ~here].any()
+  assert sorted(found) == sorted(expected)
 
 
 def test_completions_of_one_prompt_are_in_one_split():
@@ -110,26 +139,6 @@ def test_test_files_are_the_test_split(config, tmp_path):
     dataset = task.make_dataset(config, split, batch_size=1, seed=0)
     assert dataset.facts[f"{split}_documents"] > 0
     assert {*texts(joined(batches(config, split, 5)))} <= {*whole}
-
-
-@pytest.mark.parametrize("mixture", [(), (0.75, 0.25)])
-def test_one_integer_is_the_state(config, mixture):
-  """Any start, and any division among processes, reads the same rows."""
-  config = change(config, mixture=mixture)
-  whole = batches(config, "train", 40)
-  later = batches(config, "train", 5, start=35)
-  parts = [
-    batches(config, "train", 5, start=35, rows=rows)
-    for rows in (np.arange(10), np.arange(10, 16))
-  ]
-  for expected, got, *split in zip(whole[35:], later, *parts, strict=True):
-    for name, value in expected.items():
-      np.testing.assert_array_equal(got[name], value)
-      np.testing.assert_array_equal(
-        np.concatenate([part[name] for part in split]), value
-      )
-  other = batches(config, "train", 1, seed=1)[0]
-  assert (other["inputs"] != whole[0]["inputs"]).any()
 
 
 def test_every_epoch_has_every_row(config):
@@ -462,25 +471,3 @@ def test_a_vocabulary_of_another_tokenizer_is_not_trained_on(config):
   with pytest.raises(UserError, match=message) as caught:
     task.make_dataset(large, "train", batch_size=4, seed=0)
   assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"mixture": (0.5, 0.6)}, "sums to 1.1; make it 1"),
-    ({"mixture": (1.0,)}, "has 1 weights for 2 sources"),
-    ({"mixture": (1.001, -0.001)}, "must be numbers of at least 0.00195"),
-    ({"mixture": (0.999, 0.001)}, "must be numbers of at least 0.00195"),
-    ({"validation_share": 0.0}, r"must be in \(0, 0.4\]"),
-    ({"test_share": 0.5}, r"must be in \(0, 0.4\]"),
-    ({"test_files": "a", "test_share": 0.1}, "test_share has no effect"),
-    ({"sequence_length": 1}, "must be at least 2"),
-    ({"sequence_length": 2**21}, "must be 1048576 at most"),
-    ({"tokenizer": ""}, "task.tokenizer is empty"),
-    ({"on_bad_document": "fix"}, "is not one of error, skip"),
-  ],
-)
-def test_impossible_settings_are_named(config, changes, message):
-  with pytest.raises(UserError, match=message) as error:
-    change(config, **changes)
-  assert "\n" not in str(error.value)

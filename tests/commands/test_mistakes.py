@@ -1,0 +1,163 @@
+"""Every command ends at a mistake with one line and exit status 2.
+
+Those that need a run have tests beside those of the command.
+"""
+
+import functools
+import importlib
+import pathlib
+
+import pytest
+from tests_support import command
+
+SUDOKU = "--config=configs/sudoku_utm.py:smoke"
+FIT = (SUDOKU, "--topology=cpu:2")
+# By command; those of absl read configs/, the others are in an empty folder.
+ABSL = ("main", "fit", "sweep")
+MISTAKES = {
+  "main": [
+    ([], "--config=FILE is missing"),
+    (["--config=configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config=configs/sudoko_utm.py"], "did you mean 'sudoku_utm.py'?"),
+    (["--config=configs/sudoku_utm.py:huge"], "error: no preset 'huge'"),
+    (
+      [f"{SUDOKU},model.widht=3"],
+      "error: no setting 'model.widht'; there is model.width",
+    ),
+    (
+      [SUDOKU, "--config.model.witdh=3"],
+      "error: no setting 'model.witdh'; there is model.width",
+    ),
+    ([SUDOKU, "--config.model.width=wide"], "wide"),
+    ([SUDOKU, "--mode=dance"], "dance"),
+    (["--config=README.md"], "README.md is not a Python file"),
+    (["--config", "configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config"], "--config needs a FILE"),
+    ([SUDOKU, "--workdir="], "is empty"),
+    (
+      [SUDOKU, "--config.run.seed=4294967296"],
+      "run.seed=4294967296 must be less than 2**32",
+    ),
+    (
+      [SUDOKU, "--config.eval.num_loops=99999"],
+      "eval.num_loops=99999: 99999 loops are more than 65,536",
+    ),
+    (
+      [SUDOKU, "--workdir=zoo:sudoku_6x6"],
+      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax zoo score NAME`",
+    ),
+    (["--konfig=x"], "konfig"),
+    ([SUDOKU, "mode=eval"], "'mode=eval'"),
+  ],
+  "fit": [
+    ([], "--config=FILE and --topology=NAME are needed"),
+    ([SUDOKU, "--topology=v5e:16"], "v5e takes 2 size(s)"),
+    ([*FIT, "--memory_gib=-1"], "memory_gib"),
+    ([*FIT, "--workdir=x"], "--workdir has no effect"),
+    ([*FIT, "--lengths=9"], "needs --generate"),
+    ([*FIT, "--dtype=bfloat16"], "needs --generate"),
+    ([SUDOKU, "--topology=v5e:1", "--generate"], "v5e takes 2"),
+    ([*FIT, "--json=x"], "--json=x needs --time"),
+    ([*FIT, "--time", "--generate"], "--time has no effect with --generate"),
+  ],
+  "sweep": [
+    ([SUDOKU, "--config=configs/nothing.py"], "configs/nothing.py"),
+    ([], "--config=FILE is missing"),
+    ([SUDOKU], "there are memory_curve, "),
+    (
+      [SUDOKU, "--sweep=depht", "--workdir=x"],
+      "no such sweep; there are ablation",
+    ),
+    ([SUDOKU, "--sweep=depht", "--workdir=x"], "width; did you mean 'depth'?"),
+    ([SUDOKU, "--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
+    (
+      [SUDOKU, "--sweep=depth", "--workdir=x", "--item=3"],
+      "--item=3: sweep depth has 3 items, from 0",
+    ),
+    ([SUDOKU, "--sweep=depth", "--workdir=x", "--item=0", "--limit=1"],
+     " with --item"),
+    (
+      [SUDOKU, "--sweep=depth", "--count", "--item=0"],
+      "--item has no effect with --count",
+    ),
+    *(
+      (
+        [
+          "--config=configs/gsm_sleep.py:smoke,model.name=looped",
+          f"--sweep={sweep}", "--dry_run",
+        ],
+        says,
+      )
+      for sweep in ("passes", "sliding")
+      for says in (
+        f"--sweep={sweep}", "model.name='looped'", "which lacks window\n"
+      )
+    ),
+  ],
+  "serve": [
+    ([], "give either WORKDIR, a run, or --hub=FOLDER"),
+    (["a", "--hub=b"], "give either WORKDIR, a run, or"),
+    (["a", "--dtype=float32"], "--dtype has no effect"),
+    (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
+    (["--slots=0", "a"], "--slots=0 must be at least 1"),
+    (["a", "--port=99999"], "--port=99999"),
+    (["a", "--prefill_loops=-1"], "--prefill_loops=-1 must be at least 0"),
+    (["a", "--host=0.0.0.0"], "give --token_file=FILE"),
+    (["a", "--token_file=none"], "cannot be read"),
+    (["a", "--token_file=short"], "at least 16 characters"),
+    (["missing", "--port=0"], "missing contains no run"),
+    (["--hub=missing", "--port=0"], "missing"),
+    (["a/x", "--also=b/x", "--port=0"], "same name: x, x; give --name"),
+    (["a", "--also=missing", "--port=0"], "contains no run"),
+    (["a", "--colour=red"], "no flag '--colour'"),
+  ],
+  "watch": [
+    ([], "WORKDIR"),
+    (["nowhere"], "nowhere contains no run"),
+    (["nowhere", "--every=0"], "--every=0 must be"),
+    (["nowhere", "--every=nan"], "--every=nan must be"),
+  ],
+  "report": [
+    (["none"], "no such directory"),
+    (["."], "contains no run and no sweep"),
+  ],
+  "hub": [
+    ([], "command"),
+    (["import", "missing", "run"], "missing"),
+    (["push", "x"], "OWNER/NAME"),
+    (["push", "missing", "me/model"], "missing"),
+    (["card", "missing", "out"], "missing"),
+    (["export", "missing", "out", "--layout=ouro"], "missing"),
+    (["export", "missing", "out", "--layout=gpt2"], "gpt2"),
+    (["export", "--layot=ouro"], "no flag '--layot'; did you mean"),
+    (["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
+    (["push", "--workdir=a"], "no flag '--workdir'"),
+  ],
+  "play": [
+    (["--promt=It was"], "no flag '--promt'; did you mean '--prompt'?"),
+    (["a", "--prom", "b"], "no flag '--prom'; did you mean '--prompt'?"),
+    (["a", "--prompt=b\n", "--dance"], "no flag '--dance'"),
+    (["a", "--prompt", "--what is it"], "a contains no run: "),
+  ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("name", "arguments", "message"),
+  [(name, *row) for name, rows in MISTAKES.items() for row in rows],
+)
+def test_mistakes_are_one_line(
+  name, arguments, message, tmp_path, monkeypatch, refusal
+):
+  if name == "serve":
+    for package in ("uvicorn", "starlette", "prometheus_client"):
+      pytest.importorskip(package)
+  module = "main" if name == "main" else f"{name}.__main__"
+  main = importlib.import_module(f"loopjax.{module}").main
+  if name in ABSL:
+    run = functools.partial(command, main)
+    assert message in refusal(run, *arguments, said=name == "sweep")
+    return
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path("short").write_text("secret\n")
+  assert message in refusal(main, arguments)

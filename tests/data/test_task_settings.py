@@ -1,0 +1,189 @@
+"""Settings of tasks that cannot be, each named in one line."""
+
+import pytest
+from tests_support import refused
+
+from loopjax.data import TASKS
+
+# What has to be set for a task to be possible.
+BASE = {
+  "knowledge": {"num_people": 60, "sequence_length": 64, "num_eval_people": 12},
+  "text": {"train_files": "a.jsonl,b.jsonl", "sequence_length": 64},
+}
+IMPOSSIBLE = {
+  "arithmetic": [
+    ({"modulus": 10}, "modulus=10 must be at least 11"),
+    ({"modulus": 2**21}, "modulus=2097152 must be 1048576 at most"),
+    ({"max_operations": 0}, "max_operations=0 must be at least 1"),
+    (
+      {"num_eval_examples": 7},
+      ".*a multiple of 5: the same for 1, 2, 4, 8, 10",
+    ),
+  ],
+  "automaton": [
+    ({"num_states": 0}, "num_states=0 must be at least 1"),
+    ({"state_width": 2}, "state_width=2 must be at least 3"),
+    ({"num_steps": -1}, "num_steps=-1 must be at least 0"),
+    ({"rule": -1}, "rule=-1 must be at least 0"),
+    ({"rule": 256}, "rule=256 must be 255 at most"),
+    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
+    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
+    ({"num_steps": 32.0}, "num_steps=32.0 must be of type int"),
+  ],
+  "depo": [
+    (
+      {"num_nodes": 76},
+      "context_length=300 is too short for task.num_nodes=76: .* 304 tokens",
+    ),
+    ({"context_length": 299}, "context_length=299 .* task.num_nodes=75"),
+    ({"max_word": 3}, "context_length=300 is too short .* 450 tokens"),
+    (
+      {"word_base": 8},
+      "num_nodes=75 is more than the 72 words .* task.word_base=8",
+    ),
+    ({"num_nodes": 1, "num_queries": 1}, "num_nodes=1 must be at least 2"),
+    ({"min_nodes": 1}, "min_nodes=1 must be at least 2"),
+    ({"min_nodes": 80}, "min_nodes=80 is more than task.num_nodes=75"),
+    ({"num_queries": 0}, "num_queries=0 must be at least 1"),
+    ({"num_queries": 76}, "num_queries=76 is more than task.num_nodes=75"),
+    ({"max_hops": 0}, "max_hops=0 must be at least 1"),
+    ({"word_base": 0}, "word_base=0 must be at least 1"),
+    ({"min_word": 0}, "min_word=0 must be at least 1"),
+    ({"min_word": 3}, "min_word=3 is more than task.max_word=2"),
+    ({"max_word": 6}, "max_word=6 tokens out of task.word_base=50 make more"),
+    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
+    (
+      {"num_eval_examples": 999},
+      "num_eval_examples=999 must be a multiple of 5: .* 1, 2, 4, 8, 16 hops",
+    ),
+    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
+    ({"num_nodes": 75.0}, "num_nodes=75.0 must be of type int"),
+  ],
+  "gsm": [
+    ({"train_ops": (0, 1)}, r"train_ops=\(0, 1\) .* from 1 to 8"),
+    ({"eval_ops": (2, 9)}, r"eval_ops=\(2, 9\) .* from 1 to 8"),
+    ({"eval_ops": ()}, r"eval_ops=\(\) must be distinct numbers"),
+    ({"eval_ops": (2, 2)}, r"eval_ops=\(2, 2\) must be distinct numbers"),
+    ({"train_ops": (2.0,)}, r"train_ops=\(2.0,\) must be"),
+    ({"train_ops": 4}, "train_ops=4 must be of type tuple"),
+    (
+      {"context_length": 91, "min_length": 0, "max_length": 91},
+      "context_length=91 is too short: .* 8 operations has 92 tokens",
+    ),
+    (
+      {"context_length": 51, "train_ops": (2,), "eval_ops": (4,)},
+      "context_length=51 is too short: .* 4 operations has 52 tokens",
+    ),
+    (
+      {"context_length": 13_000, "max_length": 13_000},
+      "max_length=13000 may need 1865 quantities, more than the 1600",
+    ),
+    ({"max_length": 513}, "max_length=513 is more than .*context_length=512"),
+    ({"min_length": -1}, "min_length=-1 must be at least 0"),
+    (
+      {"min_length": 400, "max_length": 399},
+      "max_length=399 must be at least 400",
+    ),
+    ({"reverse_fraction": 2}, "reverse_fraction=2 must be 1 at most"),
+    ({"reverse_fraction": -1.0}, "reverse_fraction=-1.0 must be at least 0"),
+    ({"max_constant": 9}, "max_constant=9 must be at least 10"),
+    (
+      {"max_constant": 300, "max_value": 200},
+      "max_constant=300 is more than task.max_value=200",
+    ),
+    ({"max_value": 1000}, "max_value=1000 must be from 100 to 999"),
+    ({"max_value": 99}, "max_value=99 must be from 100 to 999"),
+    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
+    (
+      {"num_eval_examples": 1602},
+      r"num_eval_examples=1602 must be a multiple of 4: .*\(2, 4, 6, 8\)",
+    ),
+    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
+    ({"context_length": 512.0}, "context_length=512.0 must be of type int"),
+  ],
+  "knowledge": [
+    ({"num_people": 2}, "num_people=2 must be at least 3"),
+    ({"num_people": 2**28}, "num_people=268435456: there are 160000000 names"),
+    ({"asked_share": 0.0}, r"asked_share=0.0 must be in \(0, 1\)"),
+    ({"question_share": 1.0}, r"question_share=1.0 must be in \(0, 1\)"),
+    ({"sequence_length": 12}, "sequence_length=12 must be at least 13"),
+    ({"num_eval_people": 16}, "num_eval_people=16 is more than the 15 people"),
+    ({"people_seed": -1}, "people_seed=-1 must be at least 0"),
+  ],
+  "maze": [
+    ({"size": 7}, "size=7 must be even"),
+    ({"size": 2}, "size=2"),
+    ({"openness": 1.5}, "openness=1.5"),
+    ({"min_path": 0}, "min_path=0"),
+    ({"augment": True}, "augment has no effect while task.num_train_mazes=0"),
+  ],
+  "multihop": [
+    ({"num_entities": 0}, r"num_entities=0 must be at least 1"),
+    ({"out_degree": 51}, "out_degree=51 is more than task.num_relations=50"),
+    ({"num_train_chains": [10]}, r"num_train_chains=\[10\] must be of type"),
+    ({"num_train_chains": (1.5,)}, r"num_train_chains=\(1.5,\) must be counts"),
+    ({"num_test_chains": (-1,)}, r"num_test_chains=\(-1,\) must be counts"),
+    ({"num_train_chains": ()}, ".*one count each for 2, 3"),
+    ({"num_test_chains": (10, 10)}, ".*one count each for 2, 3"),
+    (
+      {"num_train_chains": (49_000,)},
+      ".*ask for 53000 chains of 2 hops; a graph has 50000",
+    ),
+    (
+      {"num_train_chains": (1,) * 16, "num_test_chains": (1,) * 16},
+      r".* 500 \* 10\*\*17 chains of 17 hops cannot be numbered in 63 bits",
+    ),
+    ({"format": "sideways"}, "format='sideways' is not one of symbolic"),
+    (
+      {"format": "direct", "num_entities": 5000},
+      "num_entities=5000 in English can be 1200 at most",
+    ),
+    (
+      {"format": "reverse", "num_relations": 51},
+      "num_relations=51 in English can be 50 at most",
+    ),
+    ({"vocab_multiple": 0}, "vocab_multiple=0"),
+    ({"graph_seed": -1}, "graph_seed=-1"),
+    ({"split_seed": -1}, "split_seed=-1"),
+  ],
+  "sudoku": [
+    ({"box_rows": 1}, "1x3"),
+    ({"box_rows": 4, "box_cols": 4}, "4x4"),
+    ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
+    ({"loss_on": "givens"}, "loss_on='givens'"),
+    ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
+    ({"train_csv": "a.csv"}, ".*go together"),
+    ({"test_csv": "a.csv"}, ".*go together"),
+    ({"train_csv": "a.csv", "test_csv": "a.csv"}, ".*is the training file"),
+    ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
+    ({"on_overlap": "error"}, "on_overlap has no effect"),
+    ({"on_overlap": "ignore"}, "on_overlap='ignore'"),
+    ({"augment": 1}, "augment=1 must be of type bool"),
+  ],
+  "text": [
+    ({"mixture": (0.5, 0.6)}, ".*sums to 1.1; make it 1"),
+    ({"mixture": (1.0,)}, ".*has 1 weights for 2 sources"),
+    ({"mixture": (1.001, -0.001)}, ".*must be numbers of at least 0.00195"),
+    ({"mixture": (0.999, 0.001)}, ".*must be numbers of at least 0.00195"),
+    ({"validation_share": 0.0}, r".*must be in \(0, 0.4\]"),
+    ({"test_share": 0.5}, r".*must be in \(0, 0.4\]"),
+    ({"test_files": "a", "test_share": 0.1}, "test_share has no effect"),
+    ({"sequence_length": 1}, ".*must be at least 2"),
+    ({"sequence_length": 2**21}, ".*must be 1048576 at most"),
+    ({"tokenizer": ""}, "tokenizer is empty"),
+    ({"on_bad_document": "fix"}, ".*is not one of error, skip"),
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  ("name", "changes", "message"),
+  [(name, *row) for name, rows in IMPOSSIBLE.items() for row in rows],
+)
+def test_impossible_settings_are_named(name, changes, message):
+  with refused(rf"^(task\.|boxes of ){message}"):
+    TASKS[name].Config(**{**BASE.get(name, {}), **changes})
+
+
+def test_every_task_has_a_row():
+  assert set(IMPOSSIBLE) == set(TASKS)

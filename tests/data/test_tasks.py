@@ -1,0 +1,200 @@
+"""What holds for every task in TASKS: its streams, its shapes, its sizes."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from data_examples import assert_equal, joined, read
+from text_examples import jsonl, sentences
+
+from loopjax.data import TASKS
+
+# Words of up to three tokens, more context than needed, K no power of two.
+DEPO = {
+  "num_nodes": 9, "max_hops": 6, "num_queries": 4, "word_base": 3,
+  "max_word": 3, "context_length": 60, "min_nodes": 2, "num_eval_examples": 40,
+}  # fmt: skip
+MULTIHOP = {
+  "num_entities": 20, "num_relations": 8, "out_degree": 4,
+  "num_train_chains": (60, 40), "num_test_chains": (100, 80),
+  "num_scored_train": 30,
+}  # fmt: skip
+# A task, and settings of it that are quick to make.
+CASES = {
+  "arithmetic": {"modulus": 11, "max_operations": 5, "num_eval_examples": 200},
+  "arithmetic, many": {"modulus": 1009, "num_eval_examples": 100},
+  "automaton": {
+    "num_states": 3, "state_width": 7, "num_steps": 5, "num_eval_examples": 50,
+  },
+  "depo": {"num_eval_examples": 50},
+  "depo, largest": {"num_eval_examples": 50, "min_nodes": 75},
+  "depo, other": DEPO,
+  "depo, long": {**DEPO, "min_word": 2, "num_queries": 9},
+  "gsm": {
+    "train_ops": (1, 3, 8), "eval_ops": (1, 2, 5, 8), "context_length": 140,
+    "min_length": 100, "max_length": 140, "num_eval_examples": 40,
+  },
+  "knowledge": {"num_people": 60, "sequence_length": 64, "num_eval_people": 12},
+  "maze": {
+    "size": 12, "min_path": 14, "openness": 0.15, "num_eval_examples": 40,
+  },
+  "maze, few": {
+    "size": 8, "num_train_mazes": 20, "augment": True, "num_eval_examples": 40,
+  },
+  "multihop": {**MULTIHOP, "format": "symbolic"},
+  "multihop, direct": {**MULTIHOP, "format": "direct"},
+  "multihop, reverse": {**MULTIHOP, "format": "reverse"},
+  "sudoku": {"box_rows": 2, "box_cols": 2},
+  "sudoku, augmented": {"box_rows": 2, "box_cols": 3, "augment": True},
+  "text": {"sequence_length": 64},
+  "text, mixed": {"sequence_length": 64, "mixture": (0.75, 0.25)},
+}  # fmt: skip
+# The test is of the first examples of so many.
+SHORT = {name: {"num_eval_examples": 16} for name in ("gsm",)}
+# The first characters of a digest of 16 inputs each of training and the test.
+DIGESTS = {
+  "automaton": "6958afbcac573452",
+  "depo": "7f494ef7734dab0a",
+  "gsm": "04205ada77c0be1f",
+}
+# Where the inputs have padding: the first id that no target has.
+PADDED = ("arithmetic", "depo", "gsm", "multihop")
+
+
+class Case:
+  """A task with settings, and its first rows."""
+
+  def __init__(self, name, corpus):
+    self.name = name.partition(",")[0]
+    self.task = TASKS[self.name]
+    files = {"train_files": corpus} if self.name == "text" else {}
+    self.config = self.task.Config(**files, **CASES[name])
+    self.joined = functools.partial(joined, self.task, self.config)
+
+  @functools.cached_property
+  def rows(self):
+    """{split: 32 rows}."""
+    return {split: self.joined(split, 2) for split in ("train", "test")}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  """Two sources of documents that all differ."""
+  folder, paths = tmp_path_factory.mktemp("corpus"), []
+  for name, first, num in (("a", 0, 300), ("b", 1000, 200)):
+    paths.append(folder / f"{name}.jsonl")
+    rows = jsonl([{"text": text} for text in sentences(num, first)])
+    paths[-1].write_bytes(rows)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    yield ",".join(map(str, paths))
+
+
+@pytest.fixture(scope="module")
+def case(request, corpus):
+  return Case(request.param, corpus)
+
+
+every_case = pytest.mark.parametrize("case", CASES, indirect=True)
+
+
+def test_every_task_has_a_case():
+  assert {name.partition(",")[0] for name in CASES} == {*TASKS}
+
+
+@every_case
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_examples_belong_to_their_index(case, split):
+  """Whatever the size of the batches, the start and who reads them."""
+  whole = case.rows[split]
+  assert_equal(case.joined(split, 16, batch_size=2), whole)
+  resumed = case.joined(split, 1, start=1)
+  assert_equal(resumed, {n: v[16:] for n, v in whole.items()})
+  rows = np.array([1, 5, 14])
+  places = (16 * np.arange(2)[:, None] + rows).ravel()
+  some = case.joined(split, 2, rows=rows)
+  assert_equal(some, {n: v[places] for n, v in whole.items()})
+  if split == "train":  # In another epoch, where there are any.
+    late = case.joined(split, 4, start=300, batch_size=4)
+    assert_equal(case.joined(split, 1, start=75), late)
+
+
+@every_case
+def test_training_has_the_seed_of_the_run_and_evaluation_has_not(case):
+  for split, rows in case.rows.items():
+    other = case.joined(split, 1, seed=1)["inputs"]
+    same = np.array_equal(other, rows["inputs"][:16])
+    assert same == (split == "test")
+
+
+@pytest.mark.parametrize(
+  "case",
+  ["arithmetic, many", "automaton", "depo, largest", "gsm", "maze"],
+  indirect=True,
+)
+def test_each_stream_has_its_seed(case):
+  """No two have the same question at the same place."""
+  spec = case.task.spec(case.config)
+  length = spec.sequence_length - spec.num_answer_tokens
+  seen = {}
+  for split in ("train", "validation", "test"):
+    for seed in (0, 1):
+      own = {"seed": seed} if split == "train" else {}
+      config = dataclasses.replace(case.config, eval_seed=0 if own else seed)
+      inputs = joined(case.task, config, split, 1, **own)["inputs"]
+      seen[split, seed] = inputs[:, :length]
+  for first, other in itertools.combinations(seen.values(), 2):
+    assert not (first == other).all(axis=1).any()
+  config = dataclasses.replace(case.config, eval_seed=1)
+  inputs = joined(case.task, config, "train", 1)["inputs"][:, :length]
+  np.testing.assert_array_equal(seen["train", 0], inputs)
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_the_data_stay(name):
+  """Another number here means other data: results no longer compare."""
+  sha, task = hashlib.sha256(), TASKS[name]
+  config = dataclasses.replace(task.Config(), **SHORT.get(name, {}))
+  for split in ("train", "test"):
+    sha.update(joined(task, config, split, 1)["inputs"].tobytes())
+  assert sha.hexdigest().startswith(DIGESTS[name])
+
+
+@every_case
+def test_rows_are_as_announced(case):
+  spec = case.task.spec(case.config)
+  real = spec.vocab_size - spec.num_padding_tokens
+  for split, rows in case.rows.items():
+    if split == "train":
+      shapes = case.task.abstract_batch(case.config, 32)
+      assert shapes == {
+        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in rows.items()
+      }
+    assert rows["inputs"].shape[1] == spec.sequence_length
+    assert len(spec.coordinates) == spec.sequence_length
+    if case.name in ("knowledge", "text"):  # The rest of a row is padding.
+      assert {rows["inputs"].max(), rows["targets"].max()} <= {real - 1, real}
+    else:
+      assert rows["targets"].max() < real
+      assert (rows["inputs"].max() == real) == (case.name in PADDED)
+      assert rows["inputs"].max() <= real
+    if spec.num_answer_tokens:
+      assert not rows["weights"][:, : -spec.num_answer_tokens].any()
+    if hasattr(case.task, "answer_length"):
+      assert case.task.answer_length(case.config) == spec.num_answer_tokens
+
+
+@every_case
+def test_evaluation_holds_as_many_as_it_says(case):
+  for split in ("validation", "test"):
+    dataset, batches = read(case.task, case.config, split)
+    num = sum(batch["valid"].sum() for batch in batches)
+    assert num == dataset.facts[f"{split}_examples"]
+    groups = {name for name in batches[0] if name.startswith("group/")}
+    assert groups == {f"group/{name}" for name in dataset.groups}
+    for name, names in dataset.groups.items():
+      assert max(b[f"group/{name}"].max() for b in batches) < len(names)

@@ -1,0 +1,28 @@
+"""Batches of tasks, as one process reads them."""
+
+import itertools
+
+import numpy as np
+
+from loopjax.data import pipeline
+
+
+def read(task, config, split, num=None, start=0, **options):
+  """(the dataset, `num` batches of 16 from the one at `start` on)."""
+  options = {"batch_size": 16, "seed": 0, **options}
+  dataset = task.make_dataset(config, split, **options)
+  iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
+  return dataset, list(itertools.islice(iterator, num))
+
+
+def joined(task, config, split, num=None, start=0, **options):
+  """The rows of these batches, one batch after another."""
+  parts = read(task, config, split, num, start, **options)[1]
+  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+
+
+def assert_equal(got, expected):
+  """The same arrays by the same names."""
+  assert got.keys() == expected.keys()
+  for name, value in expected.items():
+    np.testing.assert_array_equal(got[name], value, err_msg=name)
