@@ -89,7 +89,7 @@ class Model:
     return sum(x.size for x in jax.tree.leaves(self.params))
 
   def module(self) -> Any:
-    """The Flax NNX module, for `nnx.Optimizer` and what else takes one."""
+    """The Flax NNX module, for Flax's own optimizer and transforms."""
     return nnx.merge(self.graphdef, self.params)
 
   def logits(self, tokens: Any, *, num_loops: int | None = None) -> Array:
