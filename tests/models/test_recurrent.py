@@ -9,6 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from in_float64 import without_rounding
 from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
@@ -111,24 +112,33 @@ def test_with_one_loop_it_is_a_transformer():
 def test_loops_are_the_recursion_written_out():
   """Injection before the core, norms of sums, a norm before the coda."""
   config = changed(state="zero")
-  params = examples.params_of(recurrent, config, SPEC)
-  made = examples.merged(recurrent, config, SPEC, params)
-  call = causal.begin(made, TOKENS)
-  injected, state, _ = made.start(call, TOKENS, None)
-  assert not np.any(state)
-  adapter = params["injection"]["adapter"]["kernel"]
-  for k in range(3):
-    state = state @ adapter[:16] + injected @ adapter[16:]  # [h; e] A
-    for layer in range(2):
-      block = jax.tree.map(lambda x, n=layer: x[n], made.layers)
-      normed = block.attention_norm(state)
-      mixed, _ = block.attention(normed, call.metadata)
-      state = block.attention_post_norm(state + mixed)
-      state = block.mlp_post_norm(state + block.mlp(block.mlp_norm(state)))
-    found = run(config, num_loops=k + 1, trace=("hidden",))
-    np.testing.assert_allclose(found.trace["hidden"][k], state, atol=1e-5)
-  hidden, _ = made.part(call, "coda", made.final_norm(state), None)
-  np.testing.assert_allclose(run(config).logits, made.logits(hidden), atol=1e-5)
+
+  @without_rounding
+  def by_hand(params):
+    made = examples.merged(recurrent, config, SPEC, params)
+    call = causal.begin(made, TOKENS)
+    injected, state, _ = made.start(call, TOKENS, None)
+    adapter = params["injection"]["adapter"]["kernel"]
+    states = [state]
+    for _ in range(3):
+      state = state @ adapter[:16] + injected @ adapter[16:]  # [h; e] A
+      for layer in range(2):
+        block = jax.tree.map(lambda x, n=layer: x[n], made.layers)
+        normed = block.attention_norm(state)
+        mixed, _ = block.attention(normed, call.metadata)
+        state = block.attention_post_norm(state + mixed)
+        state = block.mlp_post_norm(state + block.mlp(block.mlp_norm(state)))
+      states.append(state)
+    hidden, _ = made.part(call, "coda", made.final_norm(state), None)
+    return states, made.logits(hidden)
+
+  states, logits = by_hand(examples.params_of(recurrent, config, SPEC))
+  assert not np.any(states[0])
+  for k, state in enumerate(states[1:]):
+    found = run(config, num_loops=k + 1, trace=("hidden",), exact=True)
+    np.testing.assert_allclose(found.trace["hidden"][k], state, atol=1e-9)
+  found = run(config, exact=True).logits
+  np.testing.assert_allclose(found, logits, atol=1e-9)
 
 
 def test_a_traced_read_out_is_that_of_a_run_of_so_many_loops():
