@@ -9,12 +9,12 @@ or exchanged with its neighbour, a statement left out. Places are drawn
 uniformly, then one of the changes of a place. Text, annotations, assertions and
 what is raised are left as they are.
 
-The tests of the first tier run file by file, the closest to the place first
-(see `closest`), until one fails or `--seconds` of CPU time are spent. Each
-mutant runs in a fork of a process that has imported JAX, and is never written
-to a file. Rows are written one by one; the same command continues with the
-rest, and `--only=INDEX,...` runs some again. Whoever judges that a change means
-nothing writes "equivalent" for "escaped" into its row.
+The tests of the first tier run file by file, the closest to the place first,
+until one fails or `--seconds` of CPU time are spent. Each mutant runs in a fork
+of a process that has imported JAX, and is never written to a file. Results are
+written one by one; the same command continues with the rest, and
+`--only=INDEX,...` runs some again, `--tests=NODE,...` with other tests. Whoever
+finds that a change makes no difference writes "equivalent" for "escaped".
 """
 
 import argparse
@@ -24,6 +24,7 @@ import contextlib
 import difflib
 import functools
 import importlib.machinery
+import inspect
 import io
 import itertools
 import json
@@ -39,7 +40,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -47,15 +48,18 @@ PACKAGES = (
   "models", "loop", "nn", "losses", "optim", "program", "data", "kernels",
   "generate", "eval", "hub",
 )  # fmt: skip
-_CHANGES = {
+# Of mutmut; it also changes text, and replaces values by None.
+_CHANGES = (
   "number", "name", "augmented_assignment", "remove_unary_ops", "keywords",
   "swap_op", "if_exp",
-}  # fmt: skip
-_SHOWN = ("result", "seconds", "tests", "file", "line", "change", "by")
+)  # fmt: skip
 _HANGS = 60  # Seconds of CPU time past the limit, in one test.
+# A test that waits for other work on the machine is not wrong: no time limit.
+_PYTEST = ("-n", "0", "-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=0")
+Row = dict[str, Any]
 
 
-def places(source: str) -> list[list[tuple[int, str, Any]]]:
+def places(source: str) -> list[list[tuple[int, str, Callable[[], str]]]]:
   """Every place of a module that can change, with all its changes.
 
   Returns:
@@ -65,31 +69,27 @@ def places(source: str) -> list[list[tuple[int, str, Any]]]:
   from mutmut.mutation import mutators
 
   wrapper = cst.MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+  module = wrapper.module
   positions = wrapper.resolve(cst.metadata.PositionProvider)
-  operators = [
-    (types, operator, name)
-    for types, operator in mutators.mutation_operators
-    if (name := operator.__name__.removeprefix("operator_")) in _CHANGES
-  ]
 
   def changes(node: Any) -> Iterator[tuple[str, Any]]:
-    for types, operator, name in operators:
-      if isinstance(node, types):
+    for types, operator in mutators.mutation_operators:
+      name = operator.__name__.removeprefix("operator_")
+      if name in _CHANGES and isinstance(node, types):
         yield from ((name, new) for new in operator(node))
-    # To leave out the only assignment to a name is an error for certain.
+    # Without the only assignment to a name, the code just ends in an error.
     if isinstance(node, cst.Assign):
       target = node.targets[0].target
-      code = wrapper.module.code_for_node(node.value)
-      if not isinstance(target, cst.Name | cst.Tuple) or (
-        isinstance(target, cst.Name)
-        and re.search(rf"(?<![.\w]){target.value}\b", code)
-      ):
-        yield "statement", cst.Pass()
-    elif isinstance(node, cst.AugAssign) or (
-      isinstance(node, cst.Expr)
-      and isinstance(node.value, cst.Call)
-      and "assert" not in wrapper.module.code_for_node(node.value.func)
-    ):
+      if isinstance(target, cst.Name):
+        used = rf"(?<![.\w]){target.value}\b"
+        left_out = re.search(used, module.code_for_node(node.value))
+      else:
+        left_out = not isinstance(target, cst.Tuple)
+    elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+      left_out = "assert" not in module.code_for_node(node.value.func)
+    else:
+      left_out = isinstance(node, cst.AugAssign)
+    if left_out:
       yield "statement", cst.Pass()
     if isinstance(node, cst.Call):
       given = list(node.args)
@@ -97,35 +97,34 @@ def places(source: str) -> list[list[tuple[int, str, Any]]]:
         yield "argument", node.with_changes(args=given[:i] + given[i + 1 :])
       for i, (one, two) in enumerate(itertools.pairwise(given)):
         if not (one.keyword or one.star or two.keyword or two.star):
-          pair = (
-            one.with_changes(value=two.value),
-            two.with_changes(value=one.value),
-          )
+          pair = [one.with_changes(value=two.value)]
+          pair += [two.with_changes(value=one.value)]
           yield (
             "order",
-            node.with_changes(args=[*given[:i], *pair, *given[i + 2 :]]),
+            node.with_changes(args=given[:i] + pair + given[i + 2 :]),
           )
 
+  def changed(old: Any, new: Any) -> str:
+    return module.deep_replace(old, new).code
+
   found = []
-  stack: list[tuple[Any, int]] = [(wrapper.module, 1)]
+  stack: list[tuple[Any, int]] = [(module, 1)]
   while stack:
     node, line = stack.pop()
     if not isinstance(node, cst.Annotation | cst.Assert | cst.Raise):
       line = positions[node].start.line if node in positions else line
       stack += [(child, line) for child in reversed(node.children)]
-      here = [
-        (line, name, functools.partial(_replaced, wrapper.module, node, new))
-        for name, new in changes(node)
-      ]
-      found += [here] if here else []
+      if here := list(changes(node)):
+        found.append(
+          [
+            (line, kind, functools.partial(changed, node, new))
+            for kind, new in here
+          ]
+        )
   return found
 
 
-def _replaced(module: Any, old: Any, new: Any) -> str:
-  return module.deep_replace(old, new).code
-
-
-def draw(tree: pathlib.Path, number: int, seed: int) -> list[dict[str, Any]]:
+def draw(tree: pathlib.Path, number: int, seed: int) -> list[Row]:
   """Mutants of places drawn uniformly, as rows without a result."""
   files = [
     path
@@ -133,96 +132,71 @@ def draw(tree: pathlib.Path, number: int, seed: int) -> list[dict[str, Any]]:
     for path in sorted((tree / "loopjax" / package).rglob("*.py"))
   ]
   total = [
-    (path, i) for path in files for i in range(len(places(path.read_text())))
+    (path, i, len(here))
+    for path in files
+    for i, here in enumerate(places(path.read_text()))
   ]
   print(f"{len(total)} places in {len(files)} modules", flush=True)
   rng = random.Random(seed)
-  rows = []
-  for index, (path, i) in enumerate(rng.sample(total, number)):
-    source = path.read_text()
-    line, change, replaced = rng.choice(places(source)[i])
-    new = replaced()
-    lines = [x.splitlines() for x in (source, new)]
-    difference = list(difflib.unified_diff(*lines, n=0, lineterm=""))[2:]
+  rows: list[Row] = []
+  for path, i, num_changes in rng.sample(total, number):
+    before = path.read_text()
+    line, change, changed = places(before)[i][rng.randrange(num_changes)]
+    after = changed()
+    both = before.splitlines(), after.splitlines()
+    difference = "\n".join([*difflib.unified_diff(*both, n=0, lineterm="")][2:])
     rows.append(
       {
-        "index": index, "file": str(path.relative_to(tree)), "line": line,
-        "change": change, "difference": "\n".join(difference),
-        "before": source, "after": new, "result": "",
+        "index": len(rows), "result": "", "file": str(path.relative_to(tree)),
+        "line": line, "change": change, "difference": difference,
+        "before": before, "after": after,
       }
     )  # fmt: skip
   return rows
 
 
-class Imports:
-  """Who imports what below `tree`, in `loopjax` and `tests`."""
-
-  def __init__(self, tree: pathlib.Path):
-    self._sources = {
-      str(path.relative_to(tree)): path.read_text()
-      for folder in ("loopjax", "tests")
-      for path in (tree / folder).rglob("*.py")
-    }
-    helpers = {
-      pathlib.Path(file).stem: file
-      for file in self._sources
-      if file.startswith("tests/")
-    }
-    self._users = collections.defaultdict(set)
-    for user, source in self._sources.items():
-      for node in ast.walk(ast.parse(source)):
-        names = []
-        if isinstance(node, ast.Import):
-          names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-          names = [node.module]
-          names += [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-          at = name.replace(".", "/")
-          helper = helpers.get(name.partition(".")[0], "")
-          for used in (f"{at}.py", f"{at}/__init__.py", helper):
-            self._users[used].add(user)
-
-  def closest(self, file: str, line: int) -> list[str]:
-    """Files of tests that import a module, those first that are about a line.
-
-    First those that import the module themselves or are called like it, then
-    others by the number of imports between; among equals, those that name the
-    function or class, those of the same package, and small ones.
-    """
-    distance = {file: 0}
-    queue = collections.deque([file])
-    while queue:
-      used = queue.popleft()
-      for user in sorted(self._users[used] - distance.keys()):
-        distance[user] = distance[used] + 1
-        queue.append(user)
-    names = [
-      node.name
-      for node in ast.walk(ast.parse(self._sources[file]))
-      if isinstance(node, ast.FunctionDef | ast.ClassDef)
-      and node.lineno <= line <= (node.end_lineno or 0)
-      and not node.name.startswith("_")
-    ]
-    package, *parts = pathlib.PurePath(file).with_suffix("").parts[1:]
-
-    def key(test: str) -> tuple[Any, ...]:
-      source = self._sources[test]
-      called = any(part in pathlib.Path(test).stem for part in parts)
-      near = called or distance[test] == 1
-      return (
-        not near,
-        0 if near else distance[test],
-        not called and not any(name in source for name in names),
-        not test.startswith(f"tests/{package}/"),
-        len(source),
-      )
-
-    tests = [x for x in distance if pathlib.Path(x).name.startswith("test_")]
-    return sorted(tests, key=key)
+def words(source: str, file: str, line: int) -> list[str]:
+  """What tests of a line may name: its module, class and function."""
+  definitions = [
+    node.name
+    for node in ast.walk(ast.parse(source))
+    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    and node.lineno <= line <= (node.end_lineno or 0)
+  ]
+  return [*pathlib.PurePath(file).with_suffix("").parts[2:], *definitions]
 
 
-def attempt(row: dict[str, Any], tests: list[str], seconds: float) -> dict:
+def num_named(source: str, names: Iterable[str]) -> int:
+  """How many of these words a text has."""
+  return sum(bool(re.search(rf"(\b|_){name}(\b|_)", source)) for name in names)
+
+
+def closest(tree: pathlib.Path, file: str, names: Sequence[str]) -> list[str]:
+  """All files of tests, those first that are about a module.
+
+  First those of the same package, and of these the ones called like the module;
+  among equals, those that name more, and then small ones.
+  """
+  tests = {
+    str(path.relative_to(tree)): path.read_text()
+    for path in (tree / "tests").rglob("test_*.py")
+  }
+  package = pathlib.PurePath(file).parts[1]
+
+  def key(test: str) -> tuple[Any, ...]:
+    return (
+      not test.startswith(f"tests/{package}/"),
+      not num_named(pathlib.Path(test).stem, names),
+      -num_named(tests[test], names),
+      len(tests[test]),
+    )
+
+  return sorted(tests, key=key)
+
+
+def attempt(
+  row: Row, tests: Sequence[str], names: Sequence[str], seconds: float
+) -> Row:
   """Runs tests with a mutant in a fork; says the result and what caught it."""
   reading, writing = os.pipe()
   child = os.fork()
@@ -232,8 +206,7 @@ def attempt(row: dict[str, Any], tests: list[str], seconds: float) -> dict:
       os.setsid()
       os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
       os.dup2(1, 2)
-      os.close(reading)
-      code = _run(row, tests, seconds, writing)
+      code = _run(row, tests, names, seconds, writing)
     finally:
       os._exit(code)
   os.close(writing)
@@ -252,7 +225,13 @@ def attempt(row: dict[str, Any], tests: list[str], seconds: float) -> dict:
   }
 
 
-def _run(row: dict[str, Any], tests: list[str], seconds: float, to: int) -> int:
+def _run(
+  row: Row,
+  tests: Sequence[str],
+  names: Sequence[str],
+  seconds: float,
+  writing: int,
+) -> int:
   import pytest
 
   limit = int(seconds) + _HANGS
@@ -261,16 +240,19 @@ def _run(row: dict[str, Any], tests: list[str], seconds: float, to: int) -> int:
   loader = importlib.machinery.SourceFileLoader
   get_code = loader.get_code
 
-  def changed(self: Any, name: str) -> Any:
+  def get_changed(self: Any, name: str) -> Any:
     if self.path == path:
       return compile(row["after"], path, "exec")
     return get_code(self, name)
 
-  loader.get_code = changed  # type: ignore[method-assign]
+  loader.get_code = get_changed  # type: ignore[method-assign]
 
   class Watch:
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+      items.sort(key=lambda x: -num_named(inspect.getsource(x.function), names))
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-      os.write(to, f"{nodeid}\n".encode())
+      os.write(writing, f"{nodeid}\n".encode())
 
     def pytest_runtest_logreport(self, report: Any) -> None:
       self.pytest_collectreport(report)
@@ -278,23 +260,19 @@ def _run(row: dict[str, Any], tests: list[str], seconds: float, to: int) -> int:
     def pytest_collectreport(self, report: Any) -> None:
       if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
-        message = (crash.message if crash else str(report.longrepr)).split("\n")
-        os.write(
-          to, f"{report.nodeid}: {message[0 if crash else -1]}\n".encode()
-        )
+        said = crash.message.split("\n")[0] if crash else "not imported"
+        os.write(writing, f"{report.nodeid}: {said}\n".encode())
 
     def pytest_runtest_teardown(self, item: Any) -> None:
       if time.process_time() > seconds:
         item.session.shouldstop = "The time is spent."
 
-  # A test that waits for other work on the machine is not wrong.
-  options = ("-n", "0", "-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=0")
   for test in tests:
-    status = int(pytest.main([*options, test], plugins=[Watch()]))
+    status = int(pytest.main([*_PYTEST, test], plugins=[Watch()]))
     spent = time.process_time() > seconds
     if status == 1 or (status == 2 and not spent):  # Failed, or not imported.
       return 1
-    if status not in (0, 2, 5):  # 5: the first tier has none of these tests.
+    if status not in (0, 2, 5):  # 5: none of its tests is in the first tier.
       return 10 + status
     if spent:
       break
@@ -303,36 +281,31 @@ def _run(row: dict[str, Any], tests: list[str], seconds: float, to: int) -> int:
 
 def interval(count: int, number: int) -> tuple[float, float]:
   """Wilson's 95% interval of a share."""
-  z2 = 1.96**2
-  middle = (count + z2 / 2) / (number + z2)
-  half = math.sqrt(z2 * (count * (number - count) / number + z2 / 4)) / (
-    number + z2
-  )
-  return middle - half, middle + half
+  z = 1.96
+  middle = count + z**2 / 2
+  half = z * math.sqrt(count * (number - count) / number + z**2 / 4)
+  return (middle - half) / (number + z**2), (middle + half) / (number + z**2)
 
 
-def report(rows: list[dict[str, Any]]) -> str:
-  """A table by package, and the share caught of those that change anything."""
+def report(rows: list[Row]) -> str:
+  """A table by package, and the interval of the share that is caught.
+
+  Rows without a result and equivalent mutants do not count.
+  """
   counts = collections.defaultdict(collections.Counter)
   for row in rows:
+    ends = {"": "not run", "crash": "caught", "timeout": "caught"}
     for package in (row["file"].split("/")[1], "all"):
-      result = row["result"]
-      caught = result in ("caught", "crash", "timeout")
-      counts[package]["caught" if caught else result] += 1
-  results = ("caught", "escaped", "equivalent")
-  lines = [
-    f"| package | drawn | {' | '.join(results)} |",
-    "|---|" + "---:|" * 4,
-  ]
+      counts[package][ends.get(row["result"], row["result"])] += 1
+  columns = ("caught", "escaped", "equivalent", "not run")
+  lines = [f"| package | {' | '.join(columns)} |", "|---|" + "---:|" * 4]
   for package in sorted(counts, key=(*PACKAGES, "all").index):
-    found = counts[package]
-    cells = (package, found.total(), *(found[result] for result in results))
+    cells = (package, *(counts[package][column] for column in columns))
     lines.append(f"| {' | '.join(map(str, cells))} |")
-  caught, escaped = counts["all"]["caught"], counts["all"]["escaped"]
-  if number := caught + escaped:
-    low, high = interval(caught, number)
-    lines.append(f"\n{caught} of {number}: {low:.1%} to {high:.1%}")
-  return "\n".join(lines)
+  caught = counts["all"]["caught"]
+  number = caught + counts["all"]["escaped"]
+  low, high = interval(caught, number)
+  return "\n".join((*lines, f"{caught} of {number}: {low:.1%} to {high:.1%}"))
 
 
 def main() -> None:
@@ -342,6 +315,9 @@ def main() -> None:
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--seconds", type=float, default=60, help="of CPU time")
   parser.add_argument("--only", default="", help="indices of rows to run again")
+  parser.add_argument(
+    "--tests", default="", help="other tests than the closest"
+  )
   options = parser.parse_args()
   out = options.out.resolve()
   with tempfile.TemporaryDirectory(prefix="loopjax-mutants-") as name:
@@ -351,13 +327,9 @@ def main() -> None:
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
       archive.extractall(tree, filter="data")
     if not out.exists():
-      write(out, draw(tree, options.number, options.seed))
+      _write(out, draw(tree, options.number, options.seed))
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     only = [int(index) for index in options.only.split(",") if index]
-    only = only or [row["index"] for row in rows if not row["result"]]
-    for row in rows:
-      if (tree / row["file"]).read_text() != row["before"]:
-        parser.error(f"{row['file']} is not what {out} is about")
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.path[:0] = [str(tree), str(tree / "tests")]
@@ -365,17 +337,22 @@ def main() -> None:
     import flax.nnx, grain, optax, orbax.checkpoint  # noqa: E401, F401
 
     del sys.modules["conftest"]
-    imports = Imports(tree)
-    for index in only:
-      row = rows[index]
-      tests = imports.closest(row["file"], row["line"])
-      row.update(attempt(row, tests, options.seconds))
-      write(out, rows)
-      print(index, *(row[key] for key in _SHOWN), flush=True)
+    for row in rows:
+      if row["index"] not in only if only else row["result"]:
+        continue
+      if (tree / row["file"]).read_text() != row["before"]:
+        parser.error(f"{row['file']} has changed since {out} was drawn")
+      tests = list(filter(None, options.tests.split(",")))
+      names = words(row["before"], row["file"], row["line"])
+      tests = tests or closest(tree, row["file"], names)
+      row.update(attempt(row, tests, names, options.seconds))
+      _write(out, rows)
+      shown = ("index", "result", "seconds", "tests", "file", "line", "by")
+      print(*(row[key] for key in shown), flush=True)
   print(report(rows))
 
 
-def write(out: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+def _write(out: pathlib.Path, rows: list[Row]) -> None:
   out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

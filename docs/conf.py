@@ -6,6 +6,8 @@ The source is the whole repository, so that pages link to results and to the
 files they speak of; the first page is docs/index.md.
 """
 
+import re
+
 import loopjax
 
 project = "loopjax"
@@ -13,7 +15,7 @@ author = "The loopjax authors"
 version = release = loopjax.__version__
 
 extensions = [
-  "myst_parser",
+  "myst_nb",
   "sphinx.ext.autodoc",
   "sphinx.ext.napoleon",
   "sphinx.ext.viewcode",
@@ -27,6 +29,8 @@ include_patterns = [
   "benchmarks/results/*.md",
   "CHANGELOG.md",
   "CONTRIBUTING.md",
+  "notebooks/*.ipynb",
+  "notebooks/README.md",
 ]
 # The sections of papers.md are parts of the pages about families.
 exclude_patterns = ["docs/papers.md", "docs/_templates"]
@@ -34,6 +38,7 @@ templates_path = ["_templates"]
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # Their outputs are in them.
 
 html_theme = "furo"
 html_title = "loopjax"
@@ -43,6 +48,8 @@ html_copy_source = False
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_preserve_defaults = True
+# What a field's default is made by belongs to the page of another module.
+viewcode_follow_imported_members = False
 # A record's fields are documented once, in its docstring.
 napoleon_use_ivar = True
 # A name of a field is not a reference.
@@ -69,6 +76,7 @@ def _plain(app, what, name, obj, options, lines):
 def _escaped(line):
   for mark in "\\*|":
     line = line.replace(mark, f"\\{mark}")
+  line = re.sub(r"(?<=: )([A-Z])\.$", r"\1\\.", line)  # No list from "H.".
   return line.replace("_ ", "\\_ ")
 
 
@@ -78,7 +86,15 @@ def _skip(app, what, name, obj, skip, options):
   return True if documentation.startswith("Alias for field") else None
 
 
+def _in_place(app, pagename, templatename, context, doctree):
+  """A link to a page of play opens it, instead of saving it."""
+  if "body" in context:
+    link = r' download=""(?= href="[^"]*\.html")'
+    context["body"] = re.sub(link, "", context["body"])
+
+
 def setup(app):
-  """Connects the two functions to autodoc."""
+  """Connects the functions to Sphinx."""
+  app.connect("html-page-context", _in_place)
   app.connect("autodoc-process-docstring", _plain, priority=0)
   app.connect("autodoc-skip-member", _skip)

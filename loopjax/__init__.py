@@ -15,13 +15,15 @@ used.
 import importlib
 import warnings
 from importlib import metadata
-from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
 
 # First tested and first untested version, as in setup.cfg.
 _TESTED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 
+# The interface for Python programs; see `loopjax.library`.
+_LIBRARY = ("Model", "build", "datasets", "fit", "load", "loss", "save")
 # Config files and programs of users import these from here.
 _ELSEWHERE = {
   "budget": "program.budget",
@@ -31,8 +33,10 @@ _ELSEWHERE = {
 }
 
 
-def __getattr__(name: str) -> ModuleType:
-  """A module that users import from the top of the package."""
+def __getattr__(name: str) -> Any:
+  """What users import from the top of the package, which imports no JAX."""
+  if name in _LIBRARY:
+    return getattr(importlib.import_module(f"{__name__}.library"), name)
   if name in _ELSEWHERE:
     return importlib.import_module(f"{__name__}.{_ELSEWHERE[name]}")
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

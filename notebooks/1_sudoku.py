@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/1_sudoku.ipynb)
-#
 # # A Sudoku, solved loop by loop
 #
 # The universal transformer with memory tokens (UTM; G. Sapunov, arXiv

@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/2_multihop.ipynb)
-#
 # # Multi-hop questions: find the misaligned bridge, and mend it
 #
 # *Who is the wife of the teacher of a?* takes two facts: $(a, r_1) \to b$ and

@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/3_sleep.ipynb)
-#
 # # Sleep: fast weights take over an evicted window
 #
 # *Language Models Need Sleep* (arXiv 2605.26099): a model reads a long text

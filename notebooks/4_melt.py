@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/4_melt.ipynb)
-#
 # # MELT: one cache for all loops
 #
 # A looped model that writes token by token keeps keys and values of *every*

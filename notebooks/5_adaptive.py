@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/5_adaptive.ipynb)
-#
 # # Adaptive loops: where a language model thinks
 #
 # *Adaptive Loops and Memory* (arXiv 2603.08391) puts the loop inside each

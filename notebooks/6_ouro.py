@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/6_ouro.ipynb)
-#
 # # Ouro: a looped language model that knows when to stop
 #
 # Ouro (arXiv 2510.25741) is one stack of blocks, applied $K = 4$ times to every

@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/7_your_own.ipynb)
-#
 # # Your own looped model, in less than a hundred lines
 #
 # A new halting rule, a new model family, a new config; trained by the same

@@ -7,8 +7,6 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/loopjax/blob/main/notebooks/8_depth.ipynb)
-#
 # # Recurrent depth: more loops than it was trained with
 #
 # Huginn (arXiv 2502.05171) repeats only the middle of its layers, the core $R$,

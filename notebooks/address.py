@@ -2,9 +2,9 @@
 
   python notebooks/address.py
 
-The badge that opens a notebook on Colab, and the cell that fetches the
-repository there, cannot look it up. The place is `repository-code` of
-CITATION.cff; give it there once the repository is published.
+The cell that fetches the repository on Colab cannot look it up. The place is
+`repository-code` of CITATION.cff; give it there once the repository is
+published.
 """
 
 import pathlib
@@ -15,11 +15,8 @@ _NAME = r"[\w.-]+/[\w.-]+"
 _GIVEN = re.compile(
   rf'^repository-code: "https://github\.com/({_NAME})"$', re.M
 )
-# In the badge, and in the first cell, also as JSON.
-_PLACES = re.compile(
-  rf"(colab\.research\.google\.com/github/|https://github\.com/){_NAME}"
-  r'(?=/blob/|\\?")'
-)
+# In the first cell, also as JSON.
+_PLACES = re.compile(rf"(https://github\.com/){_NAME}" r'(?=\\?")')
 
 
 def main(folder: pathlib.Path = HERE) -> None:

@@ -44,6 +44,7 @@ os.environ.setdefault(
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
+import margins
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -61,6 +62,14 @@ MANUAL = 600
 _STDERR = pytest.StashKey[int]()
 
 
+def pytest_addoption(parser):
+  parser.addoption(
+    "--margin",
+    type=float,
+    help="largest share of its tolerance that a comparison may use",
+  )
+
+
 def pytest_configure(config):
   config.stash[_STDERR] = os.dup(2)  # Before tests' own is captured.
 
@@ -69,6 +78,15 @@ def pytest_collection_modifyitems(items):
   for item in items:
     if item.get_closest_marker("manual"):
       item.add_marker(pytest.mark.timeout(MANUAL))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+  limit = item.config.getoption("margin")
+  if limit is None:
+    return (yield)
+  with margins.within(limit):
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,6 +106,13 @@ def pytest_timeout_set_timer(item, settings):
 def pytest_timeout_cancel_timer():
   faulthandler.cancel_dump_traceback_later()
   return (yield)
+
+
+@pytest.fixture
+def user_cache(tmp_path, monkeypatch):
+  """Where things are kept: nowhere near those of the user."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  return tmp_path / "cache" / "loopjax"
 
 
 @pytest.fixture

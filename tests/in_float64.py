@@ -41,14 +41,17 @@ def in_float64(function):
 
 
 def _as_in_program(x):
-  dtype = jnp.float32 if x.dtype == np.float64 else x.dtype
-  return jax.ShapeDtypeStruct(x.shape, dtype)
+  narrow = {np.float64: jnp.float32, np.int64: jnp.int32}
+  dtype = getattr(x.dtype, "type", x.dtype)
+  return jax.ShapeDtypeStruct(x.shape, narrow.get(dtype, x.dtype))
 
 
 def _wide(x):
   is_array = isinstance(x, (jax.Array, np.ndarray, np.generic, float))
   if is_array and jnp.result_type(x) in _FLOATS:
     return jnp.asarray(x, jnp.float64)
+  if is_array and jnp.result_type(x) == np.int64:
+    return jnp.asarray(x, jnp.int32)  # As without `jax.enable_x64`.
   return x
 
 

@@ -1,4 +1,4 @@
-"""The faults of `benchmarks/mutations.py`, without planting them here."""
+"""Planted faults and random mutants, without planting them here."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ import pytest
 from tests_support import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
+import mutants
 import mutations
 
 PROJECT = {
@@ -92,3 +93,32 @@ def test_who_notices(project):
   assert (project / "add.py").read_text() == PROJECT["add.py"]
   gone = mutations.run_tests(["tests/test_sub.py"], project, 60)
   assert "pytest ended with 4" in gone
+
+
+def test_tests_of_a_mutant_begin_with_those_about_it():
+  file = "loopjax/nn/rope.py"
+  source = (ROOT / file).read_text()
+  line = 1 + source[: source.index("angle = ")].count("\n")
+  names = mutants.words(source, file, line)
+  assert names[:2] == ["rope", "rope_tables"]
+  found = mutants.closest(ROOT, file, names)
+  assert found[0] == "tests/nn/test_nn.py"  # No file is called test_rope.
+  assert set(found) == {
+    str(x.relative_to(ROOT)) for x in ROOT.glob("tests/**/test_*.py")
+  }
+  assert mutants.num_named("def test_rope(): rope_table()", names) == 1
+
+
+def test_the_interval_is_wilsons():
+  """Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263."""
+  low, high = mutants.interval(81, 263)
+  assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+
+
+def test_places_change_one_thing_each():
+  pytest.importorskip("mutmut")
+  source = "def f(x: int = 1):\n  y = g(x, 2)\n  y += x < 3\n  assert y\n"
+  changed = [new() for place in mutants.places(source) for *_, new in place]
+  assert len(set(changed)) == len(changed)
+  for fault in ("g(2, x)", "g(x, )", "y = x < 3", "x <= 3", "g(x, 3)", "= 2)"):
+    assert sum(fault in new for new in changed) == 1, fault

@@ -22,26 +22,14 @@ ALLOWED_NNX = {
 # Files and folders of loopjax/, lowest first: each imports from rows above its
 # own, and from itself if it is a folder.
 LAYERS = (
-  ("__init__", "errors", "types", "sections"),
-  ("checks",),
-  ("sharding",),
-  ("kernels",),
-  ("losses",),
-  ("nn",),
-  ("loop",),
-  ("protocols", "optim", "run"),
-  ("models", "data"),
-  ("config",),
-  ("program",),
-  ("commands",),
-  ("hub",),
-  ("saved",),
-  ("generate",),
-  ("analysis",),
-  ("train",),
-  ("main", "eval", "fit", "play", "report", "serve", "sweep", "watch", "zoo"),
+  ("__init__", "errors", "types", "sections"), ("checks",), ("sharding",),
+  ("kernels",), ("losses",), ("nn",), ("loop",), ("protocols", "optim", "run"),
+  ("models", "data"), ("config",), ("program",), ("commands",), ("hub",),
+  ("saved",), ("generate",), ("analysis",), ("train",),
+  ("main", "eval", "fit", "library", "play", "report", "serve", "sweep",
+   "watch", "zoo"),
   ("__main__",),
-)
+)  # fmt: skip
 
 
 def name_of(path):
@@ -239,8 +227,8 @@ def test_files_and_functions_stay_short():
   long = []
   for path in FILES:
     text = path.read_text()
-    lines, of_function = (450, 100) if "kernels" in path.parts else (300, 90)
-    if text.count("\n") > lines:
+    of_function = 100 if "kernels" in path.parts else 90
+    if text.count("\n") > 600:
       long.append(str(path))
     long += [
       f"{path}: {node.name}"
@@ -249,6 +237,13 @@ def test_files_and_functions_stay_short():
       and node.end_lineno - node.lineno >= of_function
     ]
   assert not long
+
+
+def test_comparisons_of_tests_have_a_margin():
+  """`pytest --margin` sees those of `np.testing.assert_allclose`."""
+  unseen = re.compile(r"assert \w+\.(allclose|isclose)\(")
+  files = (ROOT / "tests").rglob("*.py")
+  assert not [str(path) for path in files if unseen.search(path.read_text())]
 
 
 def test_public_things_say_what_they_are():

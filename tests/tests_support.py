@@ -15,6 +15,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl import app
 from absl.testing import flagsaver
@@ -30,18 +31,15 @@ OF_PAPERS = [
 # A config file and preset of seconds for every family.
 SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),
-  "disco": ("multihop_disco", "smoke"),
-  "hrm": ("sudoku_hrm", "smoke"),
+  "disco": ("multihop_disco", "smoke"), "hrm": ("sudoku_hrm", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
-  "recurrent": ("lm_recurrent", "smoke"),
-  "sleep": ("automaton_sleep", "smoke"),
+  "recurrent": ("lm_recurrent", "smoke"), "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
-  "trm": ("sudoku_trm", "smoke"),
-  "urm": ("sudoku_urm", "smoke"),
+  "trm": ("sudoku_trm", "smoke"), "urm": ("sudoku_urm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
-}
+}  # fmt: skip
 # Families by how long a step of theirs takes to compile, the shortest first.
 SIZES = (
   "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
@@ -109,10 +107,41 @@ def refused(message: str):
   assert "\n" not in str(caught.value)
 
 
+def rows_of_metrics(workdir) -> list[dict]:
+  """Metrics without the timings, which no two runs share."""
+  from loopjax.run import workdir as workdir_lib
+
+  timing = (
+    "steps_per_second", "examples_per_second", "data_wait_fraction",
+    "model_flops_per_second",
+  )  # fmt: skip
+  return [
+    {name: value for name, value in row.items() if name not in timing}
+    for row in workdir_lib.read_metrics(workdir)
+  ]
+
+
 def array_sizes(text: str) -> list[int]:
   """Number of elements of every array in the text of a compiled program."""
   shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", text)
   return [math.prod(int(size) for size in x.split(",")) for x in shapes]
+
+
+def assert_rounded(actual, expected, roundings, dtype=jnp.bfloat16):
+  """Arrays are off by at most some roundings to a dtype in a row, in the norm.
+
+  Each moves a number by at most half of epsilon times itself, and an array by
+  at most that share of its norm. Errors of many numbers go up and down: of `n`
+  roundings they use about 0.4 / sqrt(n).
+  """
+  tolerance = roundings * float(jnp.finfo(dtype).eps) / 2
+  for got, want in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    assert got.shape == want.shape
+    error, norm = np.linalg.norm(got - want), np.linalg.norm(want)
+    np.testing.assert_allclose(error, 0, atol=tolerance * norm)
 
 
 @contextlib.contextmanager

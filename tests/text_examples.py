@@ -5,21 +5,12 @@ import io
 import json
 
 import pyarrow
-import pytest
 import zstandard
 from pyarrow import parquet
 
 WORDS = (
-  "loops",
-  "memory",
-  "é",
-  "日本",
-  "\N{ROCKET}",
-  "a",
-  "halting",
-  "\n",
-  "the",
-)
+  "loops", "memory", "é", "日本", "\N{ROCKET}", "a", "halting", "\n", "the",
+)  # fmt: skip
 
 
 def sentences(num, first=0):
@@ -56,10 +47,3 @@ def formats(rows):
     "a.jsonl.zst": packed_twice(lines, zstandard.compress),
     "a.parquet": table(rows),
   }
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-  """Where rows are kept: nowhere near those of the user."""
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-  return tmp_path / "cache" / "loopjax" / "text"

@@ -101,7 +101,7 @@ def _draw_puzzle(
   columns = 3
   num_rows = -(-(len(states) + 1) // columns)
   side = 0.42 * board.size
-  figure = draw.new(columns * side + 0.8, num_rows * (side + 0.5) + 0.9)
+  figure = draw.new(columns * side + 0.8, num_rows * (side + 0.7) + 0.9)
   grid = figure.subplots(num_rows, columns).ravel()
   for axes in grid[len(states) + 1 :]:
     axes.axis("off")
@@ -109,7 +109,7 @@ def _draw_puzzle(
   colors[given > 0] = colors_lib.to_rgba(_GIVEN)
   _draw_board(grid[0], board, given, colors, given > 0)
   givens = int(np.sum(given > 0))
-  grid[0].set_title(f"puzzle: {givens} givens", fontsize=11)
+  grid[0].set_title(f"puzzle\n{givens} givens", fontsize=11)
   for axes, state in zip(grid[1:], states, strict=False):
     _draw_state(axes, board, given, answer, state)
   handles = [
@@ -166,7 +166,7 @@ def _draw_state(axes, board, given, answer, state: BoardState) -> None:
   blank = given <= 0
   number = f"{int(right[blank].sum())} of {int(blank.sum())} blanks right"
   result = "solved" if right.all() else number
-  axes.set_title(f"{state.title}: {result}", fontsize=11)
+  axes.set_title(f"{state.title}\n{result}", fontsize=11)
 
 
 def _draw_halting_map(

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import re
 import urllib.parse
 from collections.abc import Sequence
@@ -37,11 +38,15 @@ class Code(NamedTuple):
 
 
 class Cell(NamedTuple):
-  """One cell, with small print below; kind is "ours", "paper" or ""."""
+  """One cell, with small print below; kind is "ours", "paper" or "".
+
+  `to` is the text of the heading that it links to.
+  """
 
   text: str
   small: str = ""
   kind: str = ""
+  to: str = ""
 
 
 class Table(NamedTuple):
@@ -111,6 +116,8 @@ details { border: 1px solid var(--line); border-radius: 6px;
   padding: .5rem .9rem; margin: .75rem 0; }
 summary { cursor: pointer; font-weight: 500; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
+@media (max-width: 30rem) { body { padding: 1rem .75rem 3rem; }
+  th, td { padding: .3rem .4rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 9pt; }
   h2 { break-after: avoid; } tr, img, pre { break-inside: avoid; }
   table { display: table; font-size: 7.5pt; } th, td { padding: .15rem .3rem; }
@@ -125,6 +132,7 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
   tokens = reader.parse(to_markdown(blocks))
   _embed(tokens, _pictures(blocks))
   _mark_columns(tokens)
+  _name_headings(tokens)
   _shade(tokens, _of_kind(blocks, Shaded))
   body = reader.renderer.render(tokens, reader.options, {})
   return (
@@ -178,6 +186,19 @@ def _mark_columns(tokens: Sequence[token_lib.Token]) -> None:
       if kinds[column]:
         token.attrSet("class", kinds[column])
       column += 1
+
+
+def _name_headings(tokens: Sequence[token_lib.Token]) -> None:
+  """Gives headings the names by which cells link to them."""
+  for token, inside in itertools.pairwise(tokens):
+    if token.type == "heading_open":
+      words = "".join(child.content for child in inside.children or ())
+      token.attrSet("id", _anchor(words))
+
+
+def _anchor(heading: str) -> str:
+  """The name of a heading in links, as GitHub and Sphinx make it."""
+  return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _shade(tokens: Sequence[token_lib.Token], texts: Sequence[Shaded]) -> None:
@@ -237,6 +258,8 @@ def _fenced(words: str, kind: str = "") -> str:
 def _markdown_cell(cell: Cell, marked: bool) -> str:
   """A cell; `marked` ones, in the header, say whose numbers the column has."""
   text = _plain(cell.text)
+  if cell.to:
+    text = f"[{text}](#{_anchor(cell.to)})"
   if marked and cell.kind:
     text = f"{cell.kind}: {text}" if text else cell.kind
   return f"{text} <small>{_plain(cell.small)}</small>" if cell.small else text

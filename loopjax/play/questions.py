@@ -28,8 +28,8 @@ _LINE_END = "↵"  # In the place of the token "\n", which no field can hold.
 # Random questions, by a part of the name of their split.
 LEVELS = {
   "single facts": "atom",
-  "composed like those of training": "test_id",
-  "composed of facts that training never composed": "test_ood",
+  "composed as in training": "test_id",
+  "never composed in training": "test_ood",
 }
 
 

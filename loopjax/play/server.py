@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from loopjax.errors import UserError
+from loopjax.errors import UserError, one_line
 from loopjax.play import page
 from loopjax.play.inspector import Inspection, Inspector
 
@@ -58,8 +58,8 @@ def make(
     prompt = (await request.body()).decode()
     try:
       return JSONResponse(await run_in_threadpool(inspection_of, prompt))
-    except UserError as error:
-      return JSONResponse({"error": str(error)}, status_code=400)
+    except UserError as error:  # Which may quote the whole prompt.
+      return JSONResponse({"error": one_line(error)}, status_code=400)
 
   def random(request: Request) -> Response:
     level = request.query_params.get("level", "")

@@ -36,10 +36,10 @@ def main(argv: list[str] | None = None) -> int:
   )
   parser.add_argument(
     "workdirs",
-    nargs="+",
+    nargs="*",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a run that is complete",
+    help="a run that is complete; none to change what a file says of its runs",
   )
   parser.add_argument(
     "--out",
@@ -52,6 +52,11 @@ def main(argv: list[str] | None = None) -> int:
   )
   parser.add_argument(
     "--title", help="the question that they answer, as the table's heading"
+  )
+  parser.add_argument(
+    "--verdict",
+    choices=runs_lib.VERDICTS,
+    help="whether they show what the paper claims",
   )
   parser.add_argument(
     "--chosen_for",
@@ -76,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     options.title,
     options.chosen_for,
     dict(options.rename),
+    options.verdict,
   )
   print(options.out)
   return 0
@@ -96,6 +102,7 @@ def keep(
   title: str | None = None,
   chosen_for: Sequence[str] | None = None,
   rename: Mapping[str, str] = {},
+  verdict: str | None = None,
 ) -> None:
   """Adds runs to a file, as items of a sweep or each by itself.
 
@@ -107,6 +114,7 @@ def keep(
       the paper's.
     chosen_for: as in `runs.Plan`; what the file has if None.
     rename: what to write for folders of this machine.
+    verdict: as in `runs.Plan`; what the file has if None.
 
   Raises:
     UserError: a run is not complete, is of a revision that this checkout does
@@ -117,11 +125,16 @@ def keep(
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
   before = workdir_lib.read_json(out) if out.exists() else {}
   kept = _kept(out, before, sweep or "")
-  for flag, value in (("title", title), ("chosen_for", chosen_for)):
+  if not workdirs and not kept:
+    raise UserError(f"{out}: has no runs, and none are given")
+  said = {"title": title, "chosen_for": chosen_for, "verdict": verdict}
+  for flag, value in said.items():
     if value is not None and not sweep:
       raise UserError(f"--{flag} has no effect without --sweep")
   if chosen_for is None:
     chosen_for = before.get("chosen_for")
+  if verdict is None:
+    verdict = before.get("verdict")
   for workdir in workdirs:
     zoo.refuse(workdir, "`loopjax report` shows its scores")
     run = {"directory": workdir.name, **_of_run(workdir, rename)}
@@ -135,6 +148,7 @@ def keep(
   content = {
     "sweep": sweep or "",
     "title": before.get("title", "") if title is None else title,
+    **({} if verdict is None else {"verdict": verdict}),
     **({} if chosen_for is None else {"chosen_for": list(chosen_for)}),
     "config": "",  # No command runs them all: each has its own.
     "overrides": {},

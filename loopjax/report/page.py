@@ -11,6 +11,13 @@ from loopjax.report import runs as runs_lib
 
 MAX_RUNS_WITH_FIGURES = 6
 
+_WORDS = (
+  "Reproduced: the paper's finding shows in at least three seeds that nothing"
+  " was chosen with, and the interval of the difference excludes 0. Same"
+  " direction: smaller, of an easier task, with fewer seeds, or within the"
+  " error. Not here: tried, and absent. A dash: no such claim of a paper's."
+  " Each question links to its numbers."
+)
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"
   " they were not run here, and mostly at another size. Scores are of the test"
@@ -42,7 +49,7 @@ def write(
   """
   plans, others = runs_lib.collect(workdirs)
   plans.sort(key=_place)
-  title = f"loopjax: {', '.join(path.resolve().name for path in workdirs)}"
+  title = "Our runs beside the papers' numbers"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +70,7 @@ def _body(
 ) -> list[document.Block]:
   if not plans and len(others) == 1:
     return card.blocks(others[0], out)
-  blocks: list[document.Block] = [document.Paragraph(_LEGEND)]
+  blocks = [*_contents(plans), document.Paragraph(_LEGEND)]
   chapters: dict[str, list[runs_lib.Plan]] = {}
   for plan in plans:
     paper = papers.of(plan.task, plan.model)
@@ -76,7 +83,11 @@ def _body(
       stems.append(stem)
       if (number := stems.count(stem)) > 1:  # The same sweep elsewhere.
         stem += f"-{number}"
-      blocks += tables.sweep_blocks(plan, out / "report_figures" / stem)
+      heading, *rest = tables.sweep_blocks(plan, out / "report_figures" / stem)
+      if plan.chosen_for is None:
+        blocks += [heading, *rest]
+      else:
+        blocks.append(document.Fold(f"Search. {tables.title(plan)}", rest))
   if others:
     blocks += [
       document.Heading(2, "Runs of no sweep"),
@@ -92,6 +103,32 @@ def _body(
     heading = document.Heading(2, "Figures of single runs")
     blocks += [heading, *folds[:MAX_RUNS_WITH_FIGURES]]
   return [*blocks, _missing(plans)]
+
+
+def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
+  """The questions, with verdicts where whoever kept the runs gave one."""
+  asked = [plan for plan in plans if plan.chosen_for is None]
+  if len(asked) < 2:
+    return []
+  said = any(plan.verdict for plan in asked)
+  header = ("question", "verdict") if said else ("question",)
+  rows = []
+  for plan in asked:
+    done = [run for run in plan.runs if run.done]
+    seeds = {run.config["run"]["seed"] for run in done}
+    counts = f"{len(done)} of {len(plan.runs)} runs, {len(seeds)} seeds"
+    heading = tables.title(plan)
+    rows.append(
+      [
+        document.Cell(heading, counts, to=heading),
+        document.Cell(plan.verdict or "–"),
+      ][: len(header)]
+    )
+  return [
+    document.Heading(2, "Verdicts" if said else "Contents"),
+    *([document.Paragraph(_WORDS)] if said else []),
+    document.Table([document.Cell(text) for text in header], rows),
+  ]
 
 
 def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:

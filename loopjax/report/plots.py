@@ -134,6 +134,8 @@ def draw_panels(
         linewidth=1.2,
         label=None if curve.dashed or curve.label in known else curve.label,
       )
+    if _from_zero(panel):
+      axes.set_ylim(bottom=0)
   entries: dict[str, Any] = {}
   for axes in grid[: len(drawn)]:
     handles, known = axes.get_legend_handles_labels()
@@ -147,6 +149,25 @@ def draw_panels(
     fontsize=8,
   )
   return _png(figure)
+
+
+def caption(sweep: paper_lib.Sweep) -> str:
+  """What the panels show, in words."""
+  over = {panel.over: None for panel in sweep.panels}
+  axes = " or ".join(_UNITS.get(x) or settings_lib.words(x) for x in over)
+  dashed = any(len(panel.names) > 1 for panel in sweep.panels)
+  away = [p.title for p in sweep.panels if not _from_zero(p)]
+  parts = [
+    f"Our runs, over {axes}: a line for every run, a colour for every setting.",
+    "Dashed lines are the second score of a panel." if dashed else "",
+    f"Vertical axes do not begin at 0: {', '.join(away)}." if away else "",
+  ]
+  return " ".join(filter(None, parts))
+
+
+def _from_zero(panel: paper_lib.Panel) -> bool:
+  """Shares begin at 0, losses where they are."""
+  return panel.factor == 100.0
 
 
 def _bands(
@@ -189,6 +210,9 @@ def _points(
   means = [n.mean if n and n.mean is not None else math.nan for n in numbers]
   stds = [n.std or 0.0 if n else 0.0 for n in numbers]
   known = not all(map(math.isnan, means))
+  counts = sorted({len(n.seeds) for n in numbers if n and n.seeds})
+  n = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
+  named = f"{label}, {n} seeds" if n else label
   seeds = [
     (x + side, value)
     for x, number in enumerate(numbers)
@@ -205,7 +229,7 @@ def _points(
       markersize=5,
       linestyle=line,
       capsize=3,
-      label=label,
+      label=named,
     )
   if seeds:
     axes.scatter(
@@ -215,5 +239,5 @@ def _points(
       alpha=0.5,
       marker=marker,
       linewidth=0,
-      label=None if known else label,
+      label=None if known else named,
     )

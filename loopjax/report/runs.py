@@ -10,6 +10,7 @@ from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 
+VERDICTS = ("reproduced", "same direction", "not here", "not run")
 KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
 
 
@@ -58,6 +59,8 @@ class Plan(NamedTuple):
     task: task.name of its config. model: model.name of its first item.
     runs: its runs, in order.
     title: heading of its table; "" for the paper's.
+    verdict: one of VERDICTS on the paper's claim, by who kept the runs; "" if
+      it says nothing of a paper's.
     chosen_for: settings for each of whose values one of the rows was chosen by
       validation; None if the runs were kept to show, or were not kept.
   """
@@ -69,6 +72,7 @@ class Plan(NamedTuple):
   model: str
   runs: list[Run]
   title: str = ""
+  verdict: str = ""
   chosen_for: tuple[str, ...] | None = None
 
 
@@ -169,6 +173,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
       ),
       task=manifest.get("task", ""),
       title=manifest.get("title", ""),
+      verdict=manifest.get("verdict", ""),
       chosen_for=tuple(manifest["chosen_for"])
       if "chosen_for" in manifest
       else None,

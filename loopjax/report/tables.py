@@ -32,22 +32,30 @@ def sweep_blocks(
   directory = plan.directory.resolve().name
   sentences.append(f"Runs: {directory}, sweep {plan.name}.")
   blocks: list[document.Block] = [
-    document.Heading(3, plan.title or sweep.title),
+    document.Heading(3, title(plan)),
     document.Paragraph(" ".join(sentences)),
     table,
   ]
   key = plots.numeric_key(groups)
   if key and (picture := plots.draw_curve(groups, sweep, key)):
-    text = "Bars: sample standard deviation over seeds."
+    text = (
+      "Means and sample standard deviations over seeds, whose number is in the"
+      " legend; small marks are seeds."
+    )
     blocks.append(_image(picture, pictures, "", text))
   if picture := plots.draw_panels(groups, sweep):
-    text = "Ours, a line for every seed."
-    blocks.append(_image(picture, pictures, "_runs", text))
+    blocks.append(_image(picture, pictures, "_runs", plots.caption(sweep)))
   if sweep.caveats:
     blocks.append(document.Bullets(sweep.caveats))
   blocks += scale_blocks(plan.runs, paper)
   blocks += [document.Code(plan.command)] if plan.command else []
   return [*blocks, commands_block(plan.runs)]
+
+
+def title(plan: runs_lib.Plan) -> str:
+  """Heading of a sweep's table."""
+  paper = papers.of(plan.task, plan.model)
+  return plan.title or sweep_of(plan, paper).title
 
 
 def runs_block(runs: Sequence[runs_lib.Run]) -> document.Table:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loopjax import checks, sections
-from loopjax.errors import UserError, similar, writing
+from loopjax.errors import UserError, writing
 from loopjax.run import processes, zoo
 
 # Sections that may differ between starts: they do not affect what is learned.
@@ -158,9 +158,7 @@ def no_run(workdir: pathlib.Path, label: str) -> str:
   """The message for a directory that is not a run's, or is not there."""
   if workdir.is_dir():
     return f"{label} contains no run: config.json is missing"
-  there = [str(path) for path in workdir.parent.glob("*") if path.is_dir()]
-  near = zoo.suggestion(workdir) or similar(workdir, there)
-  return f"{label} contains no run: no such directory{near}"
+  return f"{label} contains no run: no such directory{zoo.suggestion(workdir)}"
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -44,9 +44,11 @@ def located(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def suggestion(workdir: pathlib.Path) -> str:
-  """To append to a message: the model that a missing directory may mean."""
-  known = workdir.name in names()
-  return f"; did you mean {PREFIX}{workdir.name}?" if known else ""
+  """To append to a message: what a missing directory may mean, or ""."""
+  if workdir.name in names():
+    return f"; did you mean {PREFIX}{workdir.name}?"
+  there = workdir.parent.glob("*")
+  return similar(workdir.name, [path.name for path in there if path.is_dir()])
 
 
 def refuse(workdir: pathlib.Path, instead: str) -> None:

@@ -41,6 +41,18 @@ def main(argv: list[str] | None = None) -> int:
     help="file with the bearer token of clients [none: local clients only]",
   )
   parser.add_argument(
+    "--allowed_hosts",
+    default="",
+    metavar="NAMES",
+    help="public names of this server, behind a proxy, comma-separated",
+  )
+  parser.add_argument(
+    "--cors",
+    default="",
+    metavar="ORIGINS",
+    help="origins of web pages that may ask, comma-separated; * for any [none]",
+  )
+  parser.add_argument(
     "--slots", type=int, default=8, help="requests decoded in parallel [8]"
   )
   parser.add_argument(

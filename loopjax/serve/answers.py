@@ -79,8 +79,10 @@ class Answer:
       "total_tokens": num_prompt + costs.tokens,
       "loops_per_token": costs.loops / max(costs.tokens, 1),
     }
-    if costs.copied:
-      usage["prompt_tokens_details"] = {"cached_tokens": costs.copied}
+    # Other choices of a prompt copy it from the first one.
+    firsts = self.choices[:: self._completion.num_choices]
+    if copied := sum(choice.costs.copied for choice in firsts):
+      usage["prompt_tokens_details"] = {"cached_tokens": copied}
     if costs.accepted + costs.rejected:
       usage["computed_loops_per_token"] = costs.computed / costs.tokens
       usage["completion_tokens_details"] = {

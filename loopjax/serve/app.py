@@ -8,6 +8,7 @@ and streamed responses alike.
 import asyncio
 import contextlib
 import hmac
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
@@ -16,13 +17,13 @@ import prometheus_client
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from loopjax.errors import UserError
-from loopjax.serve import protocol
+from loopjax.serve import fields, protocol
 from loopjax.serve.answers import Answer
 from loopjax.serve.errors import (
   ClientError,
@@ -40,10 +41,17 @@ _BODY_SECONDS = 30  # Maximum time for a request body to arrive.
 
 
 class _Middleware:
-  """Rejects requests without the bearer token, and counts responses."""
+  """Rejects requests of other hosts or without the bearer token, and counts.
 
-  def __init__(self, app: Any, token: str, metrics: ServerMetrics):
+  Names of hosts prevent DNS rebinding, by which pages of other sites could read
+  answers.
+  """
+
+  def __init__(
+    self, app: Any, token: str, hosts: Sequence[str], metrics: ServerMetrics
+  ):
     self._app, self._token, self._metrics = app, token, metrics
+    self._hosts = hosts
 
   async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] != "http":
@@ -54,13 +62,21 @@ class _Middleware:
         self._metrics.responses.labels(message["status"]).inc()
       await send(message)
 
-    given = dict(scope["headers"]).get(b"authorization", b"")
+    headers = dict(scope["headers"])
+    given = headers.get(b"authorization", b"")
     expected = f"Bearer {self._token}".encode()
     app = self._app
-    if (
-      self._token
-      and scope["path"] != "/health"
-      and not hmac.compare_digest(given, expected)
+    host = headers.get(b"host", b"").decode("latin-1")
+    name = re.sub(r":\d*$", "", host).lower()
+    is_open = scope["path"] == "/health"  # It says nothing about answers.
+    if not is_open and not {name, "*"} & set(self._hosts):
+      app = _error_response(
+        ClientError(
+          f"this server is not called {host[:80]!r}; --allowed_hosts names it"
+        )
+      )
+    elif (
+      self._token and not is_open and not hmac.compare_digest(given, expected)
     ):
       app = _error_response(
         ClientError(
@@ -142,7 +158,7 @@ class Service:
         headers={"Retry-After": "1"},
       ) from None
     except UserError as error:
-      raise ClientError(str(error)) from error
+      raise fields.refused(error) from error
     answer = Answer(completion, model, chat=chat)
     chunks = self._chunks(worker, job, answer, started)
     if not completion.stream:
@@ -172,14 +188,19 @@ class Service:
 
 
 def make_app(
-  served: Sequence[tuple[Worker, ServedModel]], *, token: str, hosts: list[str]
+  served: Sequence[tuple[Worker, ServedModel]],
+  *,
+  token: str,
+  hosts: Sequence[str],
+  origins: Sequence[str] = (),
 ) -> Starlette:
   """The application; it starts and stops the workers' threads.
 
   Args:
     served: the models, with workers that have not been started.
     token: the bearer token that clients must send; "" for none.
-    hosts: permitted values of the Host header; "*" permits any.
+    hosts: permitted names in the Host header, in lower case; "*" permits any.
+    origins: of the web pages whose scripts may send requests; "*" for any.
   """
   workers = [worker for worker, _ in served]
   metrics = ServerMetrics(workers)
@@ -196,6 +217,13 @@ def make_app(
       for worker in workers:
         await worker.stop()
 
+  cors = Middleware(
+    CORSMiddleware,
+    allow_origins=origins,
+    allow_methods=["GET", "POST"],
+    allow_headers=["*"],
+  )
+
   def route(path: str, endpoint: Callable[..., Any], method: str) -> Route:
     return Route(path, endpoint, methods=[method])
 
@@ -208,9 +236,8 @@ def make_app(
       route("/v1/chat/completions", service.chat, "POST"),
     ],
     middleware=[
-      Middleware(_Middleware, token=token, metrics=metrics),
-      # Prevents DNS rebinding, by which other sites' pages could read answers.
-      Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+      *([cors] if origins else []),
+      Middleware(_Middleware, token=token, hosts=hosts, metrics=metrics),
     ],
     exception_handlers={
       ClientError: lambda request, error: _error_response(error),

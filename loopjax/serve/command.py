@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import re
 import signal
 import socket
 import time
@@ -37,6 +38,8 @@ class Options(NamedTuple):
   host: str
   port: int
   token_file: pathlib.Path | None
+  allowed_hosts: str
+  cors: str
   slots: int
   max_waiting: int
   max_new_tokens: int | None
@@ -141,11 +144,15 @@ def _server(
   options: Options, served: list[tuple[Worker, ServedModel]], token: str
 ) -> uvicorn.Server:
   """The server of some models."""
-  local = options.host in _LOCAL
+  names = _list(options.allowed_hosts)
+  hosts = [*_LOCAL, *names] if names or options.host in _LOCAL else ["*"]
   return uvicorn.Server(
     uvicorn.Config(
       app_lib.make_app(
-        served, token=token, hosts=list(_LOCAL) if local else ["*"]
+        served,
+        token=token,
+        hosts=[name.lower() for name in hosts],
+        origins=_list(options.cors),
       ),
       http=connections.limited(options.max_connections),
       log_level="warning",
@@ -187,6 +194,11 @@ def _ignored(number: signal.Signals):
     yield
   finally:
     signal.signal(number, before)
+
+
+def _list(text: str) -> list[str]:
+  """The parts of a comma-separated flag."""
+  return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
@@ -236,6 +248,16 @@ def _bind(options: Options) -> socket.socket:
 def _check(options: Options) -> None:
   """Raises UserError for flags that are out of range or contradictory."""
   source.check(options.model)
+  for name in _list(options.allowed_hosts):
+    if "/" in name or ":" in name:
+      raise UserError(
+        f"--allowed_hosts={name} is not a name such as api.example.org"
+      )
+  for origin in _list(options.cors):
+    if origin != "*" and not re.fullmatch(r"https?://[^/]+", origin):
+      raise UserError(
+        f"--cors={origin} is not an origin such as https://example.org"
+      )
   if not 0 <= options.port <= 65_535:
     raise UserError(f"--port={options.port} must be from 0 to 65535")
   for name, least in (

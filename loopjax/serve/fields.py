@@ -7,11 +7,12 @@ rejected, never silently ignored.
 """
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from loopjax.errors import one_line
+from loopjax.errors import UserError, one_line
 from loopjax.serve.errors import ClientError
 
 _COMMON = (
@@ -22,7 +23,10 @@ _COMMON = (
 _COMPLETION = {*_COMMON, "prompt"}
 _CHAT = {*_COMMON, "messages", "max_completion_tokens", "top_logprobs"}
 # Fields that cannot change the answer.
-_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier"}
+_IGNORED = {
+  "user", "metadata", "store", "service_tier", "safety_identifier",
+  "prompt_cache_key", "prompt_cache_retention",
+}  # fmt: skip
 # OpenAI's other fields, each with the values that have no effect.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
   "best_of": (1,),
@@ -36,7 +40,16 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
   "tool_choice": ("none", "auto"),
   "parallel_tool_calls": (True, False),
   "modalities": (["text"],),
+  "reasoning_effort": ("none", "minimal", "low", "medium", "high"),
+  "verbosity": ("medium",),
 }
+
+
+# The engine's names of fields.
+_FIELDS = {
+  "num_loops": "loops", "exit_threshold": "exit",
+  "max_new_tokens": "max_tokens", "top_log_probabilities": "logprobs",
+}  # fmt: skip
 
 
 def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
@@ -132,6 +145,14 @@ def invalid(fields: Mapping[str, Any], name: str, expected: str) -> ClientError:
   return ClientError(
     f"{name}={abbreviate(fields[name])} is not {expected}", param=name
   )
+
+
+def refused(error: UserError) -> ClientError:
+  """The error for a value that the engine refuses, with the field's name."""
+  name = re.match(r"\w+(?==)", str(error))
+  found = name and _FIELDS.get(name[0], name[0])
+  is_prompt = str(error).startswith("the prompt ")
+  return ClientError(str(error), param="prompt" if is_prompt else found)
 
 
 def abbreviate(value: Any) -> str:

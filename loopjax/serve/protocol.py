@@ -21,6 +21,7 @@ class CompletionRequest(NamedTuple):
   Attributes:
     requests: the engine's requests, one per choice; those of a prompt are
       consecutive.
+    num_choices: choices of each prompt.
     num_prompt_tokens: number of tokens of all prompts.
     stops: strings that end a choice.
     stream: whether tokens are sent as they are sampled.
@@ -29,6 +30,7 @@ class CompletionRequest(NamedTuple):
   """
 
   requests: tuple[GenerationRequest, ...]
+  num_choices: int
   num_prompt_tokens: int
   stops: tuple[str, ...]
   stream: bool
@@ -102,10 +104,12 @@ def parse(
     ),
   }
   options = fields.get("stream_options", {})
-  if not isinstance(options, dict) or options.keys() - {"include_usage"}:
+  known = {"include_usage", "include_obfuscation"}
+  if not isinstance(options, dict) or options.keys() - known:
     raise fields_lib.invalid(
       fields, "stream_options", "an object with include_usage"
     )
+  fields_lib.flag(options, "include_obfuscation")  # It has no effect here.
   stream = fields_lib.flag(fields, "stream")
   if "stream_options" in fields and not stream:
     raise ClientError(
@@ -134,9 +138,10 @@ def parse(
       for choice in range(n)
     )
   except UserError as error:
-    raise ClientError(str(error)) from error
+    raise fields_lib.refused(error) from error
   return model, CompletionRequest(
     requests,
+    num_choices=n,
     num_prompt_tokens=sum(map(len, prompts)),
     stops=_stops(fields),
     stream=stream,
@@ -264,11 +269,12 @@ def _log_probabilities(
     num_top = fields_lib.integer(fields, "logprobs", 0, 0, 20)
     return "logprobs" in fields, num_top
   requested = fields_lib.flag(fields, "logprobs")
-  if "top_logprobs" in fields and not requested:
+  num_top = fields_lib.integer(fields, "top_logprobs", 0, 0, 20)
+  if num_top and not requested:
     raise ClientError(
       "top_logprobs has no effect without logprobs", param="top_logprobs"
     )
-  return requested, fields_lib.integer(fields, "top_logprobs", 0, 0, 20)
+  return requested, num_top
 
 
 def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:

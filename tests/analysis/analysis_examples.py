@@ -4,6 +4,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data import pipeline
 from loopjax.types import Dataset
 
@@ -88,4 +89,37 @@ def make_dataset(num_examples: int = 20, batch_size: int = 8) -> Dataset:
     batches=pipeline.evaluation_batches(make_batch, num_examples, batch_size),
     groups={"rating": ("0", "1"), "source": ("test",)},
     facts={},
+  )
+
+
+def evaluate(directory, family="utm", rows=(), change=None, **overrides):
+  """An untrained model, maybe changed, with what its figures are drawn of."""
+  settings = make_settings(family, **overrides)
+  graphdef, params = make_model(settings)
+  if change:
+    change(params)
+  return evaluated_lib.evaluate_model(
+    settings, graphdef, params, make_dataset(), list(rows), directory
+  )
+
+
+def sampled(directory, family="utm", change=None, **overrides):
+  """An untrained model and 20 boards, of which it has seen none."""
+  sizes = {"eval__depth_examples": 20, "eval__batch_size": 20}
+  settings = make_settings(family, **{**sizes, **overrides})
+  graphdef, params = make_model(settings)
+  if change:
+    change(params)
+  batch = evaluated_lib.sample(make_dataset(20, 20), 20)
+  return evaluated_lib.EvaluatedModel(
+    settings=settings,
+    graphdef=graphdef,
+    params=params,
+    spec=settings.spec,
+    num_memory=getattr(settings.model, "num_memory_tokens", 0),
+    batch=batch,
+    output=None,
+    forward=evaluated_lib.make_forward(settings, graphdef, params, batch),
+    rows=[],
+    directory=directory,
   )

@@ -1,6 +1,7 @@
 """Figures of loops, memory and exits, and of the loss by position."""
 
 import dataclasses
+import functools
 import json
 import types
 
@@ -32,14 +33,9 @@ def drawn(monkeypatch):
   return saved
 
 
-def evaluate_model(directory, rows=(), **overrides):
-  overrides = {"eval__depth_factor": 0, **overrides}
-  settings = analysis_examples.make_settings("adaptive", **overrides)
-  graphdef, params = analysis_examples.make_model(settings)
-  dataset = analysis_examples.make_dataset()
-  return evaluated_lib.evaluate_model(
-    settings, graphdef, params, dataset, list(rows), directory
-  )
+evaluate_model = functools.partial(
+  analysis_examples.evaluate, family="adaptive", eval__depth_factor=0
+)
 
 
 def rows(num_layers=2, num_loops=3):
@@ -67,7 +63,7 @@ def lines(axes):
 
 
 def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
-  evaluated = evaluate_model(tmp_path, rows())
+  evaluated = evaluate_model(tmp_path, rows=rows())
   assert adaptive.draw_loops(evaluated) == [tmp_path / "loops.png"]
   over, at_end, onset, scales = drawn["loops.png"].axes
   steps, values = lines(over)["layer 2"]
@@ -85,20 +81,20 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
 
 def test_a_run_that_was_never_evaluated_has_its_iterations(tmp_path, drawn):
   trained = [row for row in rows() if row["split"] == "train"]
-  adaptive.draw_loops(evaluate_model(tmp_path, trained))
+  adaptive.draw_loops(evaluate_model(tmp_path, rows=trained))
   over, _, onset, _ = drawn["loops.png"].axes
   assert lines(over) and not lines(onset)
 
 
 def test_one_iteration_has_no_figure(tmp_path):
   one = {"model__num_loops": 1, "model__loop_update": "delta"}
-  evaluated = evaluate_model(tmp_path, rows(num_loops=1), **one)
+  evaluated = evaluate_model(tmp_path, rows=rows(num_loops=1), **one)
   assert adaptive.draw_loops(evaluated) == adaptive.draw_exits(evaluated) == []
   assert adaptive.draw_memory(evaluated._replace(rows=[])) == []
 
 
 def test_slots_are_drawn_with_the_gates_of_their_bank(tmp_path, drawn):
-  evaluated = evaluate_model(tmp_path, rows())
+  evaluated = evaluate_model(tmp_path, rows=rows())
   assert adaptive.draw_memory(evaluated) == [tmp_path / "memory.png"]
   gates, slots = drawn["memory.png"].axes  # Rows have local gates alone.
   assert list(lines(gates)["layer 2"][1]) == pytest.approx([0.2, 0.3])

@@ -34,29 +34,18 @@ def test_scores_of_known_predictions():
 
 @pytest.mark.long
 def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
-  settings = analysis_examples.make_settings(
-    model__halting="fixed", eval__depth_examples=20, eval__batch_size=20
-  )
-  graphdef, params = analysis_examples.make_model(settings)
-  # Otherwise an untrained model gets nearly the same score at every depth.
-  params["head"]["kernel"] = params["head"]["kernel"] * 8
-  batch = evaluated_lib.sample(analysis_examples.make_dataset(20, 20), 20)
-  evaluated = evaluated_lib.EvaluatedModel(
-    settings=settings,
-    graphdef=graphdef,
-    params=params,
-    spec=settings.task_module.spec(settings.task),
-    num_memory=settings.model.num_memory_tokens,
-    batch=batch,
-    output=None,  # The depth is measured by a run of its own.
-    forward=evaluated_lib.make_forward(settings, graphdef, params, batch),
-    rows=[],
-    directory=tmp_path,
+  def sharpened(params):
+    """Else an untrained model gets nearly the same score at every depth."""
+    params["head"]["kernel"] *= 8
+
+  evaluated = analysis_examples.sampled(
+    tmp_path, change=sharpened, model__halting="fixed"
   )
   scores = depth.scores_by_depth(evaluated)
   assert len(scores["exact_match"]) == 6
   assert len(set(scores["blank_accuracy"])) > 3
-  model = nnx.merge(graphdef, params)
+  model = nnx.merge(evaluated.graphdef, evaluated.params)
+  task = evaluated.settings.task_module
   for loops in (2, 6):
     run = jax.jit(
       functools.partial(model, num_loops=loops, trace=("confidence",))
@@ -67,7 +56,7 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
       output.trace["confidence"][-1], chances.max(axis=-1), rtol=1e-5
     )
     for name in ("exact_match", "blank_accuracy"):
-      value = settings.task_module.score(output, evaluated.batch)[name]
+      value = task.score(output, evaluated.batch)[name]
       np.testing.assert_allclose(
         scores[name][loops - 1], np.mean(value), atol=1e-6
       )
@@ -109,25 +98,9 @@ def test_sample_is_the_first_examples_without_padding(num_examples):
 
 def test_every_split_has_a_depth_of_its_own(tmp_path):
   """The scores of a split are those of its examples alone."""
-  settings = analysis_examples.make_settings(
-    eval__depth_examples=20, eval__batch_size=20
-  )
-  graphdef, params = analysis_examples.make_model(settings)
-  batch = evaluated_lib.sample(analysis_examples.make_dataset(20, 20), 20)
-  batch["group/split"] = np.array([0, 2] * 10)
-  evaluated = evaluated_lib.EvaluatedModel(
-    settings=settings,
-    graphdef=graphdef,
-    params=params,
-    spec=settings.task_module.spec(settings.task),
-    num_memory=settings.model.num_memory_tokens,
-    batch=batch,
-    output=None,
-    forward=evaluated_lib.make_forward(settings, graphdef, params, batch),
-    rows=[],
-    directory=tmp_path,
-    splits=("here", "nowhere", "there"),
-  )
+  evaluated = analysis_examples.sampled(tmp_path)
+  evaluated.batch["group/split"] = np.array([0, 2] * 10)
+  evaluated = evaluated._replace(splits=("here", "nowhere", "there"))
   parts = depth.scores_by_depth(evaluated)
   whole = depth.scores_by_depth(evaluated._replace(splits=()))
   assert {name.partition("/")[0] for name in parts} == {"here", "there"}
@@ -137,31 +110,13 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
   assert np.abs(difference).max() > 1e-3
 
 
-def causal(family, directory, **overrides):
-  """A causal model that was not trained, and its boards as text."""
-  settings = analysis_examples.make_settings(
-    family, eval__depth_examples=0, eval__batch_size=8, **overrides
-  )
-  graphdef, params = analysis_examples.make_model(settings)
-  batch = evaluated_lib.sample(analysis_examples.make_dataset(20, 20), 20)
-  return evaluated_lib.EvaluatedModel(
-    settings=settings,
-    graphdef=graphdef,
-    params=params,
-    spec=settings.spec,
-    num_memory=0,
-    batch=batch,
-    output=None,  # The depth is measured by a run of its own.
-    forward=None,
-    rows=[],
-    directory=directory,
-  )
-
-
 @crossing(("family", "factor"), [("looped", 2), ("melt", 1), ("sleep", 2)])
 def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
   """In one pass, or by a run for each of some numbers of loops."""
-  evaluated = causal(family, tmp_path, eval__depth_factor=factor)
+  evaluated = analysis_examples.sampled(
+    tmp_path, family, eval__depth_factor=factor, eval__depth_examples=0,
+    eval__batch_size=8,
+  )._replace(forward=None)  # fmt: skip
   trained = evaluated.settings.model.num_loops
   most = factor * trained
   scores = depth.scores_by_depth(evaluated)

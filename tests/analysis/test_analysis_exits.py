@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.loops import exits
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
@@ -21,18 +20,16 @@ from loopjax.losses import tokens as token_losses
 LOOPS = 3
 
 
-def evaluate_model(directory, **overrides):
-  settings = analysis_examples.make_settings(
-    "looped", eval__depth_factor=0, **overrides
-  )
-  graphdef, params = analysis_examples.make_model(settings)
-  if "exit_gate" in params:  # As if it had learned to tell tokens apart.
-    kernel = params["exit_gate"]["kernel"]
-    params["exit_gate"]["kernel"] = 50 * kernel
-  dataset = analysis_examples.make_dataset()
-  return evaluated_lib.evaluate_model(
-    settings, graphdef, params, dataset, [], directory
-  )
+def learned(params):
+  """As if its gate had learned to tell tokens apart."""
+  if "exit_gate" in params:
+    params["exit_gate"]["kernel"] *= 50
+
+
+evaluate_model = functools.partial(
+  analysis_examples.evaluate, family="looped", change=learned,
+  eval__depth_factor=0,
+)  # fmt: skip
 
 
 def by_hand():

@@ -152,12 +152,7 @@ def test_a_model_that_cannot_be_looked_at_has_no_figures(
 
 
 def test_the_hard_puzzle_is_chosen(tmp_path):
-  settings = analysis_examples.make_settings()
-  graphdef, params = analysis_examples.make_model(settings)
-  dataset = analysis_examples.make_dataset()
-  evaluated = evaluated_lib.evaluate_model(
-    settings, graphdef, params, dataset, [], tmp_path / "figures"
-  )
+  evaluated = analysis_examples.evaluate(tmp_path / "figures")
   targets = evaluated.batch["targets"]
   blanks = np.sum(evaluated.batch["inputs"] == 1, axis=1)
   # Everything is solved, at once, but for one puzzle in the middle.
@@ -178,12 +173,7 @@ def test_the_hard_puzzle_is_chosen(tmp_path):
 
 
 def test_nothing_is_drawn_of_a_failure_that_is_not_there(tmp_path):
-  settings = analysis_examples.make_settings()
-  graphdef, params = analysis_examples.make_model(settings)
-  dataset = analysis_examples.make_dataset()
-  evaluated = evaluated_lib.evaluate_model(
-    settings, graphdef, params, dataset, [], tmp_path / "figures"
-  )
+  evaluated = analysis_examples.evaluate(tmp_path / "figures")
   output = evaluated.output._replace(
     logits=np.eye(6)[evaluated.batch["targets"]]
   )

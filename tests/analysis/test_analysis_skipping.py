@@ -1,5 +1,6 @@
 """Loops that MELT skips for good: against the model, and drawn."""
 
+import functools
 import json
 
 import analysis_examples
@@ -8,22 +9,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.loops import skipping
 from loopjax.losses import tokens as token_losses
 
 
-def evaluate_model(directory, **overrides):
-  settings = analysis_examples.make_settings(
-    "melt", eval__depth_factor=0, **overrides
-  )
-  graphdef, params = analysis_examples.make_model(settings)
-  if "exit_gate" in params:  # As if it had learned to tell tokens apart.
+def learned(params):
+  """As if its gate had learned to tell tokens apart."""
+  if "exit_gate" in params:
     params["exit_gate"]["kernel"] *= 5
-  dataset = analysis_examples.make_dataset()
-  return evaluated_lib.evaluate_model(
-    settings, graphdef, params, dataset, [], directory
-  )
+
+
+evaluate_model = functools.partial(
+  analysis_examples.evaluate, family="melt", change=learned,
+  eval__depth_factor=0,
+)  # fmt: skip
 
 
 @pytest.mark.long

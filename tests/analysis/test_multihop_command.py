@@ -104,40 +104,31 @@ def with_config(directory, change, family="looped"):
     (lambda c: None, ("--lens",), "no flag '--lens'"),
   ],
 )
-def test_mistakes_are_one_line(change, flags, message, tmp_path, capsys):
+def test_mistakes_are_one_line(change, flags, message, tmp_path, refusal):
   if change:
     with_config(tmp_path, change)
   before = sorted(tmp_path.iterdir())
-  assert command.main([str(tmp_path), *flags]) == 2
-  printed = capsys.readouterr()
-  assert printed.err.startswith("error: ")
-  assert printed.err.count("\n") == 1
-  assert message in printed.err
-  assert printed.out == ""
+  assert message in refusal(command.main, [str(tmp_path), *flags])
   assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("flag", ["--loop=1", "--position=1"])
-def test_flags_without_an_effect_are_refused(flag, tmp_path, capsys):
+def test_flags_without_an_effect_are_refused(flag, tmp_path, refusal):
   with_config(tmp_path, lambda c: None, "transformer")
-  assert command.main([str(tmp_path), flag]) == 2
   message = f"error: {flag} has no effect on transformer: transformer has no"
-  assert capsys.readouterr().err.startswith(message)
+  assert refusal(command.main, [str(tmp_path), flag]).startswith(message)
 
 
-def test_a_family_that_shows_too_little_is_refused(tmp_path, capsys):
+def test_a_family_that_shows_too_little_is_refused(tmp_path, refusal):
   with_config(tmp_path, lambda c: None, "sleep")
-  assert command.main([str(tmp_path)]) == 2
   message = "model.name='sleep' does not show the prediction of every loop\n"
-  assert capsys.readouterr().err.endswith(message)
+  assert refusal(command.main, [str(tmp_path)]).endswith(message)
 
 
-def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, refusal):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, "looped")
   file = tmp_path / "file"
   file.write_text("")
-  assert command.main([str(workdir), f"--out={file}"]) == 2
-  printed = capsys.readouterr().err
-  assert printed.startswith(f"error: --out={file}: cannot be written")
-  assert printed.count("\n") == 1
+  said = refusal(command.main, [str(workdir), f"--out={file}"])
+  assert said.startswith(f"error: --out={file}: cannot be written")

@@ -200,14 +200,8 @@ def test_role_exposure_splits_the_accuracy_of_test_id():
 def test_rows_hold_means_and_their_errors():
   row = rows.make("a", "b", 1, 2, {"x": np.array([0, 0, 1, 1])}, entity="c")
   assert row == {
-    "analysis": "a",
-    "split": "b",
-    "entity": "c",
-    "loop": 1,
-    "position": 2,
-    "count": 4,
-    "x": 0.5,
-    "x/standard_error": 0.25,
-  }
+    "analysis": "a", "split": "b", "entity": "c", "loop": 1, "position": 2,
+    "count": 4, "x": 0.5, "x/standard_error": 0.25,
+  }  # fmt: skip
   assert entity_name(1, 2) == "bridge1"
   assert entity_name(2, 2) == "answer"

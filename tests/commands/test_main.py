@@ -33,15 +33,13 @@ from loopjax.watch import runs as watch_runs
   ],
 )
 def test_a_mistake_in_a_config_says_where_it_is(
-  text, message, tmp_path, monkeypatch, capsys
+  text, message, tmp_path, monkeypatch, refusal
 ):
   monkeypatch.delitem(sys.modules, "config_config", raising=False)  # Another's.
   file = tmp_path / "mine.py"
   file.write_text(text)
-  assert command(main_lib.main, f"--config={file}") == 2
-  error = capsys.readouterr().err
+  error = refusal(command, main_lib.main, f"--config={file}")
   assert error.startswith(f"error: --config: {message.format(file=file)}")
-  assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

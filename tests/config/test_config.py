@@ -10,6 +10,7 @@ from tests_support import (
   load_config,
   long_case,
   namespace,
+  refused,
 )
 
 from loopjax import config as config_lib
@@ -348,9 +349,8 @@ def test_blocks_lie_on_top_of_each_other():
   ],
 )
 def test_wrong_arguments_are_named(arg, message):
-  with pytest.raises(UserError, match=message) as caught:
+  with refused(message):
     load_config("sudoku_utm", arg)
-  assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

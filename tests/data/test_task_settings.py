@@ -147,6 +147,16 @@ IMPOSSIBLE = {
     ({"split_seed": -1}, "split_seed=-1"),
   ],
   "sudoku": [
+    ({"validation_share": 0.0}, "validation_share=0.0 must be in"),
+    ({"validation_share": 0.6}, "validation_share=0.6 must be in"),
+    *(
+      (
+        {"max_revealed": share, "num_revealed_examples": 1},
+        f"max_revealed={share} must be",
+      )
+      for share in (-0.1, 1.1)
+    ),
+    ({"max_revealed": 0.5}, ".*num_revealed_examples=0 go together"),
     ({"box_rows": 1}, "1x3"),
     ({"box_rows": 4, "box_cols": 4}, "4x4"),
     ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),

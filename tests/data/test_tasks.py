@@ -99,11 +99,33 @@ def case(request, corpus):
   return Case(request.param, corpus)
 
 
+# (vocabulary, padding, tokens, answer tokens) of a task with settings.
+SIZES = [
+  ("arithmetic", {}, (23 + 3 + 2, 1, 22, 1)),
+  ("automaton", {}, (3, 0, 100, 4)),
+  ("automaton", {"num_states": 3, "state_width": 7}, (3, 0, 24, 3)),
+  # 100 of words, 16 of hops, ANS, padding; 300 + 60 tokens.
+  ("depo", {}, (118, 1, 360, 60)),
+  # 10 digits, END, ANS, 17 other words, 3 x 105 of the themes, padding.
+  ("gsm", {}, (345, 1, 516, 4)),
+  ("maze", {"size": 12}, (6, 0, 144, 0)),
+  ("multihop", {"vocab_multiple": 64}, (1088, 38, 3, 0)),
+  ("multihop", MULTIHOP, (49, 1, 4, 0)),
+  ("multihop", {**MULTIHOP, "format": "reverse"}, (57, 1, 15, 0)),
+]
 every_case = pytest.mark.parametrize("case", CASES, indirect=True)
 
 
 def test_every_task_has_a_case():
   assert {name.partition(",")[0] for name in CASES} == {*TASKS}
+
+
+@pytest.mark.parametrize(("name", "changes", "sizes"), SIZES)
+def test_sizes_are_those_of_the_papers(name, changes, sizes):
+  task = TASKS[name]
+  spec = task.spec(task.Config(**changes))
+  padding, answer = spec.num_padding_tokens, spec.num_answer_tokens
+  assert (spec.vocab_size, padding, spec.sequence_length, answer) == sizes
 
 
 @every_case
@@ -176,6 +198,11 @@ def test_rows_are_as_announced(case):
       }
     assert rows["inputs"].shape[1] == spec.sequence_length
     assert len(spec.coordinates) == spec.sequence_length
+    if case.name != "sudoku":  # It adds the box.
+      dimensions = len(spec.coordinates[0])
+      side = range(round(spec.sequence_length ** (1 / dimensions)))
+      places = itertools.product(*[side] * dimensions)
+      assert spec.coordinates == tuple(places)
     if case.name in ("knowledge", "text"):  # The rest of a row is padding.
       assert {rows["inputs"].max(), rows["targets"].max()} <= {real - 1, real}
     else:

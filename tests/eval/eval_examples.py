@@ -143,13 +143,10 @@ def make_run(workdir, family="looped", **overrides):
 def request(doc_id, idx, label, context, continuation, **doc):
   """A line of a request file."""
   return {
-    "request_type": "loglikelihood",
-    "doc": doc,
-    "request": {"context": context, "continuation": continuation},
-    "idx": idx,
-    "doc_id": doc_id,
-    "label": label,
-  }
+    "request_type": "loglikelihood", "doc": doc,
+    "request": {"context": context, "continuation": continuation}, "idx": idx,
+    "doc_id": doc_id, "label": label,
+  }  # fmt: skip
 
 
 def choices(num, first=0):

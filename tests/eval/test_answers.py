@@ -262,7 +262,7 @@ OTHER = {
   "slots": None, "out": "there", "max_new_tokens": 7, "samples": None,
   "stop": "e", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
   "repetition_penalty": 1.5, "seed": 5, "exit_threshold": 0.5,
-  "draft_loops": 1, "prefill_loops": 1, "prompt_tokens": 9,
+  "draft_loops": 1, "prefill_loops": 1, "prompt_tokens": 9, "bos": "none",
 }  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def test_an_answer_is_of_all_flags_that_change_it(
     model = types.SimpleNamespace(
       facts={
         "workdir": str(flags.folder), "step": flags.checkpoint,
-        "weights": flags.weights,
+        "weights": flags.weights, "texts_begin_with": flags.bos,
       }
     )  # fmt: skip
     return command._facts(options, model, engine)
@@ -366,12 +366,11 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
     ),
   ],
 )
-def test_mistakes_are_one_line(flags, said, run, tmp_path, capsys):
+def test_mistakes_are_one_line(flags, said, run, tmp_path, refusal):
   questions = write(tmp_path / "q.jsonl", "1234")
   out = f"--out={tmp_path}/out"
-  assert entry.main([str(run), questions, out, *flags]) == 2
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1 and said in error
+  arguments = [str(run), questions, out, *flags]
+  assert said in refusal(entry.main, arguments, said=True)
   # The right flags can be given next: those of a mistake are not kept.
   assert not any(path.read_text() for path in tmp_path.glob("out/*"))
 

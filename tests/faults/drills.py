@@ -29,13 +29,9 @@ CONFIG = (
 )
 # Rates differ from run to run.
 TIMINGS = (
-  "steps_per_second",
-  "examples_per_second",
-  "data_wait_fraction",
-  "model_flops_per_second",
-  "model_flops_utilization",
-  "peak_memory_bytes",
-)
+  "steps_per_second", "examples_per_second", "data_wait_fraction",
+  "model_flops_per_second", "model_flops_utilization", "peak_memory_bytes",
+)  # fmt: skip
 _started: list[subprocess.Popen] = []
 
 

@@ -4,6 +4,7 @@ import importlib.util
 
 import jax
 import pytest
+from tests_support import refused
 
 from loopjax.errors import UserError
 from loopjax.fit import topology
@@ -38,9 +39,8 @@ def test_names(name, kind, sizes):
   ],
 )
 def test_unknown_machines_are_one_line(name, message):
-  with pytest.raises(UserError, match=message) as error:
+  with refused(message):
     topology.parse(name)
-  assert "\n" not in str(error.value)
 
 
 def test_processors_of_this_process():

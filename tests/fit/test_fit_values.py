@@ -36,14 +36,11 @@ def test_values_of_hand_written_text():
   got = values.largest(hlo.parse(fit_examples.NESTED), 20)
   rows = {(v.number, v.array, v.origin): v.num_bytes for v in got}
   assert rows == {
-    (1, "f32[32,16]", "gather-done"): 2048,
-    (1, "bf16[8,4,16]", "pair"): 1024,
+    (1, "f32[32,16]", "gather-done"): 2048, (1, "bf16[8,4,16]", "pair"): 1024,
     (1, "f32[4,16]", "inner.py:20 psum"): 256,
-    (1, "f32[4,16]", "state['x']"): 256,
-    (1, "f32[8]", "pair"): 32,
-    (1, "s32[]", "zero"): 4,
-    (1, "pred[]", "less.2"): 1,
-  }
+    (1, "f32[4,16]", "state['x']"): 256, (1, "f32[8]", "pair"): 32,
+    (1, "s32[]", "zero"): 4, (1, "pred[]", "less.2"): 1,
+  }  # fmt: skip
   assert values.largest(hlo.parse(fit_examples.NESTED), 2) == got[:2]
 
 

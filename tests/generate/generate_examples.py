@@ -69,6 +69,22 @@ def engine_of(name, *, changes=None, **options):
 
 
 @functools.cache
+def _shared(name, changes, options):
+  return engine_of(name, changes=dict(changes), **dict(options))
+
+
+def shared(name, *, changes=None, **options):
+  """An idle engine that tests share, so that its programs are compiled once.
+
+  What it wrote before leaves no trace: tests of that make engines of their own.
+  """
+  key = name, tuple((changes or {}).items()), tuple(options.items())
+  if not _shared(*key).idle:  # A test has failed.
+    _shared.cache_clear()
+  return _shared(*key)
+
+
+@functools.cache
 def _whole(name, changes, num_loops):
   _, graphdef, params = model_of(name, **dict(changes))
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from generate_examples import PROMPTS, engine_of, ids
+from generate_examples import PROMPTS, engine_of, ids, shared
 
 from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GenerationRequest
@@ -73,7 +73,7 @@ def test_a_text_by_depth_is_what_it_is_alone(name, options):
   assert depths.count(slots.BY_DEPTH) > 3
   assert {one.loops for text in found for one in text} > {LOOPS}
   for request, first, again in zip(asked, found, found[::-1], strict=False):
-    (alone,) = engine_of(name, num_slots=1, **options).generate([request])
+    (alone,) = shared(name, num_slots=1, **options).generate([request])
     alike(first, alone)
     alike(again, alone)
 
@@ -126,7 +126,7 @@ def test_a_slot_begins_with_the_first_loop_of_its_text():
   text = []
   while not engine.idle:
     text += [one for one in engine.step() if one.request_id == last]
-  (alone,) = engine_of("looped", num_slots=1).generate([asked[1]])
+  (alone,) = shared("looped", num_slots=1).generate([asked[1]])
   alike(text, alone)
 
 
@@ -147,7 +147,7 @@ def test_a_token_that_lockstep_ends_is_not_gone_on_with(monkeypatch):
   depths = [depth for _, depth, _ in calls]
   assert depths[:3] == [slots.BY_DEPTH, slots.LOOPS, slots.BY_DEPTH]
   for number, request in zip(numbers, asked, strict=True):
-    (alone,) = engine_of("looped", num_slots=1).generate([request])
+    (alone,) = shared("looped", num_slots=1).generate([request])
     alike(found[number], alone)
 
 

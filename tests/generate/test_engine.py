@@ -17,6 +17,7 @@ from generate_examples import (
   ids,
   logits_after,
   requests,
+  shared,
   written_out,
 )
 from tests_support import by_size, crossing
@@ -108,7 +109,7 @@ def test_few_that_are_as_long_write_together(monkeypatch, name, options):
     for prompt, temperature in zip(PROMPTS, (0, 1, 0, 1), strict=True)
   ]
   expected = [
-    engine_of(name, num_slots=1, **options).generate([one])[0] for one in asked
+    shared(name, num_slots=1, **options).generate([one])[0] for one in asked
   ]
   monkeypatch.setattr(sizes, "_FEW_ROWS", 2)
   engine, calls = engine_of(name, num_slots=4, **options), []
@@ -159,7 +160,7 @@ def test_all_slots_write_together_where_weights_are_large(monkeypatch):
 
 def test_later_parts_of_a_prompt_read_all_before_them(monkeypatch):
   asked = [GenerationRequest(PROMPTS[3] * 2, 4, GREEDY)]
-  (expected,) = engine_of("looped").generate(asked)
+  (expected,) = shared("looped").generate(asked)
   monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
   (found,) = engine_of("looped", prompt_chunk=4).generate(asked)
   assert ids(found) == ids(expected)
@@ -280,8 +281,9 @@ def test_a_text_is_what_it_is_alone(options):
     for request, text in zip(MIXED, found, strict=False)
   ]
   assert leaving[3] and not any([*leaving[:3], leaving[5]])
+  single = engine_of("looped", **options)
   for request, first, again in zip(MIXED, found, found[::-1], strict=False):
-    alone = engine_of("looped", **options).generate([request])[0]
+    (alone,) = single.generate([request])
     for text in (first, again):
       assert [one[1:2] + one[4:] for one in text] == [
         one[1:2] + one[4:] for one in alone
@@ -326,7 +328,7 @@ def test_fewer_loops_are_those_of_a_model_with_fewer():
     for prompt, loops in zip(PROMPTS, (1, 2, 2, 3), strict=True)
   ]
   for request, found in zip(
-    asked, engine_of("looped").generate(asked), strict=True
+    asked, shared("looped").generate(asked), strict=True
   ):
     expected = written_out("looped", request, num_loops=request.num_loops)
     assert ids(found) == [token for token, _ in expected]
@@ -337,7 +339,7 @@ def test_log_probabilities_are_of_the_model_whatever_is_drawn():
   sampling = Sampling(0.5, top_k=3, repetition_penalty=2.0, seed=3)
   request = GenerationRequest(PROMPTS[0], 5, sampling, top_log_probabilities=4)
   text = list(request.prompt)
-  for one in engine_of("looped").generate([request])[0]:
+  for one in shared("looped").generate([request])[0]:
     logits = logits_after("looped", text).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum())
     np.testing.assert_allclose(
@@ -353,10 +355,10 @@ def test_log_probabilities_are_of_the_model_whatever_is_drawn():
 
 def test_a_stop_token_ends_its_text_and_no_other():
   asked = requests(8, sampling=GREEDY)
-  plain = engine_of("looped").generate(asked)
+  plain = shared("looped").generate(asked)
   stop = ids(plain[0])[2]
   asked[0] = dataclasses.replace(asked[0], stop_tokens=(NUM_TOKENS, stop))
-  found = engine_of("looped").generate(asked)
+  found = shared("looped").generate(asked)
   end = ids(plain[0]).index(stop) + 1
   assert ids(found[0]) == ids(plain[0])[:end]
   assert [one.finish for one in found[0]] == [None] * (end - 1) + ["stop"]
@@ -366,7 +368,7 @@ def test_a_stop_token_ends_its_text_and_no_other():
 
 def test_a_text_ends_when_the_cache_is_full():
   request = GenerationRequest(PROMPTS[2], 99, GREEDY)
-  (found,) = engine_of("looped").generate([request])
+  (found,) = shared("looped").generate([request])
   assert len(found) == LENGTH - len(request.prompt) + 1
   assert ids(found) == [token for token, _ in written_out("looped", request)]
 
@@ -409,7 +411,7 @@ new = GenerationRequest
   (lambda: new((1,), 1, num_loops=4), "num_loops=4"),
 ])  # fmt: skip
 def test_impossible_requests_are_refused(request_of, says):
-  engine = engine_of("looped")
+  engine = shared("looped")
   with pytest.raises(UserError, match=says):
     engine.add(request_of())
   assert engine.idle

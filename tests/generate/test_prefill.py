@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from generate_examples import PROMPTS, engine_of, ids
+from generate_examples import PROMPTS, engine_of, ids, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
@@ -99,8 +99,8 @@ def test_the_prompt_leaves_what_tokens_leave_that_exit(name, kept):
 def test_as_many_loops_as_the_text_are_none_fewer(name):
   """To the bit: of the engine, and of the cache when nothing is skipped."""
   most = examples.SMALL[name]["num_loops"]
-  plain = engine_of(name).generate(asked(0))
-  same(engine_of(name).generate(asked(most)), plain, exact=True)
+  plain = shared(name).generate(asked(0))
+  same(shared(name).generate(asked(most)), plain, exact=True)
   family, graphdef, params = examples.model_of(name)
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)
@@ -128,16 +128,17 @@ def test_a_text_is_what_it_is_alone(name):
   together = engine_of(name, num_slots=3).generate(requests)
   parts = engine_of(name, num_slots=2, prompt_chunk=24).generate(requests)
   for request, text, other in zip(requests, together, parts, strict=True):
-    alone = engine_of(name).generate([request])
+    alone = shared(name).generate([request])
     same([text], alone)
     same([other], alone)
 
 
 @pytest.mark.long
 def test_drafts_and_exits_after_such_prompts():
-  plain = engine_of("looped").generate(asked(1))
-  same(engine_of("looped").generate(asked(1, draft_loops=2)), plain)
-  early = engine_of("looped").generate(asked(1, exit_threshold=0.4))
+  engine = shared("looped")
+  plain = engine.generate(asked(1))
+  same(engine.generate(asked(1, draft_loops=2)), plain)
+  early = engine.generate(asked(1, exit_threshold=0.4))
   assert {one.loops for text in early for one in text[1:]} > {1}
   assert {text[0].loops for text in early} == {3}  # As without.
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from generate_examples import engine_of, ids
+from generate_examples import engine_of, ids, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
@@ -36,7 +36,7 @@ def scores(text):
 @crossing("name", ["looped", "recurrent"])
 def test_a_text_after_a_copied_prompt_is_the_same_to_the_bit(name):
   """If the rest of the prompt is read in the same parts."""
-  made, plain = engine(name), engine_of(name, **OPTIONS)
+  made, plain = engine(name), shared(name, **OPTIONS)
   for prompt, copied in ((ONE, 0), (ONE, 32), (OTHER, 16), (OTHER, 32)):
     (text, number), (expected, _) = ask(made, prompt), ask(plain, prompt)
     assert number == copied
@@ -83,7 +83,7 @@ def test_the_penalty_knows_the_copied_tokens():
   penalised = {
     "sampling": Sampling(0.0, repetition_penalty=50.0), "max_new_tokens": 16,
   }  # fmt: skip
-  made, plain = engine(), engine_of("looped", **OPTIONS)
+  made, plain = engine(), shared("looped", **OPTIONS)
   prompt = (*(n % 10 + 10 for n in range(32)), 1, 2, 3)
   ask(made, prompt), ask(made, (20, 9, 8))
   text, copied = ask(made, prompt, **penalised)
@@ -92,7 +92,7 @@ def test_the_penalty_knows_the_copied_tokens():
 
 def test_what_was_not_used_for_longest_makes_room():
   """Of a prompt its end first, without which its beginning is of use."""
-  made, plain = engine(), engine_of("looped", **OPTIONS)
+  made, plain = engine(), shared("looped", **OPTIONS)
   made.prefixes._free = [0, 1, 2]
   shifted = [tuple((n + more) % 21 for n in ONE) for more in (3, 9)]
   ask(made, ONE), ask(made, shifted[0][:16])
@@ -114,7 +114,7 @@ def test_neighbours_and_drafts_change_nothing():
     for prompt in (ONE, OTHER, ONE[:20], ONE)
     for sampling, loops in ((GREEDY, 0), (GREEDY, 1), (Sampling(seed=3), 2))
   ]
-  made, plain = engine(num_slots=2), engine_of("looped", **OPTIONS)
+  made, plain = engine(num_slots=2), shared("looped", **OPTIONS)
   found, expected = made.generate(asked), plain.generate(asked)
   assert [ids(text) for text in found] == [ids(text) for text in expected]
   assert {text[0].copied for text in found} == {0, 16, 32}

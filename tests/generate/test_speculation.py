@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from generate_examples import PROMPTS, engine_of, ids, requests
+from generate_examples import PROMPTS, engine_of, ids, requests, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
@@ -75,7 +75,8 @@ THREE = {"changes": {"num_loops": 3}}
 @crossing(("name", "loops"), CASES)
 def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
   """Whatever is drawn; and most drafts are what all loops draw then."""
-  found = engine_of(name, num_slots=2, **THREE).generate(drafted(DRAWN, loops))
+  engine = shared(name, num_slots=2, **THREE)
+  found = engine.generate(drafted(DRAWN, loops))
   for request, text in zip(DRAWN, found, strict=True):
     written = examples.written_out(name, request, changes=THREE["changes"])
     assert ids(text) == [token for token, _ in written]
@@ -91,9 +92,9 @@ def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
 @crossing(("name", "loops"), CASES)
 def test_greedy_texts_are_those_without_drafts(name, loops):
   """In two slots that change hands; some drafts are right, some wrong."""
-  plain = engine_of(name, num_slots=2, **THREE).generate(ASKED)
-  drafts = drafted(ASKED, loops)
-  found = engine_of(name, num_slots=2, **THREE).generate(drafts)
+  engine = shared(name, num_slots=2, **THREE)
+  plain = engine.generate(ASKED)
+  found = engine.generate(drafted(ASKED, loops))
   same(found, plain)
   costs = costs_of(found)
   assert costs.accepted and costs.rejected
@@ -111,7 +112,7 @@ def test_rows_with_and_without_drafts_wait_for_each_other():
   engine = engine_of("looped", num_slots=4)
   assert engine.row_sizes == [1, 4]  # Two rows are written among four.
   found = engine.generate([*plain, *drafted(draft, 1)])
-  same(found, engine_of("looped", num_slots=4).generate([*plain, *draft]))
+  same(found, engine.generate([*plain, *draft]))
   assert all(one.accepted is None for text in found[:2] for one in text)
   assert all(one.accepted is not None for one in found[2][1:])
 
@@ -146,27 +147,29 @@ def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch, name, num):
   """Nor on where rounds begin, or how many a call has."""
   monkeypatch.setattr(sizes, "NUM_DRAFTS", (num,))
   found = engine_of(name).generate(drafted(DRAWN, 1))
-  same(found, engine_of(name).generate(DRAWN))
+  same(found, shared(name).generate(DRAWN))
   assert costs_of(found).accepted and costs_of(found).rejected
 
 
 def test_texts_end_where_they_do_without_drafts():
   """At a stop token within a round, and where the cache is full."""
-  plain = engine_of("looped").generate(ASKED)
+  engine = shared("looped")
+  plain = engine.generate(ASKED)
   asked = [
     dataclasses.replace(one, stop_tokens=(ids(text)[3],), max_new_tokens=99)
     for one, text in zip(ASKED, plain, strict=True)
   ]
-  expected = engine_of("looped").generate(asked)
-  same(engine_of("looped").generate(drafted(asked, 2)), expected)
+  expected = engine.generate(asked)
+  same(engine.generate(drafted(asked, 2)), expected)
   endless = [new(PROMPTS[2], 99, GREEDY)]
-  expected = engine_of("looped").generate(endless)
-  same(engine_of("looped").generate(drafted(endless, 2)), expected)
+  expected = engine.generate(endless)
+  same(engine.generate(drafted(endless, 2)), expected)
 
 
 def test_a_cancelled_draft_leaves_no_trace():
   """Nor does one whose row waits while others go on."""
-  engine, plain = (engine_of("looped", num_slots=1) for _ in range(2))
+  engine = engine_of("looped", num_slots=1)
+  plain = shared("looped", num_slots=1)
   number = engine.add(new(PROMPTS[3], 12, GREEDY, draft_loops=2))
   while not any(one.accepted is not None for one in engine.step()):
     pass

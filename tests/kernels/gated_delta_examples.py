@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import tests_support
 
 FAST = {"xla_backend_optimization_level": 0}
 KEY_HEADS, NUM_HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 4, 8, 6
@@ -65,6 +66,14 @@ def recurrence(query, key, value, log_decay, write, state):
     state[b, h] = memory + write[b, t, h] * np.outer(k, error)
     output[b, t, h] = q @ state[b, h]
   return output, state
+
+
+def assert_rounded(actual, expected, roundings):
+  """As in `tests_support`, for every example of every array."""
+  for got, want in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    tests_support.assert_rounded(list(got), list(want), roundings)
 
 
 def assert_close(actual, expected, tolerance):

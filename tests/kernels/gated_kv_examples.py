@@ -3,15 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests_support import assert_rounded
 
 from loopjax.kernels.gated_kv import Weights, gated_kv
 
 FAST = {"xla_backend_optimization_level": 0}
-# A rounding to bfloat16 is off by at most 2^-8. Results and gradients take four
-# in a row: of the latent or a cotangent of keys, of the cotangent of the
-# latent, of the gate's, and of what is returned. Terms of a sum may cancel down
-# to half of their size.
-OF_BFLOAT16 = 4 * 2 * 2.0**-8
 
 
 def arrays(dtype, *, batch, tokens, width, heads, head_width, rows, start):
@@ -86,11 +82,14 @@ def in_float64(operands):
     return differentiated(gated_kv, (*wide, start))
 
 
-def assert_rounded(actual, operands):
-  """Results and gradients in bfloat16 are off by rounding alone."""
+def assert_only_rounded(actual, operands):
+  """Results and gradients in bfloat16.
+
+  Four roundings in a row: of the latent or the cotangents of keys, of the
+  latent's cotangent, of the gate's, and of what is returned.
+  """
   assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype("bfloat16")}
-  actual = jax.tree.map(lambda x: np.asarray(x, np.float64), actual)
-  assert_close(actual, in_float64(operands), OF_BFLOAT16)
+  assert_rounded(actual, in_float64(operands), roundings=4)
 
 
 def assert_close(actual, expected, tolerance):

@@ -13,6 +13,7 @@ from gated_delta_examples import (
   SHAPES,
   arrays,
   assert_close,
+  assert_rounded,
 )
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -96,7 +97,10 @@ def test_bfloat16_inputs_get_bfloat16_gradients():
   assert all(x.dtype == jnp.bfloat16 for x in actual[:5])
   assert actual[5].dtype == jnp.float32
   rounded = [x.astype(jnp.float32) for x in narrow]
-  assert_close(actual, gradients(gated_delta, (*rounded, state)), 0.004)
+  expected = gradients(gated_delta, (*rounded, state))
+  # Once at the end; and of a cotangent where heads share a query and a key.
+  assert_rounded(actual[:5], expected[:5], roundings=2)
+  assert_close(actual[5], expected[5], 1e-6)
 
 
 @pytest.mark.parametrize("form", ["reference", "chunked"])

@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gated_delta_examples import FAST, arrays, assert_close, recurrence
+from gated_delta_examples import (
+  FAST,
+  arrays,
+  assert_close,
+  assert_rounded,
+  recurrence,
+)
 from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
@@ -19,6 +25,9 @@ from loopjax.kernels.gated_delta import recurrence as recurrence_lib
 
 # Memory that a kernel did not write is NaN.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
+# Of a chunk in bfloat16: of both operands of the products within it, with the
+# state and of what the state takes up. Hard examples keep those of each chunk.
+ROUNDINGS = 6
 
 
 def differentiated(form, operands):
@@ -65,13 +74,15 @@ def test_float32_is_exact_and_bfloat16_is_rounded():
   run = functools.partial(
     gated_delta, implementation="pallas_tpu", chunk_size=16
   )
-  # Operands of all products but the inverse's have the 8 bits of bfloat16.
-  for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 3e-2)):
+  for dtype in (jnp.float32, jnp.bfloat16):
     operands = examples(5, 40, dtype)
     with pltpu.force_tpu_interpret_mode(POISON):
       actual = jax.jit(run, compiler_options=FAST)(*operands)
     wide = [np.asarray(x, np.float64) for x in operands]
-    assert_close(actual, recurrence(*wide), tolerance)
+    if dtype == jnp.float32:
+      assert_close(actual, recurrence(*wide), 1e-5)
+    else:
+      assert_rounded(actual, recurrence(*wide), 3 * ROUNDINGS)
 
 
 @pytest.fixture
@@ -115,7 +126,7 @@ def test_widths_are_filled_up_to_whole_tiles(monkeypatch, adjoint):
   random = np.random.default_rng(0)
 
   def some(*shape):
-    return jnp.asarray(random.normal(size=shape), jnp.float32)
+    return random.normal(size=shape)
 
   n, b, h, c, keys, values = 2, 1, 2, 4, 96, 72
   steps = recurrence_lib.Steps(
@@ -134,11 +145,14 @@ def test_widths_are_filled_up_to_whole_tiles(monkeypatch, adjoint):
     return recurrence_lib.scan(steps, state, adjoint=adjoint)
 
   monkeypatch.setattr(pallas_gpu, "_kernel", kernel)
-  actual = pallas_gpu._recur(steps, state, adjoint=adjoint)
+  with jax.enable_x64(True):
+    steps, state = jax.tree.map(jnp.asarray, (steps, state))
+    actual = pallas_gpu._recur(steps, state, adjoint=adjoint)
+    expected = recurrence_lib.scan(steps, state, adjoint=adjoint)
   assert widths == [(128, 128, (128, 128))]
-  expected = recurrence_lib.scan(steps, state, adjoint=adjoint)
   for one, other in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+    assert one.dtype == jnp.float64
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.long
@@ -146,13 +160,11 @@ def test_widths_are_filled_up_to_whole_tiles(monkeypatch, adjoint):
 def test_gpu_kernels_are_the_chunks(gpu, widths):
   """Two chunks, the last one ragged, and two tiles of columns."""
   operands = large(key_width=widths[0], value_width=widths[1])
-  (output, state), grads = gpu(operands)
+  results, grads = gpu(operands)
   form = functools.partial(gated_delta, implementation="chunked")
-  expected, expected_grads = differentiated(form, operands)
-  assert_close((output, state), expected, 2e-2)
-  assert_close(grads, expected_grads, 3e-2)
+  assert_rounded(grads, differentiated(form, operands)[1], 2 * ROUNDINGS)
   wide = [np.asarray(x, np.float64) for x in operands]
-  assert_close((output, state), recurrence(*wide), 2e-2)
+  assert_rounded(results, recurrence(*wide), ROUNDINGS)
 
 
 def test_short_rows_are_one_chunk_without_a_kernel():
@@ -161,9 +173,9 @@ def test_short_rows_are_one_chunk_without_a_kernel():
   run = functools.partial(gated_delta, implementation="pallas_gpu")
   results, grads = differentiated(run, operands)
   wide = [np.asarray(x, np.float64) for x in operands]
-  assert_close(results, recurrence(*wide), 2e-2)
+  assert_rounded(results, recurrence(*wide), ROUNDINGS)
   form = functools.partial(gated_delta, implementation="chunked")
-  assert_close(grads, differentiated(form, operands)[1], 3e-2)
+  assert_rounded(grads, differentiated(form, operands)[1], 2 * ROUNDINGS)
   text = jax.jit(gradients("pallas_gpu")).lower(*operands).as_text()
   products = [x for x in text.split("\n") if "dot_general" in x]
   operands, results = zip(*(x.split(") -> ") for x in products), strict=True)

@@ -98,15 +98,16 @@ def test_narrow_inputs_add_in_float32(dtype, tolerance):
 def test_reference_by_hand():
   """-log of the target's share, in NumPy, token by token."""
   case = {"vocab": 9, "padding": 2}
-  hidden, table, targets = arrays(case, jnp.float32)
-  losses, normaliser = plain(case)(hidden, table, targets)
+  with jax.enable_x64(True):
+    hidden, table, targets = arrays(case, jnp.float64)
+    losses, normaliser = plain(case)(hidden, table, targets)
   h, w = (np.asarray(x, np.float64) for x in (hidden, table))
   for b, t in np.ndindex(targets.shape):
     exponentials = np.exp([w[v] @ h[b, t] for v in range(7)])
     share = exponentials[targets[b, t]] / exponentials.sum()
-    np.testing.assert_allclose(losses[b, t], -np.log(share), atol=1e-5)
+    np.testing.assert_allclose(losses[b, t], -np.log(share), atol=1e-12)
     expected = np.log(exponentials.sum())
-    np.testing.assert_allclose(normaliser[b, t], expected, atol=1e-5)
+    np.testing.assert_allclose(normaliser[b, t], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", [chunks, plain])
@@ -190,7 +191,9 @@ def test_a_mesh_changes_nothing_and_gathers_no_table():
     return jnp.mean(losses + 0.1 * normaliser**2)
 
   operands = jnp.concatenate([hidden] * 4), table
-  text = vocabulary_examples.on_a_mesh(loss, operands, (HIDDEN, ROWS))
+  text = vocabulary_examples.on_a_mesh(
+    loss, operands, (HIDDEN, ROWS), tolerance=1e-5
+  )
   whole = re.findall(r"= f32\[4608,12\]\S* (\S+)\(", text)
   assert not [name for name in whole if name.startswith("all-")]
 
@@ -214,16 +217,19 @@ def test_chunks_are_the_default():
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_scores_of_tokens(case):
   """Losses, and the first of the most likely tokens, padding left out."""
-  hidden, table, targets = arrays(case, jnp.float32)
   real, options = case["vocab"] - case.get("padding", 0), chunks(case).keywords
-  for rows in (table, table.at[real // 2 :].set(table[0])):
-    scores = functools.partial(chunked.token_scores, **options)
-    losses, best = jax.jit(scores, compiler_options=FAST)(hidden, rows, targets)
-    expected, _ = plain(case)(hidden, rows, targets)
-    np.testing.assert_allclose(losses, expected, atol=1e-5)
+  scores = functools.partial(chunked.token_scores, **options)
+  run = jax.jit(scores, compiler_options=FAST)
+  for equal in (False, True):
+    with jax.enable_x64(True):
+      hidden, table, targets = arrays(case, jnp.float64)
+      rows = table.at[real // 2 :].set(table[0]) if equal else table
+      losses, best = run(hidden, rows, targets)
+      expected, _ = plain(case)(hidden, rows, targets)
+    np.testing.assert_allclose(losses, expected, atol=1e-12)
     logits = np.einsum("btd,vd->btv", hidden, rows)[..., :real]
     # Equal rows have equal logits up to the order of summation.
-    nearly = logits >= logits.max(axis=-1, keepdims=True) - 1e-5
+    nearly = logits >= logits.max(axis=-1, keepdims=True) - 1e-12
     np.testing.assert_array_equal(best, np.argmax(nearly, axis=-1))
 
 

@@ -9,15 +9,8 @@ from tests_support import ROOT
 
 LAUNCH = ROOT / "launch"
 TOOLS = [
-  "gcloud",
-  "git",
-  "sbatch",
-  "srun",
-  "scontrol",
-  "kubectl",
-  "xpk",
-  "python",
-]
+  "gcloud", "git", "sbatch", "srun", "scontrol", "kubectl", "xpk", "python",
+]  # fmt: skip
 # Notes its arguments as one line; answers with a line of its file of answers:
 # an exit status and what to say. Without a line: 0 and nothing.
 STAND_IN = """#!/bin/bash

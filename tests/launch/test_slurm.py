@@ -11,14 +11,9 @@ def test_a_dry_run_on_slurm(world):
     world, LAUNCH / "slurm.sh", RUN, NODES="4", GPUS="8", CPUS="6"
   )
   assert submit == [
-    "sbatch",
-    "--nodes=4",
-    "--gpus-per-node=8",
-    "--ntasks-per-node=8",
-    "--cpus-per-task=6",
-    "launch/slurm.sh",
-    *RUN,
-  ]
+    "sbatch", "--nodes=4", "--gpus-per-node=8", "--ntasks-per-node=8",
+    "--cpus-per-task=6", "launch/slurm.sh", *RUN,
+  ]  # fmt: skip
   # One GPU per task is what JAX takes; hiding the others would mislead it.
   assert not [word for word in submit + step if "per-task=1" in word]
   assert step[0] == "srun"

@@ -160,10 +160,12 @@ def test_numpy_agrees(changes):
       for key, x in zip(keys, params, strict=True)
     ],
   )
-  output = examples.run(disco, config, SPEC, TOKENS, params, trace=disco.TRACES)
+  output = examples.run(
+    disco, config, SPEC, TOKENS, params, trace=disco.TRACES, exact=True
+  )
   oracle = Oracle(params, config, PADDING)
   logits, hidden, mixed, gate = oracle(np.asarray(TOKENS[0]))
-  close = {"rtol": 1e-3, "atol": 1e-3}
+  close = {"rtol": 1e-6, "atol": 1e-6}
   np.testing.assert_allclose(output.trace["hidden"][:, 0], hidden, **close)
   np.testing.assert_allclose(output.trace["mixed"][:, 0], mixed, **close)
   np.testing.assert_allclose(output.trace["gate"][:, 0], gate, **close)

@@ -11,6 +11,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from in_float64 import without_rounding
 from test_families import SPEC
 from tests_support import crossing
 
@@ -64,19 +65,19 @@ def _pass(config, chunk, keep, with_alpha):
       documents=documents,
     )[1]
 
-  return jax.jit(run, compiler_options=examples.FAST)
+  return without_rounding(run)
 
 
 def loops(config, chunk, params=None, *, tokens=TOKENS, alpha=None,
           keep=("hidden",), documents=None):  # fmt: skip
-  """What the loops leave, by name."""
+  """What the loops leave, by name, in float64."""
   run = _pass(config, chunk, keep, alpha is not None)
   share = jnp.float32(1.0 if alpha is None else alpha)
   return run(params or params_of(config), tokens, share, documents)
 
 
 def hidden(config, chunk, params=None, **call):
-  return np.asarray(loops(config, chunk, params, **call)["hidden"])
+  return loops(config, chunk, params, **call)["hidden"]
 
 
 TEACHER = looped.Config(**SIZES)
@@ -86,8 +87,10 @@ TEACHER = looped.Config(**SIZES)
 def taught():
   """A looped model's parameters, and its output after every loop."""
   params = examples.params_of(looped, TEACHER, SPEC)
-  output = examples.run(looped, TEACHER, SPEC, TOKENS, trace=("hidden",))
-  return params, np.asarray(output.trace["hidden"])
+  output = examples.run(
+    looped, TEACHER, SPEC, TOKENS, trace=("hidden",), exact=True
+  )
+  return params, output.trace["hidden"]
 
 
 def student(config):
@@ -117,7 +120,8 @@ def test_loops_are_those_of_the_definition(changes, chunk, alpha):
     expected = melt_plain.hidden_of_loops(
       params, config, tokens, chunk, 1.0 if alpha is None else alpha
     )
-    np.testing.assert_allclose(got[:, row], expected, atol=2e-4)
+    # Shares and constants are in float32.
+    np.testing.assert_allclose(got[:, row], expected, atol=1e-5)
 
 
 @crossing("chunk", [1, 4, 8])
@@ -125,14 +129,14 @@ def test_without_latents_every_loop_is_the_looped_models(chunk):
   """B.3, 1: alpha = 0, any chunk size."""
   config = config_of()
   got = hidden(config, chunk, student(config), alpha=0.0)
-  np.testing.assert_allclose(got, taught()[1], atol=2e-4)
+  np.testing.assert_allclose(got, taught()[1], atol=1e-6)
 
 
 def test_a_closed_gate_in_one_chunk_is_the_looped_model():
   """B.3, 2: z = 0."""
   config = config_of(gate="last")
   np.testing.assert_allclose(
-    hidden(config, 8, student(config)), taught()[1], atol=2e-4
+    hidden(config, 8, student(config)), taught()[1], atol=1e-6
   )
   # A learned gate far below zero keeps nothing either.
   config = config_of()
@@ -140,7 +144,7 @@ def test_a_closed_gate_in_one_chunk_is_the_looped_model():
   gates = jax.tree.map(jnp.zeros_like, params["latent_gates"])
   gates["bias"] -= 100.0
   got = hidden(config, 8, {**params, "latent_gates": gates})
-  np.testing.assert_allclose(got, taught()[1], atol=2e-4)
+  np.testing.assert_allclose(got, taught()[1], atol=1e-6)
 
 
 def test_one_loop_is_a_transformer():
@@ -148,10 +152,10 @@ def test_one_loop_is_a_transformer():
   config = config_of(num_loops=1)
   closed = config_of(num_loops=1, gate="last")
   expected = hidden(closed, 8, student(closed))
-  np.testing.assert_allclose(expected[0], taught()[1][0], atol=2e-4)
+  np.testing.assert_allclose(expected[0], taught()[1][0], atol=1e-6)
   for chunk in (1, 4):
     got = hidden(config, chunk, student(config))
-    np.testing.assert_allclose(got, expected, atol=2e-4)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 def test_keys_and_values_interpolate_with_their_latent():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
+from in_float64 import without_rounding
 from tests_support import ROOT, crossing, strict_dtypes
 
 from loopjax.models import MODELS, supervised
@@ -65,15 +66,18 @@ def _name(path):
 
 @functools.cache
 def step_of(family, config):
-  """One segment: (loss, metrics), gradients, of parameters and a batch."""
+  """One segment: (loss, metrics), gradients, of parameters and a batch.
+
+  In float64, as the fixtures are. Constants are in float32 here, such as the
+  square root of the width; cycles amplify their rounding, HRM's most.
+  """
 
   @strict_dtypes()
   def run(params, batch, key):
     model = examples.merged(family, config, SPEC, params)
     return family.loss(model, batch, key, jnp.zeros((), jnp.int32), None)
 
-  grad = jax.value_and_grad(run, has_aux=True)
-  return jax.jit(grad, compiler_options=examples.FAST)
+  return without_rounding(jax.value_and_grad(run, has_aux=True))
 
 
 def train(model, params, data, num_steps):
@@ -117,7 +121,7 @@ def test_two_segments_are_those_of_the_pseudo_code(name):
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
       wanted = expected[f"{step}/gradient/{_name(path)}"]
       np.testing.assert_allclose(
-        grad, wanted, atol=3e-5, rtol=2e-4, err_msg=_name(path)
+        grad, wanted, atol=5e-5, rtol=5e-5, err_msg=_name(path)
       )
   halted = expected["0/halted"]
   assert 0 < halted.sum() < len(halted)
@@ -150,7 +154,8 @@ def stablemax_of(logits):
 
 def stablemax(output):
   """The distribution that evaluations and figures see."""
-  return np.asarray(jax.nn.softmax(output.logits))
+  powers = np.exp(output.logits)
+  return powers / powers.sum(axis=-1, keepdims=True)
 
 
 @crossing("name", NAMES)
@@ -158,23 +163,23 @@ def test_a_forward_pass_is_segments_in_a_row(name):
   expected, (family, config) = stored(name), model_of(name)
   call = family, config, SPEC, expected["inputs"][0], params_of(name)
   names = ("margin", "confidence")
-  output = examples.run(*call, num_loops=2, trace=names)
-  one = examples.run(*call, num_loops=1)
+  output = examples.run(*call, num_loops=2, trace=names, exact=True)
+  one = examples.run(*call, num_loops=1, exact=True)
   on = ~expected["0/halted"]  # Those that PyTorch kept for a second segment.
   first, second = expected["0/logits"], expected["1/logits"][on]
-  # Float32 after up to 34 blocks, in float64 there.
-  np.testing.assert_allclose(stablemax(one), stablemax_of(first), atol=2e-4)
+  # The fixtures have float32 of the state that is drawn here in float64.
+  np.testing.assert_allclose(stablemax(one), stablemax_of(first), atol=1e-4)
   np.testing.assert_allclose(
-    stablemax(output)[on], stablemax_of(second), atol=2e-4
+    stablemax(output)[on], stablemax_of(second), atol=1e-4
   )
   np.testing.assert_allclose(
     output.trace["confidence"][1][on],
     stablemax_of(second).max(axis=-1),
-    atol=2e-4,
+    atol=1e-4,
   )
   margin, q = output.trace["margin"], expected["0/halting"]
   wants = q[:, 0] - q[:, 1] if name == "hrm" else q[:, 0]
-  np.testing.assert_allclose(margin[0], wants, atol=2e-4)
+  np.testing.assert_allclose(margin[0], wants, atol=1e-4)
   steps = np.where(margin[0] > 0, 1, 2)
   np.testing.assert_array_equal(output.stats["halt_steps"], steps)
 

@@ -1,6 +1,7 @@
 """Recurrent depth: what it shares with other families, and Huginn's numbers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import load_config
+from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -50,19 +51,23 @@ def batch_of(tokens=TOKENS):
   }
 
 
+@functools.cache
+def compiled_loss(config):
+  """Compiled for each config once."""
+
+  def loss(params, batch, key, step):
+    made = examples.merged(recurrent, config, SPEC, params)
+    return recurrent.loss(made, batch, key, step, None)
+
+  run = jax.value_and_grad(loss, has_aux=True)
+  return jax.jit(run, compiler_options=examples.FAST)
+
+
 def loss_and_gradients(config, batch=None, seed=0, step=0):
   params = examples.params_of(recurrent, config, SPEC)
-
-  def loss(params):
-    made = examples.merged(recurrent, config, SPEC, params)
-    batch_ = batch or batch_of()
-    key = jax.random.key(seed)
-    return recurrent.loss(made, batch_, key, jnp.asarray(step), None)
-
-  call = jax.jit(
-    jax.value_and_grad(loss, has_aux=True), compiler_options=examples.FAST
-  )
-  (value, metrics), gradients = call(params)
+  key, step = jax.random.key(seed), jnp.asarray(step)
+  found = compiled_loss(config)(params, batch or batch_of(), key, step)
+  (value, metrics), gradients = found
   return value, metrics, gradients
 
 
@@ -135,13 +140,11 @@ def test_a_traced_read_out_is_that_of_a_run_of_so_many_loops():
     )
 
 
-@pytest.mark.parametrize("config", [
-  changed(depth="fixed", state="zero"),
-  changed(depth="fixed", state="input", injection="diagonal"),
-], ids=str)  # fmt: skip
-def test_enough_loops_with_a_gradient_are_all_of_them(config):
+@crossing("changes", [{}, {"state": "input", "injection": "diagonal"}])
+def test_enough_loops_with_a_gradient_are_all_of_them(changes):
+  changes = {"state": "zero", "num_layers": 1, **changes}
   some, none = (
-    dataclasses.replace(config, num_with_gradient=n) for n in (3, 0)
+    changed(depth="fixed", num_with_gradient=n, **changes) for n in (3, 0)
   )
   for x, y in zip(
     jax.tree.leaves(loss_and_gradients(some)[2]),
@@ -153,15 +156,14 @@ def test_enough_loops_with_a_gradient_are_all_of_them(config):
 
 def test_cut_loops_have_no_gradient_and_the_prelude_has_one():
   """Through the injected input of the last loops, but not through h_0."""
-  all_loops = loss_and_gradients(changed(depth="fixed", num_with_gradient=0))
-  cut = loss_and_gradients(changed(depth="fixed", num_with_gradient=1))
+  fixed = {"depth": "fixed", "num_layers": 1}
+  all_loops = loss_and_gradients(changed(**fixed, num_with_gradient=0))
+  cut = loss_and_gradients(changed(**fixed, num_with_gradient=1))
   np.testing.assert_allclose(cut[0], all_loops[0], rtol=1e-6)
   for name in ("prelude", "layers", "token_embedding"):
     one, other = (jax.tree.leaves(x[2][name])[0] for x in (cut, all_loops))
     assert np.any(one != 0) and not np.allclose(one, other, atol=1e-6)
-  none = changed(
-    depth="fixed", num_with_gradient=1, injection="none", state="input"
-  )
+  none = changed(**fixed, num_with_gradient=1, injection="none", state="input")
   gradients = loss_and_gradients(none)[2]
   assert not any(np.any(x) for x in jax.tree.leaves(gradients["prelude"]))
 
@@ -188,7 +190,7 @@ def test_a_depth_is_drawn_for_a_step_or_for_each_row():
 
 def test_a_learned_depth_is_drawn_from_its_own_logits():
   """Where the distribution is at two loops, its step is that of two loops."""
-  learned = changed(depth="learned", depth_per="row")
+  learned = changed(depth="learned", depth_per="row", num_layers=1)
   params = examples.params_of(recurrent, learned, SPEC)
   start = jax.nn.softmax(params["depth_logits"])
   np.testing.assert_allclose(
@@ -197,15 +199,11 @@ def test_a_learned_depth_is_drawn_from_its_own_logits():
   _, metrics, gradients = loss_and_gradients(learned)
   assert np.any(gradients.pop("depth_logits")) and metrics["depth"] > 1
   params["depth_logits"] = jnp.full(len(start), -1e4).at[1].set(0.0)
-  fixed = changed(depth="fixed", num_loops=2, num_with_gradient=2)
+  fixed = changed(depth="fixed", num_loops=2, num_with_gradient=2, num_layers=1)
 
   def gradients_of(config, params):
-    def loss(params):
-      made = examples.merged(recurrent, config, SPEC, params)
-      key, step = jax.random.key(0), jnp.asarray(0)
-      return recurrent.loss(made, batch_of(), key, step, None)
-
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    key, step = jax.random.key(0), jnp.asarray(0)
+    return compiled_loss(config)(params, batch_of(), key, step)
 
   (_, metrics), found = gradients_of(learned, params)
   np.testing.assert_allclose(metrics["depth_mean"], 2.0, rtol=1e-6)
@@ -234,16 +232,13 @@ def test_parts_of_a_batch_have_the_losses_of_the_whole():
   np.testing.assert_allclose(part, whole[1:], atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [
-  *(pytest.param({"injection": kind}, id=kind, marks=pytest.mark.long)
-    for kind in injection.KINDS),
-  pytest.param({"update": "gate"}, id="gate"),
-  pytest.param({"update": "damped"}, id="damped"),
-  pytest.param({"dropout": 0.3}, id="dropout"),
-])  # fmt: skip
+@crossing("changes", [
+  {"update": "damped", "dropout": 0.3}, {"update": "gate"},
+  *({"injection": kind} for kind in injection.KINDS),
+], ids=str)  # fmt: skip
 def test_a_row_is_what_it_is_alone_at_its_depth(changes):
   """Its read-out and all gradients, whatever the other rows run."""
-  config, depths = changed(**changes), [1, 5, 3]
+  config, depths = changed(num_layers=1, **changes), [1, 5, 3]
   params = examples.params_of(recurrent, config, SPEC)
   if config.update == "gate":
     params["update_share"] = jnp.linspace(0.2, 0.9, 16)
@@ -273,11 +268,11 @@ def test_a_row_is_what_it_is_alone_at_its_depth(changes):
 @pytest.mark.parametrize("update", ["replace", "gate", "damped"])
 def test_drawn_loops_are_those_of_an_evaluation(update):
   """A depth of the program, a scan and copies of the loop agree."""
-  config = changed(update=update, state="input", injection="add")
+  config = changed(update=update, state="input", injection="add", num_layers=1)
   params = examples.params_of(recurrent, config, SPEC)
   made = examples.merged(recurrent, config, SPEC, params)
+  drawn = jax.jit(lambda depth: made(TOKENS, depth=depth).logits)
   for loops in (1, 4):
-    drawn = jax.jit(lambda depth: made(TOKENS, depth=depth).logits)
     scanned = run(config, params, num_loops=loops).logits
     unrolled = run(config, params, num_loops=loops, kind="unroll").logits
     np.testing.assert_allclose(drawn(jnp.asarray(loops)), scanned, atol=2e-5)
@@ -551,7 +546,7 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
 def test_loops_that_shrink_have_all_their_gradients():
   """`num_with_gradient=0` is all loops, also where there are more than K."""
   growth = {"growth_steps": (5,), "growth_loops": (4,)}
-  fixed = {"depth": "fixed", "num_with_gradient": 0}
+  fixed = {"depth": "fixed", "num_with_gradient": 0, "num_layers": 1}
   many = loss_and_gradients(changed(**fixed, **growth, num_loops=2))
   expected = loss_and_gradients(changed(**fixed, num_loops=4))
   np.testing.assert_allclose(many[0], expected[0], rtol=1e-6)

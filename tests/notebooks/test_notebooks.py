@@ -54,14 +54,11 @@ def test_a_cell_is_read_at_a_glance(path):
 
 
 @every_notebook
-def test_all_start_alike_and_open_on_colab(path):
+def test_all_start_alike(path):
   notebook, first = committed(path), committed(PATHS[0])
   starts = [cells(one, "code")[0].source for one in (notebook, first)]
   assert starts[0] == starts[1]
-  repository = re.search(r"github\.com/([\w.-]+/[\w.-]+)", starts[0])[1]
-  colab = "https://colab.research.google.com/github"
-  address = f"({colab}/{repository}/blob/main/notebooks/{path.name})"
-  assert address in cells(notebook, "markdown")[0].source
+  assert cells(notebook, "markdown")[0].source.startswith("# ")
 
 
 def test_the_address_has_one_place(tmp_path):
@@ -79,7 +76,7 @@ def test_the_address_has_one_place(tmp_path):
     texts = [path.read_text() for path in files]
     old, new = f"/{given}/loopjax", f"/{owner}/loopjax"
     assert texts == [text.replace(old, new) for text in before]
-  assert all(text.count("/someone/loopjax") == 2 for text in texts)
+  assert all(text.count("/someone/loopjax") == 1 for text in texts)
   (tmp_path / "CITATION.cff").write_text("title: x")
   with pytest.raises(SystemExit, match="no repository-code"):
     main(notebooks)

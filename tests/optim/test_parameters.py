@@ -1,5 +1,6 @@
 """What the parameter table says of every parameter of every family."""
 
+import functools
 import re
 
 import jax
@@ -271,8 +272,12 @@ FAMILIES = [
 
 def params_of(name, settings):
   """Abstract parameters of a family."""
+  return _params_of(name, MODELS[name].Config(**settings))
+
+
+@functools.cache
+def _params_of(name, config):
   family, spec = MODELS[name], TaskSpec(8, 48, tuple((i,) for i in range(48)))
-  config = family.Config(**settings)
   model = nnx.eval_shape(
     lambda: family.Model(config, spec, rngs=nnx.Rngs(params=0))
   )

@@ -337,7 +337,8 @@ def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   ]
   bars = tab.locator("#chart rect")
   high = [float(bar.get_attribute("height")) for bar in bars.all()]
-  assert np.allclose(high, [78 * count / len(blanks) for count in right])
+  expected = [78 * count / len(blanks) for count in right]
+  np.testing.assert_allclose(high, expected, rtol=1e-5)
   tab.locator("#chart").click(position={"x": 20, "y": 40})
   assert tab.locator("#now").inner_text() == f"loop 1 of {LOOPS}"
   tab.reload()

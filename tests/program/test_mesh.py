@@ -1,5 +1,6 @@
 """Every family on every kind of mesh is what it is on one device."""
 
+import functools
 import math
 
 import jax
@@ -7,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 from tests_support import (
   OF_PAPERS,
@@ -294,17 +294,17 @@ def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
   specs((8, 1, 1), params)  # Nothing is split: nothing to complain about.
 
 
+@functools.cache
+def of_the_papers_size(name):
+  """Abstract parameters."""
+  settings = config_lib.resolve(load_config(name, "paper"))
+  return program_lib.abstract_model(settings)[1]
+
+
 @pytest.mark.parametrize("mesh", [(1, 8, 1), (1, 1, 2), (2, 2, 2)])
 @pytest.mark.parametrize("name", OF_PAPERS)
 def test_every_large_parameter_of_the_papers_sizes_is_split(name, mesh):
-  settings = config_lib.resolve(load_config(name, "paper"))
-  spec = settings.task_module.spec(settings.task)
-  model = nnx.eval_shape(
-    lambda: settings.family.Model(
-      settings.model, spec, settings.loop, rngs=nnx.Rngs(params=0)
-    )
-  )
-  params = nnx.to_pure_dict(nnx.state(model))
+  params = of_the_papers_size(name)
   where = sharding.parameter_shardings(
     sharding.make_mesh(
       sharding.Config(*mesh), jax.devices()[: math.prod(mesh)]

@@ -98,6 +98,37 @@ def test_a_table_is_headed_by_its_question(runs, tmp_path):
   assert "| passes\u00a0=\u00a01 <small>N = 1</small> |" in markdown
 
 
+def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
+  """A table of questions that link to their numbers; a search is folded."""
+  out = tmp_path / "kept"
+  for name, kept in (("rule", runs), ("other", runs[:3])):
+    keep.keep(kept, out / f"{name}.runs.json", "passes", f"Is it {name}?")
+  keep.keep(runs, out / "rate.runs.json", "passes", "Which?", ("run.seed",))
+  before = page.write([out], tmp_path / "report")[1].read_text()
+  assert "## Contents" in before and "## Verdicts" not in before
+  path = out / "rule.runs.json"
+  words = [f"--out={path}", "--sweep=passes", "--verdict=same direction"]
+  assert keep.main(words) == 0  # No runs are added.
+  assert len(runs_lib.collect([out])[0][-1].runs) == len(runs)
+  html, markdown, _ = page.write([out], tmp_path / "report")
+  lines = markdown.read_text().splitlines()
+  assert lines[2] == "## Verdicts"
+  for name, counts, verdict in (
+    ("rule", "6 of 6 runs, 3 seeds", "same direction"),
+    ("other", "3 of 3 runs, 3 seeds", "–"),
+  ):
+    link = f"[Is it {name}?](#is-it-{name}) <small>{counts}</small>"
+    assert f"| {link} | {verdict} |" in lines
+  assert '<h3 id="is-it-rule">Is it rule?</h3>' in html.read_text()
+  assert "<summary>Search. Which?</summary>" in lines
+  keep.keep(runs, path, "passes")  # It stays.
+  assert '"verdict": "same direction"' in path.read_text()
+  capsys.readouterr()
+  assert keep.main([f"--out={out / 'new.runs.json'}", "--sweep=x"]) == 2
+  assert "has no runs, and none are given" in capsys.readouterr().err
+  assert keep.main([*words[:2], "--verdict=yes"]) == 2
+
+
 def test_a_search_shows_the_score_that_chose(tmp_path):
   """Before those of the test, with a mark for each number of passes."""
   rates = (0.1, 0.2)
@@ -196,7 +227,7 @@ def test_runs_of_no_sweep_stay_by_themselves(runs, tmp_path):
   assert there == {"n1_s1", "n1_s2"}
 
 
-def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
+def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
   elsewhere = make_run(
     tmp_path / "b", 1, 1, **{"run.init_from": "/home/me/runs/x"}
   )
@@ -217,15 +248,15 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, capsys):
     ([tmp_path], "contains no run: config.json is missing"),
     (["zoo:novels"], "zoo:novels is a trained model, not a run"),
     ([runs[0], "--chosen_for="], "--chosen_for has no effect without --sweep"),
+    ([runs[0], "--verdict=not here"], "--verdict has no effect"),
     ([runs[0], "--title=x"], "--title has no effect without --sweep"),
     (
       [runs[0], "--sweep=x", "--chosen_for=model.num_pases"],
       "no setting 'model.num_pases'; there is model.num_passes",
     ),
   ):
-    assert keep.main([*map(str, workdirs), f"--out={out}"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    arguments = [*map(str, workdirs), f"--out={out}"]
+    assert message in refusal(keep.main, arguments)
     assert not out.parent.exists()
   with pytest.raises(UserError, match="must end with .runs.json"):
     keep.keep(runs, tmp_path / "kept")

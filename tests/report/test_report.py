@@ -505,11 +505,8 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
   """The frontier: loops, with a line for each number of slots."""
   items = lm_runs(tmp_path, "frontier")
   assert [item.config["model"]["num_loops"] for item in items[::3]] == [
-    1,
-    2,
-    3,
-    6,
-  ]
+    1, 2, 3, 6,
+  ]  # fmt: skip
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   panels = adaptive.PAPER.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
@@ -887,8 +884,5 @@ def test_the_command_prints_its_files(workdir, capsys):
 def test_times_are_readable():
   seconds = [3, 119, 600, 7200]
   assert [words_lib.duration(s).replace("\u00a0", " ") for s in seconds] == [
-    "3 s",
-    "119 s",
-    "10 min",
-    "2.0 h",
-  ]
+    "3 s", "119 s", "10 min", "2.0 h",
+  ]  # fmt: skip

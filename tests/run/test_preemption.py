@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from tests_support import rows_of_metrics as rows
 from tests_support import smoke
 
 from loopjax import train
@@ -12,13 +13,6 @@ from loopjax.run import workdir as workdir_lib
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
-TIMING = (
-  "steps_per_second",
-  "examples_per_second",
-  "data_wait_fraction",
-  "model_flops_per_second",
-)
-
 
 def config():
   """Steps 5, 15 lie between rows; evaluation in training is at 10."""
@@ -26,13 +20,6 @@ def config():
     eval__every=10, eval__batch_size=32, eval__depth_factor=0,
     optim__ema_decay=0.9,
   )  # fmt: skip
-
-
-def rows(workdir):
-  return [
-    {k: v for k, v in row.items() if k not in TIMING}
-    for row in workdir_lib.read_metrics(workdir)
-  ]
 
 
 @pytest.fixture(scope="module")

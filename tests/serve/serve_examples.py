@@ -99,6 +99,7 @@ class Served:
 @contextlib.contextmanager
 def serve(
   engine, *, capacity=8, limit=100, token="", chat=None, hosts=("*",),
+  origins=(),
   tokenizer=BYTES, max_connections=100, head_seconds=30.0, also=None,
 ):  # fmt: skip
   """A real server on a free port of this machine, in another thread."""
@@ -111,7 +112,7 @@ def serve(
   for other, name in (also or {}).items():
     another = worker.Worker(other, capacity, lambda: failures.append(1))
     pairs.append((another, model._replace(name=name)))
-  made_app = app.make_app(pairs, token=token, hosts=list(hosts))
+  made_app = app.make_app(pairs, token=token, hosts=hosts, origins=origins)
   server = uvicorn.Server(
     uvicorn.Config(
       made_app, host="127.0.0.1", port=0, log_level="error",

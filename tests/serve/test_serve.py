@@ -262,7 +262,7 @@ def test_text_ends_before_a_stop(served, monkeypatch, stream):
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("sizes", [(60,), (5, 55), (11, 49)], ids=str)
 def test_scores_are_of_the_tokens_of_the_text(chat, sizes):
-  """Not of those that the engine wrote, in the same step, after a stop."""
+  """Not of a stop, nor of those that the engine wrote after it in a step."""
   asked = {"prompt": "x", "logprobs": 1}
   if chat:
     asked = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
@@ -280,7 +280,7 @@ def test_scores_are_of_the_tokens_of_the_text(chat, sizes):
     for chunk in answer.chunks(0, tokens[at : at + size]):
       parts.append(chunk["choices"][0]["logprobs"])
     at += size
-  num = len("Über allen".encode())
+  num = len("Über al".encode())
 
   def scores(part):
     if chat:
@@ -291,7 +291,8 @@ def test_scores_are_of_the_tokens_of_the_text(chat, sizes):
   assert sum((scores(part) for part in parts), []) == expected
   (choice,) = answer.body()["choices"]
   assert scores(choice["logprobs"]) == expected
-  assert answer.usage()["completion_tokens"] == num
+  # All that were sampled until the stop was there.
+  assert answer.usage()["completion_tokens"] == num + len("len")
 
 
 def test_a_beginning_of_a_stop_is_given_out_at_the_end(served):
@@ -352,7 +353,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   assert tokenizer.piece(space) == tokenizer.piece(byte) == b" "
   request = GenerationRequest((1,), 9, top_log_probabilities=2)
   completion = examples.protocol.CompletionRequest(
-    (request,), 1, (), False, False, True
+    (request,), 1, 1, (), False, False, True
   )
   model = examples.protocol.ServedModel("x", tokenizer, (2,), 99, 99, None)
   for chat in (False, True):
@@ -400,12 +401,16 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     ({"prompt": ["x"] * 65, "n": 2}, "n", "130 choices are more than 128"),
     ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
     ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
-    ({"prompt": "x", "top_p": 0}, None, "top_p=0 must be more than 0"),
-    ({"prompt": "x", "exit": 0}, None, "exit_threshold=0"),
-    ({"prompt": "x", "loops": 3}, None, "num_loops=3: this model runs 4"),
+    ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
+    ({"prompt": "x", "exit": 0}, "exit", "exit_threshold=0"),
+    ({"prompt": "x", "loops": 3}, "loops", "num_loops=3: this model runs 4"),
     ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
     ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
-    ({"prompt": "x", "draft_loops": 1, "exit": 0.5}, None, "exclude each"),
+    (
+      {"prompt": "x", "draft_loops": 1, "exit": 0.5},
+      "draft_loops",
+      "exclude each",
+    ),
     ({"prompt": "x", "prefill_loops": -1}, "prefill_loops", "an integer from"),
     ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
     ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
@@ -417,7 +422,16 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
       "no effect without stream",
     ),
     ({"prompt": "x", "\ud800": 1}, r"\ud800", "there is no field '\\ud800'"),
-    ({"prompt": "x", "repetition_penalty": 1e-300}, None, "in [0.01, 100]"),
+    (
+      {"prompt": "x", "stream": True, "stream_options": {"include_x": 1}},
+      "stream_options",
+      "an object",
+    ),
+    (
+      {"prompt": "x", "repetition_penalty": 1e-300},
+      "repetition_penalty",
+      "in [0.01, 100]",
+    ),
     ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
     ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
     ({"prompt": "x", "echo": True}, "echo", "echo=True is not supported"),
@@ -582,7 +596,62 @@ def test_other_names_of_this_machine_are_refused():
   with examples.serve(examples.Engine(), hosts=["127.0.0.1"]) as made:
     assert made.client.get("/v1/models").status_code == 200
     headers = {"Host": "evil.example"}
-    assert made.client.get("/v1/models", headers=headers).status_code == 400
+    refused = made.client.get("/v1/models", headers=headers)
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert message.startswith("this server is not called 'evil.example'")
+    assert made.client.get("/health", headers=headers).status_code == 200
+
+
+def test_a_public_name_and_pages_that_may_ask():
+  """As behind a proxy; a preflight needs no token."""
+  origin = "https://page.example"
+  with examples.serve(
+    examples.Engine(),
+    token="secret",
+    hosts=["api.example"],
+    origins=[origin],
+  ) as made:
+    headers = {"Host": "API.example:443", "Origin": origin}
+    asked = {"Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization,content-type"
+    path = "/v1/completions"
+    preflight = made.client.options(path, headers={**headers, **asked})
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == origin
+    allowed = preflight.headers["access-control-allow-headers"]
+    assert "authorization" in allowed.lower()
+    refused = made.client.get("/v1/models", headers=headers)
+    assert refused.status_code == 401  # And the page may read why.
+    assert refused.headers["access-control-allow-origin"] == origin
+    bearer = {"Authorization": "Bearer secret"}
+    answer = made.client.get("/v1/models", headers={**headers, **bearer})
+    assert answer.status_code == 200
+    other = {**headers, **bearer, "Origin": "https://other.example"}
+    answer = made.client.get("/v1/models", headers=other)
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_fields_that_clients_send_and_nothing_hangs_on(served):
+  fields = {"prompt_cache_key": "a", "max_tokens": 2, "stream": True}
+  options = {"include_obfuscation": False, "include_usage": True}
+  response = served.post(prompt="x", **fields, stream_options=options)
+  assert response.status_code == 200
+  messages = [{"role": "user", "content": "x"}]
+  response = served.post(
+    "/v1/chat/completions", messages=messages, max_tokens=2,
+    reasoning_effort="low", logprobs=False, top_logprobs=0,
+  )  # fmt: skip
+  assert response.status_code == 200
+  assert response.json()["choices"][0]["logprobs"] is None
+
+
+def test_no_more_tokens_are_cached_than_a_prompt_has(alone):
+  """Of two choices the second copies what the first has read."""
+  answer = alone.post(prompt=["x", "yz"], max_tokens=4, draft_loops=2)
+  assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+  answer = alone.post(prompt="x", n=3, max_tokens=4, draft_loops=2)
+  assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
 def test_half_a_head_is_not_waited_for():

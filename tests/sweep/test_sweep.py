@@ -151,11 +151,8 @@ def test_every_item_is_run_with_its_overrides(monkeypatch, items, tmp_path):
   assert runner.names == [item.slug for item in items]
   command = runner.commands[0]
   assert command[:4] == [
-    sys.executable,
-    "-m",
-    "loopjax.main",
-    "--config=c.py:smoke",
-  ]
+    sys.executable, "-m", "loopjax.main", "--config=c.py:smoke",
+  ]  # fmt: skip
   assert "--config.model.num_memory_tokens=8" in command
   assert f"--workdir={tmp_path / items[0].slug}" == command[-1]
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from tests_support import load_config, smoke
+from tests_support import rows_of_metrics as rows
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -23,13 +24,6 @@ from loopjax.train import evaluate, scoring
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
-TIMING = (
-  "steps_per_second",
-  "examples_per_second",
-  "data_wait_fraction",
-  "model_flops_per_second",
-)
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -37,14 +31,6 @@ def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("finished")
   train.run(smoke(), workdir, "train_and_eval")
   return workdir
-
-
-def rows(workdir):
-  """Metrics without the timings."""
-  return [
-    {k: v for k, v in row.items() if k not in TIMING}
-    for row in workdir_lib.read_metrics(workdir)
-  ]
 
 
 def summary(workdir):

@@ -165,6 +165,13 @@ def test_a_trained_model_has_a_card_and_no_curves(
     assert said.endswith("no such directory; did you mean zoo:sudoku_6x6?\n")
 
 
+def test_a_directory_of_a_like_name_is_suggested(tmp_path):
+  (tmp_path / "sudoku_utm").mkdir()
+  near = zoo.suggestion(tmp_path / "sudoku_ut")
+  assert near == "; did you mean 'sudoku_utm'?"
+  assert not zoo.suggestion(tmp_path / "other")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, sketches):
   """The run of tests/train: its programs are in the cache."""

@@ -15,12 +15,13 @@ _STEPS = "optimizer steps"
 _COLUMN = 14  # Names in a column of a legend that is as high as its panel.
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
-# Panels of curves.png: title, unit, scale and (split, metric, label, colour).
+# Panels of curves.png: title, unit, scale ("wide": logarithmic if the values
+# span a decade) and (split, metric, label, colour).
 _PANELS = (
   (
     "Loss",
     "nats per token",
-    "log",
+    "wide",
     (
       ("train", "loss", "training, with penalties", draw.BLUE),
       ("validation", "loss", "validation", draw.ORANGE),
@@ -98,7 +99,14 @@ def draw_training(
       axes.axhline(num_loops, color=draw.GREY, linestyle=":", label="trained K")
     if unit == "score":
       axes.set_ylim(-0.02, max(1.02, axes.get_ylim()[1]))
-    axes.set_yscale(scale)
+    if scale == "log" or scale == "wide" and _spans_a_decade(axes):
+      axes.set_yscale("log")
+      for set_formatter in (
+        axes.yaxis.set_major_formatter,
+        axes.yaxis.set_minor_formatter,
+      ):
+        set_formatter(ticker.StrMethodFormatter("{x:g}"))
+      axes.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
     axes.set_xlim(left=0)  # All panels begin where training does.
     draw.tidy(axes, title, _STEPS, unit)
     columns = 1 + (len(axes.get_lines()) - 1) // _COLUMN
@@ -149,7 +157,7 @@ def _by_group(rows: series.Rows):
     (
       f"Loss by {name} (number of examples)",
       "nats per token",
-      "log",
+      "wide",
       tuple(
         ("validation", key, _with_count(rows, key), color)
         for key, color in zip(keys, itertools.cycle(draw.PALETTE))
@@ -158,6 +166,11 @@ def _by_group(rows: series.Rows):
     for name, keys in groups.items()
     if len(keys) > 1
   ]
+
+
+def _spans_a_decade(axes: axes_lib.Axes) -> bool:
+  values = np.concatenate([np.ravel(x.get_ydata()) for x in axes.get_lines()])
+  return bool(np.nanmax(values) > 10 * np.nanmin(values) > 0)
 
 
 def _with_count(rows: series.Rows, key: str) -> str:

@@ -82,14 +82,6 @@ def test_evaluation_holds_as_many_as_asked_for():
   assert len(np.unique(got["inputs"][got["valid"]], axis=0)) == 50
 
 
-def test_spec():
-  got = task.spec(task.Config())
-  assert (got.vocab_size, got.num_padding_tokens) == (3, 0)
-  assert (got.sequence_length, got.num_answer_tokens) == (100, 4)
-  assert got.coordinates == tuple((i,) for i in range(100))
-  assert task.answer_length(SMALL) == 3
-
-
 def test_scores_of_hand_made_answers():
   """Only the answer chunk counts."""
   batch = {

@@ -191,3 +191,19 @@ def test_scores_of_some_right_answers(name):
   scores = task.score(Output(jnp.array(logits), {}, {}, {}, {}), got)
   np.testing.assert_allclose(scores["answer_accuracy"], shares, rtol=1e-6)
   np.testing.assert_array_equal(scores["exact_match"], np.array(shares) == 1)
+
+
+def test_tokens_of_the_papers_sizes():
+  settings = task.Config()
+  assert settings.num_words == 2550
+  assert (settings.first_hop, settings.answer) == (100, 116)
+  assert settings.padding == 117
+
+
+@pytest.mark.parametrize(
+  ("max_hops", "expected"),
+  [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (16, (1, 2, 4, 8, 16))],
+)
+def test_evaluation_doubles_the_hops(max_hops, expected):
+  settings = task.Config(max_hops=max_hops, num_eval_examples=120)
+  assert settings.eval_hops == expected

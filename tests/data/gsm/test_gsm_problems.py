@@ -117,13 +117,9 @@ def test_further_quantities_are_of_all_kinds_and_of_all_problems():
       of_core += [part in core for part in parts]
       totals += len(core & inside) / len(inside) * len(parts)
   assert set(kinds) == {
-    ("number", 0),
-    ("plus", 1),
-    ("times", 1),
-    ("minus", 2),
-    ("sum", 1),
+    ("number", 0), ("plus", 1), ("times", 1), ("minus", 2), ("sum", 1),
     ("sum", 2),
-  }
+  }  # fmt: skip
   share = np.array(list(kinds.values())) / sum(kinds.values())
   assert (share > 0.1).all()
   assert sum(of_core) == pytest.approx(totals, rel=0.15)

@@ -96,3 +96,12 @@ def test_scores_of_hand_made_answers(num_last):
       scores["loss"], small + 2 * np.array(errors), rtol=1e-5
     )
     assert all(value.dtype == jnp.float32 for value in scores.values())
+
+
+@pytest.mark.parametrize("length", [92, 512, 3300, 11_000])
+def test_the_grid_has_twice_as_many_names_as_quantities(length):
+  settings = task.Config(context_length=length, min_length=0, max_length=length)
+  names = settings.grid_side**2
+  assert names >= settings.num_names == 8 + length // 7
+  if length < 5500:  # Then it is as large as it can be.
+    assert 2 * settings.num_names <= names < 3 * settings.num_names

@@ -176,7 +176,9 @@ def test_nobody_is_asked_about_in_two_splits():
     assert parts == ("train_statements", "train_questions",
                      f"{split}_questions")  # fmt: skip
     batch = joined(split)
-    valid = batch["valid"]
+    valid, padded = batch["valid"], batch["documents"] == 0
+    assert padded.any()
+    assert (batch["inputs"][padded] == VOCABULARY.padding).all()
     assert valid.sum() == dataset.facts[f"{split}_examples"] == 3 * 6 * 12
     people_of = collections.defaultdict(set)
     for row in np.flatnonzero(valid):

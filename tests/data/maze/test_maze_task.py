@@ -159,9 +159,3 @@ def test_any_shortest_path_counts_and_nothing_else():
     ["S  #", " #  ", "   G", "####"],
   ):
     assert scores(wrong)["shortest_path"] == 0, wrong
-
-
-def test_the_spec_is_of_the_grid():
-  spec = task.spec(CONFIG)
-  assert spec.sequence_length == 144
-  assert spec.coordinates[13] == (1, 1)

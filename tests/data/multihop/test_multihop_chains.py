@@ -64,13 +64,10 @@ def test_the_papers_two_hop_splits():
   splits = chains.make_splits(PAPER, (10_000,), (2_000,), 0)
   sizes = {name: facts.shape for name, facts in splits.items()}
   assert sizes == {
-    "train_atom": (10_000, 1),
-    "train_2": (10_000, 2),
-    "validation_id_2": (2_000, 2),
-    "validation_ood_2": (2_000, 2),
-    "test_id_2": (2_000, 2),
-    "test_ood_2": (2_000, 2),
-  }
+    "train_atom": (10_000, 1), "train_2": (10_000, 2),
+    "validation_id_2": (2_000, 2), "validation_ood_2": (2_000, 2),
+    "test_id_2": (2_000, 2), "test_ood_2": (2_000, 2),
+  }  # fmt: skip
   assert as_set(splits["train_atom"]) == {(fact,) for fact in range(10_000)}
   chains_of_two = [as_set(f) for n, f in splits.items() if n != "train_atom"]
   for one, other in itertools.combinations(chains_of_two, 2):
@@ -85,18 +82,12 @@ def test_the_papers_three_hop_splits():
   splits = chains.make_splits(PAPER, (5_000, 5_000), (1_000, 1_000), 0)
   sizes = {name: facts.shape for name, facts in splits.items()}
   assert sizes == {
-    "train_atom": (10_000, 1),
-    "train_2": (5_000, 2),
-    "train_3": (5_000, 3),
-    "validation_id_2": (1_000, 2),
-    "validation_id_3": (1_000, 3),
-    "validation_ood_2": (1_000, 2),
-    "validation_ood_3": (1_000, 3),
-    "test_id_2": (1_000, 2),
-    "test_id_3": (1_000, 3),
-    "test_ood_2": (1_000, 2),
+    "train_atom": (10_000, 1), "train_2": (5_000, 2), "train_3": (5_000, 3),
+    "validation_id_2": (1_000, 2), "validation_id_3": (1_000, 3),
+    "validation_ood_2": (1_000, 2), "validation_ood_3": (1_000, 3),
+    "test_id_2": (1_000, 2), "test_id_3": (1_000, 3), "test_ood_2": (1_000, 2),
     "test_ood_3": (1_000, 3),
-  }
+  }  # fmt: skip
   assert as_set(splits["train_3"]).isdisjoint(as_set(splits["test_id_3"]))
 
 

@@ -137,18 +137,10 @@ def test_evaluation_holds_all_splits_and_who_is_in_which():
   names, roles = dataset.groups["split"], dataset.groups["role_exposure"]
   counts = np.bincount(got["group/split"], minlength=len(names))
   assert dict(zip(names, counts.tolist(), strict=True)) == {
-    "train_atom": 30,
-    "train_2": 30,
-    "train_3": 30,
-    "validation_id_2": 100,
-    "validation_id_3": 80,
-    "validation_ood_2": 100,
-    "validation_ood_3": 80,
-    "test_id_2": 100,
-    "test_id_3": 80,
-    "test_ood_2": 100,
-    "test_ood_3": 80,
-  }
+    "train_atom": 30, "train_2": 30, "train_3": 30, "validation_id_2": 100,
+    "validation_id_3": 80, "validation_ood_2": 100, "validation_ood_3": 80,
+    "test_id_2": 100, "test_id_3": 80, "test_ood_2": 100, "test_ood_3": 80,
+  }  # fmt: skip
   for split, role_exposure in zip(
     got["group/split"], got["group/role_exposure"], strict=True
   ):
@@ -239,15 +231,6 @@ def test_the_papers_data_stays():
   }
 
 
-def test_spec():
-  got = task.spec(task.Config(vocab_multiple=64))
-  assert (got.vocab_size, got.num_padding_tokens) == (1088, 38)
-  assert got.sequence_length == 3
-  assert got.coordinates == ((0,), (1,), (2,))
-  assert task.spec(SMALL).sequence_length == 4
-  assert task.spec(changed(format="reverse")).sequence_length == 15
-
-
 def test_scores_after_every_loop():
   """A model that follows one more relation in each loop."""
   dataset, batch = whole(SMALL, "test")
@@ -261,12 +244,8 @@ def test_scores_after_every_loop():
   output = Output(logits, {}, {}, {}, {"prediction": jnp.array(predictions)})
   scores = task.score(output, batch)
   assert sorted(scores) == [
-    "accuracy",
-    "loss",
-    "stage1_accuracy",
-    "stage2_accuracy",
-    "stage3_accuracy",
-  ]
+    "accuracy", "loss", "stage1_accuracy", "stage2_accuracy", "stage3_accuracy",
+  ]  # fmt: skip
   assert all(value.dtype == jnp.float32 for value in scores.values())
   answers = path[np.arange(len(path)), hops]
   for loop in (1, 2, 3):
@@ -302,3 +281,10 @@ def test_hop_positions_are_where_the_bridges_are():
     assert task.hop_positions(SMALL, hops) == tuple(range(1, hops + 1))
   config = changed(format="direct")
   assert task.hop_positions(config, 2) == (2, 4)
+
+
+def test_as_many_chains_as_there_are():
+  assert task.Config(num_train_chains=(46_000,)).max_hops == 2
+  deepest = task.Config(num_train_chains=(1,) * 15, num_test_chains=(1,) * 15)
+  dataset = task.make_dataset(deepest, "test", batch_size=8, seed=0)
+  assert dataset.groups["split"][-1] == "test_ood_16"

@@ -23,10 +23,8 @@ GOOD = f"mine,{QUESTION},{ANSWER},3\n"
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path, monkeypatch):
-  """Where files are kept: nowhere near those of the user."""
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-  return tmp_path / "cache" / "loopjax" / "sudoku"
+def kept(user_cache):
+  return user_cache / "sudoku"
 
 
 @pytest.fixture
@@ -78,15 +76,6 @@ def test_reads_plain_and_gzip_whatever_the_name(write):
     assert puzzles.ratings.dtype == puzzles.source_ids.dtype == np.int32
 
 
-def test_missing_file(tmp_path):
-  path = tmp_path / "none.csv"
-  fails(path, f"{path}: no such file", "give the path")
-
-
-def test_directory(tmp_path):
-  fails(tmp_path, f"{tmp_path}: is a directory")
-
-
 def test_no_permission(write, monkeypatch):
   path = write(HEADER + GOOD)
 
@@ -98,28 +87,34 @@ def test_no_permission(write, monkeypatch):
   fails(path, f"{path}: cannot be read (Permission denied)")
 
 
-def test_corrupt_gzip(write, kept):
-  content = gzip.compress((HEADER + GOOD * 100).encode())
-  scrambled = content[:20] + bytes(30) + content[50:]
-  for broken in (content[:-9], content[:-8] + bytes(8), scrambled):
-    path = write(broken)
-    fails(path, f"{path}: the gzip data is corrupt")
+PACKED = gzip.compress((HEADER + GOOD * 100).encode())
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    (PACKED[:-9], "{path}: the gzip data is corrupt"),
+    (PACKED[:-8] + bytes(8), "{path}: the gzip data is corrupt"),
+    (PACKED[:20] + bytes(30) + PACKED[50:], "{path}: the gzip data is corrupt"),
+    ((HEADER + GOOD).encode().replace(b"mi", b"m\xff"), "{path}: is not UTF-8"),
+    ("", "the file is empty"),
+    ("\n\n", "the file is empty"),
+    (gzip.compress(b""), "the file is empty"),
+    (HEADER, "{path}:1: there are no puzzles"),
+    (
+      f"source,puzzle,answer,rating\n{GOOD}",
+      "{path}:1: the header is 'source,puzzle,answer,rating'; it must be"
+      " source,question,answer,rating",
+    ),
+    (GOOD, ":1: the header"),
+    ("<!DOCTYPE html>\n" + GOOD, "{path}: is a web page"),
+    (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: is not valid CSV"),
+  ],
+)
+def test_files_that_cannot_be_read(write, kept, content, message):
+  path = write(content)
+  fails(path, message.format(path=path))
   assert not any(kept.glob("[!.]*"))
-
-
-def test_not_utf8(write):
-  path = write((HEADER + GOOD).encode().replace(b"mine", b"m\xff"))
-  fails(path, f"{path}: is not UTF-8 text")
-
-
-def test_empty_file(write):
-  for content in ("", "\n\n", gzip.compress(b"")):
-    fails(write(content), "the file is empty")
-
-
-def test_header_only(write):
-  path = write(HEADER)
-  fails(path, f"{path}:1: there are no puzzles")
 
 
 def test_a_header_in_capitals_and_with_spaces(write):
@@ -127,20 +122,12 @@ def test_a_header_in_capitals_and_with_spaces(write):
   assert len(files.read(BOARD, path).ratings) == 1
 
 
-def test_a_page_is_no_file_of_puzzles(write):
-  path = write("<!DOCTYPE html>\n" + GOOD)
-  fails(path, f"{path}: is a web page")
-
-
-def test_wrong_header(write):
-  path = write("source,puzzle,answer,rating\n" + GOOD)
-  fails(path, f"{path}:1: the header is 'source,puzzle,answer,rating'")
-  fails(write(GOOD), ":1: the header", "must be source,question,answer,rating")
-
-
-def test_not_csv(write):
-  path = write(HEADER + GOOD + "x" * 200000 + "\n")
-  fails(path, f"{path}:3: is not valid CSV")
+def test_paths_that_are_none(tmp_path):
+  path = tmp_path / "none.csv"
+  fails(path, f"{path}: no such file", "give the path")
+  fails(tmp_path, f"{tmp_path}: is a directory")
+  for path in ("hf://owner", "hf://owner/name", "hf://owner//file"):
+    fails(path, "hf://OWNER/NAME/FILE")
 
 
 BAD_ROWS = {
@@ -214,11 +201,6 @@ def test_file_errors_are_not_skipped(write):
 def test_board_of_another_size(write):
   with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
     files.read(board_lib.Board(3, 3), write(HEADER + GOOD))
-
-
-def test_hub_address_must_be_complete():
-  for path in ("hf://owner", "hf://owner/name", "hf://owner//file"):
-    fails(path, "hf://OWNER/NAME/FILE")
 
 
 def test_hub_without_the_package(monkeypatch):

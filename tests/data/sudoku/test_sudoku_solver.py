@@ -202,13 +202,13 @@ def test_rating_depends_on_nothing_but_the_puzzle(monkeypatch):
   assert (solver.solve(board, puzzles).guesses == ratings).all()
 
 
-def test_rating_of_real_puzzles_follows_theirs(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("user_cache")
+def test_rating_of_real_puzzles_follows_theirs():
   """The published rating counts the guesses of another solver."""
   folder = os.environ.get("LOOPJAX_DATA")
   path = pathlib.Path(folder or "", "sudoku", "train.csv.gz")
   if not folder or not path.exists():
     pytest.skip("needs LOOPJAX_DATA with sudoku/train.csv.gz")
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   board = board_lib.Board(3, 3)
   puzzles = files.read(board, path)
   some = slice(0, None, 100)

@@ -9,10 +9,8 @@ from loopjax.data.text import files, made
 from loopjax.errors import UserError
 
 
-def test_every_line_of_arithmetic_is_right_and_few_are_alike(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("user_cache")
+def test_every_line_of_arithmetic_is_right_and_few_are_alike(monkeypatch):
   monkeypatch.setattr(made, "_LINES", 2000)
   (path,) = files.find("made:arithmetic")
   text = pathlib.Path(path).read_text()

@@ -1,0 +1,505 @@
+"""From Python: `loopjax.load`, `build`, `loss`, `fit`, `save`, `datasets`.
+
+A `Model` is a pytree whose leaves are its parameters, so that `jax.grad`,
+`jax.vmap`, `jax.tree` and Optax take it as it is. Everything here calls what
+the commands call; `docs/library.md` is the tutorial.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.data import TASKS, pipeline
+from loopjax.data.text import tokenizer as tokenizer_lib
+from loopjax.data.text.config import Config as TextConfig
+from loopjax.errors import UserError, local_path, writing
+from loopjax.generate import source
+from loopjax.generate import text as text_lib
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.sampling import Sampling
+from loopjax.hub import convert
+from loopjax.optim import chain
+from loopjax.program import fresh, step
+from loopjax.protocols import CarriesState
+from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
+from loopjax.saved import language_model as language_model_lib
+from loopjax.saved import trained
+from loopjax.types import Array, Metrics, TaskSpec
+
+# Inputs and targets, each i32 [B, T], or a task's batch: a dict of arrays.
+Batch = tuple[Any, Any] | Mapping[str, Any]
+# (model, batch, key, step, teacher) -> (loss, metrics), see `protocols.Family`.
+Loss = Callable[..., tuple[Array, Metrics]]
+SPLITS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class About:
+  """What a model is, besides its parameters; compared by identity.
+
+  Attributes:
+    settings: the checked config, with sections model, task, optim, ...
+    folder: where the model was read; None if it was built.
+  """
+
+  settings: config_lib.Settings
+  folder: pathlib.Path | None = None
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("params",),
+  meta_fields=("graphdef", "about"),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+  """A model with its parameters.
+
+  Attributes:
+    params: parameters, a nested dict of arrays.
+    graphdef: the model without them: `nnx.merge(graphdef, params)`.
+    about: settings, and where the model was read.
+  """
+
+  params: Any
+  graphdef: nnx.GraphDef
+  about: About
+
+  @property
+  def spec(self) -> TaskSpec:
+    """Vocabulary, length and coordinates of the tokens."""
+    return self.about.settings.spec
+
+  @property
+  def num_parameters(self) -> int:
+    """The number of elements of all parameters."""
+    return sum(x.size for x in jax.tree.leaves(self.params))
+
+  def module(self) -> Any:
+    """The Flax NNX module, for Flax's own optimizer and transforms."""
+    return nnx.merge(self.graphdef, self.params)
+
+  def logits(self, tokens: Any, *, num_loops: int | None = None) -> Array:
+    """Logits of the predicted tokens, f32 [T, V] or [B, T, V].
+
+    Args:
+      tokens: token ids, [T] or [B, T].
+      num_loops: number of loops; that of training if None.
+
+    Raises:
+      UserError: the tokens are no ids of the model, or the model cannot run so
+        many loops.
+    """
+    logits, _ = self._run(tokens, num_loops, ())
+    return logits
+
+  def trace(
+    self, tokens: Any, *names: str, num_loops: int | None = None
+  ) -> dict[str, Array]:
+    """Records of every loop, [K, T, ...] or [K, B, T, ...] by name.
+
+    Args:
+      tokens: token ids, [T] or [B, T].
+      names: what to record; `TRACES` of the family lists what there is.
+      num_loops: K; that of training if None.
+
+    Raises:
+      UserError: the family has no such record; or as in `logits`.
+    """
+    there = self.about.settings.family.TRACES
+    for name in names:
+      if name not in there:
+        raise UserError(f"trace {name!r} is not one of {', '.join(there)}")
+    if not names:
+      raise UserError(f"name what to record: {', '.join(there)}")
+    return self._run(tokens, num_loops, names)[1]
+
+  def generate(
+    self,
+    prompt: str,
+    *,
+    num_tokens: int = 100,
+    num_loops: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+  ) -> str:
+    """The text with which a language model continues a prompt.
+
+    Args:
+      prompt: the text to continue.
+      num_tokens: maximum number of tokens to generate.
+      num_loops: number of loops of a token; that of evaluation if None.
+      temperature: divides the logits; 0 for greedy decoding.
+      seed: seed of the random numbers.
+      stop: the text ends before any of these.
+
+    Raises:
+      UserError: the model is no language model, or a number is out of range.
+    """
+    settings = self.about.settings
+    loops = num_loops or settings.eval_loops
+    config_lib.check_loops(settings, loops, f"num_loops={loops}")
+    language_model, engine = _generator(self, loops)
+    request = GenerationRequest(
+      language_model.tokenizer.encode_prompt(prompt),
+      num_tokens,
+      Sampling(temperature=temperature, seed=seed),
+      stop_tokens=language_model.stop_tokens,
+    )
+    (found,) = text_lib.generate_texts(
+      engine, language_model.tokenizer, [request], stop
+    )
+    return found.text
+
+  def _run(
+    self, tokens: Any, num_loops: int | None, names: tuple[str, ...]
+  ) -> tuple[Array, dict[str, Array]]:
+    settings = self.about.settings
+    loops = num_loops or settings.model.num_loops
+    config_lib.check_loops(settings, loops, f"num_loops={loops}")
+    inputs = jnp.asarray(tokens)
+    if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim not in (
+      1,
+      2,
+    ):
+      raise UserError(
+        f"tokens of shape {inputs.shape} and dtype {inputs.dtype} are not ids"
+        " [T] or [B, T]"
+      )
+    rows = inputs if inputs.ndim == 2 else inputs[None]
+    logits, trace = _forward(self, rows, loops, names)
+    if inputs.ndim == 2:
+      return logits, trace
+    return logits[0], jax.tree.map(lambda x: x[:, 0], trace)
+
+
+@functools.lru_cache(maxsize=2)  # An engine keeps what it has compiled.
+def _generator(
+  model: Model, num_loops: int
+) -> tuple[language_model_lib.LanguageModel, Engine]:
+  settings = model.about.settings
+  if settings.causal is None or not isinstance(settings.task, TextConfig):
+    raise UserError(
+      f"a model {settings.model_name!r} of the task"
+      f" {settings.plain['task']['name']!r} generates no text"
+    )
+  tokenizer = tokenizer_lib.of(settings.task)
+  language_model = language_model_lib.LanguageModel(
+    tokenizer=tokenizer,
+    stop_tokens=language_model_lib.stop_tokens(tokenizer, _hub_files(model)),
+    context_length=model.spec.sequence_length,
+    graphdef=model.graphdef,
+    params=model.params,
+    call={"num_loops": num_loops},
+    facts={"model": settings.model_name},
+  )
+  return language_model, source.make_engine(
+    language_model, num_slots=1, max_tokens=model.spec.sequence_length
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _forward(
+  model: Model, inputs: Array, num_loops: int, names: tuple[str, ...]
+) -> tuple[Array, dict[str, Array]]:
+  output = model.module()(inputs, num_loops=num_loops, trace=names)
+  return output.logits, output.trace
+
+
+def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
+  """A trained model: "zoo:NAME", a work directory, or a folder of the Hub.
+
+  Args:
+    where: the model; parameters of the Hub are read as float32.
+    checkpoint: step of a run's checkpoint; the newest intact one if None.
+
+  Raises:
+    UserError: there is no such model, or it cannot be read.
+  """
+  folder = local_path(str(where))
+  if _is_hub_folder(folder):
+    if checkpoint is not None:
+      raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
+    _, settings, params = convert.read_folder(folder)
+    graphdef, _ = program_lib.abstract_model(settings)
+    return Model(params, graphdef, About(settings, folder))
+  run = trained.read(folder, checkpoint)
+  return Model(
+    run.params, run.graphdef, About(run.settings, zoo.located(folder))
+  )
+
+
+def build(
+  model: str, task: str = "text", *, seed: Any = 0, **settings: Any
+) -> Model:
+  """A model with fresh parameters.
+
+  Args:
+    model: a family, a key of `loopjax.models.MODELS`.
+    task: what its tokens are, a key of `loopjax.data.TASKS`; the default is
+      text in bytes.
+    seed: seed of the parameters, an integer or, under `jax.vmap`, a traced one.
+    settings: of the model by name (`width=128`), and of all sections by their
+      names with two underscores (`task__sequence_length=256`).
+
+  Raises:
+    UserError: an unknown name, or a value that is invalid.
+  """
+  config = _config(model, task, settings)
+  checked = config_lib.resolve(config)
+  tx = optax.identity()
+  params = fresh.fresh_state(checked, tx, jax.random.key(seed)).params
+  graphdef, _ = program_lib.abstract_model(checked)
+  return Model(params, graphdef, About(checked))
+
+
+def loss(
+  model: Model,
+  inputs: Any,
+  targets: Any,
+  *,
+  weights: Any = None,
+  key: Array | None = None,
+  step: int = 0,
+) -> tuple[Array, Metrics]:
+  """The family's training objective, in nats.
+
+  Its gradient: `jax.grad(loopjax.loss, has_aux=True)(model, inputs, targets)`
+  is a `Model` of gradients.
+
+  Args:
+    model: the model.
+    inputs, targets: token ids, i32 [B, T].
+    weights: weights of the targets, f32 [B, T]; all 1 if None.
+    key: random key; `jax.random.key(0)` if None.
+    step: number of steps taken, on which some objectives depend.
+
+  Returns:
+    (loss, f32 scalar; metrics by name).
+
+  Raises:
+    UserError: the family carries state from step to step; `fit` trains it.
+  """
+  settings = model.about.settings
+  if isinstance(settings.family, CarriesState):
+    raise UserError(
+      f"{settings.model_name!r} carries state from step to step; use"
+      " loopjax.fit"
+    )
+  batch = _batch(model, (inputs, targets))
+  if weights is not None:
+    batch["weights"] = jnp.asarray(weights, jnp.float32)
+  batch["mean_weight"] = jnp.mean(batch["weights"])
+  key = jax.random.key(0) if key is None else key
+  return settings.family.loss(
+    model.module(), batch, key, jnp.asarray(step, jnp.int32), None
+  )
+
+
+def fit(
+  model: Model,
+  data: Iterable[Batch],
+  *,
+  steps: int,
+  tx: optax.GradientTransformation | None = None,
+  loss: Loss | None = None,
+  seed: int = 0,
+  every: int = 100,
+  on_eval: Callable[[int, dict[str, float], Model], Any] | None = None,
+) -> Model:
+  """Trains a model on batches, by the train step of `loopjax.main`.
+
+  Args:
+    model: where training starts; it is not changed.
+    data: batches, such as `datasets(...)["train"]` or an own iterator; each is
+      (inputs, targets), i32 [B, T], or a task's dict, which may have "weights".
+    steps: number of optimizer steps.
+    tx: the optimizer; that of the model's settings if None.
+    loss: the objective (module, batch, key, step, None) -> (loss, metrics); the
+      family's if None.
+    seed: seed of what the objective draws.
+    every: number of steps between calls of `on_eval`.
+    on_eval: called with the number of steps, the mean of each metric since the
+      last call, and the model; training stops if it returns True.
+
+  Returns:
+    The trained model.
+
+  Raises:
+    UserError: the data end before the steps do, a batch has another shape, or
+      the loss is not finite.
+  """
+  settings = model.about.settings
+  tx = tx or chain.make_optimizer(settings.optim, steps)
+  batches = iter(
+    pipeline.iterate(data) if hasattr(data, "to_iter_dataset") else data
+  )
+  first = _batch(model, _next(batches, 0, steps))
+  options = dataclasses.replace(settings.run, batch_size=len(first["inputs"]))
+  carried = fresh.init_carried(settings._replace(run=options))
+
+  @jax.jit  # So that no two of its arrays share a buffer: steps consume them.
+  def init(params: Any) -> step.TrainState:
+    copied = jax.tree.map(jnp.copy, params)
+    return step.init_state(copied, tx, jax.random.key(seed), False, carried)
+
+  state = init(model.params)
+  run = jax.jit(
+    functools.partial(
+      step.train_step,
+      graphdef=model.graphdef,
+      teacher_graphdef=None,
+      loss_fn=loss or settings.family.loss,
+      tx=tx,
+      ema_decay=0.0,
+      num_microbatches=1,
+      max_bad_steps=1,
+    ),
+    donate_argnums=0,
+  )
+  batch, kept = first, []
+  for number in range(1, steps + 1):
+    state, metrics = run(state, batch, {})
+    kept.append(metrics)
+    if number % every == 0 or number == steps:
+      means = _means(kept, number)
+      kept = []
+      now = dataclasses.replace(model, params=state.params)
+      if on_eval and on_eval(number, means, _copied(now)):
+        break
+    if number < steps:
+      batch = _batch(model, _next(batches, number, steps))
+  return dataclasses.replace(model, params=state.params)
+
+
+def save(model: Model, workdir: str | pathlib.Path) -> None:
+  """Writes a model as a run of zero steps, which every command reads.
+
+  Raises:
+    UserError: the directory contains a run already, or cannot be written.
+  """
+  workdir = local_path(str(workdir))
+  zoo.refuse(workdir, "give another directory")
+  if (workdir / "config.json").exists():
+    raise UserError(f"{workdir}: contains a run already")
+  with writing(workdir):
+    convert.write_run(
+      workdir,
+      ml_collections.ConfigDict(model.about.settings.plain),
+      model.params,
+      _hub_files(model),
+      {"made_by": "loopjax.save"},
+    )
+
+
+def datasets(
+  task: str, *, batch_size: int = 32, seed: int = 0, **settings: Any
+) -> dict[str, Any]:
+  """The Grain pipelines of a task, by split; elements are batches.
+
+  Args:
+    task: a key of `loopjax.data.TASKS`.
+    batch_size: examples of a batch.
+    seed: seed of the order of training.
+    settings: of the task, such as `box_rows=2`.
+
+  Returns:
+    "train" (infinite), "validation" and "test": `grain.MapDataset` of dicts
+    with "inputs", "targets", "weights" and what else the task has.
+
+  Raises:
+    UserError: an unknown task or setting, or files that are missing.
+  """
+  config_lib.make("transformer", task)  # Names an unknown task.
+  named = {f"task__{name}": value for name, value in settings.items()}
+  config = _config("transformer", task, named)
+  values = dict(config.task)
+  checked = TASKS[values.pop("name")].Config(**values)
+  return {
+    split: TASKS[task]
+    .make_dataset(checked, split, batch_size=batch_size, seed=seed)
+    .batches
+    for split in SPLITS
+  }
+
+
+def _config(
+  model: str, task: str, settings: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """A config without warm-up, and without evaluations at other depths."""
+  config = config_lib.make(model, task)
+  named = {
+    name.replace("__", ".") if "__" in name else f"model.{name}": value
+    for name, value in settings.items()
+  }
+  defaults = {"optim.warmup_steps": 0, "eval.depth_factor": 0}
+  config_lib.override(config, defaults | named)
+  return config
+
+
+def _batch(model: Model, batch: Batch) -> dict[str, Any]:
+  """A batch with all that a loss reads."""
+  if not isinstance(batch, Mapping):
+    inputs, targets = batch
+    batch = {"inputs": inputs, "targets": targets}
+  found = {name: jnp.asarray(x) for name, x in batch.items()}
+  for name in ("inputs", "targets"):
+    if name not in found or found[name].ndim != 2:
+      raise UserError(f"a batch needs {name!r}, token ids [B, T]")
+  shape = found["targets"].shape
+  found.setdefault("weights", jnp.ones(shape, jnp.float32))
+  if model.spec.packs_documents:
+    found.setdefault("documents", jnp.ones(found["inputs"].shape, jnp.int32))
+  return found
+
+
+def _next(batches: Any, number: int, steps: int) -> Batch:
+  try:
+    return next(batches)
+  except StopIteration:
+    raise UserError(f"the data end after {number} of {steps} steps") from None
+
+
+def _means(kept: list[Metrics], number: int) -> dict[str, float]:
+  """Means of scalars; raises UserError if the last loss is not finite."""
+  found = jax.device_get(kept)
+  if not found[-1]["accepted"]:
+    raise UserError(
+      f"step {number}: the loss or its gradient is not finite; nothing is"
+      " learned from here on"
+    )
+  return {
+    name: float(np.mean([one[name] for one in found]))
+    for name, value in found[-1].items()
+    if np.ndim(value) == 0
+  }
+
+
+def _copied(model: Model) -> Model:
+  """With parameters of its own: the next step consumes the state's."""
+  return jax.tree.map(jnp.copy, model)
+
+
+def _is_hub_folder(folder: pathlib.Path) -> bool:
+  path = folder / "config.json"
+  return path.is_file() and "model_type" in workdir_lib.read_json(path)
+
+
+def _hub_files(model: Model) -> pathlib.Path:
+  """Where tokenizer and config of a model of the Hub are, if it is one."""
+  folder = model.about.folder or pathlib.Path()
+  return folder if _is_hub_folder(folder) else folder / convert.DIRECTORY

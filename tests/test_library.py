@@ -1,0 +1,229 @@
+"""loopjax from Python, as docs/library.md tells it."""
+
+import pathlib
+import re
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from tests_support import ROOT
+
+import loopjax
+from loopjax.errors import UserError
+from loopjax.generate import __main__ as generate
+from loopjax.saved import trained
+
+SMALL = {
+  "width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 2,
+  "task__sequence_length": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+  return loopjax.build("looped", **SMALL)
+
+
+def pairs(seed=0):
+  """Batches of a text of one letter, which is quickly learned."""
+  del seed
+  rows = np.full((4, 16), ord("a"), np.int32)
+  while True:
+    yield rows, rows
+
+
+def test_a_model_is_a_pytree_of_its_parameters(model):
+  """The gradient of the loss is a model; a step by Optax is that of `fit`."""
+  inputs, targets = next(pairs())
+  (value, metrics), grads = jax.value_and_grad(loopjax.loss, has_aux=True)(
+    model, inputs, targets
+  )
+  assert metrics["loss"] == value
+  tx = optax.sgd(0.1)
+  updates, _ = tx.update(grads, tx.init(model), model)
+  by_hand = optax.apply_updates(model, updates)
+  trained = loopjax.fit(model, pairs(), steps=1, tx=tx)
+  assert isinstance(by_hand, loopjax.Model)
+  for a, b in zip(
+    jax.tree.leaves(by_hand), jax.tree.leaves(trained), strict=True
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+  after, _ = loopjax.loss(trained, inputs, targets)
+  assert after < value
+
+
+def test_weights_choose_the_targets(model):
+  """The mean over weighted targets, by hand from the logits."""
+  inputs = np.arange(32, dtype=np.int32).reshape(2, 16)
+  weights = np.zeros((2, 16), np.float32)
+  weights[0, 3] = 1
+  flat = loopjax.build("transformer", **{**SMALL, "num_loops": 1})
+  value, _ = loopjax.loss(flat, inputs, inputs, weights=weights)
+  chosen = jax.nn.log_softmax(flat.logits(inputs)[0, 3])[inputs[0, 3]]
+  np.testing.assert_allclose(value, -chosen, rtol=1e-5)
+
+
+def test_seeds_are_a_batch_of_models():
+  def one(seed):
+    model = loopjax.build("looped", seed=seed, **SMALL)
+    return model, loopjax.loss(model, *next(pairs()))[0]
+
+  models, losses = jax.vmap(one)(jnp.arange(3))
+  alone, value = one(1)
+  np.testing.assert_allclose(losses[1], value, rtol=1e-5)
+  for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(alone), strict=True):
+    np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6)
+
+
+def test_flax_trains_the_module(model):
+  module, inputs = model.module(), next(pairs())[0]
+
+  def size(module):
+    return jnp.mean(jnp.square(module(inputs).logits[..., :256]))
+
+  optimizer = nnx.Optimizer(module, optax.sgd(0.1), wrt=nnx.Param)
+  before, grads = nnx.value_and_grad(size)(module)
+  optimizer.update(module, grads)
+  assert size(module) < before
+
+
+def test_logits_and_traces(model):
+  ids = np.arange(16) % 5
+  logits = model.logits(ids)
+  assert logits.shape == (16, model.spec.vocab_size)
+  batch = model.logits(np.stack([ids, ids]), num_loops=3)
+  assert batch.shape == (2, 16, model.spec.vocab_size)
+  trace = model.trace(ids, "hidden", "prediction", num_loops=3)
+  assert trace["hidden"].shape == (3, 16, 16)
+  np.testing.assert_array_equal(
+    trace["prediction"][-1], jnp.argmax(batch[0], axis=-1)
+  )
+
+
+def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
+  seen = []
+
+  def on_eval(number, scores, now):
+    seen.append((number, scores["loss"], now.logits(np.full(16, 97))[-1, 97]))
+    return number == 40
+
+  found = loopjax.fit(
+    model, pairs(), steps=1000, tx=optax.adam(1e-2), every=20, on_eval=on_eval
+  )
+  assert [number for number, *_ in seen] == [20, 40]
+  assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
+  text = found.generate("a", num_tokens=5, temperature=0.0)
+  assert text == "aaaaa"
+  loopjax.save(found, tmp_path / "run")
+  again = loopjax.load(str(tmp_path / "run"))
+  ids = np.full(16, 97)
+  np.testing.assert_array_equal(again.logits(ids), found.logits(ids))
+  flags = ["--prompt=a", "--max_new_tokens=5", "--temperature=0"]
+  assert generate.main([str(tmp_path / "run"), *flags]) == 0
+  assert "aaaaa" in capsys.readouterr().out
+  with pytest.raises(UserError, match="contains a run already"):
+    loopjax.save(found, tmp_path / "run")
+
+
+def test_models_of_the_zoo_and_their_task():
+  """As the reader of runs has it, and trained on by its own task."""
+  found = loopjax.load("zoo:sudoku_6x6")
+  expected = trained.read(pathlib.Path("zoo:sudoku_6x6"))
+  data = loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)
+  batch = data["test"][0]
+  logits = found.logits(batch["inputs"], num_loops=12)
+  output = expected.model()(batch["inputs"], num_loops=12)
+  np.testing.assert_allclose(logits, output.logits, rtol=1e-3, atol=1e-3)
+  right = (jnp.argmax(logits, -1) == batch["targets"]) | (batch["weights"] == 0)
+  assert right.mean() > 0.9
+  assert {"train", "validation", "test"} == set(data)
+
+
+@pytest.mark.parametrize(
+  ("call", "says"),
+  [
+    (lambda m: m.trace(np.arange(4), "h"), "trace 'h' is not one of hidden"),
+    (lambda m: m.trace(np.arange(4)), "name what to record: hidden"),
+    (lambda m: m.logits(np.ones(4)), "dtype float.* are not ids"),
+    (lambda m: m.logits(np.arange(4), num_loops=10**6), "more than 65,536"),
+    (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
+    (lambda m: loopjax.build("looped", widht=3), "model.width"),
+    (lambda m: loopjax.load("zoo:nothing"), "no such model"),
+    (lambda m: loopjax.load("nowhere"), "nowhere contains no run"),
+    (lambda m: loopjax.save(m, "zoo:sudoku_6x6"), "is a trained model"),
+    (lambda m: loopjax.datasets("sodoku"), "did you mean 'sudoku'"),
+    (lambda m: loopjax.datasets("sudoku", boxes=2), "task.box_rows"),
+    (
+      lambda m: loopjax.fit(m, iter([next(pairs())]), steps=2),
+      "the data end after 1 of 2 steps",
+    ),
+    (
+      lambda m: loopjax.fit(m, [{"inputs": np.ones((2, 3))}], steps=1),
+      "'targets'",
+    ),
+    (
+      lambda m: loopjax.loss(
+        loopjax.build("trm", "sudoku", task__box_rows=2), *next(pairs())
+      ),
+      "carries state",
+    ),
+    (
+      lambda m: loopjax.build("utm", "sudoku", task__box_rows=2).generate("1"),
+      "generates no text",
+    ),
+  ],
+)
+def test_mistakes_are_one_line(model, call, says):
+  with pytest.raises(UserError, match=says) as caught:
+    call(model)
+  assert "\n" not in str(caught.value)
+
+
+def test_an_exploding_loss_is_named(model):
+  with pytest.raises(
+    UserError, match="step 1: the loss or its gradient is not"
+  ):
+    loopjax.fit(
+      model,
+      pairs(),
+      steps=1,
+      loss=lambda *_: (jnp.inf, {"loss": jnp.float32(jnp.inf)}),
+    )
+
+
+# Numbers of docs/library.md, and smaller ones.
+SMALLER = {
+  "width=128": "width=16", "num_layers=2": "num_layers=1, num_heads=2",
+  "steps=1000": "steps=2", "width=32": "width=16",
+  "num_loops=24": "num_loops=2",
+  "num_tokens=50": "num_tokens=2", "length=128": "length=32",
+  "(8, 128)": "(2, 32)",
+}  # fmt: skip
+
+
+@pytest.mark.long
+def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
+  page = (ROOT / "docs/library.md").read_text()
+  text = "\n\n".join(
+    f"Once there was a house of {n} doors." for n in range(4000)
+  )
+  (tmp_path / "mine.txt").write_text(text)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  names = {}
+  for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.M):
+    code = textwrap.dedent(block)
+    if code.strip().startswith("python -m"):
+      continue
+    for number, smaller in SMALLER.items():
+      code = code.replace(number, smaller)
+    exec(compile(code, "docs/library.md", "exec"), names)
+  assert names["losses"].shape == (3,)
+  assert names["solved"]["prediction"].shape == (2, 1, 36)
+  assert (tmp_path / "runs/mine/summary.json").exists()
+  for name in loopjax._LIBRARY:
+    assert name == "Model" or f"loopjax.{name}(" in page
