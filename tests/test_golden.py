@@ -145,7 +145,7 @@ OTHER = {
   "optim.learning_rate": 0.011, "optim.final_learning_rate": 0.006,
   "optim.schedule": "linear", "optim.warmup_steps": 4,
   "optim.weight_decay": 1.5, "optim.decay": "matrices",
-  "optim.clip_norm": 0.0, "optim.ema_decay": 0.6, "optim.eps": 2e-3,
+  "optim.clip_norm": 0.0, "optim.ema_decay": 0.1, "optim.eps": 2e-3,
 }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
       atol=1e-4,
     )
   costs = costs_of(found)
-  assert 0.5 < costs.accepted / (costs.accepted + costs.rejected) < 1
+  assert 0.35 < costs.accepted / (costs.accepted + costs.rejected) < 1
 
 
 @crossing(("name", "loops"), CASES)

@@ -375,14 +375,14 @@ def test_a_loop_is_its_formula(changes):
   def loops(made, call, hidden, injected):
     return [
       made.loop(call, injected, (hidden, None), jnp.asarray(k))[0]
-      for k in (0, 2)
+      for k in (0, 1)
     ]
 
   def core(made, call, hidden, injected):
     return made.loop(call, None, (hidden + added * injected, None), 0)[0]
 
   new = np.asarray(of_loop(plain, core), np.float64)
-  for k, found in zip((0, 2), of_loop(config, loops), strict=True):
+  for k, found in zip((0, 1), of_loop(config, loops), strict=True):
     by = {"replace": 1.0, "gate": SHARE if k else 1.0, "damped": 1 / 3}
     expected = HIDDEN + by[config.update] * (new - HIDDEN)
     if config.exit_norm != "none":
