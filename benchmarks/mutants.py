@@ -248,6 +248,8 @@ def _run(
   loader.get_code = get_changed  # type: ignore[method-assign]
 
   class Watch:
+    failed = False
+
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
       items.sort(key=lambda x: -num_named(inspect.getsource(x.function), names))
 
@@ -259,6 +261,7 @@ def _run(
 
     def pytest_collectreport(self, report: Any) -> None:
       if report.failed:
+        self.failed = True
         crash = getattr(report.longrepr, "reprcrash", None)
         said = crash.message.split("\n")[0] if crash else "not imported"
         os.write(writing, f"{report.nodeid}: {said}\n".encode())
@@ -268,13 +271,13 @@ def _run(
         item.session.shouldstop = "The time is spent."
 
   for test in tests:
-    status = int(pytest.main([*_PYTEST, test], plugins=[Watch()]))
-    spent = time.process_time() > seconds
-    if status == 1 or (status == 2 and not spent):  # Failed, or not imported.
+    watch = Watch()
+    status = int(pytest.main([*_PYTEST, test], plugins=[watch]))
+    if watch.failed:
       return 1
-    if status not in (0, 2, 5):  # 5: none of its tests is in the first tier.
+    if status not in (0, 2, 5):  # 2: stopped; 5: the first tier has none of it.
       return 10 + status
-    if spent:
+    if time.process_time() > seconds:
       break
   return 0
 
