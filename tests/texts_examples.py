@@ -292,10 +292,16 @@ def num_ids(files):
   return max(len(vocabulary), *(x["id"] + 1 for x in tokenizer["added_tokens"]))
 
 
+def weights():
+  """The weights of the model."""
+  with np.load(FIXTURES / "texts.npz") as stored_weights:
+    return dict(stored_weights)
+
+
 def make_model(folder, files, changes=None, tensors=None):
   """A folder with weights, by default those of texts.npz."""
   write_folder(folder, files, changes)
-  tensors = dict(tensors or np.load(FIXTURES / "texts.npz"))
+  tensors = dict(tensors or weights())
   table = "model.embed_tokens.weight"
   tensors[table] = np.ascontiguousarray(tensors[table][: num_ids(files)])
   save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

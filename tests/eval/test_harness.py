@@ -118,13 +118,6 @@ def test_an_empty_context_is_the_beginning_of_a_document(model, run):
   assert found[0] == pytest.approx(ours.log_likelihood, abs=1e-4)
 
 
-def test_a_token_across_the_end_of_the_context(model, monkeypatch):
-  """Both are then tokenised by themselves, so that something is scored."""
-  whole = {"loop": [1], "s": [2], "loops": [3], "loops end": [3, 4]}
-  monkeypatch.setattr(model, "tok_encode", lambda text: whole[text])
-  assert model._encode_pair("loop", "s") == ([1], [2])
-
-
 def test_generation_is_greedy_and_ends_at_a_stop(model):
   options = {"until": [], "max_gen_toks": 12, "do_sample": False}
   (whole,) = model.generate_until(
