@@ -168,6 +168,8 @@ def test_number_of_solutions_on_request(write):
   fails(path, message, check_solutions=True)
   puzzles = files.read(BOARD, path, "skip", check_solutions=True)
   assert puzzles.num_skipped == 1
+  path = write(HEADER + f"mine,{'.' * 16},{ANSWER[:-1]}2,0\n")
+  fails(path, "the answer is not a solution", check_solutions=True)
 
 
 def test_question_without_solution_contradicts_its_answer(write):

@@ -140,6 +140,16 @@ def test_a_file_that_is_another_one_is_named(read, name, content, said):
     read(name, content)
 
 
+@pytest.mark.parametrize(
+  ("name", "pack"), [("a.jsonl", jsonl), ("a.parquet", table)]
+)
+def test_a_bad_row_of_a_later_chunk_has_its_number(read, name, pack):
+  rows = [{**row, "text": None} if row["number"] == 30 else row for row in ROWS]
+  found = read(name, pack(rows), chunk=200)
+  (fault,) = (one for one in found if isinstance(one, documents.Fault))
+  assert f"{name}:31: " in str(fault)
+
+
 def test_broken_utf8_in_plain_text_is_named(read, monkeypatch):
   monkeypatch.setattr(documents, "SECTION_BYTES", 10)
   text = b"first section\n\nsecond \xe9t\xe9\n\nthird one"
