@@ -241,6 +241,10 @@ def test_the_readme_is_short_and_has_its_commands():
   assert "loopjax train --config=configs/sudoku_utm.py" in start
   assert "pip install -e '.[test]' && pytest" in start
   assert f"\n    {start[0]}\n    {start[1]}\n" in INDEX
+  library = (ROOT / "docs/library.md").read_text()
+  python = README.partition("## [In Python]")[2].partition("\n## ")[0]
+  for line in python.split("\n    ")[1:]:  # A test runs that page.
+    assert line.strip().rstrip(")") in library, line
   results = README.partition("## Results")[2].partition("\n## ")[0]
   _, *verdicts = re.findall(r"(?m)^\| .* \| ([a-z ]+) \|$", results)
   assert len(verdicts) == 6
