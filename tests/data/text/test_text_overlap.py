@@ -187,7 +187,10 @@ def test_every_source_counts_once(config, tmp_path):
     (b"", "contains no evaluation items"),
     (b'{"text": "a"}\n{', ":2: is not valid JSON"),
     (b'{"text": "\xff"}', ":1: is not UTF-8"),
-    (gzip.compress(json.dumps({"t": words(0, 99)}).encode())[:-9], "corrupt"),
+    (
+      gzip.compress(json.dumps({"t": words(0, 99)}).encode(), mtime=0)[:-9],
+      "corrupt",
+    ),
     (None, "no such file"),
   ],
 )
