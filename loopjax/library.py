@@ -1,4 +1,4 @@
-"""From Python: `loopjax.load`, `build`, `loss`, `fit`, `save`, `datasets`.
+"""From Python: `loopjax.load`, `build`, `loss`, `save`, `datasets`.
 
 A `Model` is a pytree whose leaves are its parameters, so that `jax.grad`,
 `jax.vmap`, `jax.tree` and Optax take it as it is. Everything here calls what
@@ -165,6 +165,81 @@ class Model:
     )
     return found.text
 
+  def fit(
+    self,
+    data: Iterable[Batch],
+    *,
+    steps: int,
+    tx: optax.GradientTransformation | None = None,
+    loss: Loss | None = None,
+    seed: int = 0,
+    every: int = 100,
+    on_eval: Callable[[int, dict[str, float], "Model"], Any] | None = None,
+  ) -> "Model":
+    """The model, trained on batches by the train step of `loopjax.main`.
+
+    Args:
+      data: batches, such as `datasets(...)["train"]` or an own iterator; each
+        is (inputs, targets), i32 [B, T], or a task's dict, which may have
+        "weights".
+      steps: number of optimizer steps.
+      tx: the optimizer; that of the model's settings if None.
+      loss: the objective (module, batch, key, step, None) -> (loss, metrics);
+        the family's if None.
+      seed: seed of what the objective draws.
+      every: number of steps between calls of `on_eval`.
+      on_eval: called with the number of steps, the mean of each metric since
+        the last call, and the model; training stops if it returns True.
+
+    Returns:
+      The trained model.
+
+    Raises:
+      UserError: the data end before the steps do, a batch has another shape, or
+        the loss is not finite.
+    """
+    settings = self.about.settings
+    tx = tx or chain.make_optimizer(settings.optim, steps)
+    batches = iter(
+      pipeline.iterate(data) if hasattr(data, "to_iter_dataset") else data
+    )
+    first = _batch(self, _next(batches, 0, steps))
+    options = dataclasses.replace(settings.run, batch_size=len(first["inputs"]))
+    carried = fresh.init_carried(settings._replace(run=options))
+
+    @jax.jit  # So that no two of its arrays share a buffer: steps consume them.
+    def init(params: Any) -> step.TrainState:
+      copied = jax.tree.map(jnp.copy, params)
+      return step.init_state(copied, tx, jax.random.key(seed), False, carried)
+
+    state = init(self.params)
+    run = jax.jit(
+      functools.partial(
+        step.train_step,
+        graphdef=self.graphdef,
+        teacher_graphdef=None,
+        loss_fn=loss or settings.family.loss,
+        tx=tx,
+        ema_decay=0.0,
+        num_microbatches=1,
+        max_bad_steps=1,
+      ),
+      donate_argnums=0,
+    )
+    batch, kept = first, []
+    for number in range(1, steps + 1):
+      state, metrics = run(state, batch, {})
+      kept.append(metrics)
+      if number % every == 0 or number == steps:
+        means = _means(kept, number)
+        kept = []
+        now = dataclasses.replace(self, params=state.params)
+        if on_eval and on_eval(number, means, _copied(now)):
+          break
+      if number < steps:
+        batch = _batch(self, _next(batches, number, steps))
+    return dataclasses.replace(self, params=state.params)
+
   def _run(
     self, tokens: Any, num_loops: int | None, names: tuple[str, ...]
   ) -> tuple[Array, dict[str, Array]]:
@@ -297,8 +372,7 @@ def loss(
   settings = model.about.settings
   if isinstance(settings.family, CarriesState):
     raise UserError(
-      f"{settings.model_name!r} carries state from step to step; use"
-      " loopjax.fit"
+      f"{settings.model_name!r} carries state from step to step; use Model.fit"
     )
   batch = _batch(model, (inputs, targets))
   if weights is not None:
@@ -308,82 +382,6 @@ def loss(
   return settings.family.loss(
     model.module(), batch, key, jnp.asarray(step, jnp.int32), None
   )
-
-
-def fit(
-  model: Model,
-  data: Iterable[Batch],
-  *,
-  steps: int,
-  tx: optax.GradientTransformation | None = None,
-  loss: Loss | None = None,
-  seed: int = 0,
-  every: int = 100,
-  on_eval: Callable[[int, dict[str, float], Model], Any] | None = None,
-) -> Model:
-  """Trains a model on batches, by the train step of `loopjax.main`.
-
-  Args:
-    model: where training starts; it is not changed.
-    data: batches, such as `datasets(...)["train"]` or an own iterator; each is
-      (inputs, targets), i32 [B, T], or a task's dict, which may have "weights".
-    steps: number of optimizer steps.
-    tx: the optimizer; that of the model's settings if None.
-    loss: the objective (module, batch, key, step, None) -> (loss, metrics); the
-      family's if None.
-    seed: seed of what the objective draws.
-    every: number of steps between calls of `on_eval`.
-    on_eval: called with the number of steps, the mean of each metric since the
-      last call, and the model; training stops if it returns True.
-
-  Returns:
-    The trained model.
-
-  Raises:
-    UserError: the data end before the steps do, a batch has another shape, or
-      the loss is not finite.
-  """
-  settings = model.about.settings
-  tx = tx or chain.make_optimizer(settings.optim, steps)
-  batches = iter(
-    pipeline.iterate(data) if hasattr(data, "to_iter_dataset") else data
-  )
-  first = _batch(model, _next(batches, 0, steps))
-  options = dataclasses.replace(settings.run, batch_size=len(first["inputs"]))
-  carried = fresh.init_carried(settings._replace(run=options))
-
-  @jax.jit  # So that no two of its arrays share a buffer: steps consume them.
-  def init(params: Any) -> step.TrainState:
-    copied = jax.tree.map(jnp.copy, params)
-    return step.init_state(copied, tx, jax.random.key(seed), False, carried)
-
-  state = init(model.params)
-  run = jax.jit(
-    functools.partial(
-      step.train_step,
-      graphdef=model.graphdef,
-      teacher_graphdef=None,
-      loss_fn=loss or settings.family.loss,
-      tx=tx,
-      ema_decay=0.0,
-      num_microbatches=1,
-      max_bad_steps=1,
-    ),
-    donate_argnums=0,
-  )
-  batch, kept = first, []
-  for number in range(1, steps + 1):
-    state, metrics = run(state, batch, {})
-    kept.append(metrics)
-    if number % every == 0 or number == steps:
-      means = _means(kept, number)
-      kept = []
-      now = dataclasses.replace(model, params=state.params)
-      if on_eval and on_eval(number, means, _copied(now)):
-        break
-    if number < steps:
-      batch = _batch(model, _next(batches, number, steps))
-  return dataclasses.replace(model, params=state.params)
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:

@@ -46,7 +46,7 @@ def test_a_model_is_a_pytree_of_its_parameters(model):
   tx = optax.sgd(0.1)
   updates, _ = tx.update(grads, tx.init(model), model)
   by_hand = optax.apply_updates(model, updates)
-  trained = loopjax.fit(model, pairs(), steps=1, tx=tx)
+  trained = model.fit(pairs(), steps=1, tx=tx)
   assert isinstance(by_hand, loopjax.Model)
   for a, b in zip(
     jax.tree.leaves(by_hand), jax.tree.leaves(trained), strict=True
@@ -111,8 +111,8 @@ def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
     seen.append((number, scores["loss"], now.logits(np.full(16, 97))[-1, 97]))
     return number == 40
 
-  found = loopjax.fit(
-    model, pairs(), steps=1000, tx=optax.adam(1e-2), every=20, on_eval=on_eval
+  found = model.fit(
+    pairs(), steps=1000, tx=optax.adam(1e-2), every=20, on_eval=on_eval
   )
   assert [number for number, *_ in seen] == [20, 40]
   assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
@@ -158,11 +158,11 @@ def test_models_of_the_zoo_and_their_task():
     (lambda m: loopjax.datasets("sodoku"), "did you mean 'sudoku'"),
     (lambda m: loopjax.datasets("sudoku", boxes=2), "task.box_rows"),
     (
-      lambda m: loopjax.fit(m, iter([next(pairs())]), steps=2),
+      lambda m: m.fit(iter([next(pairs())]), steps=2),
       "the data end after 1 of 2 steps",
     ),
     (
-      lambda m: loopjax.fit(m, [{"inputs": np.ones((2, 3))}], steps=1),
+      lambda m: m.fit([{"inputs": np.ones((2, 3))}], steps=1),
       "'targets'",
     ),
     (
@@ -187,8 +187,7 @@ def test_an_exploding_loss_is_named(model):
   with pytest.raises(
     UserError, match="step 1: the loss or its gradient is not"
   ):
-    loopjax.fit(
-      model,
+    model.fit(
       pairs(),
       steps=1,
       loss=lambda *_: (jnp.inf, {"loss": jnp.float32(jnp.inf)}),
