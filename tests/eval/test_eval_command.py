@@ -149,14 +149,14 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
   assert evaluate(runs[0], "--tasks=boxes", *flags) == 0
   assert (runs[0] / "eval" / "boxes,checkpoint=0.json").exists()
   options = command.Options(
-    [], "", None, None, 0, False, None, 0.0, None, "int8", 1
+    [], "", None, None, 0, False, None, 0.0, None, "int8", None, 1
   )
   assert command._file_name("a", options) == "a,exit_threshold=0.0,weights=int8"
   # Scores of other settings have a file of their own; a task without examples
   # has another name, and the others change no score.
   other = {
     "limit": 3, "num_loops": 3, "exit_threshold": 0.5, "checkpoint": 3,
-    "weights": "int4",
+    "weights": "int4", "bos": "none",
   }  # fmt: skip
   alike = {"workdirs", "tasks", "folder", "compare", "batch_tokens"}
   assert {*command.Options._fields} == {*other, *alike, "zero_shot"}
@@ -164,7 +164,7 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
     command._file_name("a", options._replace(**{name: value}))
     for name, value in other.items()
   ]
-  assert len({*names, command._file_name("a", options)}) == 6
+  assert len({*names, command._file_name("a", options)}) == 7
 
 
 def test_results_are_written_before_they_are_printed(

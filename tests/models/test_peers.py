@@ -111,6 +111,8 @@ def data(num_steps=1, rows=2):
 def test_two_segments_are_those_of_the_pseudo_code(name):
   """Losses, gradients and who halts; the second goes on, or takes the next."""
   expected = stored(name)
+  # In float64, so alike on all machines; of constants in float32, see `step_of`.
+  tolerance = 4e-4 if name == "hrm" else 5e-5
   start = supervised.start(len(expected["start"]), (1, 1, 8))
   np.testing.assert_allclose(expected["start"], [y[0, 0] for y in start])
   found = train(model_of(name), params_of(name), expected, 2)
@@ -121,7 +123,7 @@ def test_two_segments_are_those_of_the_pseudo_code(name):
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
       wanted = expected[f"{step}/gradient/{_name(path)}"]
       np.testing.assert_allclose(
-        grad, wanted, atol=5e-5, rtol=5e-5, err_msg=_name(path)
+        grad, wanted, atol=tolerance, rtol=tolerance, err_msg=_name(path)
       )
   halted = expected["0/halted"]
   assert 0 < halted.sum() < len(halted)
