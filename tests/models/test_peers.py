@@ -111,7 +111,7 @@ def data(num_steps=1, rows=2):
 def test_two_segments_are_those_of_the_pseudo_code(name):
   """Losses, gradients and who halts; the second goes on, or takes the next."""
   expected = stored(name)
-  # In float64, so alike on all machines; of constants in float32, see `step_of`.
+  # Constants are float32, see `step_of`; float64 makes this alike everywhere.
   tolerance = 4e-4 if name == "hrm" else 5e-5
   start = supervised.start(len(expected["start"]), (1, 1, 8))
   np.testing.assert_allclose(expected["start"], [y[0, 0] for y in start])
