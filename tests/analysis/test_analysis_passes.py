@@ -55,11 +55,12 @@ def test_every_group_has_its_loss(tmp_path, drawn):
     {"step": step, "split": "validation", "loss": 1.0}
     | {f"loss/hops={k}": step * k for k in (1, 16)}
     | {"loss/hops=1/standard_error": 0.1, "accuracy/hops=1": 0.5}
+    | {"count/hops=1": 1200}
     | {"loss/source=only": 1.0}
     for step in (1, 2)
   ]
   curves.draw_training(rows, ("accuracy",), 2, tmp_path)
-  (panel,) = [x for x in drawn[0].axes if x.get_title("left") == "Loss by hops"]
-  assert lines(panel) == {"1": [1, 2], "16": [16, 32]}
-  # A source alone is the whole.
-  assert "Loss by source" not in [x.get_title("left") for x in drawn[0].axes]
+  panels = {axes.get_title("left"): axes for axes in drawn[0].axes}
+  hops = panels["Loss by hops (number of examples)"]
+  assert lines(hops) == {"1 (1,200)": [1, 2], "16": [16, 32]}
+  assert not any("source" in title for title in panels)  # One is the whole.

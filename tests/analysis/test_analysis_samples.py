@@ -62,7 +62,7 @@ def test_the_likeliest_text_is_what_the_model_says(tmp_path):
     html.unescape(found)
     for found in re.findall(r"<pre><code>(.*?)</code></pre>", text, re.DOTALL)
   ]
-  assert text.count("<h2>") == 4 and len(blocks) == 16
+  assert text.count("<h2 ") == 4 and len(blocks) == 16
   model = nnx.merge(evaluated.graphdef, evaluated.params)
   tokens = list(b"12+30=42")
   for _ in range(8):

@@ -46,7 +46,7 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
     ]
   requests = [
     GenerationRequest(
-      (0, 4, 5, 6), 9, Sampling(top_k=5, seed=3 + n), (0,), 1, 0, threshold
+      (4, 5, 6), 9, Sampling(top_k=5, seed=3 + n), (0,), 1, 0, threshold
     )
     for threshold in (1.0, 0.4)
     for n in range(3)
@@ -79,7 +79,9 @@ def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs():
   """Else a request can meet the end of its connection: 5 s in both."""
   from loopjax.serve import command
 
-  options = argparse.Namespace(host="127.0.0.1", max_connections=4)
+  options = argparse.Namespace(
+    host="127.0.0.1", allowed_hosts="", cors="", max_connections=4
+  )
   server = command._server(options, [], "")
   theirs = httpx.Limits().keepalive_expiry
   assert server.config.timeout_keep_alive > 2 * theirs
