@@ -10,11 +10,11 @@ import loopjax
 from loopjax.errors import similar
 
 _USAGE = """\
-loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. First of all:
-  play zoo:sudoku_nine          watch a trained model think, in the browser
-  zoo list                      trained models that come with the package
-  --list                        configs, their presets, and how long each takes
-  train --config=sudoku_utm     trains and evaluates; likewise describe, sweep
+loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here: play
+  zoo:sudoku_nine          watch a trained model think, in the browser zoo list
+  trained models that come with the package --list
+  configs, their presets, and how long each takes train --config=sudoku_utm
+  trains and evaluates; likewise describe, sweep
 Of a RUN, a work directory or zoo:NAME (watch, score: work directories):
   report, watch, play, score    a page, curves, loop by loop, its own task again
   generate, serve               text in the terminal, or over HTTP
@@ -54,7 +54,10 @@ def main() -> None:
     word, rest = "train", ["--list"]
   if word not in _WORDS:
     there_are = ", ".join(_WORDS)
-    said = f"no command {word!r}; there are {there_are}{similar(word, _WORDS)}"
+    said = (
+      f"unknown command {word!r}; expected one of"
+      f" {there_are}{similar(word, _WORDS)}"
+    )
     print(f"error: {said}", file=sys.stderr)
     sys.exit(2)
   module, *flags = _WORDS[word]

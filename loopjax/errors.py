@@ -132,11 +132,11 @@ class Parser(argparse.ArgumentParser):
     arguments = [action.metavar for action in self._actions]
     if flag == "--workdir" and "WORKDIR" in arguments:
       raise UserError(
-        "--workdir is for commands that train; here the run is an argument:"
+        "--workdir is for training commands; pass the run as an argument:"
         f" {self.prog} {value or 'WORKDIR'}"
       )
     raise UserError(
-      f"no flag {flag!r}{similar(flag, self._option_string_actions)}"
+      f"unknown flag {flag!r}{similar(flag, self._option_string_actions)}"
     )
 
 
@@ -151,8 +151,8 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
   given = os.path.expanduser(path)
   if found := re.match("(gs|s3):/+(.*)", given):
     raise UserError(
-      f"{found[1]}://{found[2]}: buckets are not supported; give a local path,"
-      " such as that of a mounted bucket"
+      f"{found[1]}://{found[2]}: buckets are unsupported; pass a local path,"
+      " such as a mounted bucket"
     )
   return pathlib.Path(given)
 

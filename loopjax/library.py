@@ -124,7 +124,9 @@ class Model:
       if name not in there:
         raise UserError(f"trace {name!r} is not one of {', '.join(there)}")
     if not names:
-      raise UserError(f"name what to record: {', '.join(there)}")
+      raise UserError(
+        f"pass the names of the traces to record: {', '.join(there)}"
+      )
     return self._run(tokens, num_loops, names)[1]
 
   def generate(
@@ -252,8 +254,8 @@ class Model:
       2,
     ):
       raise UserError(
-        f"tokens of shape {inputs.shape} and dtype {inputs.dtype} are not ids"
-        " [T] or [B, T]"
+        f"tokens of shape {inputs.shape} and dtype {inputs.dtype}: expected"
+        " integer ids of shape [T] or [B, T]"
       )
     rows = inputs if inputs.ndim == 2 else inputs[None]
     logits, trace = _forward(self, rows, loops, names)
@@ -270,7 +272,7 @@ def _generator(
   if settings.causal is None or not isinstance(settings.task, TextConfig):
     raise UserError(
       f"a model {settings.model_name!r} of the task"
-      f" {settings.plain['task']['name']!r} generates no text"
+      f" {settings.plain['task']['name']!r} does not generate text"
     )
   tokenizer = tokenizer_lib.of(settings.task)
   language_model = language_model_lib.LanguageModel(
@@ -391,9 +393,9 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
     UserError: the directory contains a run already, or cannot be written.
   """
   workdir = local_path(str(workdir))
-  zoo.refuse(workdir, "give another directory")
+  zoo.refuse(workdir, "choose another directory")
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   with writing(workdir):
     convert.write_run(
       workdir,
@@ -469,7 +471,7 @@ def _next(batches: Any, number: int, steps: int) -> Batch:
   try:
     return next(batches)
   except StopIteration:
-    raise UserError(f"the data end after {number} of {steps} steps") from None
+    raise UserError(f"the data ended after {number} of {steps} steps") from None
 
 
 def _means(kept: list[Metrics], number: int) -> dict[str, float]:
@@ -477,8 +479,8 @@ def _means(kept: list[Metrics], number: int) -> dict[str, float]:
   found = jax.device_get(kept)
   if not found[-1]["accepted"]:
     raise UserError(
-      f"step {number}: the loss or its gradient is not finite; nothing is"
-      " learned from here on"
+      f"step {number}: the loss or its gradient is not finite; training stops"
+      " learning here"
     )
   return {
     name: float(np.mean([one[name] for one in found]))

@@ -40,7 +40,8 @@ _MODE = flags.DEFINE_enum(
   "mode",
   "train_and_eval",
   MODES,
-  "What to do; describe prints sizes and costs, describe_json for programs.",
+  "What to do. describe prints sizes and costs, describe_json prints them as"
+  " JSON.",
 )
 _LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
 
@@ -60,9 +61,9 @@ def main(argv: list[str]) -> int:
     print(listing.listing())
     return 0
   if config is None:
-    raise UserError("--config=FILE is missing; --list shows the choices")
+    raise UserError("--config=FILE is missing; --list shows the configs")
   if jax.config.read("jax_enable_x64"):
-    raise UserError("JAX_ENABLE_X64 is set, but runs compute in 32 bits")
+    raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
   if _MODE.value == "describe":
     print(describe.page(describe.describe(config)))
     return 0

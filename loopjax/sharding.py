@@ -44,8 +44,8 @@ class Config:
     sizes = [getattr(self, axis) for axis in AXES]
     if sizes.count(-1) > 1 or min(sizes) < -1 or 0 in sizes:
       raise UserError(
-        f"mesh {dict(zip(AXES, sizes, strict=True))} needs positive sizes, and"
-        " -1 at one axis at most"
+        f"mesh {dict(zip(AXES, sizes, strict=True))} needs positive sizes, with"
+        " at most one -1"
       )
 
 
@@ -101,14 +101,14 @@ def parameter_shardings(
         break
     else:
       reason = (
-        "its dimensions are not multiples of the axes that split it"
+        "no dimension is a multiple of the mesh axes that would split it"
         if len(split)
         else "its row of the parameter table splits no dimension"
       )
       name = jax.tree_util.keystr(path, simple=True, separator="/")
       raise UserError(
-        f"mesh {_sizes(mesh)}: parameter {name} {list(leaf.shape)} would lie"
-        f" whole on every device: {reason}"
+        f"mesh {_sizes(mesh)}: parameter {name} {list(leaf.shape)} would be"
+        f" replicated on every device: {reason}"
       )
     return NamedSharding(mesh, P(*[None] * (leaf.ndim - len(split)), *axes))
 
@@ -242,8 +242,8 @@ def check_batch_size(
   if batch_size < 1 or batch_size % (ways * num_parts):
     parts = f" and {num_parts} microbatches" if num_parts > 1 else ""
     raise UserError(
-      f"{name}={batch_size} is not a positive multiple of the {ways} devices"
-      f"{parts} that share the examples"
+      f"{name}={batch_size} is not a positive multiple of the {ways}"
+      f" devices{parts} that split the batch"
     )
 
 

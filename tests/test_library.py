@@ -173,7 +173,7 @@ def test_models_of_the_zoo_and_their_task():
     ),
     (
       lambda m: loopjax.build("utm", "sudoku", task__box_rows=2).generate("1"),
-      "generates no text",
+      "does not generate text",
     ),
   ],
 )

@@ -167,8 +167,8 @@ def make_figures(
       frame = traceback.extract_tb(error.__traceback__)[-1]
       where = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
       print(
-        f"warning: figure {name} is not drawn: {type(error).__name__}:"
-        f" {one_line(error)} ({where})",
+        f"warning: {name} could not be drawn: {type(error).__name__}: "
+        f"{one_line(error)} ({where})",
         file=sys.stderr,
         flush=True,
       )
@@ -176,7 +176,7 @@ def make_figures(
       return None
 
   made = (settings, graphdef, params, dataset, rows, directory)
-  evaluated = attempt("of every kind", evaluated_lib.evaluate_model, *made)
+  evaluated = attempt("figures", evaluated_lib.evaluate_model, *made)
   if evaluated is None:
     return Drawn([], {}, failed)
   files: list[pathlib.Path] = []

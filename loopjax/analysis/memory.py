@@ -23,20 +23,20 @@ from loopjax.errors import UserError
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
 _TOKENS = flags.DEFINE_integer(
-  "tokens", 0, "Length of a text; 0 for the config's rows.", 0
+  "tokens", 0, "Sequence length; 0 uses the config's.", 0
 )
 
 # Inconsistencies within the paper's table.
 SLIPS = """\
 Where the paper's numbers differ (it prints 6.29, 25.17 and 3.67 GB for 32k, and
 totals of 9.49, 27.97 and 7.07 GB):
-- Its column for 32,768 tokens is that of 32,000.
-- Its totals add the caches to 2 bytes for 1.6, 1.4 and 1.7 billion parameters,
-  not to the model memory beside them: 9.56, 28.04 and 7.11 GB by its own rows.
+- Its column for 32,768 tokens uses 32,000.
+- Its totals add the cache to 2 bytes for 1.6, 1.4 and 1.7 billion parameters,
+  not to the model memory in the same row, which gives 9.56, 28.04 and 7.11 GB.
 - Qwen3-1.7B shares keys and values in groups of queries' heads (8 of 16), not
   among all (MQA).
-- Fewer bytes are kept, not read: each loop reads the cache again, whatever the
-  kind.
+- Fewer bytes are stored, but not fewer read: each loop reads the cache again,
+  whatever its kind.
 """
 
 
@@ -68,8 +68,8 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   """
   if settings.causal is None:
     raise UserError(
-      f"model.name={settings.model_name!r} does not predict next tokens, so it"
-      " has no cache"
+      f"model.name={settings.model_name!r} does not predict next tokens and "
+      "has no cache"
     )
   _, params = program_lib.abstract_model(settings)
   total = sum(

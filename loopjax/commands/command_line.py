@@ -140,7 +140,7 @@ def _parse(argv: list[str]) -> list[str]:
     if not path.exists():
       there = [other.name for other in path.parent.glob("*.py")]
       near = similar(path.name, there) or _similar_config(path)
-      said = f"--config: there is no file {path}{near}"
+      said = f"--config: no such file: {path}{near}"
       raise UserError(said) from error
     if path.suffix != ".py":
       raise UserError(f"--config: {path} is not a Python file") from error

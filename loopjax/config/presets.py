@@ -46,7 +46,7 @@ def apply(
   changes = changes or {}
   chosen = preset_of(arg, presets)
   if chosen not in presets:
-    raise UserError(f"PRESETS has no {DEFAULT!r}, which is the default")
+    raise UserError(f"PRESETS lacks the default preset {DEFAULT!r}")
   config.lock()
   for name in (BASE, chosen):
     config_lib.override(config, sections.flatten(presets.get(name, {})))
@@ -60,7 +60,9 @@ def apply(
     elif part not in presets:
       there_are = ", ".join(sorted({*presets, *changes}))
       near = similar(part, {*presets, *changes})
-      raise UserError(f"no preset {part!r}; there are {there_are}{near}")
+      raise UserError(
+        f"unknown preset {part!r}; expected one of {there_are}{near}"
+      )
   return config
 
 
@@ -72,7 +74,9 @@ def preset_of(arg: str, presets: Iterable[str]) -> str:
   """
   named = [part for part in sections.split(arg) if part in presets]
   if len(named) > 1:
-    raise UserError(f"presets {' and '.join(named)}: name one")
+    raise UserError(
+      f"presets {' and '.join(named)} exclude each other; choose one"
+    )
   return named[0] if named else DEFAULT
 
 
@@ -81,10 +85,10 @@ def choice(config_name: str) -> str:
   path, _, arg = config_name.partition(":")
   names = list(read(path).get("PRESETS", ()))
   if not names:
-    return f"none; {path} has none"
+    return f"none ({path} defines no presets)"
   chosen = preset_of(arg, names)
   others = ", ".join(f":{name}" for name in names if name != chosen)
-  return f"{chosen}; others: --config={path}{others} (--list says more)"
+  return f"{chosen}; others: --config={path}{others} (--list describes them)"
 
 
 def merged(*blocks: Block) -> dict[str, dict[str, Any]]:

@@ -104,7 +104,7 @@ def _check_names(
     if task.name in by_name:
       raise UserError(
         f"--tasks: {by_name[task.name]} and {path} have the same name,"
-        f" {task.name!r}; the results of one would replace the other's"
+        f" {task.name!r}; one's results would overwrite the other's"
       )
     by_name[task.name] = path
 
@@ -144,8 +144,8 @@ def _of_run(
     }
     lines.append(
       f"  {task.name}: {counts['continuations']:,} continuations,"
-      f" {counts['with_a_cut_context']:,} with a cut context,"
-      f" {counts['in_parts']:,} longer than the context length, in parts"
+      f" {counts['with_a_cut_context']:,} with a truncated context,"
+      f" {counts['in_parts']:,} split because longer than the context length"
     )
     name = _file_name(task.name, options)
     result = {

@@ -74,7 +74,9 @@ class Model(TemplateLM):
     super().__init__()
     unknown = others.keys() - {"batch_size", "max_batch_size", "device"}
     if unknown:
-      raise UserError(f"--model_args: no argument {', '.join(sorted(unknown))}")
+      raise UserError(
+        f"--model_args: unknown argument {', '.join(sorted(unknown))}"
+      )
     self._language_model = language_model.load(
       pathlib.Path(workdir),
       num_loops=num_loops,
@@ -189,11 +191,11 @@ class Model(TemplateLM):
       self._language_model.context_length,
     )
     if "exit_threshold" in self._language_model.call:
-      raise UserError("exit_threshold: has no effect on tasks that generate")
+      raise UserError("exit_threshold: has no effect on generation tasks")
     if max_tokens > length:
       raise UserError(
-        f"max_gen_toks={max_tokens} is more than the {length} tokens that the"
-        " model reads"
+        f"max_gen_toks={max_tokens} exceeds the model's context length of"
+        f" {length} tokens"
       )
     if self._engine is None:
       self._engine = source.make_engine(
@@ -224,7 +226,7 @@ def _options(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:
   """(stop strings, maximum new tokens) of a task's generation_kwargs."""
   if given.get("do_sample") or given.get("temperature"):
     raise UserError(
-      f"generation_kwargs {given}: only greedy decoding is possible"
+      f"generation_kwargs {given}: only greedy decoding is supported"
     )
   stops = given.get("until") or ()
   stops = (stops,) if isinstance(stops, str) else tuple(stops)

@@ -125,9 +125,8 @@ class Scorer:
     texts = {tuple(map(bytes, request)) for request in requests}
     if len(texts) > 1:
       raise UserError(
-        f"{workdir}: the log-likelihoods of all"
-        f" {len(scores)} continuations are {likelihoods[0]:g}: the model does"
-        " not distinguish any of them"
+        f"{workdir}: the log-likelihoods of all {len(scores)} continuations are"
+        f" {likelihoods[0]:g}: the model does not distinguish them"
       )
 
   def _by_window(

@@ -33,25 +33,25 @@ _TOPOLOGY = flags.DEFINE_string(
   "topology", None, "Machine: v5e:16x16, v4:2x2x1, h200:8, h200:2x8, cpu:8, ..."
 )
 _MEMORY = flags.DEFINE_float(
-  "memory_gib", 0.0, "Memory of a chip; 0 for the known value.", 0.0
+  "memory_gib", 0.0, "Memory per chip; 0 uses the known value.", 0.0
 )
 _GENERATE = flags.DEFINE_bool(
-  "generate", False, "How many texts can be generated at once, on one chip?"
+  "generate", False, "Report how many texts one chip can generate at once."
 )
 _TIME = flags.DEFINE_bool(
-  "time", False, "Rank what the step does by the chip's roofline."
+  "time", False, "Rank the operations of a step by the chip's roofline."
 )
 _JSON = flags.DEFINE_string(
-  "json", "", "With --time: a file for everything that was counted."
+  "json", "", "With --time: write all counts to this file."
 )
 _LENGTHS = flags.DEFINE_list(
-  "lengths", [], "With --generate: tokens of a text [the config's rows]."
+  "lengths", [], "With --generate: tokens per text [the config's]."
 )
 _DTYPE = flags.DEFINE_enum(
   "dtype",
   None,
   ("float32", "bfloat16"),
-  "With --generate: of the parameters [bfloat16]; those of a run are float32.",
+  "With --generate: dtype of the parameters [bfloat16]; a run stores float32.",
 )
 
 
@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
   print("tried:")
   change = suggest.suggest(settings, measured.mesh, attempt)
   if change is None:
-    print("none of the changes tried fits")
+    print("none of the suggested changes makes it fit")
   else:
     print("add", *sections.flags(change.overrides), f"({change.effect})")
   return 1
@@ -151,7 +151,7 @@ def _generation(settings: Any, machine: Any) -> int:
     lengths = [0]
   if any(length < 2 for length in lengths):
     raise UserError(
-      f"--lengths={','.join(_LENGTHS.value)}: lengths of at least 2"
+      f"--lengths={','.join(_LENGTHS.value)}: expected lengths of at least 2"
     )
   model = generation.model_of(settings, machine, _DTYPE.value or "bfloat16")
   print(generation.headline(model, machine), flush=True)

@@ -80,7 +80,7 @@ def model_of(
   family, chip = settings.causal, machine.devices[0]
   if family is None:
     raise UserError(
-      f"model.name={settings.model_name!r} does not predict next tokens, so it"
+      f"model.name={settings.model_name!r} does not predict next tokens and"
       " cannot generate"
     )
   placed = jax.sharding.SingleDeviceSharding(chip)

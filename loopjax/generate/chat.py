@@ -118,7 +118,7 @@ def _source(folder: pathlib.Path) -> str:
   if source is None:
     source = _default(tokenizer_files.settings(folder).get("chat_template"))
   if not isinstance(source, str):
-    raise UserError(f"{folder}: has no chat template; it cannot --chat")
+    raise UserError(f"{folder}: has no chat template, which --chat needs")
   return source
 
 

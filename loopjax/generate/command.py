@@ -199,12 +199,12 @@ class _Writer:
     params = self._language_model.params
     weights = quantized.kind(params)
     lines = [
-      f"{total} tokens in {self._seconds:.2f} s; the first after"
-      f" {self._first:.2f} s, compilation included{after}",
+      f"{total} tokens in {self._seconds:.2f} s; first token after"
+      f" {self._first:.2f} s, including compilation{after}",
       f"{loops / max(total, 1):.3f} of {limits.num_loops} loops per token;"
       f" exits: {limits.exit_rule}, threshold {self._text.exit_threshold}",
       *(
-        f"  read out after loop {n}: {count / total:.1%}"
+        f"  exited after loop {n}: {count / total:.1%}"
         for n, count in sorted(self._loops.items())
       ),
       f"parameters: {quantized.num_bytes(params):,} bytes"
@@ -231,8 +231,8 @@ def _talk(writer: _Writer, options: Options) -> None:
       try:
         said = sys.stdin.readline()
       except UnicodeDecodeError as error:
-        raise UserError(f"what was typed is not UTF-8: {error}") from None
-      checks.unicode("what was typed", said)
+        raise UserError(f"the input is not UTF-8: {error}") from None
+      checks.unicode("the input", said)
       if not said:
         print()
         return
@@ -255,7 +255,7 @@ def _shortened(
     del messages[:2]  # A message of the user, and its answer.
     prompt = writer.encode(prompt_of(messages))
   if dropped := before - len(messages):
-    print(f"(left out: the first {dropped} messages; --max_tokens is full)")
+    print(f"(dropped the first {dropped} messages to fit --max_tokens)")
   return prompt
 
 
@@ -271,7 +271,7 @@ def _check(options: Options) -> None:
   source.check(options.model, chat=options.chat)
   given = options.prompt is not None or options.chat
   if given == (options.prompts is not None):
-    raise UserError("give --prompt=TEXT, --prompts=FILE, or --chat")
+    raise UserError("pass one of --prompt=TEXT, --prompts=FILE and --chat")
   if options.slots is not None and not options.prompts:
     raise UserError(f"--slots={options.slots} has no effect without --prompts")
   checks.unicode("--prompt", options.prompt or "")

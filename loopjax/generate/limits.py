@@ -104,20 +104,21 @@ class Limits(NamedTuple):
     wrong = [x for x in request.prompt if not 0 <= x < self.num_tokens]
     if wrong:
       raise UserError(
-        f"the prompt has a token {wrong[0]}; there are {self.num_tokens}"
+        f"the prompt has token id {wrong[0]}, expected less than"
+        f" {self.num_tokens}"
       )
     capacity = self.max_prompt_tokens
     if capacity and len(request.prompt) > capacity:
       raise UserError(
-        f"the prompt has {len(request.prompt)} tokens, and the cache has room"
-        f" for {capacity}"
+        f"the prompt has {len(request.prompt)} tokens; the cache has room for"
+        f" {capacity}"
       )
     loops, low, high = request.num_loops, self.min_loops, self.num_loops
     if loops and not low <= loops <= high:
       raise UserError(f"num_loops={loops} is not in [{low}, {high}]")
     if request.exit_threshold < 1 and not self.has_exits:
       raise UserError(
-        f"exit_threshold={request.exit_threshold} has no effect on a fixed"
+        f"exit_threshold={request.exit_threshold} has no effect with a fixed"
         " number of loops"
       )
     if request.draft_loops:
@@ -125,8 +126,8 @@ class Limits(NamedTuple):
       most = (loops or high) - 1
       if not 1 <= request.draft_loops <= most:
         raise UserError(
-          f"draft_loops={request.draft_loops} is not in [1, {most}]: less than"
-          " the loops that check a draft"
+          f"draft_loops={request.draft_loops} is not in [1, {most}]: it must be"
+          " less than the loops that verify a draft"
         )
     if request.prefill_loops:
       self.check_prefill()

@@ -57,8 +57,8 @@ class Prefixes:
     self.num_blocks = num_bytes // of_block
     if not self.num_blocks:
       raise UserError(
-        f"there is no room for {BLOCK} tokens of a prompt, which take"
-        f" {of_block:,} bytes, in {num_bytes:,} bytes"
+        f"there is no room for {BLOCK} prompt tokens ({of_block:,} bytes) in"
+        f" {num_bytes:,} bytes"
       )
     most = min(model.max_tokens // BLOCK, self.num_blocks)
     self.sizes = sizes.powers(1, most)
@@ -173,9 +173,8 @@ def make(
     return None
   if not model.has_places(params):
     raise UserError(
-      f"prefix_mib={mebibytes}: what a cache of kind {model.cache_kind!r} holds"
-      " of a prompt depends on what was read together, so that its beginning"
-      " cannot be shared"
+      f"prefix_mib={mebibytes}: a cache of kind {model.cache_kind!r} does not"
+      " support prefix sharing: its entries depend on the whole prefill"
     )
   return Prefixes(model, params, mebibytes * 2**20, cache)
 

@@ -19,7 +19,7 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
   for where, row in json_lines.rows(path):
     prompt = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(prompt, str):
-      raise UserError(f"{where}: needs a text 'prompt'")
+      raise UserError(f"{where}: needs a string 'prompt'")
     try:
       prompt.encode()
     except UnicodeEncodeError:

@@ -47,15 +47,16 @@ class GenerationRequest:
     checks.integer("top_log_probabilities", top, 0, slots.MAX_TOP)
     if len(self.stop_tokens) > slots.MAX_STOPS:
       raise UserError(
-        f"{len(self.stop_tokens)} stop tokens are more than {slots.MAX_STOPS}"
+        f"{len(self.stop_tokens)} stop tokens exceed the maximum of"
+        f" {slots.MAX_STOPS}"
       )
     if not 0 < self.exit_threshold <= 1:
       raise UserError(f"exit_threshold={self.exit_threshold} not in (0, 1]")
     if self.draft_loops and self.exit_threshold < 1:
       raise UserError(
         f"draft_loops={self.draft_loops} and"
-        f" exit_threshold={self.exit_threshold} exclude each other: all loops"
-        " check a draft"
+        f" exit_threshold={self.exit_threshold} exclude each other: drafts are"
+        " verified with all loops"
       )
 
 

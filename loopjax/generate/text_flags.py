@@ -30,11 +30,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--max_new_tokens",
     type=int,
-    help="maximum number of tokens to generate"
-    f" [{MAX_NEW_TOKENS}, or as many as fit]",
+    help=f"maximum number of tokens to generate [{MAX_NEW_TOKENS}, or as many"
+    " as fit]",
   )
   parser.add_argument(
-    "--samples", type=int, default=1, help="number of texts for a prompt [1]"
+    "--samples", type=int, default=1, help="number of texts per prompt [1]"
   )
   parser.add_argument(
     "--stop",
@@ -59,19 +59,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     "--draft_loops",
     type=int,
     default=0,
-    help="loops that draft tokens, which all loops then check; 0 for none [0]",
+    help="number of loops that draft tokens, which all loops then verify; 0 for"
+    " no drafts [0]",
   )
   parser.add_argument(
     "--prefill_loops",
     type=int,
     default=0,
-    help="loops that prompts are read with; 0 for those of the text [0]",
+    help="number of loops for prefill; 0 for as many as in decoding [0]",
   )
   parser.add_argument(
     "--prompt_tokens",
     type=int,
     default=0,
-    help="of --max_tokens, reserved for a prompt whose loops share nothing [0]",
+    help="how many of --max_tokens are reserved for a prompt whose loops"
+    " share no cache [0]",
   )
 
 
@@ -91,7 +93,7 @@ def check(flags: TextFlags, model: ModelFlags) -> None:
   for text in flags.stop:
     checks.unicode("--stop", text)
   if "" in flags.stop:
-    raise UserError("--stop= is empty; give a text that ends the answer")
+    raise UserError("--stop= is empty; expected a string that ends the answer")
   for name, value, others in (
     ("exit_rule", model.exit_rule, ""),
     ("exit_kept", model.exit_kept, " or --prefill_loops"),

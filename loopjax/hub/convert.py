@@ -125,7 +125,7 @@ def import_folder(
       then.
   """
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   config, _, params = read_folder(
     folder, dtype=dtype, sequence_length=sequence_length
   )
@@ -188,15 +188,13 @@ def export_run(
       express, or the folder exists; nothing is written then.
   """
   if folder.exists():
-    raise UserError(f"{folder}: is there already")
+    raise UserError(f"{folder}: already exists")
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
   layout = layouts.LAYOUTS[options.layout]
   model: Any = settings.model
   if settings.model_name != layout.family:
-    raise UserError(
-      f"{label}: its model is not of the family {layout.family!r}"
-    )
+    raise UserError(f"{label}: its model family is not {layout.family!r}")
   if not isinstance(settings.task, TextConfig):
     raise UserError(f"{label}: its task is not 'text'")
   vocab_size = settings.spec.vocab_size
@@ -261,8 +259,8 @@ def check_beginning(workdir: pathlib.Path) -> None:
   is_imported = (workdir / DIRECTORY / TOKENIZER).is_file()
   if is_imported and "begin_token" not in given:
     raise UserError(
-      f"{workdir}: is of an earlier version, which did not store what texts"
-      " begin with; import it again"
+      f"{workdir}: was imported by an earlier version that did not store the"
+      " begin token; import it again"
     )
 
 
@@ -296,5 +294,7 @@ def _end_token(folder: pathlib.Path) -> str:
   first = given[0] if isinstance(given, list) and given else given
   token = tokenizer.token(first) if type(first) is int else None
   if token is None:
-    raise UserError(f"{file}: eos_token_id={given!r} is no id of {path}")
+    raise UserError(
+      f"{file}: eos_token_id={given!r} is not a token id of {path}"
+    )
   return token

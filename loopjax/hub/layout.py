@@ -87,9 +87,9 @@ def need(config: Mapping[str, Any], name: str, kind: Any) -> Any:
   value = config.get(name)
   is_flag = isinstance(value, bool)
   if not isinstance(value, kind) or (is_flag and kind is not bool):
-    raise UserError(f"{name}={value!r} is not what {name} can be")
+    raise UserError(f"{name}={value!r} is invalid")
   if isinstance(value, int | float) and not is_flag and not value > 0:
-    raise UserError(f"{name}={value!r} must be more than 0")
+    raise UserError(f"{name}={value!r} must be greater than 0")
   return value
 
 
@@ -98,7 +98,7 @@ def require(config: Any, **values: Any) -> None:
   for name, value in values.items():
     if getattr(config, name) != value:
       raise UserError(
-        f"model.{name}={getattr(config, name)!r}: the layout has {value!r}"
+        f"model.{name}={getattr(config, name)!r}: the layout requires {value!r}"
       )
 
 

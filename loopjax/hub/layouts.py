@@ -41,7 +41,9 @@ def settings(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
   """
   for name, value in layout.fixed.items():
     if config.get(name, value) != value:
-      raise UserError(f"{name}={config[name]!r} is not supported, {value!r} is")
+      raise UserError(
+        f"{name}={config[name]!r} is unsupported: expected {value!r}"
+      )
   return layout.settings(config)
 
 

@@ -34,7 +34,7 @@ def quantize(
       already; nothing is written then.
   """
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   config, params, folder = read_source(source, checkpoint, dtype or "bfloat16")
   if dtype and folder != source:
     raise UserError(f"--dtype={dtype} has no effect on a run")

@@ -68,7 +68,7 @@ def retrofit(
       layers; nothing is written then.
   """
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   config, params, folder = read_source(source, options.checkpoint)
   old = config.model.copy_and_resolve_references()
   try:
@@ -106,7 +106,7 @@ def read_source(
   path = source / "config.json"
   if path.is_file() and "model_type" in workdir_lib.read_json(path):
     if checkpoint is not None:
-      raise UserError(f"--checkpoint={checkpoint}: {source} is no run")
+      raise UserError(f"--checkpoint={checkpoint}: {source} is not a run")
     config, _, params = convert.read_folder(source, dtype=dtype)
     return config, params, source
   settings = config_lib.of_run(source, str(source))
@@ -123,24 +123,21 @@ def _num_layers(model: ml_collections.ConfigDict) -> int:
   if model.name == "recurrent":
     for name, value in _TRANSFORMER.items():
       if model[name] != value:
-        raise UserError(
-          f"model.{name}={model[name]!r}: a transformer without loops has"
-          f" {value!r}"
-        )
+        raise UserError(f"model.{name}={model[name]!r}: expected {value!r}")
     return model.num_prelude + model.num_layers + model.num_coda
   if model.get("rope_scaling"):
-    raise UserError("model.rope_scaling: rotations of `recurrent` have none")
+    raise UserError("model.rope_scaling: `recurrent` does not support it")
   if model.name == "looped" and model.num_loops == 1:
     return model.num_layers
   if model.name == "transformer":
     if model.num_loops > 1 and model.loop_norm == "per_loop":
       raise UserError(
-        "model.loop_norm='per_loop': there are norms between layers"
+        "model.loop_norm='per_loop': norms between layers are unsupported"
       )
     return model.num_loops * model.num_layers
   raise UserError(
-    f"model.name={model.name!r}, model.num_loops={model.get('num_loops')}: no"
-    " transformer without loops"
+    f"model.name={model.name!r}, model.num_loops={model.get('num_loops')}:"
+    " expected a transformer without loops"
   )
 
 
@@ -176,7 +173,7 @@ def _core(text: str, num_layers: int) -> tuple[int, int]:
   start, end = map(int, found.groups()) if found else (0, 0)
   if not 0 <= start < end <= num_layers:
     raise UserError(
-      f"--core={text}: write it as s:t, for layers s to t - 1 of {num_layers}"
+      f"--core={text}: expected s:t, for layers s to t - 1 of {num_layers}"
     )
   return start, end
 

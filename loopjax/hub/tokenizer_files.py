@@ -84,7 +84,7 @@ def beginning(folder: pathlib.Path) -> Beginning:
   if len(before) > 1 or after:
     raise UserError(
       f"{path}: adds {[tokenizer.token(x) for x in (*before, *after)]} to a"
-      " text; one token at its beginning is supported"
+      " text; only one token at its beginning is supported"
     )
   if before:
     return Beginning(tokenizer.token(before[0]) or "", True)

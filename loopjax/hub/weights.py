@@ -61,7 +61,7 @@ def read(
         ],
       ),
       (
-        "of a dtype that is not read",
+        "of an unsupported dtype",
         [
           f"{name} ({there[name].dtype})"
           for name in found

@@ -88,7 +88,7 @@ def calibrated(
     low, high = (middle, high) if found < mean else (low, middle)
   if abs(found - mean) > 1e-3:
     raise UserError(
-      f"model.max_loops={max_loops} leaves no distribution whose mean is {mean}"
+      f"model.max_loops={max_loops} allows no distribution with mean {mean}"
     )
   return (low + high) / 2
 
@@ -134,8 +134,8 @@ def learned_loss(
   chances = jnp.exp(log_chances)
   if len(costs) < 2:
     raise UserError(
-      "model.depth='learned' compares rows: it needs two of them on each device"
-      " and in each microbatch"
+      "model.depth='learned' compares rows: it needs at least two on each"
+      " device in each microbatch"
     )
   others = (jnp.sum(costs) - costs) / (len(costs) - 1)
   advantage = jax.lax.stop_gradient(costs - others)
@@ -159,7 +159,7 @@ def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
   if len(steps) != len(loops) or not whole or [*steps] != sorted(set(steps)):
     raise UserError(
       f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
-      " positive integers, as many of both, and the steps must increase"
+      " positive integers, of the same number, and the steps must increase"
     )
 
 

@@ -38,13 +38,12 @@ def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
   """Raises UserError for exits that the model or its cache cannot make."""
   if rule == "gate" and config.exit_gate == "none":
     raise UserError(
-      "the exit rule 'gate' needs a model with an exit gate:"
+      "the exit rule 'gate' needs a model with an exit gate, but"
       " model.exit_gate='none'"
     )
   if kept == "state" and kind != "per_loop":
     raise UserError(
-      "keeping 'state' for skipped loops needs a cache with the keys and values"
-      f" of every loop, not one of kind {kind!r}"
+      f"exit_kept='state' needs cache_kind='per_loop', got {kind!r}"
     )
 
 
@@ -52,11 +51,13 @@ def check_ungated(config: Any, rule: str, kept: str, kind: str) -> None:
   """See `ExitsEarly`, without a gate, where loops read more than the state."""
   del config, kind
   if rule == "gate":
-    raise UserError("the exit rule 'gate' needs an exit gate; there is none")
+    raise UserError(
+      "the exit rule 'gate' needs an exit gate, which this model lacks"
+    )
   if kept == "state":
     raise UserError(
-      "keeping 'state' for skipped loops needs keys and values of the last"
-      " state, and a loop of this model reads something else as well"
+      "exit_kept='state' is unsupported: a loop of this model reads more than"
+      " the last state"
     )
 
 
@@ -65,8 +66,7 @@ def check_resumes(config: Any, kind: str) -> None:
   del config
   if kind != "per_loop":
     raise UserError(
-      "reading on after some loops needs a cache with the keys and values of"
-      f" every loop, not one of kind {kind!r}"
+      f"resuming after some loops needs cache_kind='per_loop', got {kind!r}"
     )
 
 

@@ -217,8 +217,8 @@ def check_resumes(config: Config, kind: str) -> None:
   """
   if config.residual == "running":
     raise UserError(
-      "reading on after some loops: with model.residual='running' a loop needs"
-      " the embeddings of all before"
+      "resuming after some loops is unsupported with model.residual='running':"
+      " a loop needs the embeddings of all earlier loops"
     )
   exiting.check_resumes(config, kind)
 

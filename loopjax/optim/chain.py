@@ -103,8 +103,8 @@ class Config:
     whole = all(type(step) is int and step > 0 for step in self.warm_again)
     if not whole or [*self.warm_again] != sorted(set(self.warm_again)):
       raise UserError(
-        f"optim.warm_again={self.warm_again!r} must be positive integers that"
-        " increase"
+        f"optim.warm_again={self.warm_again!r} must be increasing positive"
+        " integers"
       )
     if not self.warmup_steps:
       because = "optim.warmup_steps=0"
@@ -194,7 +194,7 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   if not any(found):
     raise UserError(f"optim.frozen={pattern!r} matches no parameter")
   if all(found):
-    raise UserError(f"optim.frozen={pattern!r} leaves no parameter to train")
+    raise UserError(f"optim.frozen={pattern!r} freezes all parameters")
   return mask
 
 

@@ -38,7 +38,8 @@ def load(
   task = settings.plain["task"]["name"]
   if task not in VIEWS:
     raise UserError(
-      f"{workdir}: task.name={task!r} has no view; there are {', '.join(VIEWS)}"
+      f"{workdir}: task.name={task!r} has no view; expected one of"
+      f" {', '.join(VIEWS)}"
     )
   loops = settings.eval_loops if num_loops is None else num_loops
   if loops < 1:

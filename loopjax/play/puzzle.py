@@ -47,8 +47,8 @@ def load(
   family = settings.model_name
   if unseen := set(TRACES).difference(settings.family.TRACES):
     raise UserError(
-      f"{workdir}: model.name={family!r} does not show the"
-      f" {', '.join(sorted(unseen))} of every loop"
+      f"{workdir}: model.name={family!r} does not record"
+      f" {', '.join(sorted(unseen))} after every loop"
     )
   assert isinstance(settings.task, sudoku_task.Config)  # The caller found so.
   board = settings.task.board
@@ -107,7 +107,7 @@ def parse(board: board_lib.Board, puzzle: str) -> np.ndarray:
   digits = "".join(str(digit) for digit in range(board.size + 1))
   if wrong := sorted(set(cells) - {".", *digits}):
     raise UserError(
-      f"{wrong[0]!r} is no cell of a puzzle; there are 1 to {board.size} and ."
+      f"{wrong[0]!r} is not a cell; use 1-{board.size}, or . for a blank"
     )
   return np.array([0 if c == "." else int(c) for c in cells])
 

@@ -153,7 +153,7 @@ def parse(
   for word in said:
     if word not in ids_of:
       raise UserError(
-        f"{word!r} is no word of this task{similar(word, ids_of)}"
+        f"{word!r} is not a word of this task{similar(word, ids_of)}"
       )
   ids = [ids_of[word] for word in said]
   vocabulary = config.vocabulary
@@ -176,7 +176,7 @@ def parse(
       )
   example = language.layout(config.format, config.max_hops)
   raise UserError(
-    f"{question!r} is no question; one has the form "
+    f"{question!r} is not a question; expected the form "
     + " ".join(_word(what) for what in example)
   )
 

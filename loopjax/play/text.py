@@ -229,7 +229,7 @@ def _inspect(
   num = len(ids)
   if num > language_model.context_length:
     raise UserError(
-      f"the text has {num} tokens; this model reads at most"
+      f"the text has {num} tokens, more than the model's context length of"
       f" {language_model.context_length}"
     )
   size = _SMALLEST

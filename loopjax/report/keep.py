@@ -32,38 +32,37 @@ def main(argv: list[str] | None = None) -> int:
   """Copies; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.report.keep",
-    description="Keeps what a report reads of runs, for others to repeat it.",
+    description="Saves the parts of runs that a report needs, so that others"
+    " can rebuild it.",
   )
   parser.add_argument(
     "workdirs",
     nargs="*",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a run that is complete; none to change what a file says of its runs",
+    help="a run, complete; none to change the description in an existing file",
   )
   parser.add_argument(
     "--out",
     type=pathlib.Path,
     required=True,
-    help="where to write: NAME.runs.json",
+    help="output file, NAME.runs.json",
   )
+  parser.add_argument("--sweep", help="the sweep whose items the runs are")
   parser.add_argument(
-    "--sweep", help="they are its items, or were started as such by hand"
-  )
-  parser.add_argument(
-    "--title", help="the question that they answer, as the table's heading"
+    "--title", help="heading of the table: the question that the runs answer"
   )
   parser.add_argument(
     "--verdict",
     choices=runs_lib.VERDICTS,
-    help="whether they show what the paper claims",
+    help="whether the runs show what the paper claims",
   )
   parser.add_argument(
     "--chosen_for",
     type=lambda text: [name for name in text.split(",") if name],
     metavar="SETTING,...",
-    help="they are a search, in which validation chose one for each value of"
-    " these settings, or one of all if empty",
+    help="the runs are a search: validation chose one for each value of these"
+    " settings, or one overall if empty",
   )
   parser.add_argument(
     "--rename",
@@ -71,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     action="append",
     default=[],
     metavar="FOLDER=NAME",
-    help="what to write for a folder of this machine, such as that of the data",
+    help="replace a folder of this machine, such as the data folder, by a name",
   )
   options = parser.parse_args(argv)
   keep(
@@ -91,7 +90,7 @@ def _pair(text: str) -> tuple[str, str]:
   """FOLDER=NAME in two."""
   folder, _, name = text.rpartition("=")
   if not folder or not name:
-    raise argparse.ArgumentTypeError(f"{text}: is not FOLDER=NAME")
+    raise argparse.ArgumentTypeError(f"{text}: expected FOLDER=NAME")
   return folder, name
 
 
@@ -126,7 +125,7 @@ def keep(
   before = workdir_lib.read_json(out) if out.exists() else {}
   kept = _kept(out, before, sweep or "")
   if not workdirs and not kept:
-    raise UserError(f"{out}: has no runs, and none are given")
+    raise UserError(f"{out}: contains no runs, and no WORKDIR was passed")
   said = {"title": title, "chosen_for": chosen_for, "verdict": verdict}
   for flag, value in said.items():
     if value is not None and not sweep:
@@ -139,7 +138,7 @@ def keep(
     zoo.refuse(workdir, "`loopjax report` shows its scores")
     run = {"directory": workdir.name, **_of_run(workdir, rename)}
     if kept.setdefault(workdir.name, run) != run:
-      raise UserError(f"there is another run with the name {workdir.name}")
+      raise UserError(f"another run has the name {workdir.name}")
   known = {
     key for run in kept.values() for key in sections.flatten(run["config"])
   }
@@ -227,7 +226,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   if provenance.has_landed(revision) is False:
     raise UserError(
       f"{workdir}: its revision '{revision}' is not in the history of this"
-      " checkout, so that others cannot repeat it"
+      " checkout, so others cannot repeat it"
     )
   summary["metrics"] = {
     name: value
@@ -252,8 +251,8 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   if there := _MACHINE.search(text := json.dumps(kept)):
     path = text[there.start() :].split('"')[0].split(" ")[0]
     raise UserError(
-      f"{workdir}: names {path}, which others do not have; --rename=FOLDER=NAME"
-      " writes another name"
+      f"{workdir}: contains the path {path}, which others do not have;"
+      " --rename=FOLDER=NAME replaces it"
     )
   return {**kept, "evaluations": rows}
 

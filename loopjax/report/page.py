@@ -12,22 +12,22 @@ from loopjax.report import runs as runs_lib
 MAX_RUNS_WITH_FIGURES = 6
 
 _WORDS = (
-  "Reproduced: the paper's finding shows in at least three seeds that nothing"
-  " was chosen with, and the interval of the difference excludes 0. Same"
-  " direction: smaller, of an easier task, with fewer seeds, or within the"
-  " error. Not here: tried, and absent. A dash: no such claim of a paper's."
-  " Each question links to its numbers."
+  "Reproduced: the paper's finding shows in at least three seeds that were not"
+  " used to choose anything, and the confidence interval of the difference"
+  " excludes 0. Same direction: a smaller effect, an easier task, fewer seeds,"
+  " or within the error. Not here: tried, and absent. A dash: no paper makes"
+  " this claim. Each question links to its numbers."
 )
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"
-  " they were not run here, and mostly at another size. Scores are of the test"
-  " split if nothing else is said: the mean over seeds ± the sample standard"
-  " deviation. Small print: the standard error (se) over seeds, or of a single"
-  " seed over examples; the seeds (s1 is seed 1); the paper's name of a row; in"
-  " what else its settings differ. Where runs have the paper's size there is"
-  " a verdict: numbers agree if they differ by at most two standard errors of"
-  " both, a single run of a paper counting as exact. Of a search, the rows that"
-  " validation chose are marked."
+  " they were not run here, and mostly at another size. Unless stated"
+  " otherwise, scores are on the test split: the mean over seeds ± the sample"
+  " standard deviation. Small print: the standard error (se) over seeds, or"
+  " over examples for a single seed; the seeds (s1 is seed 1); the paper's name"
+  " for a row; other settings that differ. Runs of the paper's size have a"
+  " verdict: numbers agree if they differ by at most two standard errors of"
+  " both, where a single run of a paper counts as exact. In a search, the rows"
+  " that validation chose are marked."
 )
 _OTHER = "Other tasks"
 
@@ -49,7 +49,7 @@ def write(
   """
   plans, others = runs_lib.collect(workdirs)
   plans.sort(key=_place)
-  title = "Our runs beside the papers' numbers"
+  title = "Our runs and the papers' numbers"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _body(
         blocks.append(document.Fold(f"Search. {tables.title(plan)}", rest))
   if others:
     blocks += [
-      document.Heading(2, "Runs of no sweep"),
+      document.Heading(2, "Runs outside sweeps"),
       tables.runs_block(others),
       tables.commands_block(others),
     ]

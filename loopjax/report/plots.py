@@ -158,9 +158,9 @@ def caption(sweep: paper_lib.Sweep) -> str:
   dashed = any(len(panel.names) > 1 for panel in sweep.panels)
   away = [p.title for p in sweep.panels if not _from_zero(p)]
   parts = [
-    f"Our runs, over {axes}: a line for every run, a colour for every setting.",
+    f"Our runs, over {axes}: one line per run, one colour per setting.",
     "Dashed lines are the second score of a panel." if dashed else "",
-    f"Vertical axes do not begin at 0: {', '.join(away)}." if away else "",
+    f"Vertical axes that do not start at 0: {', '.join(away)}." if away else "",
   ]
   return " ".join(filter(None, parts))
 

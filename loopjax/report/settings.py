@@ -19,17 +19,17 @@ _NAMES = {
   "model.depth": "loops in training",
   "model.update": "update",
   "task.num_steps": "steps of the rule",
-  "model.num_local_slots": "slots of a layer",
+  "model.num_local_slots": "slots per layer",
   "model.num_global_slots": "shared slots",
-  "model.mlp_ratio": "width of the MLP over the model's",
+  "model.mlp_ratio": "MLP width over model width",
   "model.sweeps": "parallel readings after the chunks",
-  "model.chunk_size": "tokens of a chunk",
+  "model.chunk_size": "tokens per chunk",
   "model.chunk_jitter": "chunks of random sizes",
   "model.A_range": "range of the decay A",
   "model.num_with_gradient": "last loops with a gradient (0: all)",
-  "model.growth_steps": "loops grow at steps",
-  "model.growth_loops": "loops before that",
-  "model.gate_bias": "gate's first bias",
+  "model.growth_steps": "steps at which loops grow",
+  "model.growth_loops": "loops before each growth",
+  "model.gate_bias": "initial bias of the gate",
   "model.num_heads": "heads",
   "model.ponder_weight": "ponder weight",
   "model.ponder_warmup_steps": "steps of its warm-up",
@@ -45,7 +45,7 @@ _MINOR = (
 )  # fmt: skip
 
 
-AS_IT_IS = "the config as it is"
+AS_IT_IS = "config defaults"
 
 
 def varying(groups: Sequence[Group]) -> list[str]:

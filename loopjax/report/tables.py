@@ -82,7 +82,7 @@ def scale_blocks(
   """The size of our experiment, next to the paper's."""
   there = [run for run in runs if run.config]
   if not there:
-    return [document.Paragraph("None of these runs is there yet.")]
+    return [document.Paragraph("None of these runs exist yet.")]
   facts = [
     (fact.label, _values(fact.value, there), fact.paper)
     for fact in (paper.scale if paper else ())
@@ -180,7 +180,7 @@ def _chosen_by(
 def _source(sweep: paper_lib.Sweep) -> str:
   """Where the comparison is from, and whether a paper has numbers for it."""
   if sweep.rows:
-    return f"Beside the paper's numbers: {sweep.source}."
+    return f"With the paper's numbers: {sweep.source}."
   more = sweep.source.removeprefix("ours").lstrip(";, ")
   return f"No paper has numbers for it{f' ({more})' if more else ''}."
 

@@ -26,21 +26,21 @@ _BARRIERS = itertools.count()  # Counted identically by all processes.
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,
-  "Join a run of several processes, detected from the machine (a TPU pod,"
-  " SLURM). Not needed where SLURM started several tasks.",
+  "Join a multi-process run, detected from the machine (TPU pod, SLURM). Not"
+  " needed if SLURM started several tasks.",
 )
 _ADDRESS = flags.DEFINE_string(
   "coordinator_address",
   None,
-  "HOST:PORT of process 0; or JAX_COORDINATOR_ADDRESS.",
+  "HOST:PORT of process 0 [JAX_COORDINATOR_ADDRESS].",
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", None, "Number of processes; or JAX_NUM_PROCESSES.", 1
+  "num_processes", None, "Number of processes [JAX_NUM_PROCESSES].", 1
 )
 _PROCESS_ID = flags.DEFINE_integer(
   "process_id",
   None,
-  "Index of this one, from 0; or JAX_PROCESS_ID or JOB_COMPLETION_INDEX.",
+  "Index of this process, from 0 [JAX_PROCESS_ID or JOB_COMPLETION_INDEX].",
   0,
 )
 
@@ -69,7 +69,7 @@ def start() -> None:
     if count is None or index is None or index >= count:
       raise UserError(
         f"--coordinator_address={address} needs --num_processes and a smaller"
-        f" --process_id; they are {count} and {index}"
+        f" --process_id; got {count} and {index}"
       )
     arguments: dict[str, Any] = {
       "coordinator_address": address,
@@ -95,7 +95,7 @@ def start() -> None:
     raise UserError(f"--distributed: {error}") from error
   except RuntimeError as error:
     raise ProcessLostError(
-      f"the processes did not find each other: {error}"
+      f"the processes could not connect: {error}"
     ) from error
 
 

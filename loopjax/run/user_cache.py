@@ -52,8 +52,8 @@ def entry(
         _write(path, path.with_name(f".{key}.partial"), write)
   except OSError as error:
     raise UserError(
-      f"{path}: cannot be written ({error.strerror}); make room there, or set "
-      "XDG_CACHE_HOME to another directory"
+      f"{path}: cannot be written ({error.strerror}); free some space or set"
+      " XDG_CACHE_HOME to another directory"
     ) from error
   return path
 

@@ -77,7 +77,7 @@ def check_config(
   ]
   if differing:
     raise UserError(
-      f"--workdir={workdir} contains a run of another configuration:"
+      f"--workdir={workdir} contains a run with another configuration:"
       f" {'; '.join(differing)}"
     )
 

@@ -39,7 +39,9 @@ def located(workdir: pathlib.Path) -> pathlib.Path:
   if name not in names():
     there_are = ", ".join(names())
     near = similar(name, names())
-    raise UserError(f"{workdir}: no such model; there are {there_are}{near}")
+    raise UserError(
+      f"{workdir}: no such model; expected one of {there_are}{near}"
+    )
   return ROOT / name
 
 

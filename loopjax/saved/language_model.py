@@ -77,8 +77,8 @@ def load(
   if exit_threshold is not None:
     if isinstance(settings.family, ExitsEarly):
       raise UserError(
-        f"--exit_threshold: {family} exits early only while it generates; a"
-        " score is of --num_loops loops"
+        f"--exit_threshold: {family} exits early only in generation; scores use"
+        " --num_loops loops"
       )
     if not isinstance(settings.family, HaltsByMass):
       raise UserError(f"--exit_threshold has no effect on {family}")
@@ -116,7 +116,7 @@ def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
   for one in ids:
     if not 0 <= one < tokenizer.num_ids:
       raise UserError(
-        f"{folder}: eos_token_id={one} is no id of {tokenizer.name}"
+        f"{folder}: eos_token_id={one} is not a token id of {tokenizer.name}"
       )
   return tuple(dict.fromkeys(ids))
 

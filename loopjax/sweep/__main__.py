@@ -23,12 +23,16 @@ from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-_SWEEP = flags.DEFINE_string("sweep", None, "Name of a sweep of the config.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print what would be done.")
+_SWEEP = flags.DEFINE_string(
+  "sweep", None, "Name of a sweep that the config defines."
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print what would run.")
 _LIMIT = flags.DEFINE_integer(
   "limit", 0, "Run at most this many incomplete items; 0 for all.", 0
 )
-_ITEM = flags.DEFINE_integer("item", None, "Run only this item, from 0.", 0)
+_ITEM = flags.DEFINE_integer(
+  "item", None, "Run only this item, counted from 0.", 0
+)
 _COUNT = flags.DEFINE_bool("count", False, "Only print the number of items.")
 
 
@@ -42,7 +46,9 @@ def main(argv: list[str]) -> int:
     there_are = ", ".join(
       items_lib.load_sweeps(command_line.config_name())(config)
     )
-    raise UserError(f"--sweep=NAME is missing; there are {there_are or 'none'}")
+    raise UserError(
+      f"--sweep=NAME is missing; available: {there_are or 'none'}"
+    )
   for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
     if other.present:
       raise UserError(f"--{other.name} has no effect with --count")
@@ -59,7 +65,8 @@ def main(argv: list[str]) -> int:
     return 0
   if _ITEM.value is not None and _ITEM.value >= len(items):
     raise UserError(
-      f"--item={_ITEM.value}: sweep {name} has {len(items)} items, from 0"
+      f"--item={_ITEM.value}: sweep {name} has {len(items)} items, counted from"
+      " 0"
     )
   print(f"work directory: {workdir}", flush=True)
   if not _DRY_RUN.value:

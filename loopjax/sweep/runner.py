@@ -47,11 +47,11 @@ def run_items(
       if state in ("new", "unfinished"):
         started += 1
         if limit and started > limit:
-          state = f"{state}, past --limit"
+          state = f"{state}, skipped by --limit"
         elif dry_run:
           state = f"{state}, would run"
         elif missing := _missing(item, items, workdir):
-          state, message = "failed", f"goes on from {missing}, not complete"
+          state, message = "failed", f"needs {missing}, which is not complete"
         else:
           stopped, state, message = _run(item, workdir, arguments, stop)
       if message:

@@ -17,11 +17,13 @@ def explain(bad: BadSteps, params: Any) -> str:
   """One line about the bad steps that stopped a run."""
   names = integrity.names(params)
   hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
-  where = integrity.abbreviate(hit) or "none, only the loss or carried state"
+  where = (
+    integrity.abbreviate(hit) or "no parameter (only the loss or carried state)"
+  )
   return (
-    f"{int(bad.streak)} steps in a row, the first at step {int(bad.first)}, had"
-    f" non-finite numbers; gradients of {where}; the parameters are"
-    " those from before that step"
+    f"{int(bad.streak)} consecutive steps from step {int(bad.first)} had"
+    f" non-finite numbers; gradients of {where}; the parameters are from before"
+    " that step"
   )
 
 
@@ -43,7 +45,9 @@ def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
         function(*arguments)
     except FloatingPointError as error:
       return str(error).strip().splitlines()[0] + origin(error)
-  return "non-finite in the compiled step, but not operation by operation"
+  return (
+    "non-finite in the compiled step, but not when run operation by operation"
+  )
 
 
 def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:

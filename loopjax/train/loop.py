@@ -215,8 +215,8 @@ def _evaluate(
   best = metrics.scores(rows, options.best_metric)
   if options.keep_best and not best:  # Its name is right: it was checked.
     raise UserError(
-      f"run.best_metric={options.best_metric!r}: none of the examples that were"
-      f" evaluated counts; eval.num_examples={settings.eval.num_examples}"
+      f"run.best_metric={options.best_metric!r}: no evaluated example counts"
+      f" for it; eval.num_examples={settings.eval.num_examples}"
     )
   context.checkpoints.scores |= best
 
@@ -235,7 +235,7 @@ def _compile(
   total = sum(costs["memory_bytes"].values())
   writer.say(
     f"compiled the training step in {costs['compile_seconds']:.1f} s;"
-    f" {total / 2**20:.0f} MiB on each device"
+    f" {total / 2**20:.0f} MiB per device"
   )
   return compiled, costs
 

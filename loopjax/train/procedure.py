@@ -158,8 +158,8 @@ def _admit(
       raise UserError(f"eval.{name} has no effect without --mode=eval")
   if settings.plain["model"].get("precision") == "bfloat16_params":
     raise UserError(
-      "model.precision='bfloat16_params' is for models that are only read:"
-      " updates of bfloat16 parameters are lost to rounding"
+      "model.precision='bfloat16_params' is for inference only: rounding would"
+      " lose updates of bfloat16 parameters"
     )
   boards.check(settings.run.wandb_project)
   if settings.run.keep_best and mode == "train":
@@ -168,8 +168,8 @@ def _admit(
     checks.without_effect("run", settings.run, "run.keep_best=0", "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
-      "run.debug_nans needs a single process; restart with one from the"
-      " checkpoint"
+      "run.debug_nans needs a single process; resume from the checkpoint with"
+      " one"
     )
   path = workdir / "summary.json"
   summary = workdir_lib.read_json(path) if path.exists() else {}
@@ -187,8 +187,8 @@ def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
     here = settings.plain["eval"][name]
     if before.get(name, here) != here:
       raise UserError(
-        f"{workdir} is complete, scored with eval.{name}={before[name]!r};"
-        f" --mode=eval scores it with {here!r}"
+        f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
+        f" --mode=eval to score it with {here!r}"
       )
 
 
@@ -269,8 +269,8 @@ def _check_data(
   ]
   if changed:
     raise UserError(
-      f"{context.workdir}: the data have changed since the run began"
-      f" ({', '.join(changed)}); a run on other data needs another --workdir"
+      f"{context.workdir}: the data changed since the run started"
+      f" ({', '.join(changed)}); use another --workdir for other data"
     )
 
 

@@ -21,8 +21,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.watch",
     description=(
-      "Shows loss, scores, loops, throughput and time left of runs, until all"
-      " have ended or Ctrl-C. Prints one frame if output is not a terminal."
+      "Shows loss, scores, loops, throughput and remaining time of runs until"
+      " all have ended or Ctrl-C. Prints one frame if output is not a terminal."
     ),
   )
   parser.add_argument(

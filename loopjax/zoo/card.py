@@ -69,7 +69,7 @@ def card(
         f"trained: {summary['steps']:,} steps, {summary['devices']},"
         f" {summary['wall_seconds'] / 60:.0f} minutes",
         f"revision: {summary['revision']}; {versions}",
-        f"digest of the run: {summary['digest']}",
+        f"run digest: {summary['digest']}",
         "licence: Apache-2.0",
       ]
     ),
@@ -77,8 +77,8 @@ def card(
     Code(summary["command"]),
     Heading(2, "Scores"),
     Paragraph(
-      "At the end of training, before parameters were cast, each with its"
-      " standard error over examples; others are in summary.json."
+      "Measured at the end of training, before the parameters were cast, with"
+      " standard errors over examples; summary.json has all scores."
     ),
     Table([Cell("score"), Cell("mean"), Cell("error")], rows),
   ]

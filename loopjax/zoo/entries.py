@@ -46,7 +46,7 @@ def export(
   """
   folder = root / name
   if folder.name != name:
-    raise UserError(f"NAME={name!r} is a path; --root says where to write")
+    raise UserError(f"NAME={name!r} is a path; set the folder with --root")
   run = trained.read(workdir)
   summary = workdir_lib.read_summary(workdir)
   if summary.get("status") != "completed" or summary["steps"] != run.step:
@@ -54,7 +54,7 @@ def export(
   num_bytes = summary["parameters"] * jnp.dtype(DTYPES[dtype]).itemsize
   if num_bytes > MAX_BYTES:
     raise UserError(
-      f"{workdir}: {num_bytes:,} bytes of parameters are more than"
+      f"{workdir}: {num_bytes:,} bytes of parameters exceed the maximum of"
       f" {MAX_BYTES:,}"
     )
   with writing(folder):

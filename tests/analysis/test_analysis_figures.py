@@ -136,7 +136,7 @@ def test_a_figure_that_fails_is_named_and_the_others_are_drawn(
   assert not stale.exists()
   lines = capsys.readouterr().err.splitlines()
   assert len(lines) == 4
-  assert lines[0].startswith("warning: figure puzzle is not drawn: KeyError: ")
+  assert lines[0].startswith("warning: puzzle could not be drawn: KeyError: ")
   assert "test_analysis_figures.py:" in lines[0]
 
 

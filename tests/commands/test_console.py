@@ -74,9 +74,9 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
     start(monkeypatch, "dance")
   assert (ended.value.code, started) == (2, [])
   assert capsys.readouterr().err == (
-    "error: no command 'dance'; there are train, score, describe, sweep,"
-    " report, fit, analysis, eval, answers, generate, hub, serve, watch, play,"
-    " zoo\n"
+    "error: unknown command 'dance'; expected one of train, score, describe,"
+    " sweep, report, fit, analysis, eval, answers, generate, hub, serve,"
+    " watch, play, zoo\n"
   )
   with pytest.raises(SystemExit):
     start(monkeypatch, "swep")

@@ -1,4 +1,4 @@
-"""Commands that look at runs: the same flags, and what is no flag."""
+"""Commands that look at runs: the same flags, and what is not a flag."""
 
 import importlib
 import pathlib
@@ -17,10 +17,10 @@ COMMANDS = (
   "report.__main__", "report.keep",  "serve.__main__", "watch.__main__",
 )  # fmt: skip
 SAID = {
-  "checkpoint": r"step \[the newest\]",
-  "limit": r"questions .*\[all\]",
-  "num_loops": r"loops \[as the run is evaluated\]",
-  "out": r"(where|folder) to write.*",
+  "checkpoint": r"checkpoint step \[newest\]",
+  "limit": r".*questions.* \[all\]",
+  "num_loops": r"number of loops \[as in evaluation\]",
+  "out": r"(where to write|output (folder|file)).*",
   "port": r".*\[8000\]",
 }
 # Other names for one of these, or for the run, which has no flag.
@@ -62,7 +62,7 @@ def test_the_run_has_no_flag(name, capsys):
   command = importlib.import_module(f"loopjax.{name}")
   assert command.main(["--workdir=runs/a"]) == 2
   assert capsys.readouterr().err == (
-    "error: --workdir is for commands that train; here the run is an argument:"
+    "error: --workdir is for training commands; pass the run as an argument:"
     f" python -m loopjax.{name.removesuffix('.__main__')} runs/a\n"
   )
 

@@ -135,8 +135,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert lines[0] == "work directory: runs/sudoku_utm-smoke"
   assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
   assert {":gpu,", ":tiny,", ":nine,", ":extreme"} <= set(lines[1].split())
-  assert lines[2].startswith("time: about a few seconds of training")
-  assert sum("steps a second; about" in line for line in lines) == 1
+  assert lines[2].startswith("time: about a few seconds, estimated")
+  assert sum("steps per second; " in line for line in lines) == 1
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   said = capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
 def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
   monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
   assert command(main_lib.main) == 2
-  missing = "error: --config=FILE is missing; --list shows the choices\n"
+  missing = "error: --config=FILE is missing; --list shows the configs\n"
   assert capsys.readouterr() == ("", missing)
   assert command(main_lib.main, "--list") == 0
   said = capsys.readouterr().out

@@ -96,7 +96,9 @@ def test_a_toy_task_has_no_paper():
   mine = {"run": {"num_steps": 7}}
   config = presets.apply(config_lib.make("utm", "sudoku"), "", {"tiny": mine})
   assert config.run.num_steps == 7
-  with pytest.raises(UserError, match="PRESETS has no 'tiny', which is the de"):
+  with pytest.raises(
+    UserError, match="PRESETS lacks the default preset 'tiny'"
+  ):
     presets.apply(config_lib.make("utm", "sudoku"), "", {"small": mine})
 
 
@@ -339,11 +341,17 @@ def test_blocks_lie_on_top_of_each_other():
 @pytest.mark.parametrize(
   ("arg", "message"),
   [
-    ("huge", "no preset 'huge'; there are extreme, gpu, nine, paper"),
+    (
+      "huge",
+      "unknown preset 'huge'; expected one of extreme, gpu, nine, paper",
+    ),
     ("nin", "smoke, tiny; did you mean 'nine'?"),
     ("model.name=lopped", "utm; did you mean 'looped'?"),
-    ("tiny,gpu", "presets tiny and gpu: name one"),
-    ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
+    ("tiny,gpu", "presets tiny and gpu exclude each other; choose one"),
+    (
+      "smoke,model.witdh=3",
+      "no setting 'model.witdh'; did you mean model.width",
+    ),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),
   ],

@@ -108,7 +108,7 @@ def test_two_runs_are_compared(runs, folder, capsys):
     (["--tasks=sums", "--num_loops=0"], "--num_loops=0 must be at least 1"),
     (["--tasks=sums", "--exit_threshold=0.5"], "looped exits early only while"),
     (["--tasks=sums", "--checkpoint=7"], "no checkpoint of step 7"),
-    (["--tasks=sums", "--dance"], "no flag '--dance'"),
+    (["--tasks=sums", "--dance"], "unknown flag '--dance'"),
     (["--tasks=sums", "--compare=nowhere"], "nowhere contains no run"),
   ],
 )

@@ -135,7 +135,7 @@ def test_generation_is_greedy_and_ends_at_a_stop(model):
 
 
 def test_a_mistake_in_the_arguments(harness, run):
-  with pytest.raises(UserError, match="--model_args: no argument loops"):
+  with pytest.raises(UserError, match="--model_args: unknown argument loops"):
     harness.Model(workdir=str(run), loops=3)
 
 

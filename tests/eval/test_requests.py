@@ -49,7 +49,7 @@ def test_names_and_paths(tmp_path):
   assert requests.find(f" b,{paths[0]}", tmp_path) == paths[::-1]
   with pytest.raises(UserError, match="--tasks=c: no such .* there are a, b"):
     requests.find("a,c", tmp_path)
-  with pytest.raises(UserError, match="a name needs --folder"):
+  with pytest.raises(UserError, match="to pass names, set --folder"):
     requests.find("a", None)
   with pytest.raises(UserError, match="--tasks is empty"):
     requests.find(" , ", tmp_path)

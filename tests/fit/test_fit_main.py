@@ -51,11 +51,11 @@ def test_the_report(too_small):
   assert too_small.stderr == ""
   report = too_small.stdout
   assert report.startswith(
-    "cpu:2: 2 x cpu; 4 examples a step in 1 part(s), 5 step(s) a call,"
+    "cpu:2: 2 x cpu; 4 examples per step in 1 part(s), 5 step(s) per call,"
     " loop.remat=full\nmesh: data 1, fsdp 2, tensor 1; compiled in "
   )
   arguments, temporaries, outputs, program, peak, available = section(
-    report, "memory of one chip"
+    report, "memory per chip"
   )
   # Float32; the optimizer keeps two moments. Steps of 2 boards of 36 cells in
   # three arrays.

@@ -406,7 +406,7 @@ new = GenerationRequest
   (lambda: new((1,), 1, top_log_probabilities=21), "top_log_prob"),
   (lambda: new((1,), 1, stop_tokens=tuple(range(9))), "9 stop tokens"),
   (lambda: new((1,), 1, exit_threshold=0.0), "exit_threshold=0.0"),
-  (lambda: new((0,) * 25, 1), "25 tokens, and the cache has room for 24"),
+  (lambda: new((0,) * 25, 1), "25 tokens; the cache has room for 24"),
   (lambda: new((1, NUM_TOKENS), 1), f"token {NUM_TOKENS}"),
   (lambda: new((1,), 1, num_loops=4), "num_loops=4"),
 ])  # fmt: skip
@@ -420,7 +420,7 @@ def test_impossible_requests_are_refused(request_of, says):
 @pytest.mark.parametrize(("name", "options", "says"), [
   ("sleep", {"cache_kind": "per_loop"}, "fast_weights"),
   ("transformer", {"cache_kind": "mean"}, "cache_kind='mean'"),
-  ("disco", {"exit_rule": "gate"}, "needs an exit gate; there is none"),
+  ("disco", {"exit_rule": "gate"}, "needs an exit gate, which"),
   ("ponderlm", {"exit_kept": "state"}, "reads something else as well"),
   ("transformer", {"exit_rule": "change"}, "exit_rule='change'"),
   ("looped", {"exit_rule": "sure"}, "fixed, gate, change, entropy"),

@@ -28,7 +28,7 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   assert whole.startswith("Loops") and len(whole.encode()) >= 10
   assert "12 tokens in" in report
   assert "2.000 of 2 loops per token; exits: gate, threshold 1.0" in report
-  assert "read out after loop 2: 100.0%" in report
+  assert "exited after loop 2: 100.0%" in report
   # Keys and values of two heads of 8, of a layer in two loops, and a length.
   assert f"per_loop, {2 * 2 * 16 * 4 * 48 + 4:,} bytes" in report
   assert entry.main([*flags, "--exit_threshold=1e-6"]) == 0
@@ -81,8 +81,8 @@ def test_samples_of_a_file_differ(run, tmp_path, capsys):
 @pytest.mark.parametrize(("content", "says"), [
   ("", "contains no prompts"),
   ("{", "a.jsonl:1: is not valid JSON"),
-  ('{"prompt": 3}', "a.jsonl:1: needs a text 'prompt'"),
-  ('["a"]', "a.jsonl:1: needs a text 'prompt'"),
+  ('{"prompt": 3}', "a.jsonl:1: needs a string 'prompt'"),
+  ('["a"]', "a.jsonl:1: needs a string 'prompt'"),
   ('{"prompt": "a"}\n{"prompt": "\\ud800"}', "a.jsonl:2: its 'prompt' is not"),
   (f'{{"prompt": "{"a" * 48}"}}', "49 tokens, and the cache"),
 ])  # fmt: skip
@@ -117,7 +117,7 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
 
 @pytest.mark.parametrize(("flags", "says"), [
   (("--prompt=a",), "give either WORKDIR, a run, or --hub=FOLDER"),
-  (("{run}",), "give --prompt=TEXT, --prompts=FILE, or --chat"),
+  (("{run}",), "pass one of --prompt=TEXT, --prompts=FILE and --chat"),
   (("{run}", "--prompt=a", "--prompts=b"), "give --prompt=TEXT, --prompts"),
   (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
   (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),

@@ -115,7 +115,7 @@ def test_an_imported_model_names_its_base_and_has_no_scores(made):
   text = card.card(*made)
   assert 'base_model: "Ouro-tiny"' in text
   assert "Imported, not trained here." in text
-  assert "None of the run itself." in text
+  assert "The run has no scores of its own." in text
 
 
 def test_scores_of_another_step_are_not_the_models(copies, capsys):
@@ -184,7 +184,7 @@ def cut(folder):
     (lambda x: (x / "README.md").unlink(), "me/m", "contains no README.md"),
     (lambda x: (x / "config.json").unlink(), "me/m", "contains no config.json"),
     (cut, "me/m", "cannot be read"),
-    (lambda x: None, "m", "m: write it as OWNER/NAME"),
+    (lambda x: None, "m", "m: expected OWNER/NAME"),
     (lambda x: None, "me/full", "failed .ConnectionError: no route"),
   ],
 )

@@ -124,7 +124,7 @@ def test_harder_puzzles_have_fewer_clues_or_need_guesses():
   ("cells", "message"),
   [
     ("123", "3 cells; this board has 16"),
-    ("5" + 15 * ".", "'5' is no cell of a puzzle; there are 1 to 4"),
+    ("5" + 15 * ".", "'5' is not a cell; use 1-4, or . for a blank"),
     ("x" + 15 * ".", "'x' is no cell"),
   ],
 )

@@ -511,7 +511,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
   panels = adaptive.PAPER.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
   assert [line[0] for line in lines] == [
-    f"slots of a layer\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
+    f"slots per layer\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
   ]
   for number, line in enumerate(lines, 1):
     assert line[2] == [1, 2, 3, 6]
@@ -841,7 +841,7 @@ def test_runs_of_no_sweep_are_listed(workdir):
   config = plan_of(workdir).runs[0].config
   make_run(workdir / "by_hand", config, 0.75)
   html = written(workdir)[0].read_text()
-  assert "Runs of no sweep" in html
+  assert "Runs outside sweeps" in html
   assert "exact match, %: 75.0" in html
 
 

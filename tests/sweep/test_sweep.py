@@ -510,7 +510,7 @@ def test_items_go_on_from_earlier_ones(monkeypatch, tmp_path):
     monkeypatch, items, tmp_path, {second: (3, "")}
   )
   assert (runner.names, status) == ([first, second], 1)
-  assert failed[third] == f"goes on from {second}, not complete"
+  assert failed[third] == f"needs {second}, which is not complete"
   runner, failed, _ = start(monkeypatch, items[1:], tmp_path)
   assert set(failed) == {second, third}  # It would diverge again.
   (tmp_path / second / "summary.json").unlink()

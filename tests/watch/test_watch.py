@@ -68,7 +68,7 @@ def test_panels_are_loss_scores_and_loops(tmp_path):
   ]
   panels = runs.read(make(tmp_path / "run", rows), NOW).panels
   scores = ["exact match", "blank accuracy"]
-  assert list(panels) == ["loss, nats", *scores, "loops of a token"]
+  assert list(panels) == ["loss, nats", *scores, "loops per token"]
   found = {
     title: {line.label: line.y.tolist() for line in lines}
     for title, lines in panels.items()
@@ -76,7 +76,7 @@ def test_panels_are_loss_scores_and_loops(tmp_path):
   assert found["loss, nats"] == {"train": [3, 2], "validation": [2.5, 1.5]}
   assert found["exact match"] == {"validation": [0.25, 0.5]}
   assert not panels["blank accuracy"]
-  assert found["loops of a token"] == {"cells": [4, 4], "memory": [7, 7]}
+  assert found["loops per token"] == {"cells": [4, 4], "memory": [7, 7]}
 
 
 def test_scores_by_depth_are_lines_over_loops(tmp_path):
@@ -87,14 +87,14 @@ def test_scores_by_depth_are_lines_over_loops(tmp_path):
     for step, x in ((10, 0.25), (20, 0.5))
   )  # fmt: skip
   panels = runs.read(make(tmp_path / "run", [old, new]), NOW).panels
-  [line] = panels["exact match by loops run"]
+  [line] = panels["exact match by number of loops"]
   assert line.x.tolist() == [1, 4] and line.y.tolist() == [0.5, 1.0]
 
 
 def test_layers_have_lines_of_their_own(tmp_path):
   rows = [train(10, **{"ponder_steps/layer=0": 1.5, "ponder_steps/layer=1": 2})]
   [first, second] = runs.read(make(tmp_path / "run", rows), NOW).panels[
-    "loops of a token"
+    "loops per token"
   ]
   assert (first.label, first.y.tolist()) == ("layer 1", [1.5])
   assert (second.label, second.y.tolist()) == ("layer 2", [2.0])

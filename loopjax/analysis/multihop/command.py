@@ -86,18 +86,18 @@ def analyse(
     *readings.cosines(question_set, observed),
   ]
   notes = [
-    f"{split}: no bridge, so no intervention and no patching"
+    f"{split}: skipped intervention and patching: there is no bridge"
     for split, hops, _ in question_set.by_split()
     if hops == 1
   ]
   if reason := _why_unedited(settings):
-    notes = [f"intervention, patching: left out, {reason}"]
+    notes = [f"skipped intervention and patching: {reason}"]
   else:
     edited, left_out = _edit(run, model, question_set, observed, loop, position)
     found += edited
     notes += left_out
   if not rows.select(found, "role_exposure"):
-    notes.append("role exposure: left out, there are no questions of test_id")
+    notes.append("skipped role exposure: there are no test_id questions")
   for table in _TABLES:
     if text := table(found):
       print(f"\n{text}")
@@ -112,7 +112,7 @@ def _check(
 ) -> None:
   """Raises UserError for flags that do not apply to this run."""
   if num_examples < 0:
-    raise UserError(f"--limit={num_examples} must be at least 0, for all")
+    raise UserError(f"--limit={num_examples} must be at least 0 (0: all)")
   reason = _why_unedited(settings)
   for flag, value in (("loop", loop), ("position", position)):
     if reason and value is not None:
@@ -123,8 +123,8 @@ def _check(
   last = min(settings.eval_loops, config.max_hops) - 1
   if loop is not None and not 1 <= loop <= last:
     raise UserError(
-      f"--loop={loop} must be 1 to {last}: the run has {settings.eval_loops}"
-      f" loops, and its questions {config.max_hops} hops at most"
+      f"--loop={loop} must be 1 to {last}: the run has {settings.eval_loops} "
+      f"loops, its questions at most {config.max_hops} hops"
     )
   length = config.sequence_length
   if position is not None and not 0 <= position < length:
@@ -147,7 +147,11 @@ def _why_unedited(settings: config_lib.Settings) -> str:
   call = inspect.signature(settings.family.Model.__call__)
   if "edit" not in call.parameters:
     return f"{settings.model_name} has no editable state between loops"
-  return "" if settings.eval_loops > 1 else "one loop passes nothing on"
+  return (
+    ""
+    if settings.eval_loops > 1
+    else "with one loop there is no state between loops"
+  )
 
 
 def _edit(
@@ -173,13 +177,12 @@ def _edit(
     notes += left_out
   for hop in range(model.num_loops, config.max_hops):
     notes.append(
-      f"bridge{hop}: no intervention and no patching, loop {hop} passes nothing"
-      " on"
+      f"bridge{hop}: skipped intervention and patching: loop {hop} is the last"
     )
   if position is not None:
     notes += [
-      f"{split}: no intervention and no patching, it ends before position"
-      f" {position}"
+      f"{split}: skipped intervention and patching: it ends before position "
+      f"{position}"
       for split, hops, members in question_set.by_split()
       if hops > 1 and question_set.last[members[0]] < position
     ]
@@ -207,7 +210,7 @@ def _write(
   )
   if not stages:
     notes.append(
-      "stages.png: left out, metrics.jsonl has no accuracies by loop yet"
+      "skipped stages.png: metrics.jsonl has no accuracy per loop yet"
     )
   pictures = [
     *stages,

@@ -132,8 +132,8 @@ def patch(
     used = np.flatnonzero(pairs.donor >= 0)
     if not len(used):
       notes.append(
-        f"patching of {split} after loop {place.loop}: left out, none of"
-        f" {pairs.examined} pairs leads along existing facts to another answer"
+        f"patching of {split} after loop {place.loop} is skipped: none of "
+        f"{pairs.examined} pairs leads along existing facts to another answer"
       )
       continue
     for name, where in (("patched", position), ("control", 0 * position)):

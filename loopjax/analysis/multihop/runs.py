@@ -23,8 +23,8 @@ def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
     raise UserError(f"{workdir}: task.name={task!r} is not 'multihop'")
   if unseen := set(_TRACES).difference(settings.family.TRACES):
     raise UserError(
-      f"{workdir}: model.name={settings.model_name!r} does not show the"
-      f" {', '.join(sorted(unseen))} of every loop"
+      f"{workdir}: model.name={settings.model_name!r} does not record "
+      f"{', '.join(sorted(unseen))} after every loop"
     )
   return settings
 

@@ -66,7 +66,7 @@ class Config:
       eval_seed=0,
     )
     if self.rule > 255:
-      raise UserError(f"task.rule={self.rule} must be 255 at most")
+      raise UserError(f"task.rule={self.rule} must be at most 255")
 
   @property
   def sequence_length(self) -> int:

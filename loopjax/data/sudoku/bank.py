@@ -37,7 +37,7 @@ def load_bank(board: board_lib.Board, path: pathlib.Path = PATH) -> Puzzles:
       sizes = sorted({key.split("_")[0] for key in arrays})
       if name not in sizes:
         raise errors.UserError(
-          f"{path}: no puzzles with {name} boxes; use one of {sizes}"
+          f"{path}: no puzzles with {name} boxes; expected one of {sizes}"
         )
       givens, answers, ratings = (
         arrays[f"{name}_{part}"] for part in ("givens", "answers", "ratings")

@@ -70,8 +70,8 @@ def make_dataset(
   chosen = _chosen(config, split, puzzles)
   if not len(chosen):
     raise UserError(
-      f"{config.train_csv}: {len(puzzles.ratings)} puzzle(s); training and"
-      " validation need one each"
+      f"{config.train_csv}: {len(puzzles.ratings)} puzzle(s); training and "
+      "validation need at least one each"
     )
   if split == "train" and config.num_train_puzzles:
     chosen = _subset(chosen, config.num_train_puzzles, seed)
@@ -208,7 +208,7 @@ def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
   available = len(chosen)
   if num > available:
     raise UserError(
-      f"task.num_train_puzzles={num} is more than the {available} there are"
+      f"task.num_train_puzzles={num} exceeds the {available} available"
     )
   rng = np.random.default_rng(seed)
   return chosen[rng.choice(available, num, replace=False)]
@@ -223,8 +223,8 @@ def _overlap(config: Config, train_keys: np.ndarray) -> int:
   seen = np.isin(test.class_keys, train_keys)
   num = int(seen.sum())
   message = (
-    f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have, up to symmetry,"
-    f" the solution of a puzzle of {config.train_csv}"
+    f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have the same "
+    f"solution, up to symmetry, as a puzzle of {config.train_csv}"
   )
   if num and config.on_overlap == "error":
     raise UserError(

@@ -79,8 +79,8 @@ class Config:
     checks.at_least("task", self, vocab_size=0, sequence_length=2)
     if self.sequence_length > _MAX_LENGTH:
       raise UserError(
-        f"task.sequence_length={self.sequence_length} must be {_MAX_LENGTH} at"
-        " most"
+        f"task.sequence_length={self.sequence_length} must be at most "
+        f"{_MAX_LENGTH}"
       )
     for field in ("validation_share", "test_share"):
       if not 0 < getattr(self, field) <= 0.4:
@@ -116,7 +116,7 @@ class Config:
       )
     if not math.isclose(sum(self.mixture), 1.0, abs_tol=1e-6):
       raise UserError(
-        f"task.mixture={self.mixture} sums to {sum(self.mixture):g}; make it 1"
+        f"task.mixture={self.mixture} sums to {sum(self.mixture):g}, expected 1"
       )
 
   @property

@@ -52,13 +52,14 @@ def find(source: str) -> list[str]:
     UserError: there are none, or a download fails.
   """
   if source.startswith(hub.PREFIX):
-    return hub.download_all(source, "give local files in task.train_files")
+    return hub.download_all(source, "set task.train_files to local files")
   if source.startswith(made.PREFIX):
     return [made.path(source)]
   source = os.path.expanduser(source)
   if os.path.isdir(source):
     raise UserError(
-      f"{source}: is a directory; give files, such as {source.rstrip('/')}/*"
+      f"{source}: is a directory; expected files, such as "
+      f"{source.rstrip('/')}/*"
     )
   if os.path.exists(source):
     return [source]

@@ -19,7 +19,7 @@ def rows(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
     lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
     if chunk.kind != "jsonl":
       raise UserError(
-        f"{path}: a file of JSON lines is named .jsonl, .jsonl.gz"
+        f"{path}: expected a file name that ends with .jsonl, .jsonl.gz"
       )
     for number, line in enumerate(lines, chunk.first):
       if not line.strip():

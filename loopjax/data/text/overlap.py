@@ -145,8 +145,8 @@ def report(
     here = items.file == number
     num = int(hits[here].sum())
     message = (
-      f"{name}: training contains {NUM_WORDS} words in a row of {num:,} of"
-      f" {here.sum():,} items"
+      f"{name}: training data contain {NUM_WORDS} consecutive words of {num:,} "
+      f"of {here.sum():,} items"
     )
     if num and on_overlap == "error":
       raise UserError(

@@ -85,7 +85,7 @@ class Tokenizer:
     """The id of a token; UserError if the tokenizer has no such token."""
     found = self._library.token_to_id(token) if self._library else None
     if found is None:
-      raise UserError(f"{label}={token!r} is no token of {self.name}")
+      raise UserError(f"{label}={token!r} is not a token of {self.name}")
     return found
 
   def beginning_with(self, token: str | None) -> "Tokenizer":
@@ -268,8 +268,8 @@ def _content(path: str) -> bytes:
     return pathlib.Path(path).expanduser().read_bytes()
   except OSError as error:
     raise UserError(
-      f"task.tokenizer={path}: cannot be read ({error.strerror}); give"
-      " 'bytes' or the path of a tokenizer.json"
+      f"task.tokenizer={path}: cannot be read ({error.strerror}); expected "
+      "'bytes' or the path of a tokenizer.json"
     ) from None
 
 

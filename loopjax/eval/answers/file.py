@@ -89,8 +89,8 @@ def _read(
       raise UserError(f"{path}:{number}: is damaged") from None
     if differences:
       raise UserError(
-        f"{path}: its answers are of other settings:"
-        f" {'; '.join(differences)}; give another --out"
+        f"{path}: contains answers generated with other settings:"
+        f" {'; '.join(differences)}; choose another --out"
       )
   return by_key
 

@@ -51,8 +51,8 @@ def read(path: Path, limit: int = 0) -> list[Question]:
     answer = given.get("answer")
     if not isinstance(text, str) or type(answer) not in (str, int, float):
       raise UserError(
-        f"{where}: needs a text {' or '.join(map(repr, _QUESTION))}, and an"
-        " 'answer', a text or a number"
+        f"{where}: needs a string {' or '.join(map(repr, _QUESTION))} and an"
+        " 'answer' (string or number)"
       )
     right = str(answer).rpartition("####")[2].strip()
     if not right:

@@ -25,7 +25,7 @@ def _path(file: str, folder: str) -> pathlib.Path:
     raise UserError("the task needs its data: --metadata=folder=DIR")
   path = pathlib.Path(folder, file)
   if not path.is_file():
-    raise UserError(f"--metadata=folder={folder}: {file} is not there")
+    raise UserError(f"--metadata=folder={folder}: {file} does not exist")
   return path
 
 
@@ -38,7 +38,7 @@ def request_file(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
   path = _path(file, folder)
   items = requests.read(path).items
   if any(len(set(item.contexts)) > 1 for item in items):
-    raise UserError(f"{path}: choices of a question have several prompts")
+    raise UserError(f"{path}: the choices of a question have different prompts")
   return _documents(
     [
       {

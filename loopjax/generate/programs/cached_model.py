@@ -86,8 +86,8 @@ class CachedModel(NamedTuple):
     """Raises UserError if fewer loops cannot draft tokens for all loops."""
     if not isinstance(self.family, Resumes):
       raise UserError(
-        "draft_loops: this family of models does not read with fewer loops and"
-        " then go on with the others"
+        "draft_loops: this model family does not support self-speculative"
+        " decoding"
       )
     self.family.check_resumes(config, self.cache_kind)
 
@@ -95,11 +95,11 @@ class CachedModel(NamedTuple):
     """Raises UserError if prompts cannot be read with fewer loops."""
     if not isinstance(self.family, ExitsEarly):
       raise UserError(
-        "prefill_loops: the tokens of this family of models cannot skip loops"
+        "prefill_loops: this model family does not support skipping loops"
       )
     if self.prompt_tokens:
       raise UserError(
-        f"prefill_loops: prompt_tokens={self.prompt_tokens} keeps all loops of"
+        f"prefill_loops: prompt_tokens={self.prompt_tokens} stores all loops of"
         " a prompt"
       )
     if self.exit_kept == "computed":

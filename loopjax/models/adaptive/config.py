@@ -78,7 +78,9 @@ class Config(stack.StackConfig):
     checks.at_least("model", self, ponder_weight=0, z_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
       of_memory = ("memory_placement", "memory_gate", "gate_bias")
-      checks.without_effect("model", self, "there are no slots", *of_memory)
+      checks.without_effect(
+        "model", self, "the model has no memory slots", *of_memory
+      )
     if self.scale_from_step > self.num_loops:
       because = f"model.scale_from_step is over {self.num_loops} loops"
       checks.without_effect("model", self, because, "loop_scale")

@@ -108,8 +108,8 @@ class Checkpoints:
     free = shutil.disk_usage(self.directory).free
     if free < needed:
       reason = (
-        f"{os.strerror(errno.ENOSPC)}: a checkpoint takes {needed >> 10} KiB,"
-        f" {free >> 10} KiB are free; complete checkpoints are kept"
+        f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed >> 10} KiB,"
+        f" {free >> 10} KiB are free; existing checkpoints are intact"
       )
       raise OSError(errno.ENOSPC, reason, str(self.directory))
 
@@ -118,8 +118,8 @@ class Checkpoints:
       return function()
     except (OSError, ValueError, RuntimeError) as error:
       line = (
-        f"{self.directory}: a checkpoint cannot be written: {one_line(error)};"
-        " complete checkpoints are kept"
+        f"{self.directory}: cannot write a checkpoint: {one_line(error)};"
+        " existing checkpoints are intact"
       )
       # Saving is where processes wait for each other.
       if jax.process_count() > 1 and not isinstance(error, OSError):

@@ -48,7 +48,7 @@ def quantized(params: Any, weights: str) -> Any:
       " pip install 'loopjax[quantize]'"
     ) from None
   if there := kind(params):
-    raise UserError(f"--weights={weights}: the weights are in {there} already")
+    raise UserError(f"--weights={weights}: the weights are already in {there}")
 
   def one(path: Any, leaf: Array) -> Any:
     if not _is_covered(path, leaf):
@@ -63,8 +63,8 @@ def quantized(params: Any, weights: str) -> Any:
   made = jax.tree_util.tree_map_with_path(one, params)
   if not kind(made):
     raise UserError(
-      f"--weights={weights} has no effect: no matrix of this model has"
-      f" {_LEAST} rows and columns or more"
+      f"--weights={weights} has no effect: no matrix of this model has at least"
+      f" {_LEAST} rows and columns"
     )
   return made
 
@@ -129,7 +129,9 @@ def stored_weights(workdir: pathlib.Path) -> str | None:
   path = workdir / "summary.json"
   weights = workdir_lib.read_json(path).get("weights")
   if weights not in WEIGHTS:
-    raise UserError(f"{path}: weights={weights!r}: {', '.join(WEIGHTS)} are")
+    raise UserError(
+      f"{path}: weights={weights!r} is not {' or '.join(WEIGHTS)}"
+    )
   return str(weights)
 
 

@@ -65,7 +65,7 @@ def newest(
     try:
       value = read(step)
     except DamagedCheckpointError as error:
-      print(f"checkpoint {step} is not used: {error}", flush=True)
+      print(f"checkpoint {step} is skipped: {error}", flush=True)
       damaged.append(step)
       continue
     if set_aside:  # Only now: if none is intact, all must stay in place.
@@ -73,8 +73,8 @@ def newest(
     return value
   if there_are:
     raise UserError(
-      f"{workdir / DIRECTORY}: none of the checkpoints {there_are} is intact;"
-      " nothing to resume from"
+      f"{workdir / DIRECTORY}: cannot resume: all checkpoints {there_are} are"
+      " damaged"
     )
   return None
 
@@ -166,14 +166,16 @@ def chosen_params(
   """
   if (workdir / QUANTIZED).is_file():
     raise UserError(
-      f"{label} has quantised weights, which generate, serve and eval read, and"
-      " nothing else does"
+      f"{label} has quantised weights, which only generate, serve and eval"
+      " support"
     )
   folder = zoo.located(workdir)
   if folder != workdir:
     only = json.loads((folder / "summary.json").read_text())["steps"]
     if step not in (None, only):
-      raise UserError(f"{label}: no checkpoint of step {step}; there is {only}")
+      raise UserError(
+        f"{label}: no checkpoint at step {step}; available: {only}"
+      )
     return only, zoo.read(folder, abstract_params, fresh)
 
   def read(at: int) -> tuple[int, Any]:
@@ -199,7 +201,7 @@ def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   """
   if step not in steps(workdir):
     raise UserError(
-      f"{workdir / DIRECTORY}: no checkpoint of step {step}; there are"
+      f"{workdir / DIRECTORY}: no checkpoint at step {step}; available:"
       f" {steps(workdir) or 'none'}"
     )
   # The file that Orbax's JSON handler writes.
@@ -235,7 +237,7 @@ def _read(
   ]
   if changed:
     raise DamagedCheckpointError(
-      f"bytes were changed in {integrity.abbreviate(changed)}"
+      f"corrupt bytes in {integrity.abbreviate(changed)}"
     )
   return tree
 

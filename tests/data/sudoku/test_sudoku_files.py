@@ -100,7 +100,7 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     ("", "the file is empty"),
     ("\n\n", "the file is empty"),
     (gzip.compress(b"", mtime=0), "the file is empty"),
-    (HEADER, "{path}:1: there are no puzzles"),
+    (HEADER, "{path}:1: contains no puzzles"),
     (
       f"source,puzzle,answer,rating\n{GOOD}",
       "{path}:1: the header is 'source,puzzle,answer,rating'; it must be"
@@ -136,16 +136,16 @@ BAD_ROWS = {
   "the question has 15 cells; write 16": f"mine,{QUESTION[1:]},{ANSWER},3",
   "the answer has 17 cells; write 16": f"mine,{QUESTION},{ANSWER}1,3",
   "the question holds '5'": f"mine,5{QUESTION[1:]},{ANSWER},3",
-  "the question holds 'é'": f"mine,é{QUESTION[1:]},{ANSWER},3",
-  "the answer holds '.'": f"mine,{QUESTION},.{ANSWER[1:]},3",
-  "the givens of the question clash": f"mine,11{QUESTION[2:]},{ANSWER},3",
+  "the question contains 'é'": f"mine,é{QUESTION[1:]},{ANSWER},3",
+  "the answer contains '.'": f"mine,{QUESTION},.{ANSWER[1:]},3",
+  "the givens of the question contradict": f"mine,11{QUESTION[2:]},{ANSWER},3",
   "the answer is not a solution": f"mine,{QUESTION},{ANSWER[:-1]}2,3",
   "the answer contradicts": f"mine,.3{QUESTION[2:]},{ANSWER},3",
   "the rating is '1.5'": f"mine,{QUESTION},{ANSWER},1.5",
   "the rating is '-1'": f"mine,{QUESTION},{ANSWER},-1",
   "the rating is ''": f"mine,{QUESTION},{ANSWER},",
   "the rating is '²'": f"mine,{QUESTION},{ANSWER},²",
-  "the rating is above": f"mine,{QUESTION},{ANSWER},2147483648",
+  "the rating exceeds": f"mine,{QUESTION},{ANSWER},2147483648",
 }
 
 
@@ -164,7 +164,7 @@ def test_number_of_solutions_on_request(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
   assert files.read(BOARD, path).num_skipped == 0
-  message = f"{path}:3: the question has several solutions"
+  message = f"{path}:3: the question has more than one solution"
   fails(path, message, check_solutions=True)
   puzzles = files.read(BOARD, path, "skip", check_solutions=True)
   assert puzzles.num_skipped == 1
@@ -181,7 +181,7 @@ def test_question_without_solution_contradicts_its_answer(write):
 def test_the_first_bad_row_is_reported(write):
   rows = list(BAD_ROWS.values())
   path = write(HEADER + GOOD + "\n" + "\n".join(rows[::-1]) + "\n")
-  fails(path, f"{path}:4: the rating is above")
+  fails(path, f"{path}:4: the rating exceeds")
   assert files.read(BOARD, path, "skip").num_skipped == len(rows)
 
 

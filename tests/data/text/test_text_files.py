@@ -218,5 +218,5 @@ def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
   ):
     found = files.find(f"hf://owner/name/{pattern}")
     assert found == [str(tmp_path / name) for name in expected]
-  with pytest.raises(UserError, match="none of the dataset's 5 files matches"):
+  with pytest.raises(UserError, match="matches none of the dataset's 5 files"):
     files.find("hf://owner/name/*.parquet")

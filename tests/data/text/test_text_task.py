@@ -312,11 +312,11 @@ def test_bad_documents_stop_or_are_counted(config, tmp_path):
     (b'{"text": "alone"}', "has no document in the (train|validation) split"),
     (
       b'{"text": ""}',
-      "contains no documents; in 1 there is nothing to predict",
+      "contains no documents; 1 have no token to predict",
     ),
     (
       b"{\n",
-      "contains no documents; the first of 1 malformed ones: .*:1: is not",
+      "contains no documents; 1 are malformed, the first one: .*:1: is not",
     ),
   ],
 )
