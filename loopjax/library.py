@@ -479,8 +479,7 @@ def _means(kept: list[Metrics], number: int) -> dict[str, float]:
   found = jax.device_get(kept)
   if not found[-1]["accepted"]:
     raise UserError(
-      f"step {number}: the loss or its gradient is not finite; training stops"
-      " learning here"
+      f"step {number}: the loss or its gradient is not finite; training stopped"
     )
   return {
     name: float(np.mean([one[name] for one in found]))

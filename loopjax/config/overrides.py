@@ -95,10 +95,12 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   section = f"{key.partition('.')[0]}."
   near = difflib.get_close_matches(key, known, n=3)
   if near:
-    raise UserError(f"no setting {key!r}; did you mean {', '.join(near)}?")
+    raise UserError(f"unknown setting {key!r}; did you mean {', '.join(near)}?")
   names = [name for name in known if name.startswith(section)]
   names = names or sorted({name.partition(".")[0] for name in known})
-  raise UserError(f"no setting {key!r}; expected one of {', '.join(names)}")
+  raise UserError(
+    f"unknown setting {key!r}; expected one of {', '.join(names)}"
+  )
 
 
 def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:

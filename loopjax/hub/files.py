@@ -60,7 +60,7 @@ def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
     for name in listed.values()
   ):
     raise UserError(
-      f"{index}: weight_map names files that are not in the folder"
+      f"{index}: weight_map must map tensors to files of the folder"
     )
   found: dict[str, Tensor] = {}
   for part in sorted(set(listed.values())):

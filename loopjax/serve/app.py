@@ -266,7 +266,7 @@ async def _body(request: Request) -> bytes:
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
   if kind != "application/json":  # HTML forms of other sites cannot send this.
     raise ClientError(
-      f"Content-Type is {kind[:80]!r} , expected 'application/json'",
+      f"Content-Type is {kind[:80]!r}, expected 'application/json'",
       status=415,
     )
   parts, size = [], 0

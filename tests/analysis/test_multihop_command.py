@@ -63,9 +63,7 @@ def test_one_loop_passes_nothing_on(tmp_path, capsys):
   status, _, pictures = multihop_runs.analyse(workdir, "--limit=30")
   assert status == 0
   assert pictures == {"lens", "cosines", "role_exposure"}
-  assert (
-    "with one loop there is no state between loops" in capsys.readouterr().out
-  )
+  assert "one loop has no state to edit" in capsys.readouterr().out
   for flag in ("--loop=1", "--position=1"):
     assert command.main([str(workdir), flag]) == 2
     assert f"{flag} has no effect" in capsys.readouterr().err

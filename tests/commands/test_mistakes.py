@@ -22,11 +22,11 @@ MISTAKES = {
     (["--config=configs/sudoku_utm.py:huge"], "error: unknown preset 'huge'"),
     (
       [f"{SUDOKU},model.widht=3"],
-      "error: no setting 'model.widht'; did you mean model.width",
+      "error: unknown setting 'model.widht'; did you mean model.width",
     ),
     (
       [SUDOKU, "--config.model.witdh=3"],
-      "error: no setting 'model.witdh'; did you mean model.width",
+      "error: unknown setting 'model.witdh'; did you mean model.width",
     ),
     ([SUDOKU, "--config.model.width=wide"], "wide"),
     ([SUDOKU, "--mode=dance"], "dance"),

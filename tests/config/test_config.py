@@ -350,7 +350,7 @@ def test_blocks_lie_on_top_of_each_other():
     ("tiny,gpu", "presets tiny and gpu exclude each other; choose one"),
     (
       "smoke,model.witdh=3",
-      "no setting 'model.witdh'; did you mean model.width",
+      "unknown setting 'model.witdh'; did you mean model.width",
     ),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),

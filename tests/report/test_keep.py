@@ -252,7 +252,7 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
     ([runs[0], "--title=x"], "--title has no effect without --sweep"),
     (
       [runs[0], "--sweep=x", "--chosen_for=model.num_pases"],
-      "no setting 'model.num_pases'; did you mean model.num_passes",
+      "unknown setting 'model.num_pases'; did you mean model.num_passes",
     ),
   ):
     arguments = [*map(str, workdirs), f"--out={out}"]

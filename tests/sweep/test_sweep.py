@@ -391,7 +391,9 @@ def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
 def test_an_item_without_its_setting_is_one_line():
   config = load_config("multihop_disco", "smoke,model.name=looped")
   sweeps = namespace("multihop_disco")["sweeps"]
-  with pytest.raises(UserError, match="item .*no setting 'model.gate_value'"):
+  with pytest.raises(
+    UserError, match="item .*unknown setting 'model.gate_value'"
+  ):
     items_lib.make_items(config, sweeps, "gate", {})
 
 

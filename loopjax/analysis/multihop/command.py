@@ -147,11 +147,7 @@ def _why_unedited(settings: config_lib.Settings) -> str:
   call = inspect.signature(settings.family.Model.__call__)
   if "edit" not in call.parameters:
     return f"{settings.model_name} has no editable state between loops"
-  return (
-    ""
-    if settings.eval_loops > 1
-    else "with one loop there is no state between loops"
-  )
+  return "" if settings.eval_loops > 1 else "one loop has no state to edit"
 
 
 def _edit(
