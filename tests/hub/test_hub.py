@@ -423,7 +423,7 @@ def reindex(change):
     ),
     (
       reindex(lambda x: x.update({NORM: "../model.safetensors"})),
-      "weight_map does not name files of the folder",
+      "weight_map must map tensors to files of the folder",
     ),
     (
       lambda x: (x / "model.safetensors.index.json").write_text("{"),

@@ -283,7 +283,7 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
     )
     style = square.get_attribute("style")
     assert f"{round(90 * share / 255)}%" in style
-  assert "looks here" in tab.locator("#legend").inner_text()
+  assert "attends here" in tab.locator("#legend").inner_text()
   tab.keyboard.press("Escape")
   tab.keyboard.press("h")
   assert tab.locator("[value=halting]").is_checked()
