@@ -132,7 +132,7 @@ def _scores(
     if f"{split}/{name}" in metrics
   ]
   if not rows:
-    return [Paragraph("The run has no scores of its own.")]
+    return [Paragraph("The run recorded no scores.")]
   protocol = (
     f"On all rows of the split, with {settings.eval_loops} loops and documents"
     " separated; means over tokens (loss, nats) and bytes (bits_per_byte); ± is"

@@ -100,7 +100,7 @@ def read_config(workdir: pathlib.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   value = read_json(path)
   if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
-    raise UserError(f"{path}: is not that of a run")
+    raise UserError(f"{path}: was not written by loopjax")
   return value
 
 
@@ -116,7 +116,7 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
     isinstance(value.get("metrics"), dict)
     and {"parameters", "steps"} <= value.keys()
   ):
-    raise UserError(f"{path}: is not that of a run")
+    raise UserError(f"{path}: was not written by loopjax")
   return value
 
 

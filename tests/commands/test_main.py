@@ -50,8 +50,10 @@ def test_a_folder_of_something_else_is_refused(mode, tmp_path, capsys):
   flags = config, f"--mode={mode}", f"--workdir={tmp_path}"
   assert command(main_lib.main, *flags) == 2
   error = capsys.readouterr().err
-  assert error == f"error: {tmp_path}/config.json: is not that of a run\n"
-  with pytest.raises(UserError, match="config.json: is not that of a run"):
+  assert error == f"error: {tmp_path}/config.json: was not written by loopjax\n"
+  with pytest.raises(
+    UserError, match="config.json: was not written by loopjax"
+  ):
     watch_runs.read(tmp_path, 0.0)
 
 

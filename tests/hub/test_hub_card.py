@@ -115,7 +115,7 @@ def test_an_imported_model_names_its_base_and_has_no_scores(made):
   text = card.card(*made)
   assert 'base_model: "Ouro-tiny"' in text
   assert "Imported, not trained here." in text
-  assert "The run has no scores of its own." in text
+  assert "The run recorded no scores." in text
 
 
 def test_scores_of_another_step_are_not_the_models(copies, capsys):

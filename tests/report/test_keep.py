@@ -244,7 +244,7 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
     ([runs[0], twin], "there is another run with the name n1_s1"),
     ([broken], "the run is not complete"),
     ([unfinished], "the run is not complete"),
-    ([foreign], "summary.json: is not that of a run"),
+    ([foreign], "summary.json: was not written by loopjax"),
     ([tmp_path], "contains no run: config.json is missing"),
     (["zoo:novels"], "zoo:novels is a trained model, not a run"),
     ([runs[0], "--chosen_for="], "--chosen_for has no effect without --sweep"),

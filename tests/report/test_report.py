@@ -869,7 +869,9 @@ def test_a_summary_of_something_else_is_no_card(workdir, lacks):
     markdown = written(run.directory)[1].read_text()
     assert re.search("3,447 parameters\n", markdown)
     return
-  with pytest.raises(UserError, match=r"summary.json: is not that of a run"):
+  with pytest.raises(
+    UserError, match=r"summary.json: was not written by loopjax"
+  ):
     written(run.directory)
 
 

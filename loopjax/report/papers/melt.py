@@ -195,8 +195,8 @@ _SCALE = (
 
 PAPER = Paper(
   name="MELT, arXiv 2605.07721",
-  about="A looped model whose loops share one cache: a gate blends what each loop"
-  " would cache. It learns from a looped model, its teacher, by chunks of"
+  about="A looped model whose loops share one cache: a gate blends what each"
+  " loop would cache. It learns from a looped model, its teacher, by chunks of"
   " tokens, and in phase 2 to agree with it.",
   size=None,
   sweeps=_SWEEPS,

@@ -100,7 +100,7 @@ _SWEEPS = {
         {"exact": Number(text="reported to trap; no number given")},
       ),
     ),
-    caveats=("Table 2 has bias -3 only at seed 123; the rest is from Table 3.",),
+    caveats=("Table 2 has bias -3 only at seed 123; others are in Table 3.",),
   ),
   "tradeoff": Sweep(
     title="Memory tokens against depth under a ponder cost",
