@@ -1,8 +1,8 @@
 """From Python: `loopjax.load`, `build`, `loss`, `save`, `datasets`.
 
-A `Model` is a pytree whose leaves are its parameters, so that `jax.grad`,
-`jax.vmap`, `jax.tree` and Optax take it as it is. Everything here calls what
-the commands call; `docs/library.md` is the tutorial.
+A `Model` is a pytree whose leaves are its parameters: `jax.grad`, `jax.vmap`,
+`jax.tree` and Optax accept it. Everything here calls the same functions as the
+commands; `docs/library.md` is the tutorial.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class About:
 
   Attributes:
     settings: the checked config, with sections model, task, optim, ...
-    folder: where the model was read; None if it was built.
+    folder: where the model was loaded from; None if it was built.
   """
 
   settings: config_lib.Settings
@@ -71,7 +71,7 @@ class Model:
   Attributes:
     params: parameters, a nested dict of arrays.
     graphdef: the model without them: `nnx.merge(graphdef, params)`.
-    about: settings, and where the model was read.
+    about: settings, and where the model was loaded from.
   """
 
   params: Any
@@ -97,11 +97,11 @@ class Model:
 
     Args:
       tokens: token ids, [T] or [B, T].
-      num_loops: number of loops; that of training if None.
+      num_loops: number of loops; as in training if None.
 
     Raises:
-      UserError: the tokens are no ids of the model, or the model cannot run so
-        many loops.
+      UserError: the tokens are not ids of the model, or it does not support
+        this number of loops.
     """
     logits, _ = self._run(tokens, num_loops, ())
     return logits
@@ -113,8 +113,8 @@ class Model:
 
     Args:
       tokens: token ids, [T] or [B, T].
-      names: what to record; `TRACES` of the family lists what there is.
-      num_loops: K; that of training if None.
+      names: what to record, names from `TRACES` of the family.
+      num_loops: K; as in training if None.
 
     Raises:
       UserError: the family has no such record; or as in `logits`.
@@ -139,18 +139,18 @@ class Model:
     seed: int = 0,
     stop: tuple[str, ...] = (),
   ) -> str:
-    """The text with which a language model continues a prompt.
+    """Returns a language model's continuation of a prompt.
 
     Args:
       prompt: the text to continue.
       num_tokens: maximum number of tokens to generate.
-      num_loops: number of loops of a token; that of evaluation if None.
+      num_loops: number of loops per token; as in evaluation if None.
       temperature: divides the logits; 0 for greedy decoding.
       seed: seed of the random numbers.
       stop: the text ends before any of these.
 
     Raises:
-      UserError: the model is no language model, or a number is out of range.
+      UserError: the model is not a language model, or a number is out of range.
     """
     settings = self.about.settings
     loops = num_loops or settings.eval_loops
@@ -181,14 +181,14 @@ class Model:
     """The model, trained on batches by the train step of `loopjax.main`.
 
     Args:
-      data: batches, such as `datasets(...)["train"]` or an own iterator; each
-        is (inputs, targets), i32 [B, T], or a task's dict, which may have
+      data: batches, such as `datasets(...)["train"]` or any iterator; each is
+        (inputs, targets), i32 [B, T], or a task's dict, which may have
         "weights".
       steps: number of optimizer steps.
-      tx: the optimizer; that of the model's settings if None.
+      tx: the optimizer; from the model's settings if None.
       loss: the objective (module, batch, key, step, None) -> (loss, metrics);
         the family's if None.
-      seed: seed of what the objective draws.
+      seed: seed of the objective's random numbers.
       every: number of steps between calls of `on_eval`.
       on_eval: called with the number of steps, the mean of each metric since
         the last call, and the model; training stops if it returns True.
@@ -298,10 +298,10 @@ def _forward(
 
 
 def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
-  """A trained model: "zoo:NAME", a work directory, or a folder of the Hub.
+  """Loads a trained model: "zoo:NAME", a work directory, or a Hub folder.
 
   Args:
-    where: the model; parameters of the Hub are read as float32.
+    where: the model; Hub parameters are loaded as float32.
     checkpoint: step of a run's checkpoint; the newest intact one if None.
 
   Raises:
@@ -323,12 +323,12 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
 def build(
   model: str, task: str = "text", *, seed: Any = 0, **settings: Any
 ) -> Model:
-  """A model with fresh parameters.
+  """Builds a model with randomly initialised parameters.
 
   Args:
     model: a family, a key of `loopjax.models.MODELS`.
-    task: what its tokens are, a key of `loopjax.data.TASKS`; the default is
-      text in bytes.
+    task: the task, which defines the tokens, a key of `loopjax.data.TASKS`; the
+      default is byte-level text.
     seed: seed of the parameters, an integer or, under `jax.vmap`, a traced one.
     settings: of the model by name (`width=128`), and of all sections by their
       names with two underscores (`task__sequence_length=256`).
@@ -387,10 +387,10 @@ def loss(
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:
-  """Writes a model as a run of zero steps, which every command reads.
+  """Writes a model as a run with zero steps, which every command can load.
 
   Raises:
-    UserError: the directory contains a run already, or cannot be written.
+    UserError: the directory already contains a run, or cannot be written.
   """
   workdir = local_path(str(workdir))
   zoo.refuse(workdir, "choose another directory")
@@ -413,13 +413,13 @@ def datasets(
 
   Args:
     task: a key of `loopjax.data.TASKS`.
-    batch_size: examples of a batch.
-    seed: seed of the order of training.
+    batch_size: examples per batch.
+    seed: seed of the training order.
     settings: of the task, such as `box_rows=2`.
 
   Returns:
     "train" (infinite), "validation" and "test": `grain.MapDataset` of dicts
-    with "inputs", "targets", "weights" and what else the task has.
+    with "inputs", "targets", "weights" and other arrays of the task.
 
   Raises:
     UserError: an unknown task or setting, or files that are missing.

@@ -17,11 +17,11 @@ class Run:
     num_steps: optimizer steps.
     batch_size: examples per step over all devices.
     num_microbatches: parts of a batch that are computed one after another to
-      save memory; the gradient is that of the whole batch.
+      save memory; the gradient is the whole batch's.
     steps_per_call: optimizer steps per dispatch to the device.
     log_every, checkpoint_every: steps, multiples of steps_per_call.
     keep_checkpoints: number of newest checkpoints to keep.
-    keep_best: number of checkpoints to keep as well, those with the best score.
+    keep_best: number of checkpoints with the best scores to keep in addition.
     best_metric: the score that selects these and eval.checkpoint=best, a metric
       of the evaluations during training; a leading minus means that lower is
       better.
@@ -31,13 +31,12 @@ class Run:
       are then initialised.
     teacher: a work directory whose newest parameters (averaged, if it averages)
       serve as the teacher, in families that have one; "" for none.
-    max_bad_steps: the run stops after this many steps in a row whose loss or
-      gradient is not finite; such steps leave the parameters unchanged.
+    max_bad_steps: the run stops after this many consecutive steps with a
+      non-finite loss or gradient; such steps do not change the parameters.
     debug_nans: find the operation that produces the first non-finite number, at
       the cost of synchronising after every call.
     profile_steps: "FIRST:END", the steps to trace; "" for none.
-    wandb_project: Weights & Biases project to log the run to as well; "" for
-      none.
+    wandb_project: Weights & Biases project to log the run to; "" for none.
   """
 
   seed: int = 0

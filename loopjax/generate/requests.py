@@ -1,4 +1,4 @@
-"""What the engine is asked to generate, and the tokens that it returns."""
+"""Requests to the engine, and the tokens that it returns."""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,12 +21,12 @@ class GenerationRequest:
     stop_tokens: token ids that end the generation, at most 8.
     top_log_probabilities: number of most likely tokens to report with each
       generated token, at most 20.
-    num_loops: maximum number of loops of a token; 0 for the engine's.
+    num_loops: maximum number of loops per token; 0 for the engine's.
     exit_threshold: see `loop.exits.ExitPolicy`; 1 for no early exits.
-    draft_loops: number of loops that draft tokens, which all loops then check,
+    draft_loops: number of loops that draft tokens, which all loops then verify,
       see `speculation`; 0 for no drafts.
-    prefill_loops: number of loops that the prompt is read with, but its last
-      token, see `prefill`; 0 for those of other tokens.
+    prefill_loops: number of loops for all tokens of the prompt but the last,
+      see `prefill`; 0 for as many as in decoding.
   """
 
   prompt: tuple[int, ...]
@@ -70,15 +70,14 @@ class GeneratedToken(NamedTuple):
       penalty and truncation.
     top: the most likely tokens of that distribution with their
       log-probabilities, as many as requested.
-    loops: number of loops after which the token was read out; with
+    loops: number of loops after which the token exited; with
       `exit_kept="computed"` the model ran all of them.
     finish: why the generation ended with this token: "stop" (a stop token) or
       "length" (the maximum number of tokens); None if it did not.
     accepted: whether a draft of the token was accepted; None without a draft.
-    computed: number of loops that it took: `loops`, or with drafts those of all
-      tokens that were drafted together, for the first of them.
-    copied: number of tokens of the prompt that were not read again, for the
-      first token of a text.
+    computed: number of loops that it took: `loops`; with drafts, the loops of
+      all tokens drafted together, counted at the first of them.
+    copied: number of cached tokens of the prompt, at the first token of a text.
   """
 
   request_id: int

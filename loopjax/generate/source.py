@@ -20,7 +20,7 @@ PREFIX_MIB = 64
 
 
 class ModelFlags(NamedTuple):
-  """What `add_flags` adds: which model, and how the engine runs it."""
+  """The flags of `add_flags`: the model, and how the engine runs it."""
 
   workdir: pathlib.Path | None = None
   hub: pathlib.Path | None = None
@@ -120,7 +120,7 @@ def pop_flags(options: dict[str, Any]) -> ModelFlags:
 
 
 def check(flags: ModelFlags, *, chat: bool = False) -> None:
-  """Raises UserError for flags that contradict each other, or a chat."""
+  """Raises UserError for flags that contradict each other or a chat."""
   if (flags.workdir is None) == (flags.hub is None):
     raise UserError(
       "pass either WORKDIR (a run) or --hub=FOLDER (a downloaded folder)"
@@ -207,7 +207,7 @@ def load_folder(
 
 
 def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
-  """An engine for a model; the options are those of `Engine`.
+  """An engine for a model; the options are arguments of `Engine`.
 
   Raises:
     UserError: see `Engine`.
@@ -228,9 +228,9 @@ def engine_from_flags(
   prefix_mib: int = PREFIX_MIB,
   **options: Any,
 ) -> Engine:
-  """An engine for a model; options that are not flags are those of `Engine`.
+  """An engine for a model; other options are arguments of `Engine`.
 
-  `prefix_mib` holds without the flag, if the cache and its size permit it.
+  `prefix_mib` is used without the flag if the cache and its size permit it.
 
   Raises:
     UserError: see `Engine`; or a flag has no effect on this model.

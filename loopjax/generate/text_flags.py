@@ -1,4 +1,4 @@
-"""The flags that commands share that generate texts from prompts."""
+"""The flags shared by commands that generate texts from prompts."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ MAX_NEW_TOKENS = 256  # Or as many as fit, unless the user chooses.
 
 
 class TextFlags(NamedTuple):
-  """What `add_flags` adds: how texts are generated, and where they end."""
+  """The flags of `add_flags`: how texts are generated, and where they end."""
 
   max_new_tokens: int | None
   samples: int
@@ -26,7 +26,7 @@ class TextFlags(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags of `TextFlags`, those of `Sampling` among them."""
+  """Adds the flags of `TextFlags`, including those of `Sampling`."""
   parser.add_argument(
     "--max_new_tokens",
     type=int,

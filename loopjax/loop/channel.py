@@ -5,7 +5,7 @@ A channel is a callable between two loops:
   channel(hidden, read, table) -> (state, gate)
 
 `hidden` [B, T, D] is the output of the loop, `read` [B, T, D] the hidden state
-that the read-out would use (the same if every loop ends in a norm), `table`
+that the output layer would use (the same if every loop ends in a norm), `table`
 [V, D] the embedding table. `state` [B, T, D] is the input of the next loop, and
 `gate` f32 [B, T] the opening of the channel. The last loop has no channel.
 """
@@ -91,8 +91,8 @@ class FixedGate:
 class LearnedGate(nnx.Module):
   """alpha = sigmoid(<w, Phi> + b) (DiscoLoop, eq. 6).
 
-  D + 1 parameters shared by all loops and positions. They start at 0, so that
-  alpha starts at one half.
+  D + 1 parameters shared by all loops and positions. They start at 0, so alpha
+  starts at one half.
   """
 
   def __init__(self, width: int, *, precision: Precision):
@@ -110,7 +110,7 @@ class LearnedGate(nnx.Module):
 class MixedChannel(nnx.Module):
   """H + alpha RMSNorm(Phi(H)): both channels of DiscoLoop (eq. 4).
 
-  The norm has no gain, so that the gate's D + 1 parameters are the only ones.
+  The norm has no gain, so the gate's D + 1 parameters are the only ones.
   """
 
   def __init__(

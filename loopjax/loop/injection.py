@@ -47,9 +47,9 @@ class Linear(nnx.Module):
 class Diagonal(nnx.Module):
   """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
 
-  dt and A are per feature; the decay is in [0, 1] whatever their values, so
-  that the state is bounded. B is initially the identity. If orthogonal, the
-  decayed state loses its component along dt (B e), for each token (xLLM-Loop).
+  dt and A are per feature; the decay is in [0, 1] for all values, so the state
+  is bounded. B is initially the identity. If orthogonal, the decayed state
+  loses its component along dt (B e), for each token (xLLM-Loop).
   """
 
   def __init__(

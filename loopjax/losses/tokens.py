@@ -36,8 +36,8 @@ def stablemax_logits(logits: Array) -> Array:
   """log s(logits), f32: their softmax is the stablemax of the logits.
 
   Stablemax is s(x) / sum s with s(x) = x + 1, or 1 / (1 - x) below 0, in place
-  of exp(x) (arXiv 2501.04697, equation 2). It has no largest logit to run
-  after, so confident models keep a gradient.
+  of exp(x) (arXiv 2501.04697, equation 2). Logits need not grow without bound,
+  so confident models keep a gradient.
   """
   logits = logits.astype(jnp.float32)
   # The branch that is not taken is finite, too.
@@ -61,8 +61,8 @@ def weighted_mean(
     values: any shape.
     weights: the same shape, any dtype.
     mean_weight: scalar, mean weight of the whole batch if `values` is a
-      microbatch; the mean over microbatches is then that of the whole batch.
-      None for the mean of `weights`.
+      microbatch; the mean over microbatches is then the whole batch's. None for
+      the mean of `weights`.
   """
   weights = weights.astype(jnp.float32)
   if mean_weight is None:

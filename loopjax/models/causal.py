@@ -1,6 +1,6 @@
-"""What causal families share apart from the algorithms of their papers.
+"""Code that causal families share, apart from the algorithms of their papers.
 
-The constructors of their parameters, and what surrounds the loops of `looped`,
+The constructors of their parameters, and the code around the loops of `looped`,
 `disco`, `ponderlm` and `transformer`, which apply a stack of blocks: the checks
 and attention metadata of a call (`begin`), the stack in one loop (`run_stack`),
 and the output; `every_loop` has the records of loops. Functions whose first
@@ -81,12 +81,12 @@ def layers(
 
 
 def final_norm(config: Any, rngs: nnx.Rngs) -> Any:
-  """The norm after the last block, of the kind that its inputs have."""
+  """The norm after the last block, of the same kind as its input norms."""
   return config.block_shape().norm(config.width, **_shared(config, rngs))
 
 
 def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:
-  """The read-out matrix of a model whose embedding is not tied, [D, V]."""
+  """The output matrix of a model whose embedding is not tied, [D, V]."""
   return linear.linear(
     config.width,
     spec.vocab_size,
@@ -110,7 +110,7 @@ def _shared(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
 
 
 class Call(NamedTuple):
-  """What all loops of a call have in common.
+  """The arguments that all loops of a call share.
 
   Attributes:
     num_loops: K.

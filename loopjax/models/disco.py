@@ -61,10 +61,10 @@ class Config(causal.Config):
     epsilon: added to the mean square of Phi in its RMS norm. The paper states
       none; 1e-6 is the value of Ouro, its language model, and of the other
       norms here. At initialisation, Phi over V tokens has a mean square of
-      about init_std^2 / V, so that 1e-6 damps the channel: the RMS of its
-      output is 0.53 for V = 1,051 (the symbolic task) and would be 0.056 for
-      V = 129,280, instead of 1. When Phi is close to the embedding of a single
-      token, its mean square is about init_std^2 and the damping vanishes.
+      about init_std^2 / V, so 1e-6 damps the channel: the RMS of its output is
+      0.53 for V = 1,051 (the symbolic task) and would be 0.056 for V = 129,280,
+      instead of 1. When Phi is close to the embedding of a single token, its
+      mean square is about init_std^2 and the damping vanishes.
   """
 
   loop_norm: str = "per_loop"
@@ -215,8 +215,7 @@ def read(
 ) -> tuple[Output, Cache]:
   """`CausalFamily.read` with early exits: `exiting.read`, with both channels.
 
-  A token that leaves the loop, or whose loops go on later, has the state H^k,
-  before the channels.
+  The state of a token that exits or resumes later is H^k, before the channels.
   """
   table = model.readout_table()
 

@@ -25,10 +25,10 @@ class Config:
       0 .. T - 1 (the paper); "offset": cells M .. M + T - 1; "grid": the task's
       coordinates, on a board (row, column, box); "none": no rotation.
     rope_base: longest wavelength over 2 pi, in tokens.
-    step_embedding: the vector added before step k >= K: "wrap": that of step
-      k mod K (the paper); "clamp": that of step K - 1. "none": no vectors.
-    halting: "act" (the paper); "ponder" (PonderNet); or "fixed": the output is
-      that of the last step. Settings that the rule does not use must keep their
+    step_embedding: the vector added before step k >= K: "wrap": the vector of
+      step k mod K (the paper); "clamp": of step K - 1. "none": no vectors.
+    halting: "act" (the paper); "ponder" (PonderNet); or "fixed": the output of
+      the last step. Settings that the rule does not use must keep their
       defaults.
     router_bias: initial bias of the router; -3 is the paper's deep start.
     router_input: input of the router: the output of the "block" (the paper), or
