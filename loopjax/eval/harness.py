@@ -4,9 +4,9 @@
     --model_args=workdir=runs/lm --tasks=olmes_arc_easy --metadata=folder=DIR
 
 is the command `lm_eval` (`pip install 'loopjax[eval]'`) with the model
-"loopjax" and, in addition to its own tasks, those of `loopjax/eval/tasks`.
-Other model_args: num_loops, exit_threshold, checkpoint, batch_tokens, bos. From
-Python: `lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
+"loopjax" and the additional tasks in `loopjax/eval/tasks`. Other model_args:
+num_loops, exit_threshold, checkpoint, batch_tokens, bos. From Python:
+`lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
 """
 
 import pathlib
@@ -101,13 +101,13 @@ class Model(TemplateLM):
 
   @property
   def prefix_token_id(self) -> int:
-    """What a text begins with whose first token is predicted."""
+    """The begin token of a text whose first token is predicted."""
     return self._language_model.tokenizer.begin
 
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    """Token ids of a text, without what texts begin with."""
+    """Token ids of a text, without a begin token."""
     del add_special_tokens, kwargs
     return self._language_model.tokenizer.encode([string])[0].tolist()
 

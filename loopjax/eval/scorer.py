@@ -1,8 +1,8 @@
 """Log-likelihoods of continuations: the one scorer of all evaluations.
 
-Contexts begin with what texts begin with (`Tokenizer.encode_pairs`). The device
-returns two numbers per scored token: no [tokens, vocabulary] array is made, and
-logits are computed for scored tokens only.
+Contexts begin like the model's texts (`Tokenizer.encode_pairs`). The device
+returns two numbers per scored token: no [tokens, vocabulary] array is created,
+and logits are computed only for scored tokens.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""Where a program's time goes, from the compiled program alone.
+"""Ranks the parts of a compiled program by their time on a chip's roofline.
 
 Every kernel takes at least as long as the roofline says: its products at the
 chip's rate, its arrays at the memory's, and a launch. The sum ranks what is
-worth changing. It is not a time: kernels are slower than that, by factors that
-differ, and caches and concurrency are not seen.
+worth changing. It is not a time: kernels are slower, by varying factors, and
+caches and concurrency are not modelled.
 """
 
 import re
@@ -40,7 +40,7 @@ class Work(NamedTuple):
     launches: how many.
     num_bytes: from and to main memory.
     flops: of products, by dtype.
-    seconds: the sum of their least times; 0 without rates.
+    seconds: the sum of their minimum times; 0 without rates.
   """
 
   launches: float
@@ -79,12 +79,11 @@ class Ranking(NamedTuple):
     total: all kernels.
     parts: by part of the model.
     lines: by line of Python and operation.
-    unseen: custom calls of which the program states no operations, by target:
-      launches.
+    unseen: custom calls whose operations are unknown: launches by target.
     rates: of the chip; None if it is not in the table.
-    asynchronous: collectives that run beside kernels, by kind.
-    unknown: loops whose number of iterations is known only to the program;
-      their contents count once.
+    asynchronous: collectives that overlap with kernels, by kind.
+    unknown: loops whose number of iterations is only known at run time; their
+      contents count once.
   """
 
   total: Work

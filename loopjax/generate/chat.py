@@ -1,7 +1,6 @@
 """Chat templates: from a conversation to a prompt.
 
-Templates are rendered as `transformers` renders them, with the names that it
-defines for them.
+Templates are rendered as in `transformers`, with the same names defined.
 """
 
 import datetime

@@ -34,7 +34,7 @@ class Options(NamedTuple):
 
 
 def run(options: Options) -> None:
-  """Continues a prompt or those of a file, or chats.
+  """Continues a prompt or the prompts of a file, or chats.
 
   Raises:
     UserError: flags contradict each other, the model cannot be read, or a
@@ -105,7 +105,7 @@ class _Writer:
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
     """Generates and prints the samples of a prompt; returns their texts.
 
-    A single sample is printed as it grows, several when all have ended.
+    A single sample is printed as it is generated, several when all have ended.
 
     Args:
       prompt: token ids.
@@ -162,7 +162,7 @@ class _Writer:
     self._seconds += time.monotonic() - started
 
   def _request(self, prompt: tuple[int, ...], number: int) -> GenerationRequest:
-    """The request for a text, whose seed is that of the flags plus a number."""
+    """The request for a text, whose seed is the flags' seed plus a number."""
     flags = self._text
     seed = (flags.sampling.seed + number) % 2**32
     return GenerationRequest(

@@ -1,4 +1,4 @@
-"""What generated tokens cost in loops, and what became of their drafts."""
+"""The loops that generated tokens cost, and the results of their drafts."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ class Costs:
 
   Attributes:
     tokens: how many.
-    loops: loops after which they were read out.
-    computed: loops that they took, see `GeneratedToken`.
-    accepted, rejected: tokens with a draft, by what became of it.
-    copied: tokens of prompts that were not read again.
+    loops: loops after which they exited.
+    computed: loops that were computed, see `GeneratedToken`.
+    accepted, rejected: tokens with a draft, by its result.
+    copied: cached tokens of prompts.
   """
 
   tokens: int = 0

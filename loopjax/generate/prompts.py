@@ -10,7 +10,7 @@ from loopjax.generate.text import TextStream
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The lines of a file, each an object with a text "prompt".
+  """The lines of a file, each an object with a string "prompt".
 
   Raises:
     UserError: the file cannot be read, is empty, or a line is something else.
@@ -31,11 +31,11 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any], sample: int, text: TextStream) -> str:
-  """A line of JSON: what the file has of a prompt, and its text.
+  """A line of JSON: the prompt's fields and its text.
 
   Args:
     row: the prompt's line.
-    sample: the number of the text among those of its prompt.
+    sample: the index of the text for its prompt.
     text: the text.
   """
   new = {

@@ -16,9 +16,9 @@ class TextStream:
 
   Attributes:
     text: the text returned so far.
-    tokens: the tokens whose text, or its beginning, is in `text`: neither a
-      stop token nor those after a stop string.
-    costs: of the tokens read, a stop token included.
+    tokens: the tokens whose text is at least partly in `text`: no stop token,
+      and no tokens after a stop string.
+    costs: of all tokens, including a stop token.
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
 
@@ -98,7 +98,7 @@ class TextStream:
     return released
 
   def _overlap(self, stop: str) -> int:
-    """Length of the longest beginning of a stop that ends the held text."""
+    """Length of the longest prefix of a stop string that ends the held text."""
     sizes = range(min(len(stop) - 1, len(self._held)), 0, -1)
     return next((n for n in sizes if self._held.endswith(stop[:n])), 0)
 
@@ -119,7 +119,7 @@ def each_text(
   requests: Sequence[GenerationRequest],
   stops: Sequence[str] = (),
 ) -> Iterator[TextStream]:
-  """Yields what `generate_texts` returns, as soon as it is there."""
+  """Yields the results of `generate_texts` as they become available."""
   texts = {
     engine.add(request): TextStream(tokenizer, stops, request.prompt)
     for request in requests

@@ -1,8 +1,8 @@
-"""Converts folders of the Hub to work directories and back.
+"""Converts Hub folders to work directories and back.
 
-An imported work directory looks like a run of zero steps: `run.init_from` and
-`run.teacher` can name it, and it can be evaluated and exported. The model's
-original config.json and tokenizer are kept in hub/.
+An imported work directory is a run with zero steps: `run.init_from` and
+`run.teacher` accept it, and it can be evaluated and exported. The model's
+original config.json and tokenizer are stored in hub/.
 """
 
 import os
@@ -47,7 +47,7 @@ class Export(NamedTuple):
 
 
 class Imported(NamedTuple):
-  """A model read from a folder.
+  """A model loaded from a folder.
 
   Attributes:
     config: the config of a run with this model.
@@ -118,7 +118,7 @@ def import_folder(
     folder: contains config.json, tokenizer.json and safetensors.
     workdir: a directory without a run.
     dtype: dtype of the parameters, "float32" or "bfloat16".
-    sequence_length: tokens of a row; limited to the model's context length.
+    sequence_length: tokens per row; limited to the model's context length.
 
   Raises:
     UserError: a file is missing, damaged or not supported; nothing is written
@@ -139,14 +139,14 @@ def write_run(
   folder: pathlib.Path,
   origin: dict[str, Any],
 ) -> dict[str, Any]:
-  """Writes a run of zero steps; returns its summary.
+  """Writes a run with zero steps; returns its summary.
 
   Args:
     workdir: a directory without a run.
     config, params: of the run, which may be quantised; a tokenizer in `folder`
       becomes the run's.
     folder: has the Hub's files.
-    origin: what the parameters were made from, for the summary.
+    origin: the source of the parameters, for the summary.
   """
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
@@ -267,7 +267,7 @@ def check_beginning(workdir: pathlib.Path) -> None:
 def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   """The ids that end a text, of config.json and generation_config.json.
 
-  Models that chat have several, the first for documents. Empty without files.
+  Chat models have several, the first for documents. Empty without files.
   """
   found: list[Any] = []
   for name in ("config.json", "generation_config.json"):

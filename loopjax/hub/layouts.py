@@ -21,7 +21,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
-  """The layout that config.json names; raises UserError if there is none."""
+  """The layout of a config.json; raises UserError if there is none."""
   kind = config.get("model_type")
   if not isinstance(kind, str) or kind not in LAYOUTS:
     raise UserError(f"model_type={kind!r} is not one of {', '.join(LAYOUTS)}")
@@ -29,7 +29,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
 
 
 def with_defaults(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
-  """A config.json with the settings that it lacks."""
+  """A config.json with its missing settings filled in."""
   return {**layout.defaults, **config}
 
 

@@ -1,4 +1,4 @@
-"""Work directories with quantised weights, which are for reading."""
+"""Work directories with quantised weights, for inference."""
 
 import pathlib
 from typing import Any
@@ -30,8 +30,8 @@ def quantize(
     checkpoint: step of a run; None for the newest.
 
   Raises:
-    UserError: the source cannot be read, is no causal model or is quantised
-      already; nothing is written then.
+    UserError: the source cannot be read, is not a causal model or is already
+      quantised; nothing is written then.
   """
   if (workdir / "config.json").exists():
     raise UserError(f"{workdir}: already contains a run")

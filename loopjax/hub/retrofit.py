@@ -3,8 +3,8 @@
 The layers before them become the prelude, those after them the coda, of a model
 of the family `recurrent` with the same outputs. With "gate" they are the same
 for any number of loops: from the second on, the state moves by a learned share
-of each feature, which is 0 at first. With "damped", h + (core(h) - h) / K
-(arXiv 2605.23872), they are the same for one loop; nothing has to be learned.
+of each feature, initially 0. With "damped", h + (core(h) - h) / K (arXiv
+2605.23872), they are the same for one loop, and more loops need no training.
 """
 
 import pathlib
@@ -55,7 +55,7 @@ class Retrofit(NamedTuple):
 def retrofit(
   source: pathlib.Path, workdir: pathlib.Path, options: Retrofit
 ) -> dict[str, Any]:
-  """Writes a run of zero steps with loops; returns its summary.
+  """Writes a run with zero steps and a looped model; returns its summary.
 
   Args:
     source: a run of the family transformer, looped or recurrent without loops,
@@ -64,7 +64,7 @@ def retrofit(
     options: how to make the loop.
 
   Raises:
-    UserError: the source cannot be read or has loops already, or has other
+    UserError: the source cannot be read, already has loops, or has unsupported
       layers; nothing is written then.
   """
   if (workdir / "config.json").exists():
@@ -96,7 +96,7 @@ def retrofit(
 def read_source(
   source: pathlib.Path, checkpoint: int | None, dtype: str = "float32"
 ) -> tuple[ml_collections.ConfigDict, Any, pathlib.Path]:
-  """Config and parameters; and where files of the Hub are, if they are.
+  """Config, parameters, and the folder of Hub files, if any.
 
   Args:
     source: a run, or a folder of the Hub.
@@ -185,7 +185,7 @@ def _set_loop(
   num_layers: int,
   options: Retrofit,
 ) -> config_lib.Settings:
-  """Makes a config that of the model with loops; returns its settings."""
+  """Changes a config to the looped model's; returns its settings."""
   model = config.model
   order = "branch" if model.get("post_norm") else "pre"
   values = {

@@ -1,5 +1,4 @@
-"""Prefill and decode with early exits, for families that loop over the
-stack."""
+"""Prefill and decode with early exits, for models that loop over a stack."""
 
 from collections.abc import Callable
 from typing import Any

@@ -126,8 +126,8 @@ def run(
   The `__call__` of the models, see `protocols.Model`; a loop is a segment. All
   of them run: "halt_steps" says after which one the head would have halted.
   TRACES: "hidden", the state that is read out, f32 [K, B, S, D]; "prediction",
-  i32, and "confidence", f32 [K, B, T], of its read-out; "margin", the head's
-  log-odds of halting, f32 [K, B]. The softmax of the output's logits is the
+  i32, and "confidence", f32 [K, B, T], of its read-out; "margin", positive if
+  the head halts, f32 [K, B]. The softmax of the output's logits is the
   distribution of the training loss, for any `token_loss`.
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))

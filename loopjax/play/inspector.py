@@ -7,7 +7,7 @@ Inspection = dict[str, Any]  # Predictions for one prompt.
 
 
 class Inspector(NamedTuple):
-  """A trained model whose predictions after every loop can be shown.
+  """A trained model and its predictions after every loop.
 
   Attributes:
     view: name of the page's part for the task, a file of views/.

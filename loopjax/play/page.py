@@ -1,4 +1,4 @@
-"""The page as one HTML file that loads nothing."""
+"""The page as one self-contained HTML file."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ def make(
   Args:
     inspector: the inspector that made them.
     inspections: at least one, unless the server is asked for them.
-    served: whether a server answers, so that others can be asked for.
+    served: whether a server answers requests for other prompts.
   """
   data = {
     "facts": inspector.facts,

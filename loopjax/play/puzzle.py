@@ -84,8 +84,8 @@ def load(
 def random_puzzle(board: board_lib.Board, seed: int, level: str) -> str:
   """A puzzle of a difficulty, as `parse` reads it.
 
-  Of some random puzzles in order of the solver's wrong guesses, then of fewer
-  clues, it is the one at the level's place.
+  Sorts some random puzzles by the solver's wrong guesses, then by fewer clues,
+  and returns the one at the level's position.
   """
   rng = np.random.default_rng(seed)
   puzzles, _, guesses = generator.generate(board, _DRAWN, rng)

@@ -1,7 +1,7 @@
 """Predictions of a trained model for a multi-hop question, in every loop.
 
-The logit lens: after every loop the read-out at every position, as in
-`loopjax.analysis.multihop`, of one question.
+The logit lens of one question: logits at every position after every loop, as in
+`loopjax.analysis.multihop`.
 """
 
 import functools
@@ -38,8 +38,8 @@ class Question(NamedTuple):
 
   Attributes:
     ids: token ids, int [T].
-    entities: ids of the first entity and of that after each hop, as far as the
-      facts say.
+    entities: ids of the first entity and the entity after each hop, as far as
+      the facts define them.
     relations: ids of the relation of each hop.
     places: the position at which each hop is determined.
   """
@@ -146,7 +146,7 @@ def parse(
   """A question, and what the facts answer.
 
   Raises:
-    UserError: a word is no token, or the words are no question.
+    UserError: a word is not a token, or the words are not a question.
   """
   ids_of = {name: token for token, name in enumerate(names)}
   said = question.split()

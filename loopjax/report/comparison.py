@@ -1,4 +1,4 @@
-"""The table of a sweep: our numbers, the paper's beside them."""
+"""The table of a sweep: our numbers next to the paper's."""
 
 import collections
 import statistics
@@ -25,14 +25,14 @@ def table(
 
   Args:
     sweep: its columns and the paper's rows; a column without any number is
-      left out.
+      omitted.
     groups: the rows, in order.
     paper: the paper of `sweep.rows`.
     chosen_for: settings for each of whose values one row was chosen by the
       column CHOSEN_BY; None if none was.
 
   Returns:
-    (the table, sentences on what all rows have in common).
+    (the table, sentences on the settings that all rows share).
   """
   rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
   names = []

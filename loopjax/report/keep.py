@@ -1,10 +1,10 @@
 """Command line: `loopjax.report.keep WORKDIR... --out=NAME.runs.json`.
 
-Keeps of runs what a report reads, a few KiB each, in one file that can be
-committed, so that the report can be made again without the runs: config,
-summary without the scores of training, and evaluations. With --sweep they are
-one table: seeds are averaged, and rows compared with a paper's. Runs are added
-to those that the file has.
+Stores the parts of runs that a report needs, a few KiB each, in one file that
+can be committed: config, summary without training scores, and evaluations. The
+report can then be rebuilt without the runs. With --sweep they are one table:
+seeds are averaged, and rows compared with a paper's. Runs are added to an
+existing file.
 """
 
 import argparse
@@ -107,18 +107,18 @@ def keep(
 
   Args:
     workdirs: the runs.
-    out: the file, which may have some.
-    sweep: the sweep's name; each run is by itself if None.
+    out: the file, which may contain runs.
+    sweep: the sweep's name; runs are separate if None.
     title: heading of its table; the one that the file has if None, or else
       the paper's.
     chosen_for: as in `runs.Plan`; what the file has if None.
-    rename: what to write for folders of this machine.
+    rename: replacements for folders of this machine.
     verdict: as in `runs.Plan`; what the file has if None.
 
   Raises:
-    UserError: a run is not complete, is of a revision that this checkout does
-      not have before its HEAD, names a path of this machine or has the name of
-      another, or nothing can be written.
+    UserError: a run is not complete, its revision is not an ancestor of HEAD,
+      it contains a path of this machine or has the name of another run, or the
+      file cannot be written.
   """
   if not out.name.endswith(runs_lib.KEPT):
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")

@@ -1,4 +1,4 @@
-"""Settings in which the groups of a table differ, in words."""
+"""The settings in which the groups of a table differ, in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,10 +63,10 @@ def varying(groups: Sequence[Group]) -> list[str]:
 
 
 def distinguishing(groups: Sequence[Group]) -> list[str]:
-  """The varying keys without those that follow from others.
+  """The varying keys without keys that follow from others.
 
-  Names of tasks and models stay, and come first; then those of _NAMES, in
-  order, and what else a task and a model have, before rates and steps.
+  Names of tasks and models are kept and come first; then the keys of _NAMES, in
+  order, and other settings of task and model, before rates and steps.
   """
   names = varying(groups)
   for key in sorted(reversed(names), key=_interest):
@@ -79,7 +79,7 @@ def distinguishing(groups: Sequence[Group]) -> list[str]:
 
 
 def of_group(group: Group, groups: Sequence[Group]) -> tuple[str, str]:
-  """What tells a group from the others, and in what else it differs."""
+  """The settings that distinguish a group, and its other differences."""
   first = distinguishing(groups)
   more = [  # What one family alone has follows from its name.
     key
@@ -96,7 +96,7 @@ def of_group(group: Group, groups: Sequence[Group]) -> tuple[str, str]:
 
 
 def same_everywhere(groups: Sequence[Group]) -> str:
-  """The settings that all groups override alike, in words."""
+  """The settings that all groups override with the same value, in words."""
   keys = varying(groups)
   first = groups[0].overrides if groups else {}
   return as_text({k: v for k, v in first.items() if k not in keys})

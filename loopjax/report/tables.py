@@ -1,4 +1,4 @@
-"""Tables of one sweep, ours beside the paper's, and of runs of none."""
+"""Tables of one sweep, next to the paper's, and of runs outside sweeps."""
 
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def sweep_blocks(
 
   Args:
     plan: the sweep and its runs.
-    pictures: path of its plots without an ending, in a directory beside the
+    pictures: path of its plots without a suffix, in a directory next to the
       document.
   """
   paper = papers.of(plan.task, plan.model)
@@ -147,9 +147,9 @@ def sweep_of(
 ) -> paper_lib.Sweep:
   """The paper's record of a sweep, or a plain table for an unknown sweep.
 
-  Where there are no numbers of a paper, rows may be for choosing among: they
-  begin with the first score of the validation split, by which one may. Kept
-  runs say whether they are.
+  Without a paper's numbers, the rows may be a search: they then start with the
+  first validation score, by which a row may be chosen. Stored runs say whether
+  they are a search.
   """
   if paper and plan.name in paper.sweeps:
     sweep = paper.sweeps[plan.name]

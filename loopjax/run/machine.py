@@ -30,8 +30,8 @@ _UNITS = (
 def matrix_rate() -> float:
   """FLOP/s of matrix products over all devices of the run.
 
-  From the data sheet if the device is known; else the rate of float32 products,
-  measured for a fifth of a second.
+  From the data sheet if the device is known; otherwise the rate of float32
+  products, measured for a fifth of a second.
   """
   device = jax.devices()[0]
   if peak := profiling.peak_flops(device.device_kind):

@@ -46,9 +46,9 @@ def read(
   Args:
     workdir: the run's work directory.
     checkpoint: step of the checkpoint; None for the newest intact one.
-    kernels: whether the model keeps loop.kernels if the device has them; else
-      it takes XLA, which supports texts of any length.
-    or_quantized: whether the parameters may be those of
+    kernels: whether the model uses loop.kernels if the device supports them;
+      otherwise it uses XLA, which supports texts of any length.
+    or_quantized: whether the parameters may be quantised, see
       `run.checkpoints.quantized`.
 
   Raises:

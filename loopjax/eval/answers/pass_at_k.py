@@ -1,4 +1,4 @@
-"""Scores of several sampled answers a question: pass@k and its errors."""
+"""Scores of several sampled answers per question: pass@k and its errors."""
 
 import math
 
@@ -33,19 +33,19 @@ def of_questions(right: np.ndarray, k: int) -> np.ndarray:
 
 
 def error_of_samples(right: np.ndarray, k: int) -> float | None:
-  """The standard error of the mean pass@k if the same questions are asked.
+  """The standard error of the mean pass@k over samples of the same questions.
 
   By the jackknife over samples: the variance of a question's estimate is (n -
   1) / n times the sum of squared deviations of the n estimates without one of
   the samples, which for k = 1 is c/n (1 - c/n) / (n - 1). The error over
-  questions, which is larger, is that of other questions of the same kind.
+  questions, for other questions of the same kind, is larger.
 
   Args:
     right: whether each sample is right, bool [Q, n].
     k: in [1, n].
 
   Returns:
-    The standard error; None for k = n, where a sample cannot be left out.
+    The standard error; None for k = n, where no sample can be omitted.
   """
   num_questions, num = right.shape
   if k == num:

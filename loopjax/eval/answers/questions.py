@@ -24,7 +24,7 @@ class Question(NamedTuple):
   Attributes:
     number: its place in the file, from 0.
     text: the question.
-    answer: the right answer; what follows "####", if that occurs (GSM8K).
+    answer: the right answer; the part after "####", if present (GSM8K).
   """
 
   number: int
@@ -40,7 +40,7 @@ def read(path: Path, limit: int = 0) -> list[Question]:
     limit: number of questions to read, from the start; 0 for all.
 
   Raises:
-    UserError: the file cannot be read, or a line is no question.
+    UserError: the file cannot be read, or a line is not a question.
   """
   questions: list[Question] = []
   for where, row in json_lines.rows(path):

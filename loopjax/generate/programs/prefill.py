@@ -1,8 +1,8 @@
-"""Reading of prompts, with all loops or, but for their last token, with fewer.
+"""Prefill, with all loops or, except for the last token, with fewer.
 
-A prompt that is read with m loops leaves in the cache what tokens leave that
-exit after m loops (`exits.ExitPolicy.kept`). Its last token is read as a
-generated one, with all loops, so that no token is written by fewer.
+After prefill with m loops, the cache equals that of tokens that exited after
+loop m (`exits.ExitPolicy.kept`). The last token runs all loops, like a
+generated one, so no token is predicted with fewer.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def read(
   cache: Any,
   span: int | None,
 ) -> tuple[Array, Array, Any]:
-  """Reads the next tokens of P prompts.
+  """Prefills the next tokens of P prompts.
 
   Args:
     cached_model: the model without its parameters.
@@ -31,8 +31,8 @@ def read(
     span: see `CachedModel.read`.
 
   Returns:
-    (the read-out's input of each row's last token [P, D], the loops that the
-    model ran on it f32 [P], the cache).
+    (the output layer's input for each row's last token [P, D], the number of
+    loops that it ran f32 [P], the cache).
   """
   tokens, valid, slots = chunks.tokens, chunks.valid, chunks.slots
   each = jnp.arange(len(tokens))

@@ -1,7 +1,7 @@
 """Saves checkpoints of the whole train state, and decides which to keep.
 
-Orbax writes asynchronously and atomically. Beside the arrays there is a record
-of them with our own checksums, which `restore` verifies.
+Orbax writes asynchronously and atomically. A record next to the arrays has our
+own checksums, which `restore` verifies.
 """
 
 import errno
@@ -69,12 +69,12 @@ class Checkpoints:
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-    """Starts saving in the background; an existing step is kept as it is.
+    """Starts saving in the background; an existing step is not overwritten.
 
     Raises:
       OSError: there is not enough disk space.
       UserError: this save or the previous one cannot be written.
-      processes.ProcessLostError: likewise, in a run of several processes.
+      processes.ProcessLostError: the same, in a run with several processes.
     """
     if step in self.steps():
       return

@@ -1,11 +1,11 @@
-"""Weights in 8 or 4 bits, for models that are read and not trained.
+"""8-bit and 4-bit weights, for inference.
 
 The matrices of linear maps and of embeddings become arrays of qwix: integers,
-and a scale for each output in float32. They are multiplied out where a product
-needs them (`nn.linear.dense`), a layer at a time; all other parameters stay as
-they are. qwix's own `quantize_model` is not used: it finds the weights of a
-product among the attributes of the module that is being called, where a layer
-of a stack, which is a slice within a scan, is not.
+and a scale for each output in float32. They are dequantised where a product
+needs them (`nn.linear.dense`), one layer at a time; all other parameters are
+unchanged. qwix's own `quantize_model` is not used: it finds the weights of a
+product among the attributes of the module that is being called, which do not
+include a layer of a stack, a slice within a scan.
 """
 
 import pathlib
@@ -37,8 +37,8 @@ def quantized(params: Any, weights: str) -> Any:
     weights: a key of WEIGHTS.
 
   Raises:
-    UserError: qwix is not installed, there is no such matrix, or it is
-      quantised already.
+    UserError: qwix is not installed, there is no such matrix, or it is already
+      quantised.
   """
   try:
     import qwix
@@ -70,7 +70,7 @@ def quantized(params: Any, weights: str) -> Any:
 
 
 def kind(params: Any) -> str | None:
-  """The key of WEIGHTS that some of the parameters are in; None for none."""
+  """The key of WEIGHTS of the quantised parameters; None if there are none."""
   names = {str(leaf.dtype) for leaf in jax.tree.leaves(params)}
   return next((name for name in WEIGHTS if name in names), None)
 

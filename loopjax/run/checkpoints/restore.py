@@ -1,8 +1,9 @@
 """Reads checkpoints: verifies them, falls back, and sets damaged ones aside.
 
 Orbax restores onto any mesh, but it does not detect a changed byte and accepts
-an empty directory as a checkpoint. So anything that does not match the record
-that `loopjax.run.checkpoints.checkpoint` wrote beside the arrays is rejected.
+an empty directory as a checkpoint. Therefore a checkpoint is rejected if it
+does not match the record that `loopjax.run.checkpoints.checkpoint` wrote next
+to the arrays.
 
 Every function takes the work directory of a run, which may be in progress, and
 is called by all processes.
@@ -54,8 +55,8 @@ def newest(
   Args:
     workdir: the run's work directory.
     read: raises DamagedCheckpointError if the checkpoint is damaged.
-    set_aside: move damaged checkpoints to workdir/damaged, so that the run can
-      save these steps again.
+    set_aside: move damaged checkpoints to workdir/damaged, so the run can save
+      these steps again.
 
   Raises:
     UserError: there are checkpoints, and all of them are damaged.
