@@ -266,6 +266,32 @@ def test_results_are_those_of_their_pages(page):
   assert checked > 5 or page != "README.md"
 
 
+# Idioms that cost a second reading: "is no run", "goes on", "bits a byte".
+DIALECT = re.compile(
+  r"\b(at hand|likewise|namely|one's own|of yours|(goes|go|went) on)\b"
+  r"|(?<![Tt]here )\b(is|are) no (?!longer|better|worse|faster)\w"
+  r"|\b(is|are) (that|those) of\b"
+  r"|\b(bits|nats|bytes|loops|tokens|steps) a (byte|token|second|step|row)\b"
+)
+
+
+def _messages(path: pathlib.Path) -> str:
+  """The strings of a module, without its docstrings."""
+  nodes = list(ast.walk(ast.parse(path.read_text())))
+  apart = {node.value for node in nodes if isinstance(node, ast.Expr)}
+  texts = [node for node in nodes if isinstance(node, ast.Constant)]
+  return "\n".join(str(x.value) for x in texts if x not in apart)
+
+
+def test_messages_and_pages_are_in_plain_english():
+  texts = {path: path.read_text() for path in PAGES}
+  for path in (ROOT / "loopjax").rglob("*.py"):
+    texts[path] = _messages(path)
+  for path, text in texts.items():
+    found = DIALECT.search(" ".join(text.split()))
+    assert not found, (path, found[0])
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_has_a_section_with_its_sweeps(name):
   page = (ROOT / "docs/configs.md").read_text()
