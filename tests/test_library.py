@@ -125,7 +125,7 @@ def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
   flags = ["--prompt=a", "--max_new_tokens=5", "--temperature=0"]
   assert generate.main([str(tmp_path / "run"), *flags]) == 0
   assert "aaaaa" in capsys.readouterr().out
-  with pytest.raises(UserError, match="contains a run already"):
+  with pytest.raises(UserError, match="already contains a run"):
     loopjax.save(found, tmp_path / "run")
 
 
@@ -147,9 +147,15 @@ def test_models_of_the_zoo_and_their_task():
   ("call", "says"),
   [
     (lambda m: m.trace(np.arange(4), "h"), "trace 'h' is not one of hidden"),
-    (lambda m: m.trace(np.arange(4)), "name what to record: hidden"),
-    (lambda m: m.logits(np.ones(4)), "dtype float.* are not ids"),
-    (lambda m: m.logits(np.arange(4), num_loops=10**6), "more than 65,536"),
+    (
+      lambda m: m.trace(np.arange(4)),
+      "pass the names of the traces to record: hidden",
+    ),
+    (lambda m: m.logits(np.ones(4)), "dtype float.*: expected integer ids"),
+    (
+      lambda m: m.logits(np.arange(4), num_loops=10**6),
+      "exceed the maximum of 65,536",
+    ),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
     (lambda m: loopjax.build("looped", widht=3), "model.width"),
     (lambda m: loopjax.load("zoo:nothing"), "no such model"),
@@ -159,7 +165,7 @@ def test_models_of_the_zoo_and_their_task():
     (lambda m: loopjax.datasets("sudoku", boxes=2), "task.box_rows"),
     (
       lambda m: m.fit(iter([next(pairs())]), steps=2),
-      "the data end after 1 of 2 steps",
+      "the data ended after 1 of 2 steps",
     ),
     (
       lambda m: m.fit([{"inputs": np.ones((2, 3))}], steps=1),

@@ -26,8 +26,11 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   analyses = set(rows.values_of(found, "analysis"))
   assert analyses == {"stage", "role_exposure", "lens", "cosine"}
   printed = capsys.readouterr().out
-  assert f"patching: left out, {family} has no editable state" in printed
-  assert "stages.png: left out, metrics.jsonl" in printed
+  assert (
+    f"skipped intervention and patching: {family} has no editable state"
+    in printed
+  )
+  assert "skipped stages.png: metrics.jsonl" in printed
 
 
 @pytest.mark.long
@@ -47,7 +50,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   assert sum(row["count"] for row in whole) == 60
   printed = capsys.readouterr().out
   assert "skipped intervention and patching: loop 2 is the last" in printed
-  assert "train_2: no intervention and no patching, it ends before" in printed
+  assert "train_2: skipped intervention and patching: it ends" in printed
   here = {"split": "train_3", "entity": "bridge1", "loop": 1}
   shown = [line.split() for line in tables.logit_lens(found).splitlines()]
   shown = [line for line in shown if line[:3] == ["train_3", "bridge1", "1"]]
@@ -92,7 +95,7 @@ def with_config(directory, change, family="looped"):
       (),
       "model.name='gpt' is not one of",
     ),
-    (lambda c: c.pop("model"), (), "does not describe a run"),
+    (lambda c: c.pop("model"), (), "is not a loopjax run's config"),
     (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
     (lambda c: None, (), "contains no checkpoint"),
     (lambda c: None, ("--loop=2",), "--loop=2 must be 1 to 1"),

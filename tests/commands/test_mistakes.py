@@ -95,8 +95,8 @@ MISTAKES = {
     ),
   ],
   "serve": [
-    ([], "give either WORKDIR, a run, or --hub=FOLDER"),
-    (["a", "--hub=b"], "give either WORKDIR, a run, or"),
+    ([], "pass either WORKDIR (a run) or --hub=FOLDER"),
+    (["a", "--hub=b"], "pass either WORKDIR (a run) or"),
     (["a", "--dtype=float32"], "--dtype has no effect"),
     (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
     (["--slots=0", "a"], "--slots=0 must be at least 1"),

@@ -372,7 +372,7 @@ def test_wrong_arguments_are_named(arg, message):
     ({"run.num_steps": 0}, "run.num_steps=0"),
     ({"eval.num_loops": 10**30}, r"eval.num_loops=1(0{30}) must be less than"),
     ({"run.checkpoint_every": 12}, "run.checkpoint_every=12 must be a multi"),
-    ({"run.keep_best": 1}, "run.keep_best=1 needs steps"),
+    ({"run.keep_best": 1}, "run.keep_best=1 needs a step"),
     ({"run.init_fresh": "gate"}, "run.init_fresh has no effect"),
     ({"run.init_from": "x", "run.init_fresh": "("}, "run.init_fresh="),
     ({"run.profile_steps": "5"}, "run.profile_steps='5'"),
@@ -465,7 +465,7 @@ def test_another_task_keeps_what_both_have():
 def test_another_name_on_the_command_line_goes_after_the_colon(section, name):
   config = load_config("multihop_disco", "smoke")
   config[section].name = name
-  message = f"{section}.name='{name}' has other settings and goes after the col"
+  message = f"{section}.name='{name}' has other settings, so select it after"
   with pytest.raises(UserError, match=message):
     config_lib.resolve(config)
 

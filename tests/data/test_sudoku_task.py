@@ -224,7 +224,7 @@ def test_solutions_in_both_files_are_counted(read_from, same, capsys):
     "test_solutions_in_train": 2,
   }
   said = capsys.readouterr().out.splitlines()[-1]
-  assert said.startswith(f"warning: {config.test_csv}: 2 of 3 puzzles have, up")
+  assert said.startswith(f"warning: {config.test_csv}: 2 of 3 puzzles have the")
 
 
 @pytest.mark.parametrize("same", [LARGER, RENAMED, TURNED])

@@ -13,7 +13,7 @@ BASE = {
 IMPOSSIBLE = {
   "arithmetic": [
     ({"modulus": 10}, "modulus=10 must be at least 11"),
-    ({"modulus": 2**21}, "modulus=2097152 must be 1048576 at most"),
+    ({"modulus": 2**21}, "modulus=2097152 must be at most 1048576"),
     ({"max_operations": 0}, "max_operations=0 must be at least 1"),
     (
       {"num_eval_examples": 7},
@@ -62,8 +62,8 @@ IMPOSSIBLE = {
   "gsm": [
     ({"train_ops": (0, 1)}, r"train_ops=\(0, 1\) .* from 1 to 8"),
     ({"eval_ops": (2, 9)}, r"eval_ops=\(2, 9\) .* from 1 to 8"),
-    ({"eval_ops": ()}, r"eval_ops=\(\) must be distinct numbers"),
-    ({"eval_ops": (2, 2)}, r"eval_ops=\(2, 2\) must be distinct numbers"),
+    ({"eval_ops": ()}, r"eval_ops=\(\) must be distinct operation"),
+    ({"eval_ops": (2, 2)}, r"eval_ops=\(2, 2\) must be distinct operation"),
     ({"train_ops": (2.0,)}, r"train_ops=\(2.0,\) must be"),
     ({"train_ops": 4}, "train_ops=4 must be of type tuple"),
     (
@@ -76,9 +76,12 @@ IMPOSSIBLE = {
     ),
     (
       {"context_length": 13_000, "max_length": 13_000},
-      "max_length=13000 may need 1865 quantities, more than the 1600",
+      "max_length=13000 may need 1865 quantities, but only 1600",
     ),
-    ({"max_length": 513}, "max_length=513 is more than .*context_length=512"),
+    (
+      {"max_length": 513},
+      "max_length=513 is greater than .*context_length=512",
+    ),
     ({"min_length": -1}, "min_length=-1 must be at least 0"),
     (
       {"min_length": 400, "max_length": 399},
@@ -121,13 +124,16 @@ IMPOSSIBLE = {
     ({"num_entities": 0}, r"num_entities=0 must be at least 1"),
     ({"out_degree": 51}, "out_degree=51 is greater than task.num_relations=50"),
     ({"num_train_chains": [10]}, r"num_train_chains=\[10\] must be of type"),
-    ({"num_train_chains": (1.5,)}, r"num_train_chains=\(1.5,\) must be counts"),
-    ({"num_test_chains": (-1,)}, r"num_test_chains=\(-1,\) must be counts"),
-    ({"num_train_chains": ()}, ".*one count each for 2, 3"),
-    ({"num_test_chains": (10, 10)}, ".*one count each for 2, 3"),
+    (
+      {"num_train_chains": (1.5,)},
+      r"num_train_chains=\(1.5,\) must be non-neg",
+    ),
+    ({"num_test_chains": (-1,)}, r"num_test_chains=\(-1,\) must be non-neg"),
+    ({"num_train_chains": ()}, ".*one count for each of 2, 3"),
+    ({"num_test_chains": (10, 10)}, ".*one count for each of 2, 3"),
     (
       {"num_train_chains": (49_000,)},
-      ".*ask for 53000 chains of 2 hops; a graph has 50000",
+      ".*request 53000 chains of 2 hops, but a graph has 50000",
     ),
     (
       {"num_train_chains": (1,) * 16, "num_test_chains": (1,) * 16},
@@ -156,14 +162,14 @@ IMPOSSIBLE = {
       )
       for share in (-0.1, 1.1)
     ),
-    ({"max_revealed": 0.5}, ".*num_revealed_examples=0 go together"),
+    ({"max_revealed": 0.5}, ".*num_revealed_examples=0 must be set together"),
     ({"box_rows": 1}, "1x3"),
     ({"box_rows": 4, "box_cols": 4}, "4x4"),
     ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
     ({"loss_on": "givens"}, "loss_on='givens'"),
     ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
-    ({"train_csv": "a.csv"}, ".*go together"),
-    ({"test_csv": "a.csv"}, ".*go together"),
+    ({"train_csv": "a.csv"}, ".*must be set together"),
+    ({"test_csv": "a.csv"}, ".*must be set together"),
     ({"train_csv": "a.csv", "test_csv": "a.csv"}, ".*is the training file"),
     ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
     ({"on_overlap": "error"}, "on_overlap has no effect"),
@@ -179,7 +185,7 @@ IMPOSSIBLE = {
     ({"test_share": 0.5}, r".*must be in \(0, 0.4\]"),
     ({"test_files": "a", "test_share": 0.1}, "test_share has no effect"),
     ({"sequence_length": 1}, ".*must be at least 2"),
-    ({"sequence_length": 2**21}, ".*must be 1048576 at most"),
+    ({"sequence_length": 2**21}, ".*must be at most 1048576"),
     ({"tokenizer": ""}, "tokenizer is empty"),
     ({"on_bad_document": "fix"}, ".*is not one of error, skip"),
   ],

@@ -358,8 +358,11 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
     (["--questions=no.jsonl"], "no.jsonl"),
     (["--chat"], "chat template"),
     (["--max_new_tokens=0"], "max_new_tokens=0"),
-    (["--max_new_tokens=45"], "question 0: after its prompt of 5 tokens there"),
-    (["--max_tokens=18"], "question 1: after its prompt of 26 tokens there is"),
+    (
+      ["--max_new_tokens=45"],
+      "question 0: after its prompt of 5 tokens, there",
+    ),
+    (["--max_tokens=18"], "question 1: after its prompt of 26 tokens, there"),
     (
       ["--prompt_tokens=9", "--cache_kind=mean"],
       "question 1: after its prompt",

@@ -62,12 +62,15 @@ def changed(**fields):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ({"text": "no request"}, "a.jsonl.gz:2: is no request .* 'doc_id'"),
-    (["a", "list"], "a.jsonl.gz:2: is no request"),
-    (changed(request={"context": "q"}), "2: is no request .* 'continuation'"),
-    (changed(request={"context": 3, "continuation": "a"}), "2: is no request"),
+    ({"text": "no request"}, "a.jsonl.gz:2: invalid request .* 'doc_id'"),
+    (["a", "list"], "a.jsonl.gz:2: invalid request"),
+    (changed(request={"context": "q"}), "2: invalid request .* 'continuation'"),
+    (
+      changed(request={"context": 3, "continuation": "a"}),
+      "2: invalid request",
+    ),
     (request(9, 0, "x", "q", ""), "a.jsonl.gz:2: its continuation is empty"),
-    (request(9, 0, "x", "q", " \ud800"), "2: is no request .* surrogates"),
+    (request(9, 0, "x", "q", " \ud800"), "2: invalid request .* surrogates"),
     (request(9, 1, 0, "q", " a"), r"doc_id 9: choices \[1\] and label 0"),
     (request(9, 0, 4, "q", " a"), r"doc_id 9: choices \[0\] and label 4"),
     (request(0, 1, "x", "q", " a"), r"doc_id 0: choices \[0, 1\] and label"),
@@ -105,7 +108,7 @@ def test_files_that_cannot_be_read(tmp_path):
   other = tmp_path / "a.txt"
   other.write_text("some text\n")
   with pytest.raises(
-    UserError, match="a.txt: a file of JSON lines is named .jsonl"
+    UserError, match="a.txt: expected a file name that ends with .jsonl"
   ):
     requests.read(other)
 

@@ -289,7 +289,7 @@ def damage_all(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
     empty(workdir / "checkpoints" / str(step))
   said = run(workdir, status=2)
   (line,) = [x for x in said.splitlines() if x.startswith("error: ")]
-  assert "none of the checkpoints" in line
+  assert "cannot resume: all checkpoints" in line
   assert line in run(workdir, status=2)  # And so is the next start.
   return line
 

@@ -67,7 +67,7 @@ def test_the_report(too_small):
   assert peak.split()[0] == "peak" and peak.split()[2] == "KiB"
   assert abs(float(peak.split()[1]) - kib) < 0.05
   assert available.split() == ["available", "272.63", "KiB", "--memory_gib"]
-  kinds = section(report, "collectives of one optimizer step")
+  kinds = section(report, "collectives per optimizer step")
   assert [line.split()[0] for line in kinds] == ["all-reduce"]
   largest = section(report, "largest values")
   assert len(largest) == 10
@@ -85,9 +85,9 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
   path = tmp_path / "step.json"
   followed = run(*STEP, flag, "--time", f"--json={path}")
   assert followed.returncode == 0, followed.stderr
-  assert "4 examples a step in 2 part(s)" in followed.stdout
+  assert "4 examples per step in 2 part(s)" in followed.stdout
   assert followed.stdout.splitlines()[-1].startswith("fits: ")
-  assert "by its roofline: a ranking, no time" in followed.stdout
+  assert "by its roofline (not a time)" in followed.stdout
   record = json.loads(path.read_text())
   assert {"attention", "mlp", "read_out", "optimizer"} <= record["parts"].keys()
   parts = record["parts"].values()

@@ -186,14 +186,14 @@ def test_the_report_says_that_it_is_a_ranking_and_no_time():
   got = rank(ranking_examples.GPU)
   text = ranking_report.text(got, 1e6)
   first, launches, _, products, least, *rest = text.splitlines()
-  assert first.endswith("a ranking, no time")
+  assert first.endswith("by its roofline (not a time)")
   assert launches == "  launches  13"
   assert products.endswith("16-bit; the model needs 1e-06 TFLOP")
   share = 1e6 / (got.total.seconds * 989.4e12)
   assert least.endswith(f"utilisation at most {share:.1%}")
   assert "  1 x mosaic_gpu_v2: products not counted" in rest
   assert "  1 x all-gather overlapping other work" in rest
-  assert rest[-1].endswith(", of all products: none")
+  assert rest[-1].endswith(", share of all products: none")
   tpu = ranking_report.text(rank(ranking_examples.TPU, "v5e"), 1e6)
   assert tpu.splitlines()[-1].split() == ["100.00%", "3.277e-08", "TFLOP",
                                           "fusion"]  # fmt: skip

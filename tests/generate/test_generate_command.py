@@ -84,7 +84,7 @@ def test_samples_of_a_file_differ(run, tmp_path, capsys):
   ('{"prompt": 3}', "a.jsonl:1: needs a string 'prompt'"),
   ('["a"]', "a.jsonl:1: needs a string 'prompt'"),
   ('{"prompt": "a"}\n{"prompt": "\\ud800"}', "a.jsonl:2: its 'prompt' is not"),
-  (f'{{"prompt": "{"a" * 48}"}}', "49 tokens, and the cache"),
+  (f'{{"prompt": "{"a" * 48}"}}', "49 tokens; the cache"),
 ])  # fmt: skip
 def test_mistakes_in_a_file_of_prompts(run, tmp_path, capsys, content, says):
   path = tmp_path / "a.jsonl"
@@ -116,17 +116,17 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-  (("--prompt=a",), "give either WORKDIR, a run, or --hub=FOLDER"),
+  (("--prompt=a",), "pass either WORKDIR (a run) or --hub=FOLDER"),
   (("{run}",), "pass one of --prompt=TEXT, --prompts=FILE and --chat"),
-  (("{run}", "--prompt=a", "--prompts=b"), "give --prompt=TEXT, --prompts"),
+  (("{run}", "--prompt=a", "--prompts=b"), "pass one of --prompt=TEXT"),
   (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
   (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),
   (("{run}", "--prompt=a", "--prefix_mib=-1"), "--prefix_mib=-1 must be at"),
-  (("{run}", "--hub=x", "--prompt=a"), "give either WORKDIR"),
+  (("{run}", "--hub=x", "--prompt=a"), "pass either WORKDIR"),
   (("{run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
   (("{run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
   (("{run}", "--prompt=a", "--samples=0"), "--samples=0"),
-  (("{run}", f"--prompt={'a' * 48}"), "49 tokens, and the cache"),
+  (("{run}", f"--prompt={'a' * 48}"), "49 tokens; the cache"),
   (("{run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
   (("{run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
   (("{run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
@@ -139,7 +139,7 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
   (
     ("{run}", "--prompt=a", "--exit_rule=fixed", "--exit_kept=state",
      "--exit_threshold=0.5"),
-    "exit_threshold=0.5 has no effect on a fixed number",
+    "exit_threshold=0.5 has no effect with a fixed number",
   ),
   (("{run}", "--prompt=a", "--prefill_loops=3"), "prefill_loops=3 is not in"),
   (("{run}", "--chat"), "has no chat template"),

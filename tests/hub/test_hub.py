@@ -150,7 +150,7 @@ def test_llamas_with_other_rotations_and_heads_are_read_and_exported(
 
 def test_a_scaled_rotation_is_refused_where_there_is_none(tmp_path):
   folder = examples.make_folder(tmp_path / "hub", "llama3")
-  with pytest.raises(UserError, match="rope_scaling: rotations of `recurrent`"):
+  with pytest.raises(UserError, match="rope_scaling: `recurrent` does not"):
     retrofit(folder, tmp_path / "run", Retrofit("0:1"))
   for wrong in ((1.0,), (8.0, 4.0, 1.0, 16.0)):
     with pytest.raises(UserError, match=r"model\.rope_scaling="):
@@ -414,9 +414,9 @@ def reindex(change):
       lambda x: (x / "model-00002-of-00003.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\n"
       ),
-      "00002-of-00003.safetensors: is a pointer of Git LFS",
+      "00002-of-00003.safetensors: is a Git LFS pointer",
     ),
-    (reindex(lambda x: x.pop(NORM)), f"does not say that {NORM} is in model-"),
+    (reindex(lambda x: x.pop(NORM)), f"does not place {NORM} in model-"),
     (
       reindex(lambda x: x.update(more="model-00001-of-00003.safetensors")),
       "00001-of-00003.safetensors: more is missing",
@@ -464,10 +464,10 @@ def test_broken_folders_are_one_line(damage, message, tmp_path, capsys):
     ({"layer_types": ["sliding_attention"] * 2}, "only full_attention"),
     ({"layer_types": 5}, "layer_types=5: only full_attention"),
     ({"total_ut_steps": None}, "total_ut_steps=None is invalid"),
-    ({"eos_token_id": 99}, r"eos_token_id=99 is no id of"),
-    ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is no id of"),
-    ({"eos_token_id": []}, r"eos_token_id=\[\] is no id of"),
-    ({"eos_token_id": None}, r"eos_token_id=None is no id of"),
+    ({"eos_token_id": 99}, r"eos_token_id=99 is not a token id of"),
+    ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is not a token id of"),
+    ({"eos_token_id": []}, r"eos_token_id=\[\] is not a token id of"),
+    ({"eos_token_id": None}, r"eos_token_id=None is not a token id of"),
     ({"num_hidden_layers": 3}, "missing model.layers.2"),
     ({"vocab_size": 40}, "other shape"),
     ({"vocab_size": 30}, "vocab_size=30 is too small"),
@@ -549,7 +549,7 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
   arguments = ["import", str(folder), str(run), "--sequence_length=9"]
   assert hub.main(arguments) == 0
   assert hub.main(arguments) == 2  # There is a run now.
-  assert "contains a run already" in capsys.readouterr().err
+  assert "already contains a run" in capsys.readouterr().err
   shutil.rmtree(folder)  # Nothing of it is needed any more.
   found = language_model.load(run)
   assert found.facts["model"] == "looped" and found.facts["num_loops"] == 4

@@ -195,5 +195,5 @@ def test_no_loop_is_put_around_what_is_no_transformer(name, value):
   config.update(retrofit._TRANSFORMER)
   assert retrofit._num_layers(config) == 8
   config[name] = value
-  with pytest.raises(UserError, match=f"model.{name}={value!r}: a transformer"):
+  with pytest.raises(UserError, match=f"model.{name}={value!r}: expected"):
     retrofit._num_layers(config)

@@ -149,7 +149,7 @@ def test_another_beginning_can_be_asked_for(tmp_path):
   other = tokenizer.beginning_with("</s>")
   assert other.encode_prompt("The loop") == (2, *plain[1:])
   assert other.beginning == "</s>"
-  with pytest.raises(UserError, match="--bos='<x>' is no token of"):
+  with pytest.raises(UserError, match="--bos='<x>' is not a token of"):
     tokenizer.beginning_with("<x>")
   own = Tokenizer("bytes")
   assert own.beginning == "document separator"

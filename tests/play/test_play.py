@@ -125,7 +125,7 @@ def test_harder_puzzles_have_fewer_clues_or_need_guesses():
   [
     ("123", "3 cells; this board has 16"),
     ("5" + 15 * ".", "'5' is not a cell; use 1-4, or . for a blank"),
-    ("x" + 15 * ".", "'x' is no cell"),
+    ("x" + 15 * ".", "'x' is not a cell"),
   ],
 )
 def test_what_is_no_puzzle(cells, message):

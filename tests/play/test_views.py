@@ -228,7 +228,7 @@ def test_what_is_no_question(runs):
   size = config.vocabulary.padding
   names = [multihop.decode(config, [token]) for token in range(size)]
   for words, message in (
-    ("<e1> <r0x>", "'<r0x>' is no word of this task; did you mean '<r0>'?"),
+    ("<e1> <r0x>", "'<r0x>' is not a word of this task; did you mean '<r0>'?"),
     ("<r0> <e1>", "is not a question; expected the form ENTITY RELATION1"),
   ):
     with pytest.raises(UserError) as error:

@@ -284,8 +284,11 @@ def test_small_parameters_lie_whole():
 @pytest.mark.parametrize(
   ("params", "message"),
   [
-    (abstract(router__kernel=(64, 64)), "router/kernel .* no dimension"),
-    (abstract(query__kernel=(9, 9)), "query/kernel .* not multiples"),
+    (abstract(router__kernel=(64, 64)), "router/kernel .* splits no dimension"),
+    (
+      abstract(query__kernel=(9, 9)),
+      "query/kernel .* no dimension is a multiple",
+    ),
   ],
 )
 def test_a_large_parameter_that_cannot_be_split_is_named(params, message):

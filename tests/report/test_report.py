@@ -253,7 +253,7 @@ def test_several_directories_are_one_report(workdir, tmp_path, capsys):
   (path,) = re.findall(r"\]\((\S*by_hand/figures/curves.png)\)", text)
   assert (out / path).is_file()
   assert command.main(folders) == 2
-  assert "--out=FOLDER is needed" in capsys.readouterr().err
+  assert "--out=FOLDER is required" in capsys.readouterr().err
 
 
 def test_sweeps_of_one_name_have_their_own_pictures(workdir, tmp_path):

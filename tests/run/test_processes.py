@@ -59,7 +59,7 @@ def test_a_scheduler_that_started_several_tasks_is_noticed(joined, monkeypatch):
     (
       {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
       {},
-      "smaller --process_id; they are 2 and 2",
+      "smaller --process_id; got 2 and 2",
     ),
     (
       {"coordinator_address": "a:1"},

@@ -296,7 +296,7 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
 
 
 def test_a_missing_checkpoint_is_named(finished, tmp_path):
-  with pytest.raises(UserError, match="no checkpoint of step 13"):
+  with pytest.raises(UserError, match="no checkpoint at step 13"):
     train.run(smoke(eval__checkpoint="13"), finished, "eval")
   with pytest.raises(UserError, match="contains no run"):
     train.run(smoke(), tmp_path / "nothing", "eval")
@@ -327,7 +327,9 @@ def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
 def test_parameters_that_are_only_read_are_not_trained(tmp_path):
   """In bfloat16 most updates would be lost to rounding."""
   config = load_config("lm_looped", "smoke,model.precision=bfloat16_params")
-  with pytest.raises(UserError, match="'bfloat16_params' is for models that"):
+  with pytest.raises(
+    UserError, match="'bfloat16_params' is for inference only"
+  ):
     train.run(config, tmp_path / "run", "train")
   assert not (tmp_path / "run").exists()
 
@@ -365,7 +367,9 @@ def test_a_score_that_is_none_is_named(tmp_path):
     eval__every=10, run__keep_best=1, run__best_metric="validation/exactmatch"
   )
   workdir = tmp_path / "a"
-  with pytest.raises(UserError, match="score; those are .*/exact_match, "):
+  with pytest.raises(
+    UserError, match="score; expected one of .*/exact_match, "
+  ):
     train.run(config, workdir, "train_and_eval")
   assert not workdir.exists()  # Said before the first step.
   with pytest.raises(UserError, match="keep_best has no effect"):

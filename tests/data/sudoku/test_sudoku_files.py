@@ -103,12 +103,12 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     (HEADER, "{path}:1: contains no puzzles"),
     (
       f"source,puzzle,answer,rating\n{GOOD}",
-      "{path}:1: the header is 'source,puzzle,answer,rating'; it must be"
+      "{path}:1: the header is 'source,puzzle,answer,rating'; expected"
       " source,question,answer,rating",
     ),
     (GOOD, ":1: the header"),
     ("<!DOCTYPE html>\n" + GOOD, "{path}: is a web page"),
-    (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: is not valid CSV"),
+    (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: invalid CSV"),
   ],
 )
 def test_files_that_cannot_be_read(write, kept, content, message):
@@ -124,7 +124,7 @@ def test_a_header_in_capitals_and_with_spaces(write):
 
 def test_paths_that_are_none(tmp_path):
   path = tmp_path / "none.csv"
-  fails(path, f"{path}: no such file", "give the path")
+  fails(path, f"{path}: no such file", "expected a CSV file")
   fails(tmp_path, f"{tmp_path}: is a directory")
   for path in ("hf://owner", "hf://owner/name", "hf://owner//file"):
     fails(path, "hf://OWNER/NAME/FILE")
@@ -133,9 +133,9 @@ def test_paths_that_are_none(tmp_path):
 BAD_ROWS = {
   "has 3 fields": f"mine,{QUESTION},{ANSWER}",
   "has 5 fields": f"mine,{QUESTION},{ANSWER},3,4",
-  "the question has 15 cells; write 16": f"mine,{QUESTION[1:]},{ANSWER},3",
-  "the answer has 17 cells; write 16": f"mine,{QUESTION},{ANSWER}1,3",
-  "the question holds '5'": f"mine,5{QUESTION[1:]},{ANSWER},3",
+  "the question has 15 cells; expected 16": f"mine,{QUESTION[1:]},{ANSWER},3",
+  "the answer has 17 cells; expected 16": f"mine,{QUESTION},{ANSWER}1,3",
+  "the question contains '5'": f"mine,5{QUESTION[1:]},{ANSWER},3",
   "the question contains 'é'": f"mine,é{QUESTION[1:]},{ANSWER},3",
   "the answer contains '.'": f"mine,{QUESTION},.{ANSWER[1:]},3",
   "the givens of the question contradict": f"mine,11{QUESTION[2:]},{ANSWER},3",
@@ -201,7 +201,7 @@ def test_file_errors_are_not_skipped(write):
 
 
 def test_board_of_another_size(write):
-  with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
+  with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
     files.read(board_lib.Board(3, 3), write(HEADER + GOOD))
 
 
@@ -310,7 +310,7 @@ def test_what_changes_the_result_is_read_anew(write):
   fails(path, "several solutions", check_solutions=True)
   path = write(HEADER + GOOD)
   assert len(files.read(BOARD, path).ratings) == 1
-  with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
+  with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
     files.read(board_lib.Board(3, 3), path)
 
 
