@@ -77,9 +77,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     choices=exits.KEPT,
     help="what the cache stores for skipped loops [copy]",
   )
-  parser.add_argument(
-    "--cache_kind", help="kind of cache [the family's default]"
-  )
+  parser.add_argument("--cache_kind", help="kind of cache [the family's own]")
   parser.add_argument(
     "--max_tokens",
     type=int,

@@ -57,7 +57,7 @@ def test_without_a_word_it_says_which_there_are(
   start(monkeypatch, *arguments)
   assert not started
   said = capsys.readouterr().out
-  assert len(said.splitlines()) == 10
+  assert len(said.splitlines()) == 11
   assert max(map(len, said.splitlines())) <= 80
   for word in (*console._WORDS, "zoo:sudoku_nine", "--config=sudoku_utm"):
     assert word in said

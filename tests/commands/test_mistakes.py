@@ -17,7 +17,7 @@ ABSL = ("main", "fit", "sweep")
 MISTAKES = {
   "main": [
     ([], "--config=FILE is missing"),
-    (["--config=configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config=configs/nothing.py"], "no such file: configs/nothing.py"),
     (["--config=configs/sudoko_utm.py"], "did you mean 'sudoku_utm.py'?"),
     (["--config=configs/sudoku_utm.py:huge"], "error: unknown preset 'huge'"),
     (
@@ -31,7 +31,7 @@ MISTAKES = {
     ([SUDOKU, "--config.model.width=wide"], "wide"),
     ([SUDOKU, "--mode=dance"], "dance"),
     (["--config=README.md"], "README.md is not a Python file"),
-    (["--config", "configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config", "configs/nothing.py"], "no such file: configs/nothing.py"),
     (["--config"], "--config needs a FILE"),
     ([SUDOKU, "--workdir="], "is empty"),
     (
@@ -40,7 +40,7 @@ MISTAKES = {
     ),
     (
       [SUDOKU, "--config.eval.num_loops=99999"],
-      "eval.num_loops=99999: 99999 loops are more than 65,536",
+      "eval.num_loops=99999: 99999 loops exceed the maximum of 65,536",
     ),
     (
       [SUDOKU, "--workdir=zoo:sudoku_6x6"],
@@ -63,7 +63,7 @@ MISTAKES = {
   "sweep": [
     ([SUDOKU, "--config=configs/nothing.py"], "configs/nothing.py"),
     ([], "--config=FILE is missing"),
-    ([SUDOKU], "there are memory_curve, "),
+    ([SUDOKU], "available: memory_curve, "),
     (
       [SUDOKU, "--sweep=depht", "--workdir=x"],
       "no such sweep; expected one of ablation",

@@ -47,7 +47,7 @@ def test_without_the_examples(tmp_path):
 def test_names_and_paths(tmp_path):
   paths = [write(tmp_path / f"{name}.jsonl.gz", texts(1)) for name in "ab"]
   assert requests.find(f" b,{paths[0]}", tmp_path) == paths[::-1]
-  with pytest.raises(UserError, match="--tasks=c: no such .* there are a, b"):
+  with pytest.raises(UserError, match="--tasks=c: no such .* has a, b"):
     requests.find("a,c", tmp_path)
   with pytest.raises(UserError, match="to pass names, set --folder"):
     requests.find("a", None)

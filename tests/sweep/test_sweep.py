@@ -328,7 +328,9 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
 
 
 def test_mistakes():
-  with pytest.raises(UserError, match="there are ablation, depth, fixed_depth"):
+  with pytest.raises(
+    UserError, match="expected one of ablation, depth, fixed_depth"
+  ):
     items_of("depht")
   with pytest.raises(UserError, match="--config.run.seed has no effect"):
     items_of("tradeoff", common={"run.seed": 3})

@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
 
 def test_only_complete_runs_become_entries(finished, tmp_path, monkeypatch):
   monkeypatch.setattr(entries, "MAX_BYTES", 100)
-  with pytest.raises(UserError, match="more than 100"):
+  with pytest.raises(UserError, match="exceed the maximum of 100"):
     exported(finished, tmp_path, monkeypatch)
   config = smoke(run__num_steps=10)
   workdir = tmp_path / "begun"

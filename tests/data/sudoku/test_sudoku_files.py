@@ -96,7 +96,10 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     (PACKED[:-9], "{path}: the gzip data is corrupt"),
     (PACKED[:-8] + bytes(8), "{path}: the gzip data is corrupt"),
     (PACKED[:20] + bytes(30) + PACKED[50:], "{path}: the gzip data is corrupt"),
-    ((HEADER + GOOD).encode().replace(b"mi", b"m\xff"), "{path}: is not UTF-8"),
+    (
+      (HEADER + GOOD).encode().replace(b"mi", b"m\xff"),
+      "{path}: invalid UTF-8",
+    ),
     ("", "the file is empty"),
     ("\n\n", "the file is empty"),
     (gzip.compress(b"", mtime=0), "the file is empty"),
@@ -307,7 +310,7 @@ def test_what_changes_the_result_is_read_anew(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
   assert len(files.read(BOARD, path).ratings) == 2
-  fails(path, "several solutions", check_solutions=True)
+  fails(path, "more than one solution", check_solutions=True)
   path = write(HEADER + GOOD)
   assert len(files.read(BOARD, path).ratings) == 1
   with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
