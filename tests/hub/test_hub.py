@@ -702,7 +702,7 @@ def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
   ("arg", "message"),
   [
     ("model.name=looped", "its task is not 'text'"),
-    ("model.name=disco", "its model is not of the family 'looped'"),
+    ("model.name=disco", "its model family is not 'looped'"),
   ],
 )
 def test_what_has_no_layout_is_one_line(arg, message, tmp_path):

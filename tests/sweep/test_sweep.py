@@ -386,7 +386,7 @@ def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
   config = load_config("sudoku_utm", "smoke")
   with pytest.raises(AttributeError, match="has no attribute 'stepz'"):
     items_lib.make_items(config, lambda _: items_lib.stepz, "a", {})
-  with pytest.raises(UserError, match="another family .* lacks no_such"):
+  with pytest.raises(UserError, match="do not support .* lacks no_such"):
     items_lib.make_items(config, lambda c: c.model.no_such, "a", {})
 
 
