@@ -349,7 +349,7 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
   [
     (["--k=2"], "--k=2 is not in [1, 1], --samples=1"),
     (["--k=all"], "--k=all is invalid: expected numbers"),
-    (["--samples=2", "--temperature=0"], "makes all --samples=2 equal"),
+    (["--samples=2", "--temperature=0"], "makes all --samples=2 identical"),
     (["--template=Hello"], "--template='Hello' does not contain {question}"),
     (["--slots=0"], "--slots=0 must be at least 1"),
     (["--limit=-1"], "--limit=-1 must be at least 0"),

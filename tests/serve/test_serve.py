@@ -386,15 +386,15 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     ({}, "prompt", "prompt is missing"),
     ({"prompt": {}}, "prompt", "not a string or a list of token ids"),
     ({"prompt": []}, "prompt", "not a string or a list"),
-    ({"prompt": ["a", 3]}, "prompt", "not a text"),
-    ({"prompt": [True]}, "prompt", "not a text"),
+    ({"prompt": ["a", 3]}, "prompt", "not a string"),
+    ({"prompt": [True]}, "prompt", "not a string"),
     ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
     (
       {"prompt": ["a"] * 129},
       "prompt",
       "129 prompts exceed the maximum of 128",
     ),
-    ({"prompt": "x" * 300}, "prompt", "room for 200"),
+    ({"prompt": "x" * 300}, "prompt", "the maximum is 200"),
     ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
     ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
@@ -476,7 +476,7 @@ def test_mistakes_are_named(served, fields, param, message):
     ({"messages": [{"role": "user", "content": [{}]}]}, "with a role"),
     (
       {"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
-      "no fiel",
+      "unknown fiel",
     ),
     (
       {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
@@ -484,7 +484,7 @@ def test_mistakes_are_named(served, fields, param, message):
     ),
     (
       {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
-      "not supported",
+      "unsupported",
     ),
   ],
 )
