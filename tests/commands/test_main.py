@@ -197,7 +197,7 @@ def test_a_config_may_be_a_word_of_its_own(capsys):
   flags = "--config", "sudoku_utm:smoke", "--mode=describe"
   assert command(main_lib.main, *flags) == 0
   said = capsys.readouterr().out
-  assert said.startswith("model       utm, on sudoku\nparameters  ")
+  assert said.startswith("model       utm on sudoku\nparameters  ")
   lines = said.splitlines()
   assert max(map(len, lines)) <= 80 and len(lines) < 50
   assert any(line.startswith("task        name=sudoku, ") for line in lines)
