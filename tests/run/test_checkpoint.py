@@ -192,8 +192,8 @@ def test_falling_back_and_setting_aside(tmp_path, capsys):
   assert meta["batches"] == 1
   assert jnp.array_equal(state["key"], tree(1)["key"])
   said = capsys.readouterr().out
-  assert "checkpoint 5 is not used" in said
-  assert "checkpoint 2 is not used" in said
+  assert "checkpoint 5 is skipped" in said
+  assert "checkpoint 2 is skipped" in said
   assert "checkpoint 9" not in said
   aside = sorted(path.name for path in (tmp_path / "damaged").iterdir())
   assert aside == ["2.0", "5.0"]
