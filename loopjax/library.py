@@ -8,7 +8,7 @@ the commands call; `docs/library.md` is the tutorial.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from loopjax.generate.sampling import Sampling
 from loopjax.hub import convert
 from loopjax.optim import chain
 from loopjax.program import fresh, step
-from loopjax.protocols import CarriesState
+from loopjax.protocols import CarriesState, LearnsFromTeacher
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.saved import language_model as language_model_lib
@@ -100,11 +100,10 @@ class Model:
       num_loops: number of loops; that of training if None.
 
     Raises:
-      UserError: the tokens are no ids of the model, or the model cannot run so
-        many loops.
+      UserError: the tokens are no ids of the model or too few for it, or it
+        cannot run so many loops.
     """
-    logits, _ = self._run(tokens, num_loops, ())
-    return logits
+    return self._run(tokens, num_loops, ())[0]
 
   def trace(
     self, tokens: Any, *names: str, num_loops: int | None = None
@@ -135,7 +134,7 @@ class Model:
     num_loops: int | None = None,
     temperature: float = 1.0,
     seed: int = 0,
-    stop: tuple[str, ...] = (),
+    stop: str | Sequence[str] = (),
   ) -> str:
     """The text with which a language model continues a prompt.
 
@@ -145,14 +144,13 @@ class Model:
       num_loops: number of loops of a token; that of evaluation if None.
       temperature: divides the logits; 0 for greedy decoding.
       seed: seed of the random numbers.
-      stop: the text ends before any of these.
+      stop: one string or several; the text ends before any of them.
 
     Raises:
       UserError: the model is no language model, or a number is out of range.
     """
     settings = self.about.settings
-    loops = num_loops or settings.eval_loops
-    config_lib.check_loops(settings, loops, f"num_loops={loops}")
+    loops = _checked_loops(settings, num_loops, settings.eval_loops)
     language_model, engine = _generator(self, loops)
     request = GenerationRequest(
       language_model.tokenizer.encode_prompt(prompt),
@@ -160,9 +158,14 @@ class Model:
       Sampling(temperature=temperature, seed=seed),
       stop_tokens=language_model.stop_tokens,
     )
-    (found,) = text_lib.generate_texts(
-      engine, language_model.tokenizer, [request], stop
-    )
+    stops = (stop,) if isinstance(stop, str) else stop
+    try:
+      (found,) = text_lib.generate_texts(
+        engine, language_model.tokenizer, [request], stops
+      )
+    except KeyboardInterrupt:
+      _generator.cache_clear()  # Its engine is in the middle of this text.
+      raise
     return found.text
 
   def fit(
@@ -195,11 +198,15 @@ class Model:
       The trained model.
 
     Raises:
-      UserError: the data end before the steps do, a batch has another shape, or
-        the loss is not finite.
+      UserError: the data end before the steps do, a batch is not what the model
+        reads or of another shape than the first, the objective needs a teacher,
+        or the loss is not finite.
     """
+    for name, value in (("steps", steps), ("every", every)):
+      if value < 1:
+        raise UserError(f"{name}={value} must be at least 1")
     settings = self.about.settings
-    tx = tx or chain.make_optimizer(settings.optim, steps)
+    tx = tx or _optimizer(settings, steps)
     batches = iter(
       pipeline.iterate(data) if hasattr(data, "to_iter_dataset") else data
     )
@@ -218,7 +225,7 @@ class Model:
         step.train_step,
         graphdef=self.graphdef,
         teacher_graphdef=None,
-        loss_fn=loss or settings.family.loss,
+        loss_fn=loss or _objective(settings),
         tx=tx,
         ema_decay=0.0,
         num_microbatches=1,
@@ -231,33 +238,25 @@ class Model:
       state, metrics = run(state, batch, {})
       kept.append(metrics)
       if number % every == 0 or number == steps:
-        means = _means(kept, number)
-        kept = []
+        _check_finite(state.bad)
+        means, kept = _means(kept), []
         now = dataclasses.replace(self, params=state.params)
         if on_eval and on_eval(number, means, _copied(now)):
           break
       if number < steps:
-        batch = _batch(self, _next(batches, number, steps))
+        batch = _batch(self, _next(batches, number, steps), first)
     return dataclasses.replace(self, params=state.params)
 
   def _run(
     self, tokens: Any, num_loops: int | None, names: tuple[str, ...]
   ) -> tuple[Array, dict[str, Array]]:
     settings = self.about.settings
-    loops = num_loops or settings.model.num_loops
-    config_lib.check_loops(settings, loops, f"num_loops={loops}")
-    inputs = jnp.asarray(tokens)
-    if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim not in (
-      1,
-      2,
-    ):
-      raise UserError(
-        f"tokens of shape {inputs.shape} and dtype {inputs.dtype} are not ids"
-        " [T] or [B, T]"
-      )
-    rows = inputs if inputs.ndim == 2 else inputs[None]
+    loops = _checked_loops(settings, num_loops, settings.model.num_loops)
+    ids = tokens if isinstance(tokens, jax.Array) else np.asarray(tokens)
+    is_row = ids.ndim == 1
+    rows = _ids(settings, "tokens", ids[None] if is_row else ids)
     logits, trace = _forward(self, rows, loops, names)
-    if inputs.ndim == 2:
+    if not is_row:
       return logits, trace
     return logits[0], jax.tree.map(lambda x: x[:, 0], trace)
 
@@ -273,9 +272,12 @@ def _generator(
       f" {settings.plain['task']['name']!r} generates no text"
     )
   tokenizer = tokenizer_lib.of(settings.task)
+  files = _hub_files(model)
   language_model = language_model_lib.LanguageModel(
     tokenizer=tokenizer,
-    stop_tokens=language_model_lib.stop_tokens(tokenizer, _hub_files(model)),
+    stop_tokens=language_model_lib.stop_tokens(tokenizer, files)
+    if files
+    else (tokenizer.end,),
     context_length=model.spec.sequence_length,
     graphdef=model.graphdef,
     params=model.params,
@@ -367,19 +369,21 @@ def loss(
     (loss, f32 scalar; metrics by name).
 
   Raises:
-    UserError: the family carries state from step to step; `fit` trains it.
+    UserError: the family carries state from step to step, which `fit` trains;
+      or as in `Model.fit`.
   """
   settings = model.about.settings
   if isinstance(settings.family, CarriesState):
     raise UserError(
       f"{settings.model_name!r} carries state from step to step; use Model.fit"
     )
-  batch = _batch(model, (inputs, targets))
-  if weights is not None:
-    batch["weights"] = jnp.asarray(weights, jnp.float32)
+  given = {"inputs": inputs, "targets": targets}
+  batch = _batch(
+    model, given if weights is None else {**given, "weights": weights}
+  )
   batch["mean_weight"] = jnp.mean(batch["weights"])
   key = jax.random.key(0) if key is None else key
-  return settings.family.loss(
+  return _objective(settings)(
     model.module(), batch, key, jnp.asarray(step, jnp.int32), None
   )
 
@@ -449,19 +453,88 @@ def _config(
   return config
 
 
-def _batch(model: Model, batch: Batch) -> dict[str, Any]:
-  """A batch with all that a loss reads."""
+def _checked_loops(
+  settings: config_lib.Settings, given: int | None, default: int
+) -> int:
+  """The number of loops to run; raises UserError unless the model can."""
+  loops = default if given is None else given
+  label = f"num_loops={loops}"
+  if loops < 1:
+    raise UserError(f"{label} must be at least 1")
+  config_lib.check_loops(settings, loops, label)
+  return loops
+
+
+def _optimizer(
+  settings: config_lib.Settings, steps: int
+) -> optax.GradientTransformation:
+  """The settings' optimizer; UserError if its schedule does not fit."""
+  try:
+    return chain.make_optimizer(settings.optim, steps)
+  except UserError as error:
+    raise UserError(f"{error}; or give tx, an optimizer") from error
+
+
+def _objective(settings: config_lib.Settings) -> Loss:
+  """The family's loss; raises UserError if it learns from a teacher."""
+  family = settings.family
+  if isinstance(family, LearnsFromTeacher):
+    try:
+      family.check_teacher(settings.model, settings.spec, None)
+    except UserError as error:
+      raise UserError(f"there is no teacher here: {error}") from error
+  return family.loss
+
+
+def _ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
+  """Token ids [B, T]; raises UserError if they are none of the model."""
+  ids = given if isinstance(given, jax.Array) else np.asarray(given)
+  if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise UserError(
+      f"{name} of shape {ids.shape} and dtype {ids.dtype} are not token ids"
+      " [B, T]"
+    )
+  spec = settings.spec
+  if settings.causal is None and ids.shape[1] != spec.sequence_length:
+    raise UserError(
+      f"{name}: {settings.model_name!r} reads rows of {spec.sequence_length}"
+      f" tokens, not {ids.shape[1]}"
+    )
+  if ids.size and not isinstance(ids, jax.core.Tracer):
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= spec.vocab_size:
+      raise UserError(
+        f"{name}: ids from {low} to {high} are not in [0, {spec.vocab_size})"
+      )
+  return jnp.asarray(ids, jnp.int32)
+
+
+def _batch(
+  model: Model, batch: Batch, first: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+  """A batch with all that a loss reads, of the same shapes as the first."""
   if not isinstance(batch, Mapping):
     inputs, targets = batch
     batch = {"inputs": inputs, "targets": targets}
   found = {name: jnp.asarray(x) for name, x in batch.items()}
   for name in ("inputs", "targets"):
-    if name not in found or found[name].ndim != 2:
+    if name not in batch:
       raise UserError(f"a batch needs {name!r}, token ids [B, T]")
+    found[name] = _ids(model.about.settings, name, batch[name])
   shape = found["targets"].shape
-  found.setdefault("weights", jnp.ones(shape, jnp.float32))
+  found.setdefault("weights", jnp.ones(shape))
+  found["weights"] = found["weights"].astype(jnp.float32)
   if model.spec.packs_documents:
-    found.setdefault("documents", jnp.ones(found["inputs"].shape, jnp.int32))
+    found.setdefault("documents", jnp.ones(shape, jnp.int32))
+  for name in ("inputs", "weights"):
+    if found[name].shape != shape:
+      raise UserError(
+        f"{name} of shape {found[name].shape} beside targets of {shape}"
+      )
+  if first and first["targets"].shape != shape:
+    raise UserError(
+      f"a batch of shape {shape} after one of {first['targets'].shape}"
+    )
   return found
 
 
@@ -472,14 +545,18 @@ def _next(batches: Any, number: int, steps: int) -> Batch:
     raise UserError(f"the data end after {number} of {steps} steps") from None
 
 
-def _means(kept: list[Metrics], number: int) -> dict[str, float]:
-  """Means of scalars; raises UserError if the last loss is not finite."""
-  found = jax.device_get(kept)
-  if not found[-1]["accepted"]:
+def _check_finite(bad: step.BadSteps) -> None:
+  """Raises UserError if a step was not finite."""
+  if bad.streak:
     raise UserError(
-      f"step {number}: the loss or its gradient is not finite; nothing is"
-      " learned from here on"
+      f"step {int(bad.first) + 1}: the loss or its gradient is not finite;"
+      " nothing is learned from here on"
     )
+
+
+def _means(kept: list[Metrics]) -> dict[str, float]:
+  """Means of the metrics that are scalars."""
+  found = jax.device_get(kept)
   return {
     name: float(np.mean([one[name] for one in found]))
     for name, value in found[-1].items()
@@ -497,7 +574,9 @@ def _is_hub_folder(folder: pathlib.Path) -> bool:
   return path.is_file() and "model_type" in workdir_lib.read_json(path)
 
 
-def _hub_files(model: Model) -> pathlib.Path:
-  """Where tokenizer and config of a model of the Hub are, if it is one."""
-  folder = model.about.folder or pathlib.Path()
-  return folder if _is_hub_folder(folder) else folder / convert.DIRECTORY
+def _hub_files(model: Model) -> pathlib.Path | None:
+  """Where tokenizer and config of a model of the Hub are; None if built."""
+  folder = model.about.folder
+  if folder is None or _is_hub_folder(folder):
+    return folder
+  return folder / convert.DIRECTORY

@@ -1,5 +1,6 @@
 """loopjax from Python, as docs/library.md tells it."""
 
+import json
 import pathlib
 import re
 import textwrap
@@ -13,6 +14,7 @@ from flax import nnx
 from tests_support import ROOT
 
 import loopjax
+from loopjax import library
 from loopjax.errors import UserError
 from loopjax.generate import __main__ as generate
 from loopjax.saved import trained
@@ -28,9 +30,8 @@ def model():
   return loopjax.build("looped", **SMALL)
 
 
-def pairs(seed=0):
+def pairs():
   """Batches of a text of one letter, which is quickly learned."""
-  del seed
   rows = np.full((4, 16), ord("a"), np.int32)
   while True:
     yield rows, rows
@@ -104,7 +105,16 @@ def test_logits_and_traces(model):
   )
 
 
-def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
+def test_it_is_trained_saved_and_read_by_commands(
+  model, tmp_path, monkeypatch, capsys
+):
+  """And has nothing to do with a model of the Hub in the same place."""
+  theirs = {"model_type": "llama", "eos_token_id": ord("a")}
+  for folder in (tmp_path, tmp_path / "hub"):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(theirs))
+    (folder / "tokenizer.json").write_text("{}")
+  monkeypatch.chdir(tmp_path)
   seen = []
 
   def on_eval(number, scores, now):
@@ -116,7 +126,7 @@ def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
   )
   assert [number for number, *_ in seen] == [20, 40]
   assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
-  text = found.generate("a", num_tokens=5, temperature=0.0)
+  text = found.generate("a", num_tokens=5, temperature=0.0, stop="ab")
   assert text == "aaaaa"
   loopjax.save(found, tmp_path / "run")
   again = loopjax.load(str(tmp_path / "run"))
@@ -148,8 +158,37 @@ def test_models_of_the_zoo_and_their_task():
   [
     (lambda m: m.trace(np.arange(4), "h"), "trace 'h' is not one of hidden"),
     (lambda m: m.trace(np.arange(4)), "name what to record: hidden"),
-    (lambda m: m.logits(np.ones(4)), "dtype float.* are not ids"),
+    (lambda m: m.logits(np.ones(4)), "dtype float.* are not token ids"),
     (lambda m: m.logits(np.arange(4), num_loops=10**6), "more than 65,536"),
+    (lambda m: m.logits(np.arange(4), num_loops=0), "num_loops=0 must be at"),
+    (lambda m: m.generate("a", num_loops=0), "num_loops=0 must be at"),
+    (
+      lambda m: m.logits([3, 10**6]),
+      "ids from 3 to 1000000 are not in",
+    ),
+    (lambda m: m.logits([-1, 3]), "ids from -1 to 3 are not in"),
+    (
+      lambda m: loopjax.build("utm", "sudoku", task__box_rows=2).logits([1, 2]),
+      "tokens: 'utm' reads rows of 36 tokens, not 2",
+    ),
+    (lambda m: m.fit(pairs(), steps=0), "steps=0 must be"),
+    (lambda m: m.fit(pairs(), steps=1, every=0), "every=0 must be"),
+    (
+      lambda m: m.fit(iter([next(pairs()), np.ones((2, 3, 16), int)]), steps=2),
+      r"a batch of shape \(3, 16\) after one of \(4, 16\)",
+    ),
+    (
+      lambda m: loopjax.loss(m, *next(pairs()), weights=np.ones(16)),
+      "weights of shape",
+    ),
+    (
+      lambda m: loopjax.loss(loopjax.load("zoo:sums_melt"), *next(pairs())),
+      "there is no teacher here: model.distill='all' needs run.teacher",
+    ),
+    (
+      lambda m: loopjax.load("zoo:sums_melt").fit(pairs(), steps=9),
+      "optim.warmup_steps=50 must be less than .*=9; or give tx, an optimizer",
+    ),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
     (lambda m: loopjax.build("looped", widht=3), "model.width"),
     (lambda m: loopjax.load("zoo:nothing"), "no such model"),
@@ -163,7 +202,7 @@ def test_models_of_the_zoo_and_their_task():
     ),
     (
       lambda m: m.fit([{"inputs": np.ones((2, 3))}], steps=1),
-      "'targets'",
+      "inputs of shape .* dtype float64 are not token ids",
     ),
     (
       lambda m: loopjax.loss(
@@ -184,14 +223,24 @@ def test_mistakes_are_one_line(model, call, says):
 
 
 def test_an_exploding_loss_is_named(model):
+  def loss(module, batch, key, step, teacher):
+    value = jnp.where(step == 1, jnp.inf, 0.0)
+    return value, {"loss": value}
+
   with pytest.raises(
-    UserError, match="step 1: the loss or its gradient is not"
+    UserError, match="step 2: the loss or its gradient is not"
   ):
-    model.fit(
-      pairs(),
-      steps=1,
-      loss=lambda *_: (jnp.inf, {"loss": jnp.float32(jnp.inf)}),
-    )
+    model.fit(pairs(), steps=3, loss=loss)
+
+
+def test_a_text_that_was_interrupted_is_not_continued(model, monkeypatch):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(library.text_lib, "generate_texts", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    model.generate("a")
+  assert not library._generator.cache_info().currsize
 
 
 # Numbers of docs/library.md, and smaller ones.

@@ -31,6 +31,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.eval import scorer
 from loopjax.eval.batches import ScoringRequest
 from loopjax.generate import engine as generate
@@ -56,7 +57,7 @@ class Model(TemplateLM):
     exit_threshold: float | None = None,
     checkpoint: int | None = None,
     batch_tokens: int = scorer.BATCH_TOKENS,
-    bos: str | None = None,
+    bos: str | None = "",
     **others: Any,
   ):
     """Loads the run.
@@ -64,7 +65,8 @@ class Model(TemplateLM):
     Args:
       workdir, num_loops, exit_threshold, checkpoint: see `language_model.load`.
       batch_tokens: see `scorer.Scorer`.
-      bos: see `Tokenizer.beginning_with`.
+      bos: what texts begin with: a token, None or "none" for nothing, and ""
+        for what the model says. The harness makes None of bos=none.
       **others: batch_size, max_batch_size and device, which the harness passes
         to every model; ignored.
 
@@ -80,7 +82,7 @@ class Model(TemplateLM):
       num_loops=num_loops,
       exit_threshold=exit_threshold,
       checkpoint=checkpoint,
-      bos=bos,
+      bos=tokenizer_lib.NOTHING if bos is None else str(bos) or None,
     )
     self._scorer = scorer.Scorer(self._language_model, batch_tokens)
     self._engine: Engine | None = None  # For tasks that generate.

@@ -136,7 +136,7 @@ def write_run(
   workdir: pathlib.Path,
   config: ml_collections.ConfigDict,
   params: Any,
-  folder: pathlib.Path,
+  folder: pathlib.Path | None,
   origin: dict[str, Any],
 ) -> dict[str, Any]:
   """Writes a run of zero steps; returns its summary.
@@ -145,13 +145,13 @@ def write_run(
     workdir: a directory without a run.
     config, params: of the run, which may be quantised; a tokenizer in `folder`
       becomes the run's.
-    folder: has the Hub's files.
+    folder: has the Hub's files; None if there are none.
     origin: what the parameters were made from, for the summary.
   """
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
-    for name in ("config.json", *FILES):
+    for name in ("config.json", *FILES) if folder else ():
       if (folder / name).is_file():
         shutil.copyfile(folder / name, kept / name)
     if (kept / TOKENIZER).is_file():

@@ -249,7 +249,7 @@ def _check(options: Options) -> None:
   """Raises UserError for flags that are out of range or contradictory."""
   source.check(options.model)
   for name in _list(options.allowed_hosts):
-    if "/" in name or ":" in name:
+    if name != "*" and not re.fullmatch(r"[\w.-]+", name):
       raise UserError(
         f"--allowed_hosts={name} is not a name such as api.example.org"
       )

@@ -102,6 +102,8 @@ MISTAKES = {
     (["--slots=0", "a"], "--slots=0 must be at least 1"),
     (["a", "--port=99999"], "--port=99999"),
     (["a", "--prefill_loops=-1"], "--prefill_loops=-1 must be at least 0"),
+    (["a", "--allowed_hosts=*.b.org"], "--allowed_hosts=*.b.org is not a name"),
+    (["a", "--cors=b.org"], "--cors=b.org is not an origin"),
     (["a", "--host=0.0.0.0"], "give --token_file=FILE"),
     (["a", "--token_file=none"], "cannot be read"),
     (["a", "--token_file=short"], "at least 16 characters"),

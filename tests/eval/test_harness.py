@@ -139,6 +139,20 @@ def test_a_mistake_in_the_arguments(harness, run):
     harness.Model(workdir=str(run), loops=3)
 
 
+def test_texts_begin_with_nothing_if_asked(harness, run):
+  """The harness makes None of bos=none."""
+  from lm_eval import utils
+
+  for words, says in (
+    ("bos=none", "nothing"),
+    ("bos=None", "nothing"),
+    ("batch_size=1", "document separator"),
+  ):
+    given = utils.simple_parse_args_string(words)
+    found = harness.Model(workdir=str(run), **given)
+    assert found.get_model_info()["texts_begin_with"] == says
+
+
 @pytest.mark.manual
 def test_the_command(harness, run, tmp_path):
   """The tasks of the package through the real command, and ours."""

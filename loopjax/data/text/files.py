@@ -83,7 +83,9 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
   kind = kind_of(path)
   try:
     with open(path, "rb") as file:
-      if wrong := checks.wrong_file(file.peek(64)):
+      is_page = path.lower().endswith((".html", ".htm"))
+      wrong = "" if is_page else checks.wrong_file(file.peek(64))
+      if wrong:
         raise UserError(f"{path}: {wrong}")
       if kind == "parquet":
         yield from _read_table(path, file, columns)

@@ -140,6 +140,11 @@ def test_a_file_that_is_another_one_is_named(read, name, content, said):
     read(name, content)
 
 
+def test_web_pages_may_be_what_is_trained_on(read):
+  page = b"<html><body>Once</body></html>"
+  assert read("a.html", page) == [[(page.decode(), True)]]
+
+
 @pytest.mark.parametrize(
   ("name", "pack"), [("a.jsonl", jsonl), ("a.parquet", table)]
 )
