@@ -315,9 +315,9 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
     graphdef, _ = program_lib.abstract_model(settings)
     return Model(params, graphdef, About(settings, folder))
   run = trained.read(folder, checkpoint)
-  return Model(
-    run.params, run.graphdef, About(run.settings, zoo.located(folder))
-  )
+  folder = zoo.located(folder)
+  convert.check_beginning(folder)
+  return Model(run.params, run.graphdef, About(run.settings, folder))
 
 
 def build(

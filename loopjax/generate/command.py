@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import checks
@@ -72,7 +72,7 @@ class _Writer:
     )
     given = options.text.max_new_tokens
     self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
-    self._seconds = self._first = 0.0
+    self._started = self._seconds = self._first = 0.0
     self._at_first = 0  # Tokens that came with the first.
     self._loops: collections.Counter[int] = collections.Counter()
     self._costs = Costs()
@@ -119,15 +119,13 @@ class _Writer:
     }
     alone = len(texts) == 1
     print(show if alone else "", end="", flush=True)
-    started = time.monotonic()
+    self._started = time.monotonic()
     while not self._engine.idle:
       found = self._engine.step()
-      if found and not self._first:
-        self._first = time.monotonic() - started
-        self._at_first = len(found)
+      self._notice(found)
       for token in found:
         self._read(token, texts[token.request_id], alone)
-    self._seconds += time.monotonic() - started
+    self._seconds += time.monotonic() - self._started
     if alone:
       print(flush=True)
     for number, text in texts.items() if not alone else ():
@@ -150,16 +148,21 @@ class _Writer:
       ]
     for request in requests:
       self._engine.limits.check(request)
-    started = time.monotonic()
-    texts = each_text(self._engine, tokenizer, requests, self._text.stop)
+    self._started = time.monotonic()
+    texts = each_text(
+      self._engine, tokenizer, requests, self._text.stop, self._notice
+    )
     for number, text in enumerate(texts):
       self._costs += text.costs
-      if not self._first:
-        self._first = time.monotonic() - started
-        self._at_first = self._costs.tokens
       row, sample = rows[number // samples], number % samples
       print(prompts.line(row, sample, text), flush=True)
-    self._seconds += time.monotonic() - started
+    self._seconds += time.monotonic() - self._started
+
+  def _notice(self, tokens: Sequence[GeneratedToken]) -> None:
+    """Keeps when the first tokens came, and how many."""
+    if tokens and not self._first:
+      self._first = time.monotonic() - self._started
+      self._at_first = len(tokens)
 
   def _request(self, prompt: tuple[int, ...], number: int) -> GenerationRequest:
     """The request for a text, whose seed is that of the flags plus a number."""

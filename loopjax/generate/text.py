@@ -1,7 +1,7 @@
 """Decoding of tokens to text as they are generated."""
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.costs import Costs
@@ -118,15 +118,21 @@ def each_text(
   tokenizer: Tokenizer,
   requests: Sequence[GenerationRequest],
   stops: Sequence[str] = (),
+  notice: Callable[[Sequence[GeneratedToken]], object] = len,
 ) -> Iterator[TextStream]:
-  """Yields what `generate_texts` returns, as soon as it is there."""
+  """Yields what `generate_texts` returns, as soon as it is there.
+
+  `notice` is called with the tokens of every step of the engine.
+  """
   texts = {
     engine.add(request): TextStream(tokenizer, stops, request.prompt)
     for request in requests
   }
   waiting = list(texts)[::-1]
   while waiting:
-    for token in engine.step():
+    found = engine.step()
+    notice(found)
+    for token in found:
       text = texts[token.request_id]
       text.read([token])
       if text.finish and not token.finish:

@@ -1,12 +1,16 @@
 """The terminal's end: what is printed, and what is refused."""
 
+import itertools
 import json
 import pathlib
 import sys
+import types
 
 import pytest
 
 from loopjax.generate import __main__ as entry
+from loopjax.generate import command
+from loopjax.generate.engine import Engine
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
 from eval_examples import make_run
@@ -50,8 +54,17 @@ def test_drafts_change_the_report_alone(run, capsys):
   assert "of 11 accepted; " in line and "loops computed per token" in line
 
 
-def test_a_file_of_prompts_becomes_a_line_a_text(run, tmp_path, capsys):
+def test_a_file_of_prompts_becomes_a_line_a_text(
+  run, tmp_path, monkeypatch, capsys
+):
   """In its order, over fewer slots; each text is that of its prompt alone."""
+  seconds = itertools.count()  # It begins, has a token, and ends.
+  clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+  monkeypatch.setattr(command, "time", clock)
+  steps, step = [], Engine.step
+  monkeypatch.setattr(
+    Engine, "step", lambda self: steps.append(step(self)) or steps[-1]
+  )
   rows = [{"prompt": text, "id": n} for n, text in enumerate("Loops")]
   path = tmp_path / "prompts.jsonl"
   path.write_text("\n\n".join(map(json.dumps, rows)))
@@ -60,7 +73,10 @@ def test_a_file_of_prompts_becomes_a_line_a_text(run, tmp_path, capsys):
   said, report = capsys.readouterr()
   found = [json.loads(line) for line in said.splitlines()]
   assert [{"prompt": one["prompt"], "id": one["id"]} for one in found] == rows
-  assert report.startswith(f"{sum(one['tokens'] for one in found)} tokens in")
+  total = sum(one["tokens"] for one in found)
+  assert report.startswith(f"{total} tokens in 2.00 s; the first after 1.00 s")
+  later = total - len(steps[0])
+  assert 0 < later < total and f"; then {later} tokens/s" in report
   assert entry.main([*flags, "--prompt=p"]) == 0
   assert capsys.readouterr().out == f"p{found[3]['text']}\n"
   assert {one["finish"] for one in found} <= {"stop", "length"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import texts_examples as examples
 
+import loopjax
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.eval.batches import ScoringRequest
@@ -199,8 +200,9 @@ def test_an_imported_run_and_its_export_begin_as_the_folder(kind, tmp_path):
   assert list(again.encode_prompt(examples.PROMPTS[0])) == expected
   del config["task"]["begin_token"]
   path.write_text(json.dumps(config))
-  with pytest.raises(UserError, match="earlier version.* import it again"):
-    language_model.load(run)
+  for load in (language_model.load, loopjax.load):
+    with pytest.raises(UserError, match="earlier version.* import it again"):
+      load(run)
 
 
 @pytest.mark.parametrize("name", examples.TEMPLATES)
