@@ -7,6 +7,7 @@ the commands call; `docs/library.md` is the tutorial.
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -48,7 +49,10 @@ SPLITS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class About:
-  """What a model is, besides its parameters; compared by identity.
+  """What a model is, besides its parameters.
+
+  Equal if the settings are, so that JAX compiles once for models that differ in
+  their parameters only, and combines them.
 
   Attributes:
     settings: the checked config, with sections model, task, optim, ...
@@ -57,6 +61,16 @@ class About:
 
   settings: config_lib.Settings
   folder: pathlib.Path | None = None
+
+  @functools.cached_property
+  def _key(self) -> str:
+    return json.dumps(self.settings.plain, sort_keys=True)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, About) and self._key == other._key
+
+  def __hash__(self) -> int:
+    return hash(self._key)
 
 
 @functools.partial(
@@ -514,8 +528,9 @@ def _batch(
 ) -> dict[str, Any]:
   """A batch with all that a loss reads, of the same shapes as the first."""
   if not isinstance(batch, Mapping):
-    inputs, targets = batch
-    batch = {"inputs": inputs, "targets": targets}
+    if isinstance(batch, str) or len(batch) != 2:
+      raise UserError("a batch is (inputs, targets), or a dict that has them")
+    batch = dict(zip(("inputs", "targets"), batch, strict=True))
   found = {name: jnp.asarray(x) for name, x in batch.items()}
   for name in ("inputs", "targets"):
     if name not in batch:

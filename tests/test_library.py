@@ -1,5 +1,6 @@
 """loopjax from Python, as docs/library.md tells it."""
 
+import functools
 import json
 import pathlib
 import re
@@ -28,6 +29,11 @@ SMALL = {
 @pytest.fixture(scope="module")
 def model():
   return loopjax.build("looped", **SMALL)
+
+
+@functools.cache
+def of_zoo(name):
+  return loopjax.load(f"zoo:{name}")
 
 
 def pairs():
@@ -78,6 +84,17 @@ def test_seeds_are_a_batch_of_models():
   np.testing.assert_allclose(losses[1], value, rtol=1e-5)
   for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(alone), strict=True):
     np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6)
+
+
+def test_models_of_the_same_settings_are_alike(model):
+  """JAX combines them, and compiles once for both."""
+  other = loopjax.build("looped", seed=1, **SMALL)
+  ids = np.arange(16)
+  model.logits(ids)
+  compiled = library._forward._cache_size()
+  found = jax.tree.map(lambda a, b: (a + b) / 2, model, other)
+  assert found.logits(ids).shape == other.logits(ids).shape
+  assert library._forward._cache_size() == compiled
 
 
 def test_flax_trains_the_module(model):
@@ -141,7 +158,7 @@ def test_it_is_trained_saved_and_read_by_commands(
 
 def test_models_of_the_zoo_and_their_task():
   """As the reader of runs has it, and trained on by its own task."""
-  found = loopjax.load("zoo:sudoku_6x6")
+  found = of_zoo("sudoku_6x6")
   expected = trained.read(pathlib.Path("zoo:sudoku_6x6"))
   data = loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)
   batch = data["test"][0]
@@ -168,7 +185,7 @@ def test_models_of_the_zoo_and_their_task():
     ),
     (lambda m: m.logits([-1, 3]), "ids from -1 to 3 are not in"),
     (
-      lambda m: loopjax.build("utm", "sudoku", task__box_rows=2).logits([1, 2]),
+      lambda m: of_zoo("sudoku_6x6").logits([1, 2]),
       "tokens: 'utm' reads rows of 36 tokens, not 2",
     ),
     (lambda m: m.fit(pairs(), steps=0), "steps=0 must be"),
@@ -182,11 +199,11 @@ def test_models_of_the_zoo_and_their_task():
       "weights of shape",
     ),
     (
-      lambda m: loopjax.loss(loopjax.load("zoo:sums_melt"), *next(pairs())),
+      lambda m: loopjax.loss(of_zoo("sums_melt"), *next(pairs())),
       "there is no teacher here: model.distill='all' needs run.teacher",
     ),
     (
-      lambda m: loopjax.load("zoo:sums_melt").fit(pairs(), steps=9),
+      lambda m: of_zoo("sums_melt").fit(pairs(), steps=9),
       "optim.warmup_steps=50 must be less than .*=9; or give tx, an optimizer",
     ),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
@@ -201,17 +218,21 @@ def test_models_of_the_zoo_and_their_task():
       "the data end after 1 of 2 steps",
     ),
     (
+      lambda m: m.fit({"train": next(pairs())}, steps=1),
+      "a batch is .inputs, ",
+    ),
+    (
       lambda m: m.fit([{"inputs": np.ones((2, 3))}], steps=1),
       "inputs of shape .* dtype float64 are not token ids",
     ),
     (
       lambda m: loopjax.loss(
-        loopjax.build("trm", "sudoku", task__box_rows=2), *next(pairs())
+        of_zoo("sudoku_urm"), np.ones((1, 36), int), np.ones((1, 36), int)
       ),
       "carries state",
     ),
     (
-      lambda m: loopjax.build("utm", "sudoku", task__box_rows=2).generate("1"),
+      lambda m: of_zoo("sudoku_6x6").generate("1"),
       "generates no text",
     ),
   ],
