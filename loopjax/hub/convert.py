@@ -151,8 +151,8 @@ def write_run(
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
-    for name in ("config.json", *FILES) if folder else ():
-      if (folder / name).is_file():
+    for name in ("config.json", *FILES):
+      if folder and (folder / name).is_file():
         shutil.copyfile(folder / name, kept / name)
     if (kept / TOKENIZER).is_file():
       config.task.tokenizer = str((kept / TOKENIZER).resolve())

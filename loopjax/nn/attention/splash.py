@@ -58,7 +58,8 @@ def _joined(query: Array, parts: tuple[Part, ...]) -> Part:
   """
   parts = tuple(sorted(parts, key=lambda part: part.first is not None))
   *rest, last = parts
-  first = visible = None
+  first: int | None = None
+  visible: Any = None
   if last.reach is not None or any(part.first is not None for part in rest):
     visible = np.concatenate([_seen(query, part) for part in parts], axis=2)
   elif last.first is not None:
