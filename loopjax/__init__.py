@@ -13,11 +13,17 @@ used.
 """
 
 import importlib
+import os
 import warnings
 from importlib import metadata
 from typing import Any
 
 __version__ = "0.1.0"
+
+if os.name == "nt":
+  raise ImportError(
+    "loopjax runs on Linux and macOS; on Windows, install it in WSL"
+  )
 
 # First tested and first untested version, as in setup.cfg.
 _TESTED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}

@@ -3,6 +3,8 @@
 import ast
 import configparser
 import graphlib
+import importlib
+import os
 import re
 import subprocess
 import sys
@@ -156,6 +158,13 @@ def test_an_untested_version_is_named(monkeypatch):
   monkeypatch.setattr(loopjax.metadata, "version", versions.__getitem__)
   with pytest.warns(UserWarning, match="jax >=0.10.2,<0.13; 0.13.1.dev2 is"):
     loopjax._warn_if_untested()
+
+
+def test_windows_is_refused_when_imported(monkeypatch):
+  """Not in the middle of a run, for want of a module."""
+  monkeypatch.setattr(os, "name", "nt")
+  with pytest.raises(ImportError, match="WSL"):
+    importlib.reload(loopjax)
 
 
 # Need an extra; what imports them at its top is among them.

@@ -68,6 +68,7 @@ MESSAGES = [
   {"role": "assistant", "content": "<think>\nhm\n</think>\n\nBoth.  "},
   {"role": "user", "content": "Why?\tSay <b>why</b>."},
 ]
+CONTINUED = [*MESSAGES, {"role": "assistant", "content": " It is <b>b "}]
 # Constructs of published templates, in templates of our own.
 TEMPLATES = {
   # Without tools a name is None, not undefined.

@@ -8,17 +8,33 @@ import datetime
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from loopjax.errors import UserError, one_line
 from loopjax.hub import tokenizer_files
 
 _TEMPLATE = "chat_template.jinja"
+# Marks where the text of the last message ends; the space after it shows
+# whether a template strips texts. As long as the mark of `transformers`, for
+# templates that use the length of a message.
+_MARK = "end_of_the_final_assistant "
 Messages = Sequence[Mapping[str, str]]
 
 
-def template(folder: pathlib.Path) -> Callable[[Messages], str]:
-  """A function from messages, with "role" and "content", to a prompt's text.
+class Template(Protocol):
+  """From messages, with "role" and "content", to the text of a prompt."""
+
+  def __call__(self, messages: Messages, *, continued: bool = False) -> str:
+    """The text up to the next message, or within the last one if `continued`.
+
+    Raises:
+      UserError: the template refuses the messages, or changes the text of a
+        message that is to be continued.
+    """
+
+
+def template(folder: pathlib.Path) -> Template:
+  """The chat template of a folder.
 
   Templates are untrusted programs: they run in Jinja's sandbox.
 
@@ -36,19 +52,31 @@ def template(folder: pathlib.Path) -> Callable[[Messages], str]:
   except error_type as error:
     raise UserError(f"{folder}: chat template: {one_line(error)}") from error
 
-  def prompt(messages: Messages) -> str:
+  def prompt(messages: Messages, *, continued: bool = False) -> str:
+    copies = [dict(message) for message in messages]
+    if continued:
+      copies[-1]["content"] += _MARK
     try:
-      return compiled.render(
-        messages=[dict(message) for message in messages],
+      text = compiled.render(
+        messages=copies,
         tools=None,
         documents=None,
-        add_generation_prompt=True,
+        add_generation_prompt=not continued,
         **names,
       )
     except Exception as error:  # Templates may raise anything.
       raise UserError(f"{folder}: chat template: {one_line(error)}") from error
+    return _within_last(text, folder) if continued else text
 
   return prompt
+
+
+def _within_last(text: str, folder: pathlib.Path) -> str:
+  """The rendered text up to the mark in its last message."""
+  before, found, after = text.rpartition(_MARK.strip())
+  if not found:
+    raise UserError(f"{folder}: the chat template changes the last message")
+  return before if after.startswith(" ") else before.rstrip()
 
 
 def _environment() -> tuple[Any, type[Exception]]:

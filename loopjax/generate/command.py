@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from loopjax import checks
@@ -249,7 +249,7 @@ def _talk(writer: _Writer, options: Options) -> None:
 def _shortened(
   writer: _Writer,
   messages: list[dict[str, str]],
-  prompt_of: Callable[[chat.Messages], str],
+  prompt_of: chat.Template,
 ) -> tuple[int, ...]:
   """The prompt of a conversation; without its first messages, if too long."""
   before = len(messages)

@@ -201,8 +201,8 @@ def _list(text: str) -> list[str]:
   return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _template(folder: pathlib.Path) -> Callable[[chat.Messages], str] | None:
-  """The function from messages to a prompt; None if there is no template."""
+def _template(folder: pathlib.Path) -> chat.Template | None:
+  """The chat template; None if there is none."""
   try:
     return chat.template(folder)
   except UserError as error:

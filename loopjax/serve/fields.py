@@ -1,9 +1,9 @@
 """The JSON fields of a request body, checked one by one.
 
 The fields are those of OpenAI's completions and chat completions. `loops`,
-`exit`, `draft_loops`, `prefill_loops`, `top_k`, `min_p` and
-`repetition_penalty` are extensions. A field that would have no effect here is
-rejected, never silently ignored.
+`exit`, `draft_loops`, `prefill_loops`, `top_k`, `min_p`, `repetition_penalty`,
+`add_generation_prompt` and `continue_final_message` are extensions. A field
+that would have no effect here is rejected, never silently ignored.
 """
 
 import json
@@ -21,7 +21,10 @@ _COMMON = (
   "loops", "exit", "draft_loops", "prefill_loops",
 )  # fmt: skip
 _COMPLETION = {*_COMMON, "prompt"}
-_CHAT = {*_COMMON, "messages", "max_completion_tokens", "top_logprobs"}
+_CHAT = {
+  *_COMMON, "messages", "max_completion_tokens", "top_logprobs",
+  "add_generation_prompt", "continue_final_message",
+}  # fmt: skip
 # Fields that cannot change the answer.
 _IGNORED = {
   "user", "metadata", "store", "service_tier", "safety_identifier",

@@ -1,11 +1,12 @@
 """Validates request bodies and converts them to `CompletionRequest`."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.generate.chat import Template
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.serve import fields as fields_lib
@@ -48,8 +49,7 @@ class ServedModel(NamedTuple):
     max_tokens: maximum number of tokens of a prompt and its completion; None if
       there is no limit.
     max_new_tokens: maximum number of sampled tokens of a choice.
-    chat: function from messages to the text of a prompt; None if the model has
-      no chat template.
+    chat: the model's chat template; None if it has none.
     prefill_loops: `prefill_loops` of a request that has none.
   """
 
@@ -58,7 +58,7 @@ class ServedModel(NamedTuple):
   stop_tokens: tuple[int, ...]
   max_tokens: int | None
   max_new_tokens: int
-  chat: Callable[[Sequence[Mapping[str, str]]], str] | None
+  chat: Template | None
   prefill_loops: int = 0
 
 
@@ -210,12 +210,31 @@ def _messages(
         {"messages": message}, "messages", "a message with a role and a text"
       )
     plain.append({"role": role, "content": content})
+  continued = _continued(fields, plain[-1]["role"])
   try:
-    text = model.chat(plain)
+    text = model.chat(plain, continued=continued)
   except UserError as error:
     raise ClientError(str(error), param="messages") from error
   (ids,) = model.tokenizer.encode([_unicode(text, "messages")])
   return [tuple(ids.tolist())]  # A start token would be in the template.
+
+
+def _continued(fields: Mapping[str, Any], role: str) -> bool:
+  """Whether the answer continues the last message, as in vLLM's API."""
+  continued = fields_lib.flag(fields, "continue_final_message")
+  if continued and role != "assistant":
+    raise ClientError(
+      "continue_final_message needs a last message of the assistant",
+      param="continue_final_message",
+    )
+  if fields.get("add_generation_prompt", not continued) is continued:
+    raise ClientError(
+      "exactly one of add_generation_prompt and continue_final_message must be"
+      " true",
+      param="add_generation_prompt",
+    )
+  fields_lib.flag(fields, "add_generation_prompt")
+  return continued
 
 
 def _unicode(text: str, param: str) -> str:

@@ -53,6 +53,19 @@ def test_a_template_beside_the_config_goes_first(tmp_path):
   assert "é" in prompt_of([{"role": "user", "content": "é <b>"}])
 
 
+def test_the_last_message_is_continued(tmp_path):
+  prompt_of = chat.template(folder_of(tmp_path, CHATML))
+  assert (
+    prompt_of(MESSAGES, continued=True)
+    == EXPECTED.partition("Yes.")[0] + "Yes."
+  )
+  assert MESSAGES[-1]["content"] == "Yes."
+  shouts = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+  prompt_of = chat.template(folder_of(tmp_path, shouts))
+  with pytest.raises(UserError, match="changes the last message"):
+    prompt_of(MESSAGES, continued=True)
+
+
 @pytest.mark.parametrize(("template", "says"), [
   ("{% for x in messages %}", "Unexpected end of template"),
   ("{{ messages[0].content.missing.more }}", "has no attribute 'missing'"),

@@ -29,8 +29,9 @@ TEXT = examples.TEXT
 LENGTH = len(TEXT.encode())
 
 
-def template(messages):
-  return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+def template(messages, *, continued=False):
+  text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+  return text if continued else f"{text}<assistant>"
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,8 @@ def test_a_conversation_is_written_by_the_template(served):
     "role": "assistant", "content": TEXT,
   }  # fmt: skip
   request = served.engine.added[-1]
-  assert bytes(request.prompt).decode() == "<system>Be brief.<user>Hi"
+  text = "<system>Be brief.<user>Hi<assistant>"
+  assert bytes(request.prompt).decode() == text
   assert request.max_new_tokens == 100  # All that is allowed.
   served.post(path, messages=messages, max_completion_tokens=5)
   assert served.engine.added[-1].max_new_tokens == 5
@@ -208,6 +210,9 @@ def test_a_conversation_is_written_by_the_template(served):
     path, messages=messages, max_tokens=5, max_completion_tokens=5
   )
   assert both.status_code == 400 and "give one" in both.text
+  messages.append({"role": "assistant", "content": "Well"})
+  served.post(path, messages=messages, continue_final_message=True)
+  assert bytes(served.engine.added[-1].prompt).decode() == text + "Well"
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -477,6 +482,21 @@ def test_mistakes_are_named(served, fields, param, message):
     (
       {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
       "not supported",
+    ),
+    (
+      {
+        "messages": [{"role": "user", "content": "x"}],
+        "continue_final_message": True,
+      },
+      "needs a last message of the assistant",
+    ),
+    (
+      {
+        "messages": [{"role": "assistant", "content": "x"}],
+        "continue_final_message": True,
+        "add_generation_prompt": True,
+      },
+      "exactly one of",
     ),
   ],
 )
