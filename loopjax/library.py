@@ -509,7 +509,8 @@ def _ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
       " [B, T]"
     )
   spec = settings.spec
-  if settings.causal is None and ids.shape[1] != spec.sequence_length:
+  is_whole = settings.causal is None or spec.num_answer_tokens > 0
+  if is_whole and ids.shape[1] != spec.sequence_length:
     raise UserError(
       f"{name}: {settings.model_name!r} reads rows of {spec.sequence_length}"
       f" tokens, not {ids.shape[1]}"

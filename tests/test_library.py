@@ -205,6 +205,10 @@ def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
       lambda m: of_zoo("sudoku_6x6").logits([1, 2]),
       "tokens: 'utm' reads rows of 36 tokens, not 2",
     ),
+    (
+      lambda m: of_zoo("depo").logits(np.arange(13)),
+      "tokens: 'sleep' reads rows of 24 tokens, not 13",
+    ),
     (lambda m: m.fit(pairs(), steps=0), "steps=0 must be"),
     (lambda m: m.fit(pairs(), steps=1, every=0), "every=0 must be"),
     (
