@@ -158,18 +158,6 @@ def empty_memory(
   return Memory(stacked, attention.PastKeyValues(zeros, zeros))
 
 
-def next_pass(after: Memory, before: Memory) -> Memory:
-  """The memory that the next pass over the same window starts from.
-
-  Args:
-    after: the memory after the previous pass; its fast weights are used.
-    before: the memory at the start of the window; convolutions, keys and values
-      are taken from it.
-  """
-  state = before.state._replace(fast=after.state.fast)
-  return before._replace(state=state)
-
-
 def run_groups(
   groups: Groups,
   x: Array,
