@@ -193,7 +193,7 @@ def update(
   kernel = layer.block.attention.kernels.gated_kv
   run = functools.partial(gated_kv, implementation=kernel)
   h = jnp.where(t == 0, x, h)  # h_0 = x_1
-  if mode == "element":  # (z), (1) and (kv) are one kernel.
+  if mode == "element":  # (z), (1) and (kv) at once, see `gated_kv`.
     return run(x, h, layer.weights(), tables, cache, start)
   h = interpolate(gate_values(layer, mode, t, x, h), h, x)  # (1)
   return run(h, None, layer.projections(), tables, cache, start)  # (kv)
@@ -260,8 +260,8 @@ def one_loop(
     (the state, records: those of `options.keep`, "hidden_norm", and
     "squared_distance" [L, B, C] from targets).
   """
-  places, of_loop = chunk.places, lambda x: x[t if len(x) > 1 else 0]
-  past = jax.tree.map(of_loop, history)
+  places: Places | None = chunk.places
+  past = jax.tree.map(lambda x: x[t if len(x) > 1 else 0], history)
   targets = None if chunk.targets is None else chunk.targets[t]
 
   def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Any]:
@@ -274,10 +274,10 @@ def one_loop(
     if chunk.alpha is not None:
       own = project(layer, interpolate(chunk.alpha, h, x), chunk.tables)  # (a)
     if places is None:
-      parts = appended(chunk, own, past)
+      parts = appended(chunk, own, past)  # (K)
     else:
       cache, own = own, None
-      parts = places.parts(number, cache)
+      parts = places.parts(number, cache)  # (K)
     mixed = attend(layer, x, chunk.tables, parts)
     record = {"attention": mixed} if "attention" in options.keep else {}
     if target is not None:
