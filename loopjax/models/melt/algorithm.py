@@ -261,6 +261,7 @@ def one_loop(
     "squared_distance" [L, B, C] from targets).
   """
   places: Places | None = chunk.places
+  passes_own = places is None and chunk.alpha is None
   past = jax.tree.map(lambda x: x[t if len(x) > 1 else 0], history)
   targets = None if chunk.targets is None else chunk.targets[t]
 
@@ -276,8 +277,7 @@ def one_loop(
     if places is None:
       parts = appended(chunk, own, past)  # (K)
     else:
-      cache, own = own, None
-      parts = places.parts(number, cache)  # (K)
+      cache, parts = own, places.parts(number, own)  # (K)
     mixed = attend(layer, x, chunk.tables, parts)
     record = {"attention": mixed} if "attention" in options.keep else {}
     if target is not None:
@@ -286,7 +286,7 @@ def one_loop(
     if chunk.alpha is not None or "inputs" in options.keep:
       record["inputs"] = x
     hidden = layer.block.add(sharding.split_by_example(hidden), mixed)  # (x)
-    return (hidden, cache), (h, own if chunk.alpha is None else None, record)
+    return (hidden, cache), (h, own if passes_own else None, record)
 
   numbers = jnp.arange(stack.num_layers)
   (hidden, cache), (latents, own, record) = remat_lib.scan(

@@ -305,7 +305,8 @@ def _read_chunk(
     return one_loop(hidden, kept, t, reads & live)
 
   def all_live(carry: Any, t: Array) -> tuple[Any, None]:
-    return one_loop(*carry, t, reads), None
+    hidden, kept = carry
+    return one_loop(hidden, kept, t, reads), None
 
   carry = hidden, kept
   if exit_policy is None:
@@ -315,7 +316,8 @@ def _read_chunk(
     hidden, kept, loops = exiting.run(
       model, exit_policy, rule, step, carry, reads, num_loops
     )
-  cache = LatentCache(*kept[1], cache.length + count, cache.span)
+  key, value = kept[1]
+  cache = LatentCache(key, value, cache.length + count, cache.span)
   return cache, (hidden, loops)
 
 
