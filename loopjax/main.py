@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
   del argv
   from loopjax import config as config_lib
   from loopjax import train
+  from loopjax.analysis import figures
   from loopjax.commands import compilation, describe, ending, listing
   from loopjax.config import presets
   from loopjax.run import naming, zoo
@@ -87,7 +88,7 @@ def main(argv: list[str]) -> int:
     if jax.process_index() == 0:
       print(f"work directory: {workdir}")
       print(f"preset: {presets.choice(config_name)}", flush=True)
-    summary = train.run(config, workdir, _MODE.value)
+    summary = train.run(config, workdir, _MODE.value, figures.finish)
   except (processes.AgreedError, OSError):
     raise
   except processes.ProcessLostError as error:

@@ -63,7 +63,10 @@ def make_datasets(
 
 
 def run(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, mode: str
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  mode: str,
+  finish: scoring.Finish = scoring.nothing,
 ) -> dict[str, Any]:
   """Trains, evaluates or does both; returns the summary that it writes.
 
@@ -73,6 +76,8 @@ def run(
       where it stopped.
     mode: "train", "eval" (any checkpoint, any number of loops) or
       "train_and_eval".
+    finish: called with the model when its final scores are there, for further
+      scores and figures; `analysis.figures.finish` is what commands do.
 
   Raises:
     UserError: a mistake in the config, the data or the directory.
@@ -128,11 +133,11 @@ def run(
     )
     if mode == "eval":
       summary, directory = (
-        scoring.score_checkpoint(context),
+        scoring.score_checkpoint(context, finish),
         workdir / "evaluation",
       )
     else:
-      summary = _train_and_evaluate(context, restored, mode)
+      summary = _train_and_evaluate(context, restored, mode, finish)
       directory = workdir
     checkpoints.close()
     summary |= environment
@@ -196,8 +201,9 @@ def _train_and_evaluate(
   context: train_loop.RunContext,
   restored: tuple[step.TrainState, dict[str, Any]] | None,
   mode: str,
+  finish: scoring.Finish,
 ) -> dict[str, Any]:
-  """Trains from the restored state, scores the result, draws figures."""
+  """Trains from the restored state and scores the result."""
   settings, started = context.program.settings, time.monotonic()
   if restored:
     state, meta = restored
@@ -239,7 +245,9 @@ def _train_and_evaluate(
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        failed = scoring.final_scores(context, state, teacher.params, writer)
+        failed = scoring.final_scores(
+          context, state, teacher.params, writer, finish
+        )
       except preemption.Preempted:
         # The state is saved; a restart scores again.
         outcome = outcome._replace(status="preempted")

@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_looked_at_has_no_figures(
     raise MemoryError("no room")
 
   monkeypatch.setattr(evaluated_lib, "evaluate_model", fail)
-  assert _draw(tmp_path) == ([], {}, ["of every kind"])
+  assert _draw(tmp_path) == ({}, [], ["of every kind"])
   assert "MemoryError: no room" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ import errno
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 
 from loopjax.errors import UserError, one_line
 from loopjax.run import processes, quiet
-from loopjax.run.checkpoints import integrity, restore, retention
+from loopjax.run.checkpoints import integrity, restore
 
 
 class Checkpoints:
@@ -55,7 +55,7 @@ class Checkpoints:
       for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path)
     processes.wait_for_all()
-    kept = retention.NewestAndBest(keep, keep_best, self.scores)
+    kept = NewestAndBest(keep, keep_best, self.scores)
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
       item_names=(restore.STATE, restore.META),
@@ -125,3 +125,24 @@ class Checkpoints:
       if jax.process_count() > 1 and not isinstance(error, OSError):
         raise processes.ProcessLostError(line) from error
       raise UserError(line) from error
+
+
+class NewestAndBest:
+  """Keeps the newest checkpoints and those with the best scores.
+
+  Orbax calls `should_preserve`. Its own policies could delete the newest.
+  """
+
+  def __init__(self, newest: int, best: int, scores: Mapping[int, float]):
+    self._newest, self._best, self._scores = newest, best, scores
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Whether to keep each checkpoint, oldest first."""
+    del context
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    scored = [step for step in steps if step in self._scores]
+    scored.sort(key=lambda step: self._scores[step], reverse=True)
+    kept = {*sorted(steps)[-self._newest :], *scored[: self._best]}
+    return [step in kept for step in steps]
