@@ -18,7 +18,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
 from loopjax.eval.batches import ScoringRequest, ScoringWindow, WindowBatch
-from loopjax.kernels.token_loss import token_scores
+from loopjax.losses.token_loss import token_scores
 from loopjax.saved.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.kernels.decode_embed import decode_embed
+from loopjax.loop.decode_embed import decode_embed
 from loopjax.nn import norm
 from loopjax.types import Array, Precision
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from loopjax.kernels.token_loss import token_loss, token_scores
+from loopjax.losses.token_loss import token_loss, token_scores
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -90,7 +90,7 @@ def next_token(
 ) -> tuple[Array, Array]:
   """Next-token cross-entropy and z-loss, weighted by token.
 
-  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
 
   Args:
     hidden: hidden states before unembedding, of all T tokens or only the last
@@ -130,7 +130,7 @@ def next_token_by_loop(
 ) -> Array:
   """Next-token cross-entropy after each loop, in nats.
 
-  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
 
   Args:
     hidden: hidden states before unembedding after each of K loops, [K, B, T,
@@ -177,7 +177,7 @@ def read_out(
 ) -> TokenScores:
   """Losses and predictions of the last S tokens, for evaluation.
 
-  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
 
   Args:
     hidden: hidden states before unembedding, [B, S, D].
