@@ -51,11 +51,11 @@ def main(argv: list[str]) -> int:
   from loopjax import config as config_lib
   from loopjax import train
   from loopjax.analysis import figures
-  from loopjax.commands import compilation, describe, ending, listing
+  from loopjax.commands import describe, ending, listing
   from loopjax.config import presets
-  from loopjax.run import naming, zoo
+  from loopjax.run import naming, user_cache, zoo
 
-  compilation.keep()
+  user_cache.keep_compiled()
   config = command_line.CONFIG.value
   if _LIST.value:
     print(listing.listing())

@@ -23,7 +23,7 @@ from tests_support import CONFIGS, ROOT, load_config, namespace
 
 from loopjax import config as config_lib
 from loopjax import sections, sharding
-from loopjax.config import run_config
+from loopjax.config import settings as settings_lib
 from loopjax.data import TASKS
 from loopjax.models import MODELS
 from loopjax.optim import chain
@@ -121,8 +121,8 @@ RECORDS = {
   "optim": [chain.Config],
   "loop": [LoopOptions],
   "mesh": [sharding.Config],
-  "run": [run_config.Run],
-  "eval": [run_config.Eval],
+  "run": [settings_lib.Run],
+  "eval": [settings_lib.Eval],
 }
 
 

@@ -18,7 +18,7 @@ from absl import flags
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.commands import command_line, text_table
+from loopjax.commands import command_line, document
 from loopjax.errors import UserError
 
 flags.adopt_module_key_flags(command_line)  # So that --help shows them.
@@ -117,7 +117,7 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
   return (
     f"{settings.model_name}, {settings.eval_loops} loops,"
     f" {found[0].parameters / 1e6:,.3f} MB of parameters"
-    f"\n{text_table.aligned(lines, 1)}"
+    f"\n{document.aligned(lines, 1)}"
   )
 
 
@@ -176,7 +176,7 @@ def table_2() -> str:
         f"{(cached + size.parameters) / 1e9:.2f}",
       )
     )
-  return f"{text_table.aligned(lines, 1)}\n\n{SLIPS}"
+  return f"{document.aligned(lines, 1)}\n\n{SLIPS}"
 
 
 if __name__ == "__main__":

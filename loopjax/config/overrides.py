@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from loopjax import sharding
-from loopjax.config import run_config
+from loopjax.config import settings
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
@@ -30,8 +30,8 @@ SECTIONS: Mapping[str, Any] = {
   "optim": chain.Config,
   "loop": LoopOptions,
   "mesh": sharding.Config,
-  "run": run_config.Run,
-  "eval": run_config.Eval,
+  "run": settings.Run,
+  "eval": settings.Eval,
 }
 
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax.commands import text_table
+from loopjax.commands import document
 from loopjax.errors import UserError, writing
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
@@ -71,7 +71,7 @@ def run(options: Options) -> None:
     for task, of in zip(tasks, found, strict=True)
   ]
   print("\n".join(counted), end="\n\n")
-  print(text_table.aligned(_without_empty_columns(_header(), table)))
+  print(document.aligned(_without_empty_columns(_header(), table)))
   for workdir in workdirs[:-1] if options.compare else ():
     print(f"\n{workdir} - {options.compare}: difference, 95 % interval, p")
     rows = []
@@ -82,7 +82,7 @@ def run(options: Options) -> None:
         interval = f"[{by['low']:+.4f}, {by['high']:+.4f}]"
         difference = f"{by['difference']:+.4f}"
         rows.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
-    print(text_table.aligned(rows))
+    print(document.aligned(rows))
 
 
 def _check(options: Options) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import pathlib
 from typing import Any, NamedTuple
 
-from loopjax.data.text import json_lines
+from loopjax.data.text import files as files_lib
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
@@ -96,7 +96,7 @@ def read(
   name = path.name.removesuffix(".gz").removesuffix(".jsonl")
   by_doc: dict[int, list[tuple[int, str, str, Any]]] = {}
   shortened = False
-  for where, row in json_lines.rows(path):
+  for where, row in files_lib.json_lines(path):
     try:
       doc_id, request = row["doc_id"], row["request"]
       if doc_id >= _UNCONDITIONAL:

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
   from loopjax import config as config_lib
   from loopjax import program as program_lib
   from loopjax import sections, sharding
-  from loopjax.fit import measure, quiet, report, suggest, topology
+  from loopjax.fit import measure, report, suggest, topology
   from loopjax.program import teacher as teacher_lib
 
   config = command_line.CONFIG.value
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_num_cpu_devices", where.sizes[0])
   jax.config.update("jax_enable_compilation_cache", False)
   settings = config_lib.resolve(config)
-  with quiet.stderr():
+  with measure.quiet_stderr():
     machine = topology.machine(where, _MEMORY.value)
   if _GENERATE.value:
     return _generation(settings, machine)

@@ -12,7 +12,7 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.commands import text_table
+from loopjax.commands import document
 from loopjax.errors import UserError
 from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
@@ -215,7 +215,7 @@ def table(found: Sequence[Texts]) -> str:
         size(texts.prefill.needed),
       )
     )
-  return text_table.aligned(rows, num_left=0)
+  return document.aligned(rows, num_left=0)
 
 
 def _placed(model: Model, tree: Any) -> Any:

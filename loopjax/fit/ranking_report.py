@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from loopjax.commands import text_table
-from loopjax.fit import rates
+from loopjax.commands import document
+from loopjax.fit import ranking as ranking_lib
 from loopjax.fit.counts import products
-from loopjax.fit.counts.collectives import Traffic
+from loopjax.fit.counts.traffic import Traffic
 from loopjax.fit.ranking import Ranking, Work
 from loopjax.fit.report import size
 
@@ -105,8 +105,8 @@ def record(
   if chip:
     found["rates"] = {
       **chip._asdict(),
-      "compute_share": rates.COMPUTE_SHARE,
-      "bandwidth_share": rates.BANDWIDTH_SHARE,
+      "compute_share": ranking_lib.COMPUTE_SHARE,
+      "bandwidth_share": ranking_lib.BANDWIDTH_SHARE,
     }
     found["utilisation_at_most"] = most_used(ranking, model_flops)
   return found
@@ -154,7 +154,7 @@ def _table(title: str, works: Mapping[str, Work], total: Work) -> str:
         f"{sum(work.flops.values()) / 1e12:.3g}",
       )
     )
-  return text_table.aligned(rows, num_left=1)
+  return document.aligned(rows, num_left=1)
 
 
 def _flops(flops: Mapping[str, float]) -> str:

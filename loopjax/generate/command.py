@@ -2,17 +2,18 @@
 
 import collections
 import dataclasses
+import json
 import pathlib
 import sys
 import time
 from typing import Any, NamedTuple
 
 from loopjax import checks
+from loopjax.data.text import files
 from loopjax.errors import UserError
-from loopjax.generate import chat, prompts, source, text_flags
-from loopjax.generate.costs import Costs
+from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GeneratedToken, GenerationRequest
+from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream, each_text
 from loopjax.run.checkpoints import quantized
 from loopjax.saved.language_model import LanguageModel
@@ -46,7 +47,7 @@ def run(options: Options) -> None:
     writer.check_room(1)
     _talk(writer, options)
   elif options.prompts:
-    writer.write_lines(prompts.read(options.prompts))
+    writer.write_lines(read_prompts(options.prompts))
   else:
     assert options.prompt is not None
     prompt = language_model.tokenizer.encode_prompt(options.prompt)
@@ -137,7 +138,7 @@ class _Writer:
     """Generates the samples of each prompt; prints them as JSON lines.
 
     Args:
-      rows: from `prompts.read`.
+      rows: from `read_prompts`.
     """
     tokenizer, samples = self._language_model.tokenizer, self._text.samples
     requests: list[GenerationRequest] = []
@@ -157,7 +158,7 @@ class _Writer:
         self._first = time.monotonic() - started
         self._at_first = self._costs.tokens
       row, sample = rows[number // samples], number % samples
-      print(prompts.line(row, sample, text), flush=True)
+      print(prompt_line(row, sample, text), flush=True)
     self._seconds += time.monotonic() - started
 
   def _request(self, prompt: tuple[int, ...], number: int) -> GenerationRequest:
@@ -279,3 +280,42 @@ def _check(options: Options) -> None:
     raise UserError(
       f"--samples={options.text.samples} has no effect with --chat"
     )
+
+
+def read_prompts(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines of a file, each an object with a text "prompt".
+
+  Raises:
+    UserError: the file cannot be read, is empty, or a line is something else.
+  """
+  rows = []
+  for where, row in files.json_lines(path):
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(prompt, str):
+      raise UserError(f"{where}: needs a text 'prompt'")
+    try:
+      prompt.encode()
+    except UnicodeEncodeError:
+      raise UserError(f"{where}: its 'prompt' is not valid Unicode") from None
+    rows.append(row)
+  if not rows:
+    raise UserError(f"{path}: contains no prompts")
+  return rows
+
+
+def prompt_line(row: dict[str, Any], sample: int, text: TextStream) -> str:
+  """A line of JSON: what the file has of a prompt, and its text.
+
+  Args:
+    row: the prompt's line.
+    sample: the number of the text among those of its prompt.
+    text: the text.
+  """
+  new = {
+    "sample": sample,
+    "text": text.text,
+    "finish": text.finish,
+    "tokens": text.costs.tokens,
+    "loops": text.costs.loops,
+  }
+  return json.dumps(row | new, ensure_ascii=False)

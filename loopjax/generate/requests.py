@@ -26,7 +26,7 @@ class GenerationRequest:
     draft_loops: number of loops that draft tokens, which all loops then check,
       see `speculation`; 0 for no drafts.
     prefill_loops: number of loops that the prompt is read with, but its last
-      token, see `prefill`; 0 for those of other tokens.
+      token, see `program.read_chunks`; 0 for those of other tokens.
   """
 
   prompt: tuple[int, ...]
@@ -89,3 +89,49 @@ class GeneratedToken(NamedTuple):
   accepted: bool | None = None
   computed: int = 0
   copied: int = 0
+
+
+@dataclasses.dataclass
+class Costs:
+  """What generated tokens cost in loops, and what became of their drafts.
+
+  Attributes:
+    tokens: how many.
+    loops: loops after which they were read out.
+    computed: loops that they took, see `GeneratedToken`.
+    accepted, rejected: tokens with a draft, by what became of it.
+    copied: tokens of prompts that were not read again.
+  """
+
+  tokens: int = 0
+  loops: int = 0
+  computed: int = 0
+  accepted: int = 0
+  rejected: int = 0
+  copied: int = 0
+
+  def add(self, token: GeneratedToken) -> None:
+    """Counts one more token."""
+    self.tokens += 1
+    self.loops += token.loops
+    self.computed += token.computed
+    self.copied += token.copied
+    if token.accepted is not None:
+      self.accepted += token.accepted
+      self.rejected += not token.accepted
+
+  def __iadd__(self, other: "Costs") -> "Costs":
+    for field in dataclasses.fields(self):
+      total = getattr(self, field.name) + getattr(other, field.name)
+      setattr(self, field.name, total)
+    return self
+
+  def of_drafts(self) -> str:
+    """A line on the drafts; "" if there were none."""
+    drafts = self.accepted + self.rejected
+    if not drafts:
+      return ""
+    return (
+      f"drafts: {self.accepted / drafts:.1%} of {drafts} accepted;"
+      f" {self.computed / self.tokens:.3f} loops computed per token"
+    )

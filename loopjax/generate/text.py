@@ -4,9 +4,8 @@ import collections
 from collections.abc import Iterable, Iterator, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GeneratedToken, GenerationRequest
+from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 
 _PROMPT_TOKENS = 4  # Of a prompt that its text is decoded after.
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from loopjax.errors import Parser, one_line_errors
-from loopjax.hub import card, convert, layouts, push
+from loopjax.hub import card, convert, push
 from loopjax.hub import quantize as quantize_lib
 from loopjax.hub import retrofit as retrofit_lib
 from loopjax.run.checkpoints import quantized
@@ -42,7 +42,7 @@ def _parser() -> Parser:
   )
   writes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-  writes.add_argument("--layout", choices=layouts.LAYOUTS, required=True)
+  writes.add_argument("--layout", choices=convert.LAYOUTS, required=True)
   writes.add_argument(
     "--dtype",
     choices=convert.PRECISIONS,

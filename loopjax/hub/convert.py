@@ -8,6 +8,7 @@ original config.json and tokenizer are kept in hub/.
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +21,9 @@ from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.hub import huginn, llama, tokenizer_files, weights
 from loopjax.hub import layout as layout_lib
-from loopjax.hub import layouts, tokenizer_files, weights
+from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import layout as program_layout
 from loopjax.run import provenance
@@ -75,9 +77,9 @@ def read_folder(
   path = folder / "config.json"
   theirs = workdir_lib.read_json(path)
   try:
-    layout = layouts.layout_of(theirs)
-    theirs = layouts.with_defaults(layout, theirs)
-    model = layouts.settings(layout, theirs)
+    layout = layout_of(theirs)
+    theirs = with_defaults(layout, theirs)
+    model = settings_of(layout, theirs)
     vocab_size = layout_lib.need(theirs, "vocab_size", int)
     longest = layout_lib.need(theirs, layout.context, int)
   except UserError as error:
@@ -191,7 +193,7 @@ def export_run(
     raise UserError(f"{folder}: is there already")
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  layout = layouts.LAYOUTS[options.layout]
+  layout = LAYOUTS[options.layout]
   model: Any = settings.model
   if settings.model_name != layout.family:
     raise UserError(
@@ -203,7 +205,7 @@ def export_run(
   if not settings.task.end_token:
     vocab_size -= settings.spec.num_padding_tokens
   try:
-    config = layouts.config(layout, model, vocab_size)
+    config = config_of(layout, model, vocab_size)
   except UserError as error:
     raise UserError(f"{label}: --layout={options.layout}: {error}") from error
   step, params = restore.chosen_params(
@@ -298,3 +300,54 @@ def _end_token(folder: pathlib.Path) -> str:
   if token is None:
     raise UserError(f"{file}: eos_token_id={given!r} is no id of {path}")
   return token
+
+
+# Those without loops are here as starting points (`hub.retrofit`), and because
+# MELT compares with Qwen 3. GPT-2 has learned positions, which no causal family
+# here has.
+LAYOUTS: Mapping[str, Layout] = {
+  **llama.LAYOUTS,
+  "huginn_raven": huginn.LAYOUT,
+}
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout:
+  """The layout that config.json names; raises UserError if there is none."""
+  kind = config.get("model_type")
+  if not isinstance(kind, str) or kind not in LAYOUTS:
+    raise UserError(f"model_type={kind!r} is not one of {', '.join(LAYOUTS)}")
+  return LAYOUTS[kind]
+
+
+def with_defaults(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+  """A config.json with the settings that it lacks."""
+  return {**layout.defaults, **config}
+
+
+def settings_of(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+  """Settings of the layout's family from a config.json.
+
+  Raises:
+    UserError: a setting is missing, or no model here can express it.
+  """
+  for name, value in layout.fixed.items():
+    if config.get(name, value) != value:
+      raise UserError(f"{name}={config[name]!r} is not supported, {value!r} is")
+  return layout.settings(config)
+
+
+def config_of(layout: Layout, model: Any, vocab_size: int) -> dict[str, Any]:
+  """The config.json of a model; UserError if the layout cannot express it.
+
+  Args:
+    layout: the layout.
+    model: config of the layout's family.
+    vocab_size: number of token ids.
+  """
+  names = {of.architecture: name for name, of in LAYOUTS.items()}
+  return {
+    "architectures": [layout.architecture],
+    "model_type": names[layout.architecture],
+    **layout.fixed,
+    **layout.config(model, vocab_size),
+  }

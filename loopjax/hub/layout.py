@@ -1,4 +1,4 @@
-"""What a table of an architecture consists of, see `hub.layouts`."""
+"""What a table of an architecture consists of, see `convert.LAYOUTS`."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -21,8 +21,7 @@ from loopjax.models.every_loop import Record
 from loopjax.nn import attention, block, linear, stack
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import by_example, fold_in
+from loopjax.nn.keys import by_example, dropout, fold_in
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,

@@ -24,8 +24,7 @@ from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, linear, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import fold_in
+from loopjax.nn.keys import dropout, fold_in
 from loopjax.types import (
   PRECISIONS,
   Array,

@@ -7,10 +7,10 @@ import socket
 import sys
 
 from loopjax import checks
-from loopjax.commands import compilation
 from loopjax.errors import Parser, UserError, one_line_errors, writing
 from loopjax.play import load, page
-from loopjax.play.inspector import Inspection
+from loopjax.play.page import Inspection
+from loopjax.run import user_cache
 
 _HOST = "127.0.0.1"
 
@@ -62,7 +62,7 @@ def _play(options: argparse.Namespace) -> None:
     raise UserError(f"--port={options.port} must be from 0 to 65535")
   for prompt in options.prompt:
     checks.unicode("--prompt", prompt)
-  compilation.keep()
+  user_cache.keep_compiled()
   inspector = load.load(options.workdir, options.num_loops, options.checkpoint)
   found = list(map(inspector.inspect, options.prompt))
   levels = inspector.facts["levels"] or [""]

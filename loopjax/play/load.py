@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.play import puzzle, questions, text
-from loopjax.play.inspector import Inspector
+from loopjax.play.page import Inspector
 
 Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Inspector]
 # By the name of a task.

@@ -16,7 +16,7 @@ from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
-from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.saved import trained
 
 TRACES = ("prediction", "confidence")

@@ -16,10 +16,10 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.data.multihop import graph, language, task, words
+from loopjax.data.multihop import chains, language, task, words
 from loopjax.data.multihop.config import Config
 from loopjax.errors import UserError, similar
-from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.saved import trained
 from loopjax.types import Array
 
@@ -141,7 +141,7 @@ def names_of(config: Config) -> list[str]:
 
 
 def parse(
-  config: Config, facts: graph.Graph, names: list[str], question: str
+  config: Config, facts: chains.Graph, names: list[str], question: str
 ) -> Question:
   """A question, and what the facts answer.
 
@@ -212,7 +212,7 @@ def _word(what: int | str) -> str:
 
 def _inspect(
   config: Config,
-  facts: graph.Graph,
+  facts: chains.Graph,
   names: list[str],
   known: Mapping[tuple[int, ...], str],
   forward: Callable[[np.ndarray], Any],

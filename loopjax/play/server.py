@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from loopjax.errors import UserError, one_line
 from loopjax.play import page
-from loopjax.play.inspector import Inspection, Inspector
+from loopjax.play.page import Inspection, Inspector
 
 
 def make(

@@ -26,7 +26,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
-from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.protocols import ExitsEarly, HaltsByMass
 from loopjax.saved import language_model as language_model_lib
 from loopjax.types import Array

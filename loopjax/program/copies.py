@@ -38,7 +38,7 @@ def by_copy(
   # XLA fails on some families where this splits one axis, and it another.
   if not allowed or ways == 1 or ways < math.prod(axes.values()):
     return function
-  # Operation by operation a NaN is looked for, see `divergence.find_nan`; that
+  # Operation by operation a NaN is looked for, see `train.loop.find_nan`; that
   # of a split function would be one operation.
   if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
     return function

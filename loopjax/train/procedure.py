@@ -17,7 +17,7 @@ import ml_collections
 from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.config import run_config
+from loopjax.config import settings as settings_lib
 from loopjax.errors import UserError, local_path
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
@@ -159,7 +159,7 @@ def _admit(
       raise UserError(f"--workdir={workdir} contains no run to evaluate")
     return None
   for name in ("checkpoint", "split"):
-    if getattr(settings.eval, name) != getattr(run_config.Eval(), name):
+    if getattr(settings.eval, name) != getattr(settings_lib.Eval(), name):
       raise UserError(f"eval.{name} has no effect without --mode=eval")
   if settings.plain["model"].get("precision") == "bfloat16_params":
     raise UserError(

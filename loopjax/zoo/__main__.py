@@ -3,11 +3,11 @@
 import pathlib
 import sys
 
-from loopjax.commands import text_table
+from loopjax.commands import document
 from loopjax.errors import Parser, UserError, one_line_errors
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
-from loopjax.zoo.card import COMMANDS
+from loopjax.zoo.entries import COMMANDS
 
 
 @one_line_errors
@@ -76,7 +76,7 @@ def _list() -> str:
         about.partition(". ")[0],
       )
     )
-  return text_table.aligned(lines, num_left=5)
+  return document.aligned(lines, num_left=5)
 
 
 if __name__ == "__main__":

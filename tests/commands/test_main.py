@@ -13,6 +13,7 @@ from tests_support import ROOT, command
 
 from loopjax import errors, train
 from loopjax import main as main_lib
+from loopjax.analysis import figures
 from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import machine
@@ -153,7 +154,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   asked = []
 
-  def run(config, workdir, mode):
+  def run(config, workdir, mode, finish):
+    assert finish is figures.finish
     asked.append((config.task.box_cols, str(workdir), mode))
     return {"status": "preempted", "steps": 600}
 

@@ -12,7 +12,7 @@ from tests_support import ROOT
 
 from loopjax.errors import UserError
 from loopjax.fit import __main__ as fit_main
-from loopjax.fit import ranking, ranking_report, rates
+from loopjax.fit import ranking, ranking_report
 from loopjax.fit.counts import hlo, traffic
 from loopjax.fit.ranking import PARTS, REST
 
@@ -154,16 +154,16 @@ def test_products_in_loops_of_a_real_program(precision, dtype, expected):
 
 
 def test_a_kernel_takes_as_long_as_the_slowest_of_its_parts():
-  chip = rates.RATES["h200"]
+  chip = ranking.RATES["h200"]
   flops = {"bf16": 1e12, "f32": 1e9}
   compute = (1e12 / 989.4e12 + 1e9 / 66.9e12) / 0.8
   launch = 2e-6
-  assert rates.seconds(chip, flops, 1e6, 0) == pytest.approx(compute + launch)
+  assert ranking.seconds(chip, flops, 1e6, 0) == pytest.approx(compute + launch)
   memory = 1e12 / (0.9 * 4.8e12)
-  assert rates.seconds(chip, flops, 1e12, 0) == pytest.approx(memory + launch)
+  assert ranking.seconds(chip, flops, 1e12, 0) == pytest.approx(memory + launch)
   network = 1e12 / (0.9 * 450e9)
-  assert rates.seconds(chip, {}, 1e9, 1e12) == pytest.approx(network + launch)
-  assert rates.seconds(rates.RATES["v5e"], {}, 0, 0) == 0
+  assert ranking.seconds(chip, {}, 1e9, 1e12) == pytest.approx(network + launch)
+  assert ranking.seconds(ranking.RATES["v5e"], {}, 0, 0) == 0
 
 
 def test_a_call_of_several_steps_is_shared_by_them():

@@ -14,9 +14,8 @@ from generate_examples import PROMPTS, engine_of, ids, requests, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
-from loopjax.generate.costs import Costs
 from loopjax.generate.programs import sizes
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.requests import Costs, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 

@@ -21,7 +21,7 @@ from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, layouts, weights
+from loopjax.hub import convert, weights
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, recurrent
 from loopjax.optim import parameters
@@ -31,19 +31,19 @@ from loopjax.saved import language_model
 from loopjax.types import PRECISIONS, TaskSpec
 
 SPEC = TaskSpec(31, 9, tuple((i,) for i in range(9)))
-NAMES = tuple(layouts.LAYOUTS)
+NAMES = tuple(convert.LAYOUTS)
 RECURRENT = ("huginn_raven",)
 
 
 def config_of(name, **changes):
   stored = json.loads(str(examples.oracle(name)["config"]))
-  layout = layouts.LAYOUTS[name]
-  settings = layouts.settings(layout, stored)
+  layout = convert.LAYOUTS[name]
+  settings = convert.settings_of(layout, stored)
   return MODELS[layout.family].Config(**{**settings, **changes})
 
 
 def family_of(name):
-  return MODELS[layouts.LAYOUTS[name].family]
+  return MODELS[convert.LAYOUTS[name].family]
 
 
 def abstract(config, mesh=None, min_split_size=1):
@@ -68,7 +68,7 @@ def read(folder, name="ouro", **changes):
   config = config_of(name, **changes)
   graphdef, shapes = abstract(config)
   head_width = config.block_shape().head_width
-  layout = layouts.LAYOUTS[name]
+  layout = convert.LAYOUTS[name]
   return graphdef, weights.read(folder, layout, shapes, head_width)
 
 
@@ -189,14 +189,14 @@ def test_huginn_is_the_preset_of_its_paper():
       "out_proj": 0.0005356869554443541, "std": 0.008703882797784892,
     },
   }  # fmt: skip
-  layout = layouts.LAYOUTS["huginn_raven"]
-  settings = layouts.settings(layout, theirs)
+  layout = convert.LAYOUTS["huginn_raven"]
+  settings = convert.settings_of(layout, theirs)
   preset = load_config("lm_recurrent", "paper").model.to_dict()
   for name, value in settings.items():
     if name not in ("mlp", "num_key_value_heads", "tied"):
       assert value == pytest.approx(preset[name], rel=1e-3), name
   model = recurrent.Config(**settings)
-  written = layouts.config(layout, model, 31)
+  written = convert.config_of(layout, model, 31)
   assert {name: written[name] for name in written if name in theirs} == {
     name: pytest.approx(value) if name == "init_values" else value
     for name, value in theirs.items()
@@ -208,9 +208,9 @@ def test_nanbeige_has_one_norm_after_all_loops_if_it_says_so(tmp_path):
   oracle = examples.oracle("nanbeige")
   once = {"skip_loop_final_norm": True, "num_loops": 3}
   folder = examples.make_folder(tmp_path / "hub", "nanbeige", config=once)
-  layout = layouts.LAYOUTS["nanbeige"]
+  layout = convert.LAYOUTS["nanbeige"]
   theirs = json.loads((folder / "config.json").read_text())
-  settings = layouts.settings(layout, theirs)
+  settings = convert.settings_of(layout, theirs)
   graphdef, params = read(folder, "nanbeige", **settings)
 
   def run(params):
@@ -218,7 +218,7 @@ def test_nanbeige_has_one_norm_after_all_loops_if_it_says_so(tmp_path):
 
   expected = oracle["once/logits"][2]
   np.testing.assert_allclose(jax.jit(run)(params), expected, atol=1e-5, rtol=0)
-  written = layouts.config(layout, looped.Config(**settings), 31)
+  written = convert.config_of(layout, looped.Config(**settings), 31)
   assert {name: written[name] for name in once} == once
 
 
@@ -228,7 +228,7 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   """In one file and in several, whose index is read again."""
   tensors = examples.tensors_of(name)
   _, params = read(examples.make_folder(tmp_path / "hub", name, parts=3), name)
-  layout, out = layouts.LAYOUTS[name], tmp_path / "out"
+  layout, out = convert.LAYOUTS[name], tmp_path / "out"
   out.mkdir()
   model = config_of(name)
   constants = layout.constants(model, 64)
@@ -273,7 +273,7 @@ def test_bfloat16_is_kept_and_widened_exactly(tmp_path):
     assert jnp.array_equal(one, other.astype(jnp.float32))
   out = tmp_path / "out"
   out.mkdir()
-  weights.write(out, layouts.LAYOUTS["ouro"], wide, 4, "BF16", 10**9)
+  weights.write(out, convert.LAYOUTS["ouro"], wide, 4, "BF16", 10**9)
   for name, value in load_file(out / "model.safetensors").items():
     assert np.array_equal(value, narrow[name]), name
 
@@ -285,7 +285,7 @@ def test_each_device_reads_its_part(tmp_path):
   )
   config = config_of("ouro")
   _, shapes = abstract(config, mesh, min_split_size=64)
-  found = weights.read(folder, layouts.LAYOUTS["ouro"], shapes, 4)
+  found = weights.read(folder, convert.LAYOUTS["ouro"], shapes, 4)
   _, whole = read(folder)
   kernel = found["layers"]["mlp"]["gate"]["kernel"]
   assert kernel.addressable_shards[0].data.shape == (2, 8, 22)
@@ -348,14 +348,14 @@ def test_a_tied_table_may_be_there_twice(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_is_read_as_it_was_written(name):
   """With heads that are not width / heads wide, and turns of their own."""
-  layout = layouts.LAYOUTS[name]
+  layout = convert.LAYOUTS[name]
   changes = [{"rope_base": 12_345.0}, {"norm_epsilon": 3e-6}]
   if name not in RECURRENT:
     changes.append({"head_width": 12})
   for change in changes:
     model = config_of(name, **change)
-    written = layouts.config(layout, model, 31)
-    again = type(model)(**layouts.settings(layout, written))
+    written = convert.config_of(layout, model, 31)
+    again = type(model)(**convert.settings_of(layout, written))
     assert {key: getattr(again, key) for key in change} == change
     shapes = [config.block_shape() for config in (again, model)]
     assert shapes[0].head_width == shapes[1].head_width
@@ -507,10 +507,10 @@ def test_settings_that_are_not_ours_are_one_line(
   ],
 )
 def test_variants_of_an_architecture_are_refused(name, config, message):
-  layout = layouts.LAYOUTS[name]
+  layout = convert.LAYOUTS[name]
   theirs = json.loads(str(examples.oracle(name)["config"]))
   with pytest.raises(UserError, match=message):
-    layouts.settings(layout, {**theirs, **config})
+    convert.settings_of(layout, {**theirs, **config})
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -523,11 +523,11 @@ def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
 
 def test_a_window_that_config_json_leaves_out_is_refused():
   """Mistral's default is one of 4,096 tokens."""
-  layout = layouts.LAYOUTS["mistral"]
+  layout = convert.LAYOUTS["mistral"]
   theirs = json.loads(str(examples.oracle("mistral")["config"]))
   del theirs["sliding_window"]
   with pytest.raises(UserError, match="sliding_window=4096 is not supported"):
-    layouts.settings(layout, layouts.with_defaults(layout, theirs))
+    convert.settings_of(layout, convert.with_defaults(layout, theirs))
 
 
 @pytest.mark.parametrize(("files", "end"), [
@@ -720,7 +720,7 @@ def test_what_has_no_layout_is_one_line(arg, message, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_is_a_parameter(name):
   _, shapes = abstract(config_of(name, tied=False))
-  rows = {row.ours for row in layouts.LAYOUTS[name].rows}
+  rows = {row.ours for row in convert.LAYOUTS[name].rows}
   assert rows == {
     jax.tree_util.keystr(path, simple=True, separator="/")
     for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
@@ -731,7 +731,7 @@ def test_every_row_is_a_parameter(name):
 def test_tensors_of_the_published_models(layers, count):
   config = config_of("ouro", num_layers=layers)
   _, shapes = abstract(config)
-  parts = weights._parts(layouts.LAYOUTS["ouro"], shapes, 4)
+  parts = weights._parts(convert.LAYOUTS["ouro"], shapes, 4)
   names = [name for part in parts for name in part.names()]
   assert len(set(names)) == len(names) == count == 11 * layers + 5
   assert PRECISIONS["bfloat16_params"].params == jnp.bfloat16
@@ -739,10 +739,10 @@ def test_tensors_of_the_published_models(layers, count):
 
 def test_huginns_random_state_comes_along():
   """Its code draws it with `std` times the scale of embeddings."""
-  layout = layouts.LAYOUTS["huginn_raven"]
-  theirs = json.loads(json.dumps(layouts.config(
+  layout = convert.LAYOUTS["huginn_raven"]
+  theirs = json.loads(json.dumps(convert.config_of(
     layout, config_of("huginn_raven", state_std=0.3, input_scale=4.0), 128
   )))  # fmt: skip
   assert theirs["init_values"]["std"] == pytest.approx(0.3 / 4.0)
-  got = layouts.settings(layout, theirs)
+  got = convert.settings_of(layout, theirs)
   assert got["state_std"] == pytest.approx(0.3)

@@ -18,7 +18,7 @@ from loopjax.generate import chat, source
 from loopjax.generate import text as text_lib
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.hub import convert, layouts, tokenizer_files
+from loopjax.hub import convert, tokenizer_files
 from loopjax.saved import language_model
 
 STORED = examples.stored()
@@ -220,10 +220,10 @@ def test_chats_are_those_of_transformers(name, tmp_path):
 def test_configs_are_read_as_transformers_reads_them(number):
   """Rotations under two names, and fields that are missing."""
   kind, given = examples.CONFIGS[number]
-  layout = layouts.LAYOUTS[kind]
+  layout = convert.LAYOUTS[kind]
   theirs = EXPECTED["configs"][number]
-  whole = layouts.with_defaults(layout, {"model_type": kind, **given})
-  ours = layouts.settings(layout, whole)
+  whole = convert.with_defaults(layout, {"model_type": kind, **given})
+  ours = convert.settings_of(layout, whole)
   rope = theirs.pop("rope_parameters")
   rope = rope.get("full_attention", rope)
   assert ours["rope_base"] == rope["rope_theta"]

@@ -12,7 +12,7 @@ from tests_support import ROOT, load_config
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
-from loopjax.report import comparison, grouping, keep, page
+from loopjax.report import grouping, keep, page, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance
@@ -186,10 +186,10 @@ def test_a_search_by_loss_chooses_the_lowest():
     )
     for value in (3.0, 2.0)
   ]  # fmt: skip
-  table, _ = comparison.table(sweep, groups, None, ())
+  table, _ = tables.comparison_table(sweep, groups, None, ())
   assert [row[1].text for row in table.rows] == ["3.0", "2.0, chosen"]
   for alone in ("x.y",), None:  # Nothing to choose among; nothing chosen.
-    table, _ = comparison.table(sweep, groups, None, alone)
+    table, _ = tables.comparison_table(sweep, groups, None, alone)
     assert [row[1].text for row in table.rows] == ["3.0", "2.0"]
 
 

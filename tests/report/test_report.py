@@ -14,11 +14,10 @@ from tests_support import load_config, namespace
 from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import grouping, page, plots
+from loopjax.report import grouping, page, plots, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import settings as settings_lib
-from loopjax.report import words as words_lib
 from loopjax.report.papers import (
   PAPERS,
   adaptive,
@@ -883,6 +882,6 @@ def test_the_command_prints_its_files(workdir, capsys):
 
 def test_times_are_readable():
   seconds = [3, 119, 600, 7200]
-  assert [words_lib.duration(s).replace("\u00a0", " ") for s in seconds] == [
+  assert [tables.duration(s).replace("\u00a0", " ") for s in seconds] == [
     "3 s", "119 s", "10 min", "2.0 h",
   ]  # fmt: skip

@@ -24,7 +24,6 @@ from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import __main__ as sweep_main
-from loopjax.sweep import child
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner as runner_lib
 
@@ -87,7 +86,7 @@ def items():
 
 def start(monkeypatch, items, tmp_path, fail=None, **options):
   runner = Runner(items, fail)
-  monkeypatch.setattr(child, "run_command", runner)
+  monkeypatch.setattr(runner_lib, "run_command", runner)
   failed, status = runner_lib.run_items(
     items, tmp_path, ["--config=c.py:smoke"], **options
   )
@@ -264,9 +263,15 @@ def test_limit_counts_what_is_started(monkeypatch, items, tmp_path):
 def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
   log = tmp_path / "x.log"
   script = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
-  command, stop = [sys.executable, "-c", script], child.StopRequest()
-  assert child.run_command([*command, "first", "2"], log, stop) == (2, "first")
-  assert child.run_command([sys.executable, "-c", ""], log, stop) == (0, "")
+  command, stop = [sys.executable, "-c", script], runner_lib.StopRequest()
+  assert runner_lib.run_command([*command, "first", "2"], log, stop) == (
+    2,
+    "first",
+  )
+  assert runner_lib.run_command([sys.executable, "-c", ""], log, stop) == (
+    0,
+    "",
+  )
   assert log.read_text() == "first\n"
 
 
@@ -290,27 +295,27 @@ sys.exit(4)
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_what_stops_the_sweep_lets_the_run_save(tmp_path, which):
   before = signal.getsignal(signal.Signals[which])
-  stop, log = child.StopRequest(), tmp_path / "x.log"
+  stop, log = runner_lib.StopRequest(), tmp_path / "x.log"
   command = [sys.executable, "-c", SAVES, str(int(signal.Signals[which]))]
   with stop.listening():
-    assert child.run_command(command, log, stop) == (4, "saved")
+    assert runner_lib.run_command(command, log, stop) == (4, "saved")
   assert stop.received
   assert signal.getsignal(signal.Signals[which]) == before
 
 
 def test_a_signal_between_two_runs_is_not_lost(tmp_path):
-  stop, log = child.StopRequest(), tmp_path / "x.log"
+  stop, log = runner_lib.StopRequest(), tmp_path / "x.log"
   with stop.listening():
     os.kill(os.getpid(), signal.SIGTERM)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    status, _ = child.run_command(command, log, stop)
+    status, _ = runner_lib.run_command(command, log, stop)
   assert status == -signal.SIGTERM
 
 
 def test_a_signal_that_is_ignored_stays_so():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
-    with child.StopRequest().listening():
+    with runner_lib.StopRequest().listening():
       assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
   finally:
     signal.signal(signal.SIGHUP, before)
@@ -323,7 +328,7 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
     stop.received = True
     return -signal.SIGTERM, ""
 
-  monkeypatch.setattr(child, "run_command", run)
+  monkeypatch.setattr(runner_lib, "run_command", run)
   assert runner_lib.run_items(items, tmp_path, ["--config=c.py"]) == ({}, 4)
 
 
@@ -407,7 +412,7 @@ def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):
   runner = Runner(
     depth, {depth[int(index)].slug: end for index, end in statuses.items()}
   )
-  monkeypatch.setattr(child, "run_command", runner)
+  monkeypatch.setattr(runner_lib, "run_command", runner)
   assert [
     sweep_depth(f"--workdir={tmp_path}", f"--item={index}")
     for index in range(3)
@@ -460,7 +465,7 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
     commands.append(command)
     return 1, ""
 
-  monkeypatch.setattr(child, "run_command", run)
+  monkeypatch.setattr(runner_lib, "run_command", run)
   for config in ("--config=c.py", "--config=c.py:smoke"):
     runner_lib.run_items(items, tmp_path, [config])
   assert commands[0][3:5] == [

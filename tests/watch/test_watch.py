@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from loopjax.watch import __main__ as command
-from loopjax.watch import frame, plots, runs
+from loopjax.watch import frame, runs
 
 NOW = 1_000_000.0
 
@@ -143,27 +143,27 @@ def test_a_run_that_has_written_nothing_is_starting(tmp_path):
 def test_lines_are_dots_from_corner_to_corner():
   up = runs.Line("up", np.array([0, 10]), np.array([1.0, 5.0]))
   down = runs.Line("down", np.array([0, 10]), np.array([5.0, 1.0]))
-  within = plots.limits([up])
+  within = frame.limits([up])
   assert within == (0, 10, 1, 5)
-  cells, colors = plots.draw([up], 2, 1, within)
+  cells, colors = frame.draw([up], 2, 1, within)
   # Four dots across, four down: one in each row and column.
   assert cells.tolist() == [[0x40 | 0x20, 0x02 | 0x08]]
   assert colors.tolist() == [[0, 0]]
-  cells, colors = plots.draw([up, down], 2, 1, within)
-  both = plots.draw([down], 2, 1, within)[0] | plots.draw([up], 2, 1, within)[0]
+  cells, colors = frame.draw([up, down], 2, 1, within)
+  both = frame.draw([down], 2, 1, within)[0] | frame.draw([up], 2, 1, within)[0]
   assert np.array_equal(cells, both)
   assert (colors == 1).all()
 
 
 def test_points_are_joined_and_what_is_outside_is_at_the_edge():
   line = runs.Line("far", np.array([0, 1]), np.array([0.0, 100.0]))
-  cells, _ = plots.draw([line], 3, 3, plots.Limits(0, 1, 0, 1))
+  cells, _ = frame.draw([line], 3, 3, frame.Limits(0, 1, 0, 1))
   assert (cells != 0).any(axis=1).all()  # In every row of characters.
 
 
 def test_a_constant_is_in_the_middle():
   line = runs.Line("flat", np.array([5]), np.array([2.0]))
-  assert plots.limits([line]) == (5, 6, 1.5, 2.5)
+  assert frame.limits([line]) == (5, 6, 1.5, 2.5)
 
 
 def printed(found, width):

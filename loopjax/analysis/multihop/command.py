@@ -14,10 +14,10 @@ from loopjax.analysis.multihop import (
   questions,
   readings,
   rows,
-  runs,
   tables,
 )
 from loopjax.data.multihop import task
+from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError, writing
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
@@ -63,15 +63,13 @@ def analyse(
   Raises:
     UserError: no such run, or no such loop or position.
   """
-  settings = runs.read_settings(workdir)
+  settings = read_settings(workdir)
   _check(settings, num_examples, loop, position)
   run = trained.read(workdir)
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  question_set = questions.gather(
-    runs.task_config(settings), dataset, num_examples
-  )
+  question_set = questions.gather(task_config(settings), dataset, num_examples)
   _make(output)
   print(
     f"{workdir}: {settings.model_name}, step {run.step},"
@@ -119,7 +117,7 @@ def _check(
       raise UserError(
         f"--{flag}={value} has no effect on {settings.model_name}: {reason}"
       )
-  config = runs.task_config(settings)
+  config = task_config(settings)
   last = min(settings.eval_loops, config.max_hops) - 1
   if loop is not None and not 1 <= loop <= last:
     raise UserError(
@@ -159,7 +157,7 @@ def _edit(
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
   """Interventions and patching: (rows, a line for each skipped analysis)."""
-  config = runs.task_config(run.settings)
+  config = task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
   for place in interventions.places(
@@ -218,3 +216,32 @@ def _write(
     *figures.draw_role_exposure(found, output),
   ]
   print("", *notes, "", path, *pictures, sep="\n")
+
+
+# Per-loop traces that a family must have.
+_TRACES = ("hidden", "prediction")
+
+
+def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
+  """The settings of a run.
+
+  Raises:
+    UserError: there is no run, or it is of another task or of a family without
+      the necessary traces.
+  """
+  settings = config_lib.of_run(workdir, str(workdir))
+  if not isinstance(settings.task, task_lib.Config):
+    task = settings.plain["task"]["name"]
+    raise UserError(f"{workdir}: task.name={task!r} is not 'multihop'")
+  if unseen := set(_TRACES).difference(settings.family.TRACES):
+    raise UserError(
+      f"{workdir}: model.name={settings.model_name!r} does not show the"
+      f" {', '.join(sorted(unseen))} of every loop"
+    )
+  return settings
+
+
+def task_config(settings: config_lib.Settings) -> task_lib.Config:
+  """The task section of settings that `read_settings` has checked."""
+  assert isinstance(settings.task, task_lib.Config)
+  return settings.task

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from loopjax.analysis.multihop import edits, interventions, rows
-from loopjax.commands import text_table
+from loopjax.commands import document
 
 _COSINES = (
   "cosine",
@@ -203,5 +203,5 @@ def _table(title: str, header: Sequence[str], lines) -> str:
   """Aligned columns under a title; "" if there are no lines."""
   if not lines:
     return ""
-  table = text_table.aligned([list(header), *lines])
+  table = document.aligned([list(header), *lines])
   return f"{title}\n{textwrap.indent(table, '  ')}"

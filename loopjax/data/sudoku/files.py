@@ -20,8 +20,8 @@ import tqdm
 from loopjax import checks
 from loopjax.data import hub
 from loopjax.data.sudoku import rows as rows_lib
+from loopjax.data.sudoku.bank import Puzzles, pack
 from loopjax.data.sudoku.board import Board
-from loopjax.data.sudoku.puzzles import Puzzles, pack
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, files, symmetry
-from loopjax.data.sudoku import puzzles as puzzles_lib
 from loopjax.data.sudoku.config import TEST_SHARE, Config
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -89,7 +88,7 @@ def make_dataset(
 
   def boards_of(examples):
     givens, answers = puzzles.givens[examples], puzzles.answers[examples]
-    return puzzles_lib.unpack(board, givens, answers)
+    return bank.unpack(board, givens, answers)
 
   def make_training(examples, positions):
     questions, answers = boards_of(chosen[examples])
@@ -169,7 +168,7 @@ def _encoded(
   }
 
 
-def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
+def _puzzles(config: Config, split: str) -> bank.Puzzles:
   """The puzzles that a split is part of: from a file, or the packaged ones."""
   if not config.train_csv:
     return bank.load_bank(config.board)
@@ -181,9 +180,7 @@ def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
   )
 
 
-def _chosen(
-  config: Config, split: str, puzzles: puzzles_lib.Puzzles
-) -> np.ndarray:
+def _chosen(config: Config, split: str, puzzles: bank.Puzzles) -> np.ndarray:
   """Which of the puzzles are in the split, int64, ascending."""
   if config.train_csv and split == "test":
     return np.arange(len(puzzles.ratings))

@@ -8,7 +8,9 @@ import codecs
 import glob
 import gzip
 import io
+import json
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Iterator
@@ -254,3 +256,24 @@ def kind_of(path: str) -> str:
   if name.endswith((".jsonl", ".ndjson", ".json")):
     return "jsonl"
   return "parquet" if name.endswith(".parquet") else "text"
+
+
+def json_lines(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+  """Yields ("file:line", JSON value) for every non-empty line.
+
+  Raises:
+    UserError: the file cannot be read, or a line is not JSON.
+  """
+  for chunk in read(str(path), ()):
+    lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
+    if chunk.kind != "jsonl":
+      raise UserError(
+        f"{path}: a file of JSON lines is named .jsonl, .jsonl.gz"
+      )
+    for number, line in enumerate(lines, chunk.first):
+      if not line.strip():
+        continue
+      try:
+        yield f"{path}:{number}", json.loads(line)
+      except ValueError:
+        raise UserError(f"{path}:{number}: is not valid JSON") from None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.data import hashing
+from loopjax.data import pipeline
 from loopjax.data.text import corpus as corpora
 from loopjax.data.text import documents, files, parallel, preparation
 from loopjax.errors import UserError
@@ -186,7 +186,7 @@ def hash_runs(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
   sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])
   inverse = pow(_BASE, -1, 2**64)
   hashes = (sums[ends] - sums[starts]) * _powers(inverse, len(data))[starts]
-  return hashing.splitmix64(hashes), text[within]
+  return pipeline.splitmix64(hashes), text[within]
 
 
 @functools.lru_cache(maxsize=4)

@@ -20,9 +20,8 @@ from loopjax.eval.answers import file, scores
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import chat, source, text_flags
-from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.requests import Costs, GenerationRequest
 from loopjax.generate.text import TextStream
 from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib

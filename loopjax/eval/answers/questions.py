@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from loopjax.data.text import json_lines
+from loopjax.data.text import files as files_lib
 from loopjax.errors import UserError
 
 # Names that published files give the question.
@@ -43,7 +43,7 @@ def read(path: Path, limit: int = 0) -> list[Question]:
     UserError: the file cannot be read, or a line is no question.
   """
   questions: list[Question] = []
-  for where, row in json_lines.rows(path):
+  for where, row in files_lib.json_lines(path):
     if limit and len(questions) == limit:
       break
     given = row if isinstance(row, dict) else {}

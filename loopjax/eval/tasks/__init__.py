@@ -9,7 +9,7 @@ import math
 import pathlib
 from typing import Any
 
-from loopjax.data.text import json_lines as json_lines_lib
+from loopjax.data.text import files
 from loopjax.errors import UserError
 from loopjax.eval import requests
 
@@ -53,9 +53,7 @@ def request_file(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
 
 def json_lines(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
   """Objects of a file of JSON lines."""
-  return _documents(
-    [row for _, row in json_lines_lib.rows(_path(file, folder))]
-  )
+  return _documents([row for _, row in files.json_lines(_path(file, folder))])
 
 
 def choice_scores(

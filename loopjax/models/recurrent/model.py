@@ -19,8 +19,7 @@ from loopjax.models import causal, every_loop
 from loopjax.models.recurrent.config import Config
 from loopjax.nn import norm, stack
 from loopjax.nn.attention.parts import PartsCache
-from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import fold_in, normal_by_token
+from loopjax.nn.keys import dropout, fold_in, normal_by_token
 from loopjax.types import (
   PRECISIONS,
   Array,

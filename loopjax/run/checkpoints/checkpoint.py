@@ -15,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import processes, quiet
+from loopjax.run import processes
 from loopjax.run.checkpoints import integrity, restore
 
 
@@ -47,7 +47,7 @@ class Checkpoints:
       keep_best: number of checkpoints with the highest scores to keep as well.
       scores: the scores known so far, by step.
     """
-    quiet.orbax()
+    restore.quiet_orbax()
     self.directory = workdir / restore.DIRECTORY
     self.scores: dict[int, float] = dict(scores or {})
     if jax.process_index() == 0:

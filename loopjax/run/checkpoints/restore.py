@@ -10,6 +10,7 @@ is called by all processes.
 
 import itertools
 import json
+import logging
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import processes, quiet, zoo
+from loopjax.run import processes, zoo
 from loopjax.run.checkpoints import integrity
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
@@ -219,7 +220,7 @@ def _read(
   Uses Orbax's handler without a manager, which would wait for processes that
   failed to read.
   """
-  quiet.orbax()
+  quiet_orbax()
   arguments = ocp.args.PyTreeRestore(
     abstract,
     restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
@@ -269,3 +270,18 @@ def _intact(read: Callable[[], Any]) -> Any:
   if problem := processes.gather_messages(problem):
     raise DamagedCheckpointError(problem)
   return value
+
+
+def quiet_orbax() -> None:
+  """Drops the messages of Orbax and of the event loops that it starts.
+
+  It logs every step of a save, and repeats whatever it raises. Other messages
+  pass.
+  """
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_is_of_others)
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+  text = logging.Formatter().format(record)  # With the traceback, if any.
+  return "orbax" not in record.pathname and "orbax" not in text

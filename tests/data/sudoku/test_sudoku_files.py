@@ -13,7 +13,6 @@ import pytest
 from loopjax import errors
 from loopjax.data.sudoku import bank, files
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import puzzles as puzzles_lib
 
 BOARD = board_lib.Board(2, 2)
 HEADER = "source,question,answer,rating\n"
@@ -51,7 +50,7 @@ def fails(path, *parts, **options):
 
 
 def boards(puzzles, board=BOARD):
-  return puzzles_lib.unpack(board, puzzles.givens, puzzles.answers)
+  return bank.unpack(board, puzzles.givens, puzzles.answers)
 
 
 def test_reads_plain_and_gzip_whatever_the_name(write):
