@@ -11,6 +11,7 @@ that the read-out would use (the same if every loop ends in a norm), `table`
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,27 @@ from loopjax.loop.decode_embed import decode_embed
 from loopjax.nn import norm
 from loopjax.types import Array, Precision
 
-GRADIENTS = ("full", "stop", "straight_through")
+Decode = Callable[[int], Array]  # From top_k to Phi.
+
+
+def _full(decode: Decode, top_k: int) -> Array:
+  return decode(top_k)
+
+
+def _stop(decode: Decode, top_k: int) -> Array:
+  return jax.lax.stop_gradient(decode(top_k))
+
+
+def _straight_through(decode: Decode, top_k: int) -> Array:
+  decoded, hard = decode(top_k), jax.lax.stop_gradient(decode(1))
+  return hard + (decoded - jax.lax.stop_gradient(decoded))
+
+
+GRADIENTS: Mapping[str, Callable[[Decode, int], Array]] = {
+  "full": _full,
+  "stop": _stop,
+  "straight_through": _straight_through,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +78,9 @@ class SoftDecoder:
     Returns:
       f32 [..., D].
     """
-    decoded = self._decode(hidden, table, head, self.top_k)
-    if self.gradient == "stop":
-      return jax.lax.stop_gradient(decoded)
-    if self.gradient == "straight_through":
-      hard = jax.lax.stop_gradient(self._decode(hidden, table, head, 1))
-      return hard + (decoded - jax.lax.stop_gradient(decoded))
-    return decoded
+    return GRADIENTS[self.gradient](
+      lambda top_k: self._decode(hidden, table, head, top_k), self.top_k
+    )
 
   def _decode(self, hidden, table, head, top_k: int) -> Array:
     compute = self.precision.compute

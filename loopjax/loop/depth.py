@@ -11,7 +11,7 @@ distribution).
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -22,7 +22,6 @@ from loopjax.errors import UserError
 from loopjax.types import Array, Metrics
 
 Carry = TypeVar("Carry")
-KINDS = ("fixed", "poisson", "poisson_lognormal", "uniform", "learned")
 _NODES = 64  # Of the integral over rates, Gauss-Hermite.
 _TAIL = 1e-9  # Probability that is cut off where there is no maximum.
 
@@ -43,32 +42,59 @@ def probabilities(
     sigma: standard deviation of log(rate).
     max_loops: larger depths become this one; 0 for no maximum.
   """
-  if kind == "fixed":
-    found = np.eye(round(mean))[-1]
-  elif kind == "uniform":
-    found = np.ones(round(2 * mean) - 1)
-  else:
-    rates, weights = np.array([mean]), np.ones(1)
-    if kind != "poisson":
-      assert kind in ("poisson_lognormal", "learned"), kind
-      nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-      rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
-      weights = weights / weights.sum()
-    num = 64
-    while (found := weights @ _poisson(rates, num)).sum() < 1 - _TAIL:
-      if max_loops and num > max_loops:  # The rest, however far, is there.
-        found[-1] += 1 - found.sum()
-        break
-      num *= 2
-    found = found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
-    if kind == "poisson":  # No loop at all becomes one.
-      found = np.append(found[0] + found[1], found[2:])
+  found = DEPTHS[kind](mean, sigma, max_loops)
   if max_loops and len(found) > max_loops:
     found = np.append(found[: max_loops - 1], found[max_loops - 1 :].sum())
   return found / found.sum()
 
 
-def _poisson(rates: np.ndarray, num: int) -> np.ndarray:
+def _fixed(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  del sigma, max_loops
+  return np.eye(round(mean))[-1]
+
+
+def _uniform(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  del sigma, max_loops
+  return np.ones(round(2 * mean) - 1)
+
+
+def _poisson(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  del sigma
+  found = _mixture(np.array([mean]), np.ones(1), max_loops)
+  # No loop at all becomes one.
+  return np.append(found[0] + found[1], found[2:])
+
+
+def _poisson_lognormal(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+  rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
+  return _mixture(rates, weights / weights.sum(), max_loops)
+
+
+# What `probabilities` normalises, from its mean, sigma and max_loops.
+DEPTHS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {
+  "fixed": _fixed,
+  "poisson": _poisson,
+  "poisson_lognormal": _poisson_lognormal,
+  "uniform": _uniform,
+  "learned": _poisson_lognormal,
+}
+
+
+def _mixture(
+  rates: np.ndarray, weights: np.ndarray, max_loops: int
+) -> np.ndarray:
+  """A mixture of Poisson distributions, cut where almost nothing is left."""
+  num = 64
+  while (found := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
+    if max_loops and num > max_loops:  # The rest, however far, is there.
+      found[-1] += 1 - found.sum()
+      break
+    num *= 2
+  return found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
+
+
+def _counts(rates: np.ndarray, num: int) -> np.ndarray:
   """Poisson probabilities of 0 to num - 1, [rates, num]."""
   counts = np.arange(num)
   log_factorials = np.array([math.lgamma(n + 1) for n in counts])

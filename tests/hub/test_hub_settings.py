@@ -74,7 +74,7 @@ NOT_EXPORTED = {
 WORDS = {
   "mlp": ("gelu", "swiglu"), "loop_norm": ("per_loop", "final_only"),
   "exit_gate": ("none", "joint", "alone", "unused"),
-  "norm_order": recurrent.NORM_ORDERS, "injection": injection.KINDS,
+  "norm_order": recurrent.NORM_ORDERS, "injection": tuple(injection.INJECTIONS),
   "exit_norm": recurrent.EXIT_NORMS, "state": recurrent.STATES,
   "update": recurrent.UPDATES, "rope_scaling": ((8.0, 1.0, 4.0, 16.0),),
 }  # fmt: skip

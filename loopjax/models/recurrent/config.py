@@ -102,11 +102,11 @@ class Config(stack.StackConfig):
       "model",
       self,
       norm_order=NORM_ORDERS,
-      injection=injection.KINDS,
+      injection=injection.INJECTIONS,
       exit_norm=EXIT_NORMS,
       state=STATES,
       update=UPDATES,
-      depth=depth_lib.KINDS,
+      depth=depth_lib.DEPTHS,
       depth_per=("step", "row"),
     )
     checks.at_least(
@@ -177,12 +177,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   layer = block.flops(shape, tokens)
   once = (config.num_prelude + config.num_coda) * layer
   once += 2 * tokens * config.width * spec.vocab_size
-  enters, loop = 0, config.num_layers * layer
-  if config.injection == "linear":
-    loop += 4 * tokens * config.width**2
-  elif config.injection in ("diagonal", "orthogonal"):
-    enters = 2 * tokens * config.width**2
-    loop += enters
+  products = injection.INJECTIONS[config.injection].num_products
+  loop = config.num_layers * layer + 2 * products * tokens * config.width**2
   chances = config.depths()
   all_loops = depth_lib.expected(chances)
   last = config.num_with_gradient

@@ -1,9 +1,12 @@
 """The settings of UTM, and its FLOPs."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.loop import halting
 from loopjax.nn import block, norm, rope, shape
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, TaskSpec
@@ -73,7 +76,7 @@ class Config:
       norm=norm.NORMS,
       positions=rope.POSITIONS,
       step_embedding=("wrap", "clamp", "none"),
-      halting=("act", "ponder", "fixed"),
+      halting=HALTING,
       router_input=("block", "state"),
       freeze=("pre", "post", "none"),
       ponder_over=("all", "cells"),
@@ -119,6 +122,13 @@ class Config:
       norm=norm.NORMS[self.norm],
       qk_norm=norm.rms_norm,
     )
+
+
+HALTING: Mapping[str, Callable[[Config], Any]] = {
+  "act": lambda config: halting.ACT(config.epsilon, config.forced_remainder),
+  "ponder": lambda _: halting.PonderNet(),
+  "fixed": lambda _: halting.FixedSteps(),
+}
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
