@@ -111,7 +111,7 @@ def _knows(module: str, flag: str) -> bool:
     shared += [f"loopjax/generate/{x}.py" for x in ("text_flags", "sampling")]
   files = [*own, *(ROOT / file for file in shared)]
   # Some flags are the fields of a record.
-  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"|\n  {flag}: \w+ = '
+  pattern = rf'"--{flag}"|\n  {flag}: \w+ = '
   return any(re.search(pattern, file.read_text()) for file in files)
 
 

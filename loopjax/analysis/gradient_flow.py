@@ -18,7 +18,6 @@ gradient_flow.json and drawn:
 
 import itertools
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from matplotlib import ticker
 
 from loopjax.analysis import evaluated, jacobians, prompts
 from loopjax.analysis.plots import draw
-from loopjax.errors import Parser, UserError, one_line_errors, writing
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.models import looped, melt
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -147,4 +146,4 @@ _GATES = {
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

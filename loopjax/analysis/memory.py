@@ -10,21 +10,15 @@ GB are powers of ten, as in the paper.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-from absl import flags
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.commands import command_line, document
-from loopjax.errors import UserError
-
-flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-_TOKENS = flags.DEFINE_integer(
-  "tokens", 0, "Length of a text; 0 for the config's rows.", 0
-)
+from loopjax.errors import UserError, leave, one_line_errors
 
 # Inconsistencies within the paper's table.
 SLIPS = """\
@@ -81,19 +75,27 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   ]
 
 
-def main(argv: list[str]) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
   """Prints the table; returns the exit status."""
-  del argv
-  if command_line.WORKDIR.value:
+  parser = command_line.ConfigParser(
+    "python -m loopjax.analysis.memory", __doc__ or ""
+  )
+  parser.add_argument(
+    "--tokens", type=int, metavar="N", help="length of a text [the config's]"
+  )
+  options = parser.parse_config(argv)
+  if options.workdir:
     raise UserError("--workdir has no effect: nothing is written")
-  config = command_line.CONFIG.value
-  if config is None:
-    if _TOKENS.value:
-      raise UserError(f"--tokens={_TOKENS.value} needs --config")
+  if options.config is None:
+    if options.tokens is not None:
+      raise UserError(f"--tokens={options.tokens} needs --config")
     print(table_2())
     return 0
-  settings = config_lib.resolve(config)
-  print(of_config(settings, _TOKENS.value or settings.spec.sequence_length))
+  if options.tokens is not None and options.tokens < 1:
+    raise UserError(f"--tokens={options.tokens} must be at least 1")
+  settings = config_lib.resolve(options.config)
+  print(of_config(settings, options.tokens or settings.spec.sequence_length))
   return 0
 
 
@@ -180,4 +182,4 @@ def table_2() -> str:
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  leave(main())

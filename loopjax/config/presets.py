@@ -4,6 +4,7 @@
 """
 
 import ast
+import contextlib
 import importlib.metadata
 import pathlib
 import runpy
@@ -53,8 +54,7 @@ def apply(
   for part in sections.split(arg):
     key, equals, text = part.partition("=")
     if equals:
-      is_text = isinstance(sections.flatten(config).get(key), str)
-      config_lib.override(config, {key: text if is_text else _literal(text)})
+      assign(config, key, text)
     elif part in changes:
       config_lib.override(config, sections.flatten(changes[part]))
     elif part not in presets:
@@ -145,8 +145,32 @@ def beside(file: str, name: str) -> dict[str, Any]:
   return read(pathlib.Path(file).with_name(name))
 
 
-def _literal(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def assign(
+  config: ml_collections.ConfigDict, key: str, text: str | None
+) -> Any:
+  """Sets a setting to what a text says; returns its new value.
+
+  Args:
+    config: the config, which is changed.
+    key: "section.key".
+    text: a Python literal; true, false, 1 or 0 for a flag, which None sets.
+
+  Raises:
+    UserError: as in `config.override`, or another setting has no text.
+  """
+  value: Any = text
+  before = sections.flatten(config).get(key)
+  if isinstance(before, bool):
+    value = True if text is None else _BOOLEANS.get(text.lower(), text)
+  elif text is None:
+    config_lib.check_key(key, sections.flatten(config))
+    raise UserError(f"--config.{key} needs a value")
+  elif not isinstance(before, str):
+    # Other text is not of the setting's type, which `override` says.
+    with contextlib.suppress(ValueError, SyntaxError):
+      value = ast.literal_eval(text)
+  config_lib.override(config, {key: value})
+  return sections.flatten(config)[key]

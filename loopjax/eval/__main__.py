@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.eval WORKDIR... --tasks=FILE,...`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.eval import command, scorer
 from loopjax.generate import source
 from loopjax.run.checkpoints import quantized
@@ -60,4 +59,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from loopjax.errors import UserError, one_line_errors, print_error
+from loopjax.errors import UserError, leave, one_line_errors, print_error
 
 try:  # Fills the registry before ours is added.
   import lm_eval.models  # noqa: F401
@@ -248,4 +248,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

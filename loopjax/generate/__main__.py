@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.generate WORKDIR --prompt=TEXT`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.generate import command, source, text_flags
 
 
@@ -42,4 +41,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

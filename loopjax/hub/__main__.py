@@ -1,10 +1,9 @@
 """Command line: `python -m loopjax.hub import|export|retrofit|card|...`."""
 
 import pathlib
-import sys
 from typing import Any
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.hub import card, convert, push
 from loopjax.hub import quantize as quantize_lib
 from loopjax.hub import retrofit as retrofit_lib
@@ -153,4 +152,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

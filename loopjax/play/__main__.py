@@ -4,10 +4,9 @@ import argparse
 import contextlib
 import pathlib
 import socket
-import sys
 
 from loopjax import checks
-from loopjax.errors import Parser, UserError, one_line_errors, writing
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.play import load, page
 from loopjax.play.page import Inspection
 from loopjax.run import user_cache
@@ -107,4 +106,4 @@ def _bind(port: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.report WORKDIR...`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.report import page
 from loopjax.run import zoo
 
@@ -36,4 +35,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -11,14 +11,13 @@ import argparse
 import json
 import pathlib
 import re
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.errors import Parser, UserError, one_line_errors, writing
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
@@ -272,4 +271,4 @@ def _without(places: Mapping[str, str], value: Any) -> Any:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

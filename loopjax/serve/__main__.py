@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.serve WORKDIR`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.generate import source
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
@@ -95,4 +94,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

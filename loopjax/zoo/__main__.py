@@ -1,10 +1,9 @@
 """Command line: `python -m loopjax.zoo list|score|export`."""
 
 import pathlib
-import sys
 
 from loopjax.commands import document
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.zoo.entries import COMMANDS
@@ -80,4 +79,4 @@ def _list() -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

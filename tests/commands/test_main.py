@@ -14,7 +14,6 @@ from tests_support import ROOT, command
 from loopjax import errors, train
 from loopjax import main as main_lib
 from loopjax.analysis import figures
-from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import machine
 from loopjax.watch import runs as watch_runs
@@ -183,14 +182,15 @@ def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
   assert "\nconfigs/sudoku_utm.py: " in said
 
 
-def test_help_is_what_it_does_then_the_flags(monkeypatch, capsys):
-  monkeypatch.setattr(sys, "argv", [main_lib.__file__, "--help"])
-  monkeypatch.setattr(sys.modules["__main__"], "__doc__", "What it does.\n")
+def test_help_is_what_it_does_then_the_flags(capsys):
   with pytest.raises(SystemExit) as ended:
-    command_line.run(main_lib.main)
+    main_lib.main(["--help"])
   assert not ended.value.code
   said = capsys.readouterr().out
-  assert said.startswith("What it does.\n\n")
+  what, _, flags = said.partition("\noptions:\n")
+  assert f"\n\n{main_lib.__doc__.strip()}\n" in what
+  for flag in ("--config FILE", "--workdir DIR", "--mode", "--num_processes"):
+    assert f"  {flag}" in flags
 
 
 def test_a_config_may_be_a_word_of_its_own(capsys):
@@ -226,29 +226,32 @@ def test_describe_prints_json_and_trains_nothing(main, capsys):
 FULL_DISK = """
 import errno, os, threading
 from loopjax.commands import command_line
+from loopjax.errors import leave, one_line_errors
 
 def fill():
   raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def entry(argv):
-  threads = [threading.Thread(target=fill) for _ in range(8)]
-  for thread in threads: thread.start()
-  for thread in threads: thread.join()
-  fill()
+@one_line_errors
+def main():
+  with command_line.ending_when_full("--workdir=runs/full"):
+    threads = [threading.Thread(target=fill) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    fill()
 
-command_line.run(entry)
+leave(main())
 """
 
 
 READER = """
-import os, sys
-from loopjax.commands import command_line
+from loopjax.errors import leave, one_line_errors
 
-def entry(argv):
+@one_line_errors
+def main():
   while True:
     print("a line", flush=True)
 
-command_line.run(entry)
+leave(main())
 """
 
 
@@ -266,14 +269,15 @@ def test_a_reader_that_goes_away_ends_the_command_with_one_line():
 
 
 INTERRUPTED = """
-from loopjax.commands import command_line
+from loopjax.errors import leave, one_line_errors
 
-def entry(argv):
+@one_line_errors
+def main():
   print("a line", flush=True)
   while True:
     pass
 
-command_line.run(entry)
+leave(main())
 """
 
 
@@ -328,7 +332,7 @@ def test_other_errors_of_the_system_are_our_own():
 
 def test_a_disk_that_is_full_for_many_threads_is_one_line():
   done = subprocess.run(
-    [sys.executable, "-c", FULL_DISK, "--workdir=runs/full"],
+    [sys.executable, "-c", FULL_DISK],
     capture_output=True,
     text=True,
     check=False,

@@ -12,8 +12,8 @@ from tests_support import command
 
 SUDOKU = "--config=configs/sudoku_utm.py:smoke"
 FIT = (SUDOKU, "--topology=cpu:2")
-# By command; those of absl read configs/, the others are in an empty folder.
-ABSL = ("main", "fit", "sweep")
+# By command; some read configs/, the others are in an empty folder.
+OF_CONFIGS = ("main", "fit", "sweep")
 MISTAKES = {
   "main": [
     ([], "--config=FILE is missing"),
@@ -154,7 +154,7 @@ def test_mistakes_are_one_line(
       pytest.importorskip(package)
   module = "main" if name == "main" else f"{name}.__main__"
   main = importlib.import_module(f"loopjax.{module}").main
-  if name in ABSL:
+  if name in OF_CONFIGS:
     run = functools.partial(command, main)
     assert message in refusal(run, *arguments, said=name == "sweep")
     return

@@ -210,15 +210,13 @@ def test_json_has_what_was_counted():
   assert "not a time" in record["what"]
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
   path = tmp_path / "none" / "step.json"
-  flag = types.SimpleNamespace(value=str(path))
-  monkeypatch.setattr(fit_main, "_JSON", flag)
   measured = types.SimpleNamespace(
     ranking=rank(ranking_examples.GPU), model_flops=1.0, memory={}, traffic=None
   )
   with pytest.raises(UserError, match="--json=.*step.json: cannot be written"):
-    fit_main._ranking(measured, 1)
+    fit_main._ranking(measured, 1, str(path))
 
 
 def test_a_loop_whose_length_is_not_known_is_named_and_bounds_nothing():

@@ -8,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
-from ml_collections import config_flags
 from tests_support import (
   CONFIGS,
   ROOT,
@@ -475,22 +473,18 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
 
 
-@pytest.mark.filterwarnings("ignore:the load_module.. method is deprecated")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_main_accepts_every_item(monkeypatch, name):
+def test_main_accepts_every_item(name):
   """As text on its command line, which is all that it gets."""
   base = load_config(name, "smoke")
   sweeps = namespace(name)["sweeps"]
   file = f"--config={ROOT / 'configs' / name}.py:smoke"
   for sweep in sweeps(base):
     for item in items_lib.make_items(base, sweeps, sweep, {}):
-      values = flags.FlagValues()
-      config = config_flags.DEFINE_config_file("config", flag_values=values)
       arguments = runner_lib.item_arguments([file], item.overrides)
-      words = command_line.after_colon(["main", *arguments])
-      monkeypatch.setattr(sys, "argv", words)  # Read as well.
-      values(sys.argv)
-      assert config_lib.to_dict(config.value) == item.config
+      parser = command_line.ConfigParser("main", "")
+      config = parser.parse_config(arguments).config
+      assert config_lib.to_dict(config) == item.config
 
 
 def chain(config):

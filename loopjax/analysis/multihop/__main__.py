@@ -1,10 +1,9 @@
 """Command line: `python -m loopjax.analysis.multihop WORKDIR`."""
 
 import pathlib
-import sys
 
 from loopjax.analysis.multihop import command
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.run import zoo
 
 
@@ -47,4 +46,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.eval.answers WORKDIR --questions=FILE`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.eval.answers import command, questions
 from loopjax.generate import source, text_flags
 
@@ -61,4 +60,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())
