@@ -22,7 +22,10 @@ count. Columns:
 """
 
 import json
+import pathlib
+import sys
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +33,15 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax.kernels.decode_embed import api
+from loopjax.loop.decode_embed import decode_embed
 from loopjax.models import MODELS
 from loopjax.run import provenance
 from loopjax.types import LoopOptions, TaskSpec
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
+import vocabulary_examples
+
+FORMS = {"reference": vocabulary_examples.decode_embed, "chunked": decode_embed}
 
 _PART = flags.DEFINE_enum(
   "part", "step", ["operator", "step", "paper"], "What."
@@ -92,21 +100,20 @@ def operator_rows() -> list[dict]:
   for vocab in (1_050, 2_048, 4_096, 8_192, 16_384, 32_768):
     for top_k in (0, 128):
       forms = {
-        form: _operator(vocab, top_k, form) for form in api.IMPLEMENTATIONS
+        name: _operator(vocab, top_k, form) for name, form in FORMS.items()
       }
       title = f"V={vocab:,} top_k={top_k}, 1024 tokens of width 128"
       rows += _table(title, forms, flops={})
   return rows
 
 
-def _operator(vocab: int, top_k: int, form: str):
+def _operator(vocab: int, top_k: int, form):
   keys = jax.random.split(jax.random.key(0), 3)
   hidden, cotangent = jax.random.normal(keys[0], (2, 8, 128, 128))
   table = 0.1 * jax.random.normal(keys[2], (vocab, 128))
 
   def projected(hidden, table):
-    value = api.decode_embed(hidden, table, top_k=top_k, implementation=form)
-    return jnp.vdot(cotangent, value)
+    return jnp.vdot(cotangent, form(hidden, table, top_k=top_k))
 
   run = jax.jit(jax.value_and_grad(projected, (0, 1)))
   return run.lower(hidden, table).compile(), lambda: (hidden, table)
@@ -136,7 +143,7 @@ def _steps(setting: dict, options: LoopOptions, materialize: bool = True):
     setting["sizes"], setting["vocab"], setting["batch"][1]
   )  # fmt: skip
   forms = {
-    "vanilla": _step("looped", setting, options, 0, api.DEFAULT, materialize)
+    "vanilla": _step("looped", setting, options, 0, "chunked", materialize)
   }
   flops = {"vanilla": 1.0}
   for name, (top_k, form) in setting["forms"].items():
@@ -146,7 +153,7 @@ def _steps(setting: dict, options: LoopOptions, materialize: bool = True):
   return forms, flops
 
 
-def _step(family_name, setting, options, top_k, implementation, materialize):
+def _step(family_name, setting, options, top_k, form, materialize):
   """(compiled step, its arguments, or None for them)."""
   family = MODELS[family_name]
   changes = {"top_k": top_k} if top_k else {}
@@ -177,13 +184,9 @@ def _step(family_name, setting, options, top_k, implementation, materialize):
     value, grads = jax.value_and_grad(loss)(params, batch)
     return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
 
-  default = api.DEFAULT
-  try:  # Models leave the choice to the operator.
-    api.DEFAULT = implementation
+  with mock.patch("loopjax.loop.channel.decode_embed", FORMS[form]):
     abstract = jax.eval_shape(make_arguments)
     compiled = jax.jit(step, donate_argnums=0).lower(*abstract).compile()
-  finally:
-    api.DEFAULT = default
   return compiled, jax.jit(make_arguments) if materialize else None
 
 

@@ -46,9 +46,9 @@ from flax import nnx
 
 from loopjax.analysis import evaluated
 from loopjax.generate import source
-from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.generate.programs import slots as slots_lib
+from loopjax.generate.requests import Costs
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
 from loopjax.models import CAUSAL, looped

@@ -23,7 +23,7 @@ import numpy as np
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import presets
-from loopjax.hub import convert, layouts, weights
+from loopjax.hub import convert, weights
 from loopjax.run import provenance
 
 _PARTS = ("read", "import")
@@ -41,13 +41,13 @@ def make(folder: pathlib.Path, preset: str) -> None:
   params = jax.tree.map(
     lambda x: np.broadcast_to(random[: x.shape[-1]], x.shape), shapes
   )
-  layout, vocab_size = layouts.LAYOUTS["ouro"], settings.spec.vocab_size
+  layout, vocab_size = convert.LAYOUTS["ouro"], settings.spec.vocab_size
   folder.mkdir(parents=True)
   weights.write(folder, layout, params, "BF16", 10**9)
   words = {f"<{i}>": i for i in range(vocab_size)}
   model = tokenizers.models.WordLevel(words, unk_token="<0>")
   tokenizers.Tokenizer(model).save(str(folder / convert.TOKENIZER))
-  content = layouts.config(layout, settings.model, vocab_size)
+  content = convert.config_of(layout, settings.model, vocab_size)
   content |= {"max_position_embeddings": 4096, "eos_token_id": 0}
   # Last, so that a folder that has one is complete.
   (folder / "config.json").write_text(json.dumps(content))

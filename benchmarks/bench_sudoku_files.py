@@ -21,7 +21,7 @@ import time
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.sudoku import bank, puzzles, symmetry, task
+from loopjax.data.sudoku import bank, symmetry, task
 
 ROWS, TEST_ROWS = 3_831_994, 422_786  # Of Sudoku-Extreme.
 _CHUNK = 20_000
@@ -33,8 +33,8 @@ def make(path: pathlib.Path, num: int, split: str) -> None:
   board = task.Config().board
   packed = bank.load_bank(board)
   in_test = symmetry.place(packed.class_keys) < task.TEST_SHARE
-  packed = puzzles.take(packed, np.flatnonzero(in_test == (split == "test")))
-  boards = puzzles.unpack(board, packed.givens, packed.answers)
+  packed = bank.take(packed, np.flatnonzero(in_test == (split == "test")))
+  boards = bank.unpack(board, packed.givens, packed.answers)
   opened = gzip.open if path.suffix == ".gz" else open
   with opened(path, "wt") as file:
     file.write("source,question,answer,rating\n")

@@ -13,6 +13,8 @@ on a busy machine those of the CPU time on one core (`taskset -c 0`).
 """
 
 import json
+import pathlib
+import sys
 import time
 
 import jax
@@ -20,10 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from loopjax.kernels.token_loss import api
 from loopjax.loop import exits
 from loopjax.losses import exits as exit_losses
+from loopjax.losses.token_loss import token_loss
 from loopjax.run import provenance
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
+import vocabulary_examples
+
+FORMS = {"reference": vocabulary_examples.token_loss, "chunked": token_loss}
 
 _VOCAB = flags.DEFINE_integer("vocab", 129_280, "V.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of a batch.")
@@ -45,7 +52,7 @@ def main(argv):
     jax.random.normal(keys[3], shape),
     jax.random.randint(keys[2], shape[1:], 0, _VOCAB.value),
   )
-  forms = {form: compiled(form, operands) for form in api.IMPLEMENTATIONS}
+  forms = {name: compiled(form, operands) for name, form in FORMS.items()}
   seconds = {form: [] for form in forms}
   busy = {form: [] for form in forms}
   for turn in range(_CALLS.value + 1 if _CALLS.value else 0):
@@ -71,16 +78,12 @@ def main(argv):
   print(json.dumps(report, indent=2))
 
 
-def compiled(form: str, operands):
+def compiled(form, operands):
   """Value and gradient of the mean loss, or of that of exits."""
 
   def loss(hidden, table, gate, targets):
-    losses, _ = api.token_loss(
-      hidden,
-      table,
-      jnp.broadcast_to(targets, hidden.shape[:-1]),
-      implementation=form,
-    )
+    every = jnp.broadcast_to(targets, hidden.shape[:-1])
+    losses, _ = form(hidden, table, every)
     if _LOOPS.value == 1:
       return jnp.mean(losses)
     log_chance = exits.log_distribution(gate)

@@ -35,7 +35,7 @@ from ml_collections import config_flags
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, train
-from loopjax.config import run_config
+from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
 from loopjax.run import boards, profiling, provenance
 from loopjax.train import evaluate
@@ -166,7 +166,9 @@ def _eval_times(settings, program, state) -> dict[str, float]:
   times = {}
   for kind in ("scan", "while"):
     changed = settings._replace(
-      eval=run_config.Eval(batch_size=settings.eval.batch_size, loop_kind=kind)
+      eval=settings_lib.Eval(
+        batch_size=settings.eval.batch_size, loop_kind=kind
+      )
     )
     evaluator = evaluate.make_evaluator(
       program._replace(settings=changed), datasets

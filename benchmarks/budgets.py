@@ -31,13 +31,13 @@ def counts(entry):
   from loopjax import program as program_lib
   from loopjax import sharding
   from loopjax.config import presets
-  from loopjax.fit import measure, quiet, topology
+  from loopjax.fit import measure, topology
   from loopjax.program import teacher as teacher_lib
 
   file, _, arg = entry["config"].partition(":")
   config = presets.read(HERE.parent / "configs" / file)["get_config"](arg)
   where = topology.parse(entry["machine"])
-  with quiet.stderr():
+  with measure.quiet_stderr():
     machine = topology.machine(where, 16.0 if where.kind == "cpu" else 0.0)
   settings = config_lib.resolve(config)
   mesh = sharding.make_mesh(settings.mesh, machine.devices)

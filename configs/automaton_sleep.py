@@ -1,11 +1,11 @@
-"""Sleep on Rule 110: a state after some steps; figure 2 of the paper.
+"""Sleep on Rule 110: predict a state after some steps; figure 2 of the paper.
 
   python -m loopjax.main --config=configs/automaton_sleep.py
 
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
 
-  tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. After
-          the same search of rate and decay for each N, exact match of three
+  tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. With
+          the same search of rate and decay for each N, exact match in three
           fresh seeds: N = 4 0.771, 0.709, 0.947; N = 1 0.498, 0.833, 0.653, and
           0.980, 0.987, 0.985 in the time of N = 4:
           benchmarks/results/2026-11-23_cpu_2cores_rule_110_steps.md

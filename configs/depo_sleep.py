@@ -4,15 +4,15 @@
 
 Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
 
-  tiny    two hops among six nodes, N = 4; 4 minutes on a CPU core. Answers of
-          two hops in three seeds: 0.989, 0.982, 0.996 right; with N = 1, 75
-          seconds, 0.572, 0.394, 0.701:
+  tiny    two hops among six nodes, N = 4; 4 minutes on a CPU core. Two-hop
+          answers in three seeds: 0.989, 0.982, 0.996 right; with N = 1 (75
+          seconds) 0.572, 0.394, 0.701:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
-  gpu     the paper's with fewer steps. Not measured.
+  gpu     as `paper`, with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run. Ours:
           warm-up, weight decay and the sizes of heads (docs/papers.md).
-  hybrid  the four layers of Figure 3's caption, attention and gated delta nets
-          in turn, where the text has ten; their width is not stated. Not run.
+  hybrid  the four layers of Figure 3's caption, alternating attention and gated
+          delta nets; the text has ten, and no width. Not run.
   smoke   what the tests run.
 """
 

@@ -4,21 +4,22 @@
   python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
 
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_passes` is N. The
-paper fine-tunes pre-trained models; here half attention and half memory start
-from scratch, or memory is inserted into a LoopLM (docs/insertion.md): the sweep
-trains one, or takes yours (`:looplm,run.init_from=DIR`), warms up the memory
-alone, then trains everything. Presets:
+paper fine-tunes pre-trained models; here a model with half attention and half
+memory layers starts from scratch, or memory is inserted into a LoopLM
+(docs/insertion.md): the sweep trains one, or uses yours
+(`:looplm,run.init_from=DIR`), trains only the memory, then everything. Presets:
 
   tiny    short texts on two CPU cores. With batches of 16, one and four passes
-          0.29, little more than copying a number of the text: docs/results.md.
+          reach 0.29, little more than copying a number from the text:
+          docs/results.md.
   gpu     texts of 320 to 512 tokens. Not measured.
-  paper   texts of 2000 to 3300 tokens, as the paper's, and its windows of 2000:
-          one sleeps, the rest is read with the answer. Not run. Ours: all
-          sizes, warm-up and weight decay (docs/papers.md).
+  paper   texts of 2000 to 3300 tokens and windows of 2000, as in the paper: one
+          window sleeps, the rest is processed with the answer. Not run. Ours:
+          all sizes, warm-up and weight decay (docs/papers.md).
   smoke   what the tests run.
 
-After one of them: `inserted` and `warm_up`, memory added to a trained model;
-`looplm`, the same to Ouro's blocks, with half as many layers of it.
+Changes after a preset: `inserted` and `warm_up`, memory added to a trained
+model; `looplm`, the same for Ouro's blocks, with half as many memory layers.
 """
 
 import ml_collections

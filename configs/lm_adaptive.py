@@ -1,18 +1,19 @@
-"""Adaptive loops and memory on text: think harder, or know more.
+"""Adaptive loops and memory on text: compute more, or know more.
 
   python -m loopjax.main --config=configs/lm_adaptive.py
 
-Source: arXiv 2603.08391. Each layer loops, and reads a bank of its own and one
-that all layers share. Text of yours: --config.task.train_files='books/*.txt'.
-The paper's models without memory go after a preset (`:tiny,loop3`): `base`,
-`loop3`, `loop5`, `loop7`; all ten are in the sweep `table_1`. Presets:
+Source: arXiv 2603.08391. Each layer loops, and reads its own memory bank and
+one shared by all layers. Your own text:
+--config.task.train_files='books/*.txt'. The paper's models without memory go
+after a preset (`:tiny,loop3`): `base`, `loop3`, `loop5`, `loop7`; all ten are
+in the sweep `table_1`. Presets:
 
-  tiny    bytes of made-up arithmetic, or of your text; two layers of width 128,
-          three loops. On novels 2.13 bits a byte in 5 minutes on 2 CPU cores
+  tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
+          three loops. On novels, 2.13 bits per byte in 5 minutes on 2 CPU cores
           (benchmarks/results).
   gpu     the same with eight layers of width 512. Not measured.
-  paper   210 M parameters; give FineWeb-Edu, deduplicated, by task.train_files
-          and the tokenizer of GPT-2 by task.tokenizer. Not run.
+  paper   210 M parameters; set task.train_files to deduplicated FineWeb-Edu and
+          task.tokenizer to GPT-2's. Not run.
   smoke   what the tests run.
 """
 

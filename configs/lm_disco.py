@@ -3,17 +3,17 @@
   python -m loopjax.main --config=configs/lm_disco.py
 
 Source: arXiv 2607.00341, section 5.3 and appendix B. Baselines are other models
-of the same config: `:model.name=looped`, `ponderlm`, `transformer`. Text of
-yours: --config.task.train_files='books/*.txt'. Presets:
+of the same config: `:model.name=looped`, `ponderlm`, `transformer`. Your own
+text: --config.task.train_files='books/*.txt'. Presets:
 
-  tiny    bytes of made-up arithmetic, or of your text; 0.4 M parameters. On
-          novels 2.25 bits a byte in 7 minutes on a CPU core, as the vanilla
-          loop (benchmarks/results). Sizes and rates are not searched.
+  tiny    bytes of synthetic arithmetic or your text; 0.4 M parameters. On
+          novels, 2.25 bits per byte in 7 minutes on a CPU core, like the
+          vanilla loop (benchmarks/results). Sizes and rates are not tuned.
   gpu     the same with 39 M parameters. Not measured.
-  paper   440,764,417 parameters on 20 billion tokens; give FineWeb-Edu and
-          FineMath-4plus by task.train_files, task.mixture=(0.6,0.4), and the
-          tokenizer of DeepSeek-V3 by task.tokenizer. Not run; flags for
-          machines that it fits: benchmarks/results/2026-11-22_fit_lm.md
+  paper   440,764,417 parameters on 20 billion tokens; set task.train_files to
+          FineWeb-Edu and FineMath-4plus, task.mixture=(0.6,0.4), and
+          task.tokenizer to DeepSeek-V3's. Not run; flags for machines that it
+          fits: benchmarks/results/2026-11-22_fit_lm.md
   smoke   what the tests run.
 """
 

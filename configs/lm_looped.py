@@ -1,18 +1,18 @@
-"""LoopLM (Ouro) on text: one stack looped, and a gate that says when to exit.
+"""LoopLM (Ouro) on text: one looped stack, and a gate that chooses the exit.
 
   python -m loopjax.main --config=configs/lm_looped.py
 
 Source: arXiv 2510.25741; MELT (arXiv 2605.07721) and others start from it.
-Training is over all exits at once; what a gate of its own makes of the trained
-model (section 3.4) is `:second_stage,run.init_from=runs/lm_looped`. Text of
-yours: --config.task.train_files='books/*.txt'. Presets:
+Training covers all exits; `:second_stage,run.init_from=runs/lm_looped` then
+trains only the gate (section 3.4). Your own text:
+--config.task.train_files='books/*.txt'. Presets:
 
-  tiny    bytes of made-up arithmetic, or of your text; two layers of width 128,
-          four loops. On novels 2.26 bits a byte after its 500 steps
-          (benchmarks/results). Sizes and rates are not searched.
+  tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
+          four loops. On novels, 2.26 bits per byte after its 500 steps
+          (benchmarks/results). Sizes and rates are not tuned.
   gpu     the same with twelve layers of width 512. Not measured.
-  paper   1,434,652,673 parameters, stage 1b: 3 trillion tokens. Give text by
-          task.train_files, SmolLM2's tokenizer by task.tokenizer. Not run.
+  paper   1,434,652,673 parameters, stage 1b: 3 trillion tokens. Set
+          task.train_files, and task.tokenizer to SmolLM2's. Not run.
   looplm_1_4b  the paper's 1.4 B model, as `paper`.
   looplm_2_6b  2,667,974,657 parameters, twice the layers. Not run.
   smoke   what the tests run.

@@ -3,22 +3,21 @@
   python -m loopjax.main --config=configs/lm_melt.py
   python -m loopjax.sweep --config=configs/lm_melt.py --sweep=pipeline
 
-Source: arXiv 2605.07721. The first trains without a teacher, from the start;
-the sweep is the paper's way: it trains a looped model, the teacher, then both
-phases; each is a run of its own, and the same command resumes them. It
-begins with phase 1 after `:tiny,run.init_from=DIR`, a looped model of yours,
-also an imported Ouro (docs/hub.md). Presets:
+Source: arXiv 2605.07721. The first command trains from scratch without a
+teacher. The sweep follows the paper: it trains a looped model, the teacher,
+then both phases, each as a separate run; the same command resumes them. With
+`:tiny,run.init_from=DIR`, your own looped model or an imported Ouro
+(docs/hub.md), it starts with phase 1. Presets:
 
-  tiny    bytes of made-up arithmetic, or of your text; two layers of width 128,
-          four loops. By `pipeline` on novels, 51 minutes of a shared CPU core,
-          one seed: 2.181 +- 0.007 bits a byte (the teacher 2.124):
+  tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
+          four loops. `pipeline` on novels, 51 minutes on a shared CPU core, one
+          seed: 2.181 +- 0.007 bits per byte (the teacher 2.124):
           benchmarks/results/2026-11-22_cpu_2cores_melt.md
   gpu     the same with eight layers of width 512. Not measured.
-  paper   MELT-1.6B from Ouro-1.4B-Thinking: give it by run.init_from, its text
-          by task.train_files and its tokenizer by task.tokenizer; Table 6 has
-          two sources in equal shares, task.mixture=(0.5,0.5). Not run. Ours: 15
-          steps of warm-up and a final rate of 0 (docs/papers.md).
-          `:paper,2.6b` is from Ouro-2.6B.
+  paper   MELT-1.6B from Ouro-1.4B-Thinking: set run.init_from, task.train_files
+          and task.tokenizer; Table 6 has two sources in equal shares,
+          task.mixture=(0.5,0.5). Not run. Ours: 15 steps of warm-up and a final
+          rate of 0 (docs/papers.md). `:paper,2.6b` starts from Ouro-2.6B.
   smoke   what the tests run.
 """
 
@@ -70,7 +69,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item: the paper's tables, then our questions.
 
-  Without `run.init_from` every sweep begins with the training of a teacher.
+  Without `run.init_from`, every sweep first trains a teacher.
   """
   axis, product = config_lib.axis, config_lib.product
   run, chunk = config.run, config.model.chunk_size

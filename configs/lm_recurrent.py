@@ -1,17 +1,17 @@
-"""Recurrent depth on text: prelude, looped core and coda, depth by chance.
+"""Recurrent depth on text: prelude, looped core and coda, random depth.
 
   python -m loopjax.main --config=configs/lm_recurrent.py
 
 Source: arXiv 2502.05171 (Huginn); arXiv 2604.12946 (Parcae), 2609.19107 and
-LoopLM are other settings of the same family (docs/families/recurrent.md). Text
-of yours: --config.task.train_files='books/*.txt'. Presets:
+LoopLM are other settings of the same family (docs/families/recurrent.md). Your
+own text: --config.task.train_files='books/*.txt'. Presets:
 
-  tiny    bytes of made-up arithmetic, or of your text; one layer before, two
-          looped and one after of width 128, 9 loops in the mean, drawn for
-          each step, gradients through four. Sizes and rates not searched.
+  tiny    bytes of synthetic arithmetic or your text; layers 1, 2 and 1 of width
+          128 before, in and after the loop, 9 loops on average, random per
+          step, gradients through four. Sizes and rates are not tuned.
   gpu     the same with layers 2, 4 and 2 of width 512. Not measured.
-  paper   Huginn-3.5B: 3,564,976,800 parameters, 33 loops in the mean. Give
-          text by task.train_files and its tokenizer by task.tokenizer. Not run.
+  paper   Huginn-3.5B: 3,564,976,800 parameters, 33 loops on average. Set
+          task.train_files and task.tokenizer. Not run.
   parcae  Parcae's 140M: two layers each, diagonal injection, depth by row. Its
           value embeddings and squared ReLU are missing. Not run.
   smoke   what the tests run.
@@ -86,7 +86,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
-  """Overrides by sweep and item: what makes more depth than trained useful."""
+  """Overrides by sweep and item: what makes extra depth useful."""
   axis, product = config_lib.axis, config_lib.product
   seeds, loops = axis("run.seed", 0, 1, 2), config.model.num_loops
   fixed = {
@@ -128,8 +128,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
 
 def _retrofit(config, once, grows) -> list[dict]:
-  """A transformer; a loop around its core as it is, of 1 to 8 loops; trained on
-  with a gate and loops that grow; and without loops."""
+  """A transformer; untrained loops around its core, 1 to 8; trained further
+  with a gate and a growing number of loops; and without loops."""
   once = {**once, "model.norm_order": "pre", "model.prelude_norm": False}
   source = {"run.init_from": config.run.init_from or WorkdirOf(0)}
   damped = {  # A single step, at the warm-up's first rate, 0.

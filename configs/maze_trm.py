@@ -2,16 +2,16 @@
 
   python -m loopjax.main --config=configs/maze_trm.py
 
-Source: arXiv 2510.04871, section 5 (Maze-Hard), on mazes of our own
+Source: arXiv 2510.04871, section 5 (Maze-Hard), on generated mazes
 (loopjax/data/maze). Presets:
 
-  tiny    8x8 grids, an MLP over the positions; 10 minutes of one CPU core.
-          A shortest path in 0.901 of test mazes (two other seeds 0.888,
-          0.780): docs/families/peers.md.
+  tiny    8x8 grids, an MLP over positions; 10 minutes on one CPU core. A
+          shortest path in 0.901 of test mazes (two other seeds 0.888, 0.780):
+          docs/families/peers.md.
   gpu     30x30 grids, an endless stream. Not run.
-  paper   1,000 mazes of 30x30 whose paths have 110 steps or more where there
-          are any, 65,104 steps of 768. Not run; the paper's exact match on
-          Maze-Hard is 0.853.
+  paper   1,000 mazes of 30x30 with paths of 110 steps or more where possible,
+          65,104 steps of 768. Not run; the paper's exact match on Maze-Hard is
+          0.853.
   smoke   what the tests run.
 """
 

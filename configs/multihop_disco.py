@@ -78,6 +78,6 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     steps = presets.steps(config, 1, 10)
     fresh = {**learned, "run.init_fresh": "channel.*"}
     brief = product([vanilla, disco, fresh], [{"run.num_steps": steps}])
-    # The graph is that of the run it starts from.
+    # The same graph as the run it starts from.
     result["retrofit"] = product(brief, axis("run.seed", 0, 1, 2))
   return result

@@ -3,11 +3,11 @@
   python -m loopjax.main --config=configs/sudoku_trm.py
 
 Source: arXiv 2510.04871, section 5 and the authors' code. A step is one segment
-of supervision, so that an example takes up to model.num_loops steps. Presets:
+of supervision: an example takes up to model.num_loops steps. Presets:
 
-  tiny    6x6 boards, 5 minutes of one CPU core. Exact match 0.806:
+  tiny    6x6 boards, 5 minutes on one CPU core. Exact match 0.806:
           docs/families/peers.md.
-  nine    9x9 boards, as `nine` of sudoku_utm.py. 12 minutes of one CPU core, 20
+  nine    9x9 boards, as `nine` of sudoku_utm.py. 12 minutes on one CPU core, 20
           with evaluations. Exact match 0.111: docs/families/peers.md.
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub, 65,104

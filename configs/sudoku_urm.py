@@ -5,9 +5,9 @@
 Source: arXiv 2512.14693 and the authors' code. A step is one segment of
 supervision: an example takes up to model.num_loops steps. Presets:
 
-  tiny    6x6 boards, about 5 minutes of one CPU core. Exact match 0.920:
+  tiny    6x6 boards, about 5 minutes on one CPU core. Exact match 0.920:
           docs/families/peers.md.
-  nine    9x9 boards, as `nine` of sudoku_utm.py. 11 minutes of one CPU core, 17
+  nine    9x9 boards, as `nine` of sudoku_utm.py. 11 minutes on one CPU core, 17
           with evaluations. Exact match 0.305: docs/families/peers.md.
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub,

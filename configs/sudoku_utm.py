@@ -4,19 +4,19 @@
 
 Source: arXiv 2604.21999, section 4.1. Presets:
 
-  tiny    6x6 boards, 3 minutes on 2 CPU cores. Exact match of three fresh
-          seeds 0.959, 0.969, 0.964; seed 0, the command above, was searched
+  tiny    6x6 boards, 3 minutes on 2 CPU cores. Exact match in three fresh seeds
+          0.959, 0.969, 0.964; seed 0, the command above, was used in the search
           and has 0.966: docs/results.md.
   nine    9x9 boards, 34 minutes on a CPU core. Exact match 0.947 to 0.971
           without guesses, 0.601 to 0.649 over all ratings: docs/results.md.
-  extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme; not run. On public hard
-          puzzles of other lists 0.371 after 94 minutes of a core, none of the
-          hardest list: docs/results.md.
+  extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme; not run. On other public
+          hard puzzles 0.371 after 94 minutes on one core, none of the hardest
+          list: docs/results.md.
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. Not measured.
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face
           Hub. Not run; the paper's exact match is 0.569 on 12,800 puzzles.
-          Ours: a twentieth of the puzzles is held out, so that these steps are
-          4.2 epochs instead of 4 (docs/papers.md).
+          Ours: a twentieth of the puzzles is held out, so these steps are 4.2
+          epochs instead of 4 (docs/papers.md).
   smoke   what the tests run.
 """
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU VM that is there already, of one or several hosts.
+# Trains on an existing Cloud TPU VM with one or several hosts.
 #
 #   NAME=my-tpu ZONE=us-east5-b launch/tpu_vm.sh \
 #     --config=configs/sudoku_utm.py:paper --workdir=/mnt/shared/run

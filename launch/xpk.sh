@@ -4,8 +4,8 @@
 #   NAME=run1 CLUSTER=tpus TYPE=v5litepod-64 IMAGE=example.com/loopjax-tpu \
 #     launch/xpk.sh --config=configs/sudoku_utm.py:paper --workdir=/shared/run1
 #
-# Queues a workload, which xpk starts again after it was preempted or ended with
-# 4 or 5; the run resumes. The image is that of launch/Dockerfile.
+# Queues a workload, which xpk restarts after a preemption or an exit status
+# of 4 or 5; the run resumes. The image comes from launch/Dockerfile.
 #
 #   CLUSTER       of `xpk cluster create`
 #   TYPE          accelerator type, such as v4-32, v5litepod-64, v5p-32, v6e-64

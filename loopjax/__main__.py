@@ -10,16 +10,17 @@ import loopjax
 from loopjax.errors import similar
 
 _USAGE = """\
-loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. First of all:
+loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
   play zoo:sudoku_nine          watch a trained model think, in the browser
   zoo list                      trained models that come with the package
   --list                        configs, their presets, and how long each takes
-  train --config=sudoku_utm     trains and evaluates; likewise describe, sweep
-Of a RUN, a work directory or zoo:NAME (watch, score: work directories):
-  report, watch, play, score    a page, curves, loop by loop, its own task again
+  train --config=sudoku_utm     train and evaluate; also describe, sweep
+With a RUN, a work directory or zoo:NAME (watch, score: only work directories):
+  report, watch, play, score    HTML page, curves, loop by loop, scores
   generate, serve               text in the terminal, or over HTTP
-  eval, answers, analysis, hub  request files, questions, insides, weights
-Without any: fit (the memory of machines that are not at hand)."""
+  eval, answers                 score request files, pass@k
+  analysis, hub                 multi-hop analysis, import and export
+No run needed: fit (does a config fit a machine you do not have?)"""
 
 # The module that is run, and the flags that the subcommand implies.
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -53,8 +54,9 @@ def main() -> None:
   if word == "--list":  # The one flag that needs no subcommand.
     word, rest = "train", ["--list"]
   if word not in _WORDS:
-    there_are = ", ".join(_WORDS)
-    said = f"no command {word!r}; there are {there_are}{similar(word, _WORDS)}"
+    known = ", ".join(_WORDS)
+    near = similar(word, _WORDS)
+    said = f"unknown command {word!r}; expected one of {known}{near}"
     print(f"error: {said}", file=sys.stderr)
     sys.exit(2)
   module, *flags = _WORDS[word]

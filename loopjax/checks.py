@@ -12,8 +12,8 @@ from loopjax.types import TaskSpec
 def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
   """Raises UserError unless each named field is among its allowed values."""
   _raise_all(
-    f"{section}.{field}={value!r} is not one of"
-    f" {', '.join(values)}{similar(value, values)}"
+    f"{section}.{field}={value!r} is not one of "
+    f"{', '.join(values)}{similar(value, values)}"
     for field, values in allowed.items()
     if (value := getattr(record, field)) not in values
   )
@@ -58,7 +58,7 @@ def one_document(spec: TaskSpec, reads: str) -> None:
   """
   if spec.packs_documents:
     raise UserError(
-      f"the task packs several documents into a row, and this model {reads}"
+      f"this model does not support rows of several documents: it {reads}"
     )
 
 
@@ -83,7 +83,7 @@ def wrong_file(head: bytes) -> str:
   """What a file is that was downloaded wrongly, from its first bytes, or ""."""
   start = head.lstrip()[:64].lower()
   if start.startswith(b"version https://git-lfs"):
-    return "is a pointer of Git LFS, not the file; run git lfs pull"
+    return "is a Git LFS pointer, not the file; run git lfs pull"
   if start.startswith((b"<!doctype html", b"<html")):
     return "is a web page, not the file; download it again"
   if head.startswith(b"PK\x03\x04"):

@@ -8,6 +8,7 @@ import functools
 import os
 import pathlib
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -47,6 +48,9 @@ STORAGE = (
 )  # fmt: skip
 
 
+_INTERRUPTED = 130  # As shells have it.
+
+
 @contextlib.contextmanager
 def writing(place: object) -> Iterator[None]:
   """Raises UserError, with the place, where the system permits no writing."""
@@ -84,7 +88,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       end_without_a_reader()
     except KeyboardInterrupt:
       print()
-      return 130  # As shells have it.
+      return _INTERRUPTED
     except OSError as error:
       if error.errno not in STORAGE:
         raise
@@ -92,6 +96,15 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       return 2
 
   return guarded
+
+
+def leave(status: int) -> NoReturn:
+  """Ends the process with a command's status; after Ctrl-C by the signal."""
+  if status == _INTERRUPTED:
+    sys.stdout.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)  # What shells and sweeps look for.
+  sys.exit(status)
 
 
 def end_without_a_reader() -> NoReturn:
@@ -132,11 +145,11 @@ class Parser(argparse.ArgumentParser):
     arguments = [action.metavar for action in self._actions]
     if flag == "--workdir" and "WORKDIR" in arguments:
       raise UserError(
-        "--workdir is for commands that train; here the run is an argument:"
+        "--workdir is for training commands; pass the run as an argument:"
         f" {self.prog} {value or 'WORKDIR'}"
       )
     raise UserError(
-      f"no flag {flag!r}{similar(flag, self._option_string_actions)}"
+      f"unknown flag {flag!r}{similar(flag, self._option_string_actions)}"
     )
 
 
@@ -151,8 +164,8 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
   given = os.path.expanduser(path)
   if found := re.match("(gs|s3):/+(.*)", given):
     raise UserError(
-      f"{found[1]}://{found[2]}: buckets are not supported; give a local path,"
-      " such as that of a mounted bucket"
+      f"{found[1]}://{found[2]}: buckets are unsupported; pass a local path,"
+      " such as a mounted bucket"
     )
   return pathlib.Path(given)
 

@@ -1,14 +1,15 @@
 """From Python: `loopjax.load`, `build`, `loss`, `save`, `datasets`.
 
-A `Model` is a pytree whose leaves are its parameters, so that `jax.grad`,
-`jax.vmap`, `jax.tree` and Optax take it as it is. Everything here calls what
-the commands call; `docs/library.md` is the tutorial.
+A `Model` is a pytree whose leaves are its parameters: `jax.grad`, `jax.vmap`,
+`jax.tree` and Optax accept it. Everything here calls the same functions as the
+commands; `docs/library.md` is the tutorial.
 """
 
 import dataclasses
 import functools
+import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from loopjax.generate.sampling import Sampling
 from loopjax.hub import convert
 from loopjax.optim import chain
 from loopjax.program import fresh, step
-from loopjax.protocols import CarriesState
+from loopjax.protocols import CarriesState, LearnsFromTeacher
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.saved import language_model as language_model_lib
@@ -48,15 +49,28 @@ SPLITS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class About:
-  """What a model is, besides its parameters; compared by identity.
+  """What a model is, besides its parameters.
+
+  Equal if the settings are, so that JAX compiles once for models that differ in
+  their parameters only, and combines them.
 
   Attributes:
     settings: the checked config, with sections model, task, optim, ...
-    folder: where the model was read; None if it was built.
+    folder: where the model was loaded from; None if it was built.
   """
 
   settings: config_lib.Settings
   folder: pathlib.Path | None = None
+
+  @functools.cached_property
+  def _key(self) -> str:
+    return json.dumps(self.settings.plain, sort_keys=True)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, About) and self._key == other._key
+
+  def __hash__(self) -> int:
+    return hash(self._key)
 
 
 @functools.partial(
@@ -71,7 +85,7 @@ class Model:
   Attributes:
     params: parameters, a nested dict of arrays.
     graphdef: the model without them: `nnx.merge(graphdef, params)`.
-    about: settings, and where the model was read.
+    about: settings, and where the model was loaded from.
   """
 
   params: Any
@@ -97,14 +111,13 @@ class Model:
 
     Args:
       tokens: token ids, [T] or [B, T].
-      num_loops: number of loops; that of training if None.
+      num_loops: number of loops; as in training if None.
 
     Raises:
-      UserError: the tokens are no ids of the model, or the model cannot run so
-        many loops.
+      UserError: the tokens are not ids of the model, or are too few for it, or
+        it does not support this number of loops.
     """
-    logits, _ = self._run(tokens, num_loops, ())
-    return logits
+    return self._run(tokens, num_loops, ())[0]
 
   def trace(
     self, tokens: Any, *names: str, num_loops: int | None = None
@@ -113,8 +126,8 @@ class Model:
 
     Args:
       tokens: token ids, [T] or [B, T].
-      names: what to record; `TRACES` of the family lists what there is.
-      num_loops: K; that of training if None.
+      names: what to record, names from `TRACES` of the family.
+      num_loops: K; as in training if None.
 
     Raises:
       UserError: the family has no such record; or as in `logits`.
@@ -124,7 +137,9 @@ class Model:
       if name not in there:
         raise UserError(f"trace {name!r} is not one of {', '.join(there)}")
     if not names:
-      raise UserError(f"name what to record: {', '.join(there)}")
+      raise UserError(
+        f"pass the names of the traces to record: {', '.join(there)}"
+      )
     return self._run(tokens, num_loops, names)[1]
 
   def generate(
@@ -135,24 +150,23 @@ class Model:
     num_loops: int | None = None,
     temperature: float = 1.0,
     seed: int = 0,
-    stop: tuple[str, ...] = (),
+    stop: str | Sequence[str] = (),
   ) -> str:
-    """The text with which a language model continues a prompt.
+    """Returns a language model's continuation of a prompt.
 
     Args:
       prompt: the text to continue.
       num_tokens: maximum number of tokens to generate.
-      num_loops: number of loops of a token; that of evaluation if None.
+      num_loops: number of loops per token; as in evaluation if None.
       temperature: divides the logits; 0 for greedy decoding.
       seed: seed of the random numbers.
-      stop: the text ends before any of these.
+      stop: one string or several; the text ends before any of them.
 
     Raises:
-      UserError: the model is no language model, or a number is out of range.
+      UserError: the model is not a language model, or a number is out of range.
     """
     settings = self.about.settings
-    loops = num_loops or settings.eval_loops
-    config_lib.check_loops(settings, loops, f"num_loops={loops}")
+    loops = _checked_loops(settings, num_loops, settings.eval_loops)
     language_model, engine = _generator(self, loops)
     request = GenerationRequest(
       language_model.tokenizer.encode_prompt(prompt),
@@ -160,9 +174,14 @@ class Model:
       Sampling(temperature=temperature, seed=seed),
       stop_tokens=language_model.stop_tokens,
     )
-    (found,) = text_lib.generate_texts(
-      engine, language_model.tokenizer, [request], stop
-    )
+    stops = (stop,) if isinstance(stop, str) else stop
+    try:
+      (found,) = text_lib.generate_texts(
+        engine, language_model.tokenizer, [request], stops
+      )
+    except KeyboardInterrupt:
+      _generator.cache_clear()  # Its engine is in the middle of this text.
+      raise
     return found.text
 
   def fit(
@@ -179,14 +198,14 @@ class Model:
     """The model, trained on batches by the train step of `loopjax.main`.
 
     Args:
-      data: batches, such as `datasets(...)["train"]` or an own iterator; each
-        is (inputs, targets), i32 [B, T], or a task's dict, which may have
+      data: batches, such as `datasets(...)["train"]` or any iterator; each is
+        (inputs, targets), i32 [B, T], or a task's dict, which may have
         "weights".
       steps: number of optimizer steps.
-      tx: the optimizer; that of the model's settings if None.
+      tx: the optimizer; from the model's settings if None.
       loss: the objective (module, batch, key, step, None) -> (loss, metrics);
         the family's if None.
-      seed: seed of what the objective draws.
+      seed: seed of the objective's random numbers.
       every: number of steps between calls of `on_eval`.
       on_eval: called with the number of steps, the mean of each metric since
         the last call, and the model; training stops if it returns True.
@@ -195,11 +214,15 @@ class Model:
       The trained model.
 
     Raises:
-      UserError: the data end before the steps do, a batch has another shape, or
-        the loss is not finite.
+      UserError: the data end before the steps do, a batch is not what the model
+        reads or of another shape than the first, the objective needs a teacher,
+        or the loss is not finite.
     """
+    for name, value in (("steps", steps), ("every", every)):
+      if value < 1:
+        raise UserError(f"{name}={value} must be at least 1")
     settings = self.about.settings
-    tx = tx or chain.make_optimizer(settings.optim, steps)
+    tx = tx or _optimizer(settings, steps)
     batches = iter(
       pipeline.iterate(data) if hasattr(data, "to_iter_dataset") else data
     )
@@ -218,7 +241,7 @@ class Model:
         step.train_step,
         graphdef=self.graphdef,
         teacher_graphdef=None,
-        loss_fn=loss or settings.family.loss,
+        loss_fn=loss or _objective(settings),
         tx=tx,
         ema_decay=0.0,
         num_microbatches=1,
@@ -231,33 +254,25 @@ class Model:
       state, metrics = run(state, batch, {})
       kept.append(metrics)
       if number % every == 0 or number == steps:
-        means = _means(kept, number)
-        kept = []
+        _check_finite(state.bad)
+        means, kept = _means(kept), []
         now = dataclasses.replace(self, params=state.params)
         if on_eval and on_eval(number, means, _copied(now)):
           break
       if number < steps:
-        batch = _batch(self, _next(batches, number, steps))
+        batch = _batch(self, _next(batches, number, steps), first)
     return dataclasses.replace(self, params=state.params)
 
   def _run(
     self, tokens: Any, num_loops: int | None, names: tuple[str, ...]
   ) -> tuple[Array, dict[str, Array]]:
     settings = self.about.settings
-    loops = num_loops or settings.model.num_loops
-    config_lib.check_loops(settings, loops, f"num_loops={loops}")
-    inputs = jnp.asarray(tokens)
-    if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim not in (
-      1,
-      2,
-    ):
-      raise UserError(
-        f"tokens of shape {inputs.shape} and dtype {inputs.dtype} are not ids"
-        " [T] or [B, T]"
-      )
-    rows = inputs if inputs.ndim == 2 else inputs[None]
+    loops = _checked_loops(settings, num_loops, settings.model.num_loops)
+    ids = tokens if isinstance(tokens, jax.Array) else np.asarray(tokens)
+    is_row = ids.ndim == 1
+    rows = _ids(settings, "tokens", ids[None] if is_row else ids)
     logits, trace = _forward(self, rows, loops, names)
-    if inputs.ndim == 2:
+    if not is_row:
       return logits, trace
     return logits[0], jax.tree.map(lambda x: x[:, 0], trace)
 
@@ -270,12 +285,15 @@ def _generator(
   if settings.causal is None or not isinstance(settings.task, TextConfig):
     raise UserError(
       f"a model {settings.model_name!r} of the task"
-      f" {settings.plain['task']['name']!r} generates no text"
+      f" {settings.plain['task']['name']!r} does not generate text"
     )
   tokenizer = tokenizer_lib.of(settings.task)
+  files = _hub_files(model)
   language_model = language_model_lib.LanguageModel(
     tokenizer=tokenizer,
-    stop_tokens=language_model_lib.stop_tokens(tokenizer, _hub_files(model)),
+    stop_tokens=language_model_lib.stop_tokens(tokenizer, files)
+    if files
+    else (tokenizer.end,),
     context_length=model.spec.sequence_length,
     graphdef=model.graphdef,
     params=model.params,
@@ -296,10 +314,10 @@ def _forward(
 
 
 def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
-  """A trained model: "zoo:NAME", a work directory, or a folder of the Hub.
+  """Loads a trained model: "zoo:NAME", a work directory, or a Hub folder.
 
   Args:
-    where: the model; parameters of the Hub are read as float32.
+    where: the model; Hub parameters are loaded as float32.
     checkpoint: step of a run's checkpoint; the newest intact one if None.
 
   Raises:
@@ -313,20 +331,20 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
     graphdef, _ = program_lib.abstract_model(settings)
     return Model(params, graphdef, About(settings, folder))
   run = trained.read(folder, checkpoint)
-  return Model(
-    run.params, run.graphdef, About(run.settings, zoo.located(folder))
-  )
+  folder = zoo.located(folder)
+  convert.check_beginning(folder)
+  return Model(run.params, run.graphdef, About(run.settings, folder))
 
 
 def build(
   model: str, task: str = "text", *, seed: Any = 0, **settings: Any
 ) -> Model:
-  """A model with fresh parameters.
+  """Builds a model with randomly initialised parameters.
 
   Args:
     model: a family, a key of `loopjax.models.MODELS`.
-    task: what its tokens are, a key of `loopjax.data.TASKS`; the default is
-      text in bytes.
+    task: the task, which defines the tokens, a key of `loopjax.data.TASKS`; the
+      default is byte-level text.
     seed: seed of the parameters, an integer or, under `jax.vmap`, a traced one.
     settings: of the model by name (`width=128`), and of all sections by their
       names with two underscores (`task__sequence_length=256`).
@@ -367,33 +385,35 @@ def loss(
     (loss, f32 scalar; metrics by name).
 
   Raises:
-    UserError: the family carries state from step to step; `fit` trains it.
+    UserError: the family carries state from step to step, which `fit` trains;
+      or as in `Model.fit`.
   """
   settings = model.about.settings
   if isinstance(settings.family, CarriesState):
     raise UserError(
       f"{settings.model_name!r} carries state from step to step; use Model.fit"
     )
-  batch = _batch(model, (inputs, targets))
-  if weights is not None:
-    batch["weights"] = jnp.asarray(weights, jnp.float32)
+  given = {"inputs": inputs, "targets": targets}
+  batch = _batch(
+    model, given if weights is None else {**given, "weights": weights}
+  )
   batch["mean_weight"] = jnp.mean(batch["weights"])
   key = jax.random.key(0) if key is None else key
-  return settings.family.loss(
+  return _objective(settings)(
     model.module(), batch, key, jnp.asarray(step, jnp.int32), None
   )
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:
-  """Writes a model as a run of zero steps, which every command reads.
+  """Writes a model as a run with zero steps, which every command can load.
 
   Raises:
-    UserError: the directory contains a run already, or cannot be written.
+    UserError: the directory already contains a run, or cannot be written.
   """
   workdir = local_path(str(workdir))
-  zoo.refuse(workdir, "give another directory")
+  zoo.refuse(workdir, "choose another directory")
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   with writing(workdir):
     convert.write_run(
       workdir,
@@ -411,13 +431,13 @@ def datasets(
 
   Args:
     task: a key of `loopjax.data.TASKS`.
-    batch_size: examples of a batch.
-    seed: seed of the order of training.
+    batch_size: examples per batch.
+    seed: seed of the training order.
     settings: of the task, such as `box_rows=2`.
 
   Returns:
     "train" (infinite), "validation" and "test": `grain.MapDataset` of dicts
-    with "inputs", "targets", "weights" and what else the task has.
+    with "inputs", "targets", "weights" and other arrays of the task.
 
   Raises:
     UserError: an unknown task or setting, or files that are missing.
@@ -449,19 +469,90 @@ def _config(
   return config
 
 
-def _batch(model: Model, batch: Batch) -> dict[str, Any]:
-  """A batch with all that a loss reads."""
+def _checked_loops(
+  settings: config_lib.Settings, given: int | None, default: int
+) -> int:
+  """The number of loops to run; raises UserError unless the model can."""
+  loops = default if given is None else given
+  label = f"num_loops={loops}"
+  if loops < 1:
+    raise UserError(f"{label} must be at least 1")
+  config_lib.check_loops(settings, loops, label)
+  return loops
+
+
+def _optimizer(
+  settings: config_lib.Settings, steps: int
+) -> optax.GradientTransformation:
+  """The settings' optimizer; UserError if its schedule does not fit."""
+  try:
+    return chain.make_optimizer(settings.optim, steps)
+  except UserError as error:
+    raise UserError(f"{error}; or give tx, an optimizer") from error
+
+
+def _objective(settings: config_lib.Settings) -> Loss:
+  """The family's loss; raises UserError if it learns from a teacher."""
+  family = settings.family
+  if isinstance(family, LearnsFromTeacher):
+    try:
+      family.check_teacher(settings.model, settings.spec, None)
+    except UserError as error:
+      raise UserError(f"there is no teacher here: {error}") from error
+  return family.loss
+
+
+def _ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
+  """Token ids [B, T]; raises UserError if they are none of the model."""
+  ids = given if isinstance(given, jax.Array) else np.asarray(given)
+  if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise UserError(
+      f"{name} of shape {ids.shape} and dtype {ids.dtype} are invalid: expected"
+      " integer ids [B, T]"
+    )
+  spec = settings.spec
+  is_whole = settings.causal is None or spec.num_answer_tokens > 0
+  if is_whole and ids.shape[1] != spec.sequence_length:
+    raise UserError(
+      f"{name}: {settings.model_name!r} reads rows of {spec.sequence_length}"
+      f" tokens, not {ids.shape[1]}"
+    )
+  if ids.size and not isinstance(ids, jax.core.Tracer):
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= spec.vocab_size:
+      raise UserError(
+        f"{name}: ids from {low} to {high} are not in [0, {spec.vocab_size})"
+      )
+  return jnp.asarray(ids, jnp.int32)
+
+
+def _batch(
+  model: Model, batch: Batch, first: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+  """A batch with all that a loss reads, of the same shapes as the first."""
   if not isinstance(batch, Mapping):
-    inputs, targets = batch
-    batch = {"inputs": inputs, "targets": targets}
+    if isinstance(batch, str) or len(batch) != 2:
+      raise UserError("a batch is (inputs, targets), or a dict that has them")
+    batch = dict(zip(("inputs", "targets"), batch, strict=True))
   found = {name: jnp.asarray(x) for name, x in batch.items()}
   for name in ("inputs", "targets"):
-    if name not in found or found[name].ndim != 2:
+    if name not in batch:
       raise UserError(f"a batch needs {name!r}, token ids [B, T]")
+    found[name] = _ids(model.about.settings, name, batch[name])
   shape = found["targets"].shape
-  found.setdefault("weights", jnp.ones(shape, jnp.float32))
+  found.setdefault("weights", jnp.ones(shape))
+  found["weights"] = found["weights"].astype(jnp.float32)
   if model.spec.packs_documents:
-    found.setdefault("documents", jnp.ones(found["inputs"].shape, jnp.int32))
+    found.setdefault("documents", jnp.ones(shape, jnp.int32))
+  for name in ("inputs", "weights"):
+    if found[name].shape != shape:
+      raise UserError(
+        f"{name} of shape {found[name].shape} beside targets of {shape}"
+      )
+  if first and first["targets"].shape != shape:
+    raise UserError(
+      f"a batch of shape {shape} after one of {first['targets'].shape}"
+    )
   return found
 
 
@@ -469,17 +560,21 @@ def _next(batches: Any, number: int, steps: int) -> Batch:
   try:
     return next(batches)
   except StopIteration:
-    raise UserError(f"the data end after {number} of {steps} steps") from None
+    raise UserError(f"the data ended after {number} of {steps} steps") from None
 
 
-def _means(kept: list[Metrics], number: int) -> dict[str, float]:
-  """Means of scalars; raises UserError if the last loss is not finite."""
-  found = jax.device_get(kept)
-  if not found[-1]["accepted"]:
+def _check_finite(bad: step.BadSteps) -> None:
+  """Raises UserError if a step was not finite."""
+  if bad.streak:
     raise UserError(
-      f"step {number}: the loss or its gradient is not finite; nothing is"
-      " learned from here on"
+      f"step {int(bad.first) + 1}: the loss or its gradient is not finite;"
+      " training stopped"
     )
+
+
+def _means(kept: list[Metrics]) -> dict[str, float]:
+  """Means of the metrics that are scalars."""
+  found = jax.device_get(kept)
   return {
     name: float(np.mean([one[name] for one in found]))
     for name, value in found[-1].items()
@@ -497,7 +592,9 @@ def _is_hub_folder(folder: pathlib.Path) -> bool:
   return path.is_file() and "model_type" in workdir_lib.read_json(path)
 
 
-def _hub_files(model: Model) -> pathlib.Path:
-  """Where tokenizer and config of a model of the Hub are, if it is one."""
-  folder = model.about.folder or pathlib.Path()
-  return folder if _is_hub_folder(folder) else folder / convert.DIRECTORY
+def _hub_files(model: Model) -> pathlib.Path | None:
+  """Where tokenizer and config of a model of the Hub are; None if built."""
+  folder = model.about.folder
+  if folder is None or _is_hub_folder(folder):
+    return folder
+  return folder / convert.DIRECTORY

@@ -19,14 +19,19 @@ import pathlib
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
-from absl import flags
 
 from loopjax.commands import command_line
-from loopjax.errors import UserError, local_path, one_line
+from loopjax.errors import (
+  UserError,
+  leave,
+  local_path,
+  one_line,
+  one_line_errors,
+)
 from loopjax.run import processes
 from loopjax.run import workdir as workdir_lib
 
@@ -34,60 +39,76 @@ _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
 MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
 
-flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-flags.adopt_module_key_flags(processes)
-_MODE = flags.DEFINE_enum(
-  "mode",
-  "train_and_eval",
-  MODES,
-  "What to do; describe prints sizes and costs, describe_json for programs.",
-)
-_LIST = flags.DEFINE_bool("list", False, "List the configs and their presets.")
+
+def parser() -> command_line.ConfigParser:
+  """The parser of the command line."""
+  made = command_line.ConfigParser("python -m loopjax.main", __doc__ or "")
+  made.add_argument(
+    "--mode",
+    choices=MODES,
+    default="train_and_eval",
+    help="what to do [train_and_eval]; describe prints sizes and costs,"
+    " describe_json for programs",
+  )
+  made.add_argument(
+    "--list", action="store_true", help="list the configs and their presets"
+  )
+  processes.add_flags(made)
+  return made
 
 
-def main(argv: list[str]) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command that --mode names; returns the exit status."""
-  del argv
+  options = parser().parse_config(argv)
   from loopjax import config as config_lib
   from loopjax import train
-  from loopjax.commands import compilation, describe, ending, listing
+  from loopjax.analysis import figures
+  from loopjax.commands import describe, ending, listing
   from loopjax.config import presets
-  from loopjax.run import naming, zoo
+  from loopjax.run import naming, user_cache, zoo
 
-  compilation.keep()
-  config = command_line.CONFIG.value
-  if _LIST.value:
+  user_cache.keep_compiled()
+  config, mode = options.config, options.mode
+  if options.list:
     print(listing.listing())
     return 0
   if config is None:
-    raise UserError("--config=FILE is missing; --list shows the choices")
+    raise UserError("--config=FILE is missing; --list shows the configs")
   if jax.config.read("jax_enable_x64"):
-    raise UserError("JAX_ENABLE_X64 is set, but runs compute in 32 bits")
-  if _MODE.value == "describe":
+    raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
+  if mode == "describe":
     print(describe.page(describe.describe(config)))
     return 0
-  if _MODE.value == "describe_json":
+  if mode == "describe_json":
     print(json.dumps(describe.describe(config), indent=2))
     return 0
   settings = config_lib.resolve(config)  # Report mistakes first.
-  plain = settings.plain
-  config_name, overrides = command_line.config_name(), command_line.overrides()
-  default = naming.workdir(config_name, overrides, plain)
-  workdir = local_path(command_line.WORKDIR.value or default)
+  plain, overrides = settings.plain, options.overrides
+  default = naming.workdir(options.config_name, overrides, plain)
+  workdir = local_path(options.workdir or default)
   zoo.refuse(
     workdir,
     "`loopjax zoo score NAME` scores it,"
     f" --config.run.init_from={workdir} trains it further",
   )
-  if _MODE.value == "eval":
+  if mode == "eval":
     _check_overrides(overrides, workdir)
+  place = f"--workdir={workdir}" if options.workdir else "work directory"
   try:
-    processes.start()
-    _check_devices()
-    if jax.process_index() == 0:
-      print(f"work directory: {workdir}")
-      print(f"preset: {presets.choice(config_name)}", flush=True)
-    summary = train.run(config, workdir, _MODE.value)
+    with command_line.ending_when_full(place):
+      processes.start(
+        options.distributed,
+        options.coordinator_address,
+        options.num_processes,
+        options.process_id,
+      )
+      _check_devices()
+      if jax.process_index() == 0:
+        print(f"work directory: {workdir}")
+        chosen = presets.choice(options.config_name)
+        print(f"preset: {chosen}", flush=True)
+      summary = train.run(config, workdir, mode, figures.finish)
   except (processes.AgreedError, OSError):
     raise
   except processes.ProcessLostError as error:
@@ -98,7 +119,7 @@ def main(argv: list[str]) -> int:
     _end_alone(error)
   if jax.process_index() == 0:
     headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
-    print(*ending.lines(summary, headline, workdir, _MODE.value), sep="\n")
+    print(*ending.lines(summary, headline, workdir, mode), sep="\n")
   if "reason" in summary:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
   if summary["status"] == "preempted" and jax.process_index() == 0:
@@ -152,4 +173,4 @@ def _end_alone(error: Exception) -> NoReturn:
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  leave(main())

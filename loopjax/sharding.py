@@ -25,9 +25,9 @@ class Config:
 
   Attributes:
     data: number of copies of the model.
-    fsdp: data-parallel devices over which
-      parameters and optimizer state are split. tensor: devices over which
-      matrices are split within an example.
+    fsdp: data-parallel devices over which parameters and optimizer state are
+      split.
+    tensor: devices over which matrices are split within an example.
     min_split_size: parameters with fewer elements are replicated, as splitting
       them would cost more communication than it saves memory; larger ones must
       be split if fsdp or tensor is more than 1.
@@ -44,8 +44,8 @@ class Config:
     sizes = [getattr(self, axis) for axis in AXES]
     if sizes.count(-1) > 1 or min(sizes) < -1 or 0 in sizes:
       raise UserError(
-        f"mesh {dict(zip(AXES, sizes, strict=True))} needs positive sizes, and"
-        " -1 at one axis at most"
+        f"mesh {dict(zip(AXES, sizes, strict=True))} needs positive sizes, with"
+        " at most one -1"
       )
 
 
@@ -101,14 +101,14 @@ def parameter_shardings(
         break
     else:
       reason = (
-        "its dimensions are not multiples of the axes that split it"
+        "no dimension is a multiple of the mesh axes that would split it"
         if len(split)
         else "its row of the parameter table splits no dimension"
       )
       name = jax.tree_util.keystr(path, simple=True, separator="/")
       raise UserError(
-        f"mesh {_sizes(mesh)}: parameter {name} {list(leaf.shape)} would lie"
-        f" whole on every device: {reason}"
+        f"mesh {_sizes(mesh)}: parameter {name} {list(leaf.shape)} would be"
+        f" replicated on every device: {reason}"
       )
     return NamedSharding(mesh, P(*[None] * (leaf.ndim - len(split)), *axes))
 
@@ -150,12 +150,12 @@ def gather_parameter(x: jax.Array) -> jax.Array:
 
 
 def by_matrix(function: Callable[[Any], Any], x: jax.Array) -> jax.Array:
-  """The function of every matrix of a stack, which are shared out by fsdp.
+  """Applies a function to every matrix of a stack, distributed over fsdp.
 
   A device then has whole matrices, instead of a part of each, and computes
-  without communication; they are moved before and after. Zeros make the count
-  a multiple of the devices. With `tensor`, too, the compiler could move them by
-  gathering all alone, so that they stay as they are.
+  without communication; they are moved before and after. Zeros pad the count to
+  a multiple of the devices. With `tensor`, the compiler could move them only by
+  gathering everything, so they are not moved.
 
   Args:
     function: of [count, rows, columns], matrix by matrix, to the same shape.
@@ -176,7 +176,7 @@ def by_matrix(function: Callable[[Any], Any], x: jax.Array) -> jax.Array:
 def compilers_axes() -> dict[str, int]:
   """Axes of the mesh, and sizes, over which the compiler splits arrays here.
 
-  Not those over which a function around this one has split them.
+  Excludes axes over which a surrounding function has already split them.
   """
   mesh = jax.sharding.get_abstract_mesh()
   return {axis: mesh.shape[axis] for axis in mesh.auto_axes}
@@ -188,7 +188,7 @@ def names_of(axes: Any) -> tuple[str, ...]:
 
 
 def of_batch(axes: Iterable[str]) -> tuple[str, ...]:
-  """Those of the axes that split examples."""
+  """The axes that split examples."""
   return tuple(axis for axis in BATCH_AXES if axis in axes)
 
 
@@ -200,10 +200,10 @@ def by_example(
   Kernels need this, because the compiler cannot split them.
 
   Args:
-    function: of pytrees of arrays with a leading axis of examples and of other
-      arrays, which every device then has whole; it returns arrays by example.
-    num_examples: over all devices. If they cannot be shared equally, the
-      function is returned as it is.
+    function: of pytrees of arrays with a leading axis of examples, and of other
+      arrays, which are replicated; it returns arrays by example.
+    num_examples: over all devices. If they cannot be divided equally, the
+      function is returned unchanged.
   """
   axes = compilers_axes()
   batch_axes = of_batch(axes)
@@ -242,8 +242,8 @@ def check_batch_size(
   if batch_size < 1 or batch_size % (ways * num_parts):
     parts = f" and {num_parts} microbatches" if num_parts > 1 else ""
     raise UserError(
-      f"{name}={batch_size} is not a positive multiple of the {ways} devices"
-      f"{parts} that share the examples"
+      f"{name}={batch_size} is not a positive multiple of the {ways}"
+      f" devices{parts} that split the batch"
     )
 
 
@@ -261,7 +261,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 def put_batch(
   mesh: Mesh, batch: Any, batch_size: int, *, stacked: bool = False
 ) -> Any:
-  """Global arrays from this process's rows, those of `local_rows`.
+  """Global arrays from this process's rows, see `local_rows`.
 
   Args:
     mesh: the device mesh.

@@ -1,4 +1,4 @@
-"""Plain records that are used throughout the package."""
+"""Plain records used throughout the package."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -58,8 +58,8 @@ class TaskSpec:
       predicted in one pass after all others were read; 0 if every token is
       predicted.
     coordinate_names: a name for each coordinate.
-    packs_documents: whether rows contain several documents, between which there
-      is no attention. Batches then have "documents", i32 [B, T], the number of
+    packs_documents: whether rows contain several documents, which do not attend
+      to each other. Batches then have "documents", i32 [B, T], the number of
       each token's document in its row, from 1; 0 for padding.
   """
 
@@ -121,14 +121,14 @@ class Output(NamedTuple):
   """The output of every model.
 
   Attributes:
-    logits: f32 [B, T, V]; those of the answer tokens if only these are
+    logits: f32 [B, T, V]; only of the answer tokens if only these are
       predicted.
     losses: unweighted auxiliary losses, f32 scalars by name.
     stats: statistics of each example, f32 [B] by name.
     loops: statistics of each loop, averaged over the batch, f32 [K] by name.
     trace: the requested records of each loop, [K, B, ...] by name.
-    cache: the cache after these tokens, if they were read with a cache.
-    hidden: the input of the read-out for the same tokens as `logits`, f32
+    cache: the cache after these tokens, if the call had a cache.
+    hidden: the input of the output layer for the same tokens as `logits`, f32
       [B, T, D], from which losses and scores are computed without logits; None
       if the family does not support this.
     tokens: scores of the same tokens, if an evaluation has computed them from

@@ -50,6 +50,7 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # %%
 from loopjax import config as config_lib
 from loopjax import train
+from loopjax.analysis import figures
 from loopjax.config import presets
 
 get_config = presets.read("configs/lm_recurrent.py")["get_config"]
@@ -80,7 +81,7 @@ for name, changes in models.items():
   config = get_config(small)
   config_lib.override(config, {"task.train_files": text, **changes})
   workdir = RUNS / f"depth_{name.replace(', ', '_').replace(' ', '_')}"
-  summary = train.run(config, workdir, "train_and_eval")
+  summary = train.run(config, workdir, "train_and_eval", figures.finish)
   found[name] = summary["metrics"]
 
 # %% [markdown]

@@ -1,6 +1,7 @@
 """Runs a traced program with all its numbers in float64: without rounding."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ def in_float64(function):
 
   Under `jax.enable_x64`. Casts between floating-point types do nothing,
   products add up in float64, and random numbers are those of the program.
+  Constants are what was rounded to float32, see `_exact`.
   """
 
   def run(*args):
@@ -62,6 +64,8 @@ def _evaluated(jaxpr, constants, args):
   def read(x):
     if not isinstance(x, core.Literal):
       return values[x]
+    if x.aval.dtype == jnp.float32 and not np.ndim(x.val):
+      return jnp.asarray(_exact(np.float32(x.val)), jnp.float64)
     return _wide(jnp.asarray(x.val, x.aval.dtype))
 
   for variables, given in ((jaxpr.constvars, constants), (jaxpr.invars, args)):
@@ -71,6 +75,20 @@ def _evaluated(jaxpr, constants, args):
     outputs = _step(eqn, [read(x) for x in eqn.invars])
     values.update(zip(eqn.outvars, map(_wide, outputs), strict=True))
   return [read(x) for x in jaxpr.outvars]
+
+
+def _exact(x):
+  """What a float32 constant was before it was rounded.
+
+  The root of an integer, a reciprocal root, or a decimal of six digits; itself
+  if it is none.
+  """
+  square = float(x) ** 2
+  found = [float(f"{x:.6g}")]
+  if 2**-20 < square < 2**20:
+    n, over = max(round(square), 1), max(round(1 / square), 1)
+    found += [math.copysign(y, x) for y in (n**0.5, over**-0.5)]
+  return next((y for y in found if np.float32(y) == x), float(x))
 
 
 def _inner(jaxpr):

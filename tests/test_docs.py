@@ -23,7 +23,7 @@ from tests_support import CONFIGS, ROOT, load_config, namespace
 
 from loopjax import config as config_lib
 from loopjax import sections, sharding
-from loopjax.config import run_config
+from loopjax.config import settings as settings_lib
 from loopjax.data import TASKS
 from loopjax.models import MODELS
 from loopjax.optim import chain
@@ -111,7 +111,7 @@ def _knows(module: str, flag: str) -> bool:
     shared += [f"loopjax/generate/{x}.py" for x in ("text_flags", "sampling")]
   files = [*own, *(ROOT / file for file in shared)]
   # Some flags are the fields of a record.
-  pattern = rf'DEFINE_\w+\(\s*"{flag}"|"--{flag}"|\n  {flag}: \w+ = '
+  pattern = rf'"--{flag}"|\n  {flag}: \w+ = '
   return any(re.search(pattern, file.read_text()) for file in files)
 
 
@@ -121,8 +121,8 @@ RECORDS = {
   "optim": [chain.Config],
   "loop": [LoopOptions],
   "mesh": [sharding.Config],
-  "run": [run_config.Run],
-  "eval": [run_config.Eval],
+  "run": [settings_lib.Run],
+  "eval": [settings_lib.Eval],
 }
 
 
@@ -264,6 +264,32 @@ def test_results_are_those_of_their_pages(page):
       assert any(number in text for text in texts), (number, linked)
       checked += 1
   assert checked > 5 or page != "README.md"
+
+
+# Idioms that cost a second reading: "is no run", "goes on", "bits a byte".
+DIALECT = re.compile(
+  r"\b(at hand|likewise|namely|one's own|of yours|(goes|go|went) on)\b"
+  r"|(?<![Tt]here )\b(is|are) no (?!longer|better|worse|faster)\w"
+  r"|\b(is|are) (that|those) of\b"
+  r"|\b(bits|nats|bytes|loops|tokens|steps) a (byte|token|second|step|row)\b"
+)
+
+
+def _messages(path: pathlib.Path) -> str:
+  """The strings of a module, without its docstrings."""
+  nodes = list(ast.walk(ast.parse(path.read_text())))
+  apart = {node.value for node in nodes if isinstance(node, ast.Expr)}
+  texts = [node for node in nodes if isinstance(node, ast.Constant)]
+  return "\n".join(str(x.value) for x in texts if x not in apart)
+
+
+def test_messages_and_pages_are_in_plain_english():
+  texts = {path: path.read_text() for path in PAGES}
+  for path in (ROOT / "loopjax").rglob("*.py"):
+    texts[path] = _messages(path)
+  for path, text in texts.items():
+    found = DIALECT.search(" ".join(text.split()))
+    assert not found, (path, found[0])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

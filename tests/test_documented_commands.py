@@ -20,7 +20,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 # What a sentence says instead of an argument.
 _UNSAID = re.compile(r"^\.\.\.$|^--config=(FILE|\.\.\.)|HOST:PORT|\$")
-# They parse their flags by absl; to a function that begins their work.
+# They read a config; to a function that begins their work.
 _BEGINS = {
   "loopjax.main": "loopjax.train.run",
   "loopjax.fit": "loopjax.fit.topology.machine",

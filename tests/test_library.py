@@ -1,18 +1,22 @@
 """loopjax from Python, as docs/library.md tells it."""
 
+import functools
+import json
 import pathlib
 import re
 import textwrap
 
+import hub_examples
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tests_support import ROOT
+from tests_support import ROOT, refused
 
 import loopjax
+from loopjax import library
 from loopjax.errors import UserError
 from loopjax.generate import __main__ as generate
 from loopjax.saved import trained
@@ -28,9 +32,13 @@ def model():
   return loopjax.build("looped", **SMALL)
 
 
-def pairs(seed=0):
+@functools.cache
+def of_zoo(name):
+  return loopjax.load(f"zoo:{name}")
+
+
+def pairs():
   """Batches of a text of one letter, which is quickly learned."""
-  del seed
   rows = np.full((4, 16), ord("a"), np.int32)
   while True:
     yield rows, rows
@@ -79,6 +87,17 @@ def test_seeds_are_a_batch_of_models():
     np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6)
 
 
+def test_models_of_the_same_settings_are_alike(model):
+  """JAX combines them, and compiles once for both."""
+  other = loopjax.build("looped", seed=1, **SMALL)
+  ids = np.arange(16)
+  model.logits(ids)
+  compiled = library._forward._cache_size()
+  found = jax.tree.map(lambda a, b: (a + b) / 2, model, other)
+  assert found.logits(ids).shape == other.logits(ids).shape
+  assert library._forward._cache_size() == compiled
+
+
 def test_flax_trains_the_module(model):
   module, inputs = model.module(), next(pairs())[0]
 
@@ -104,7 +123,16 @@ def test_logits_and_traces(model):
   )
 
 
-def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
+def test_it_is_trained_saved_and_read_by_commands(
+  model, tmp_path, monkeypatch, capsys
+):
+  """And has nothing to do with a model of the Hub in the same place."""
+  theirs = {"model_type": "llama", "eos_token_id": ord("a")}
+  for folder in (tmp_path, tmp_path / "hub"):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(theirs))
+    (folder / "tokenizer.json").write_text("{}")
+  monkeypatch.chdir(tmp_path)
   seen = []
 
   def on_eval(number, scores, now):
@@ -116,7 +144,7 @@ def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
   )
   assert [number for number, *_ in seen] == [20, 40]
   assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
-  text = found.generate("a", num_tokens=5, temperature=0.0)
+  text = found.generate("a", num_tokens=5, temperature=0.0, stop="ab")
   assert text == "aaaaa"
   loopjax.save(found, tmp_path / "run")
   again = loopjax.load(str(tmp_path / "run"))
@@ -125,13 +153,13 @@ def test_it_is_trained_saved_and_read_by_commands(model, tmp_path, capsys):
   flags = ["--prompt=a", "--max_new_tokens=5", "--temperature=0"]
   assert generate.main([str(tmp_path / "run"), *flags]) == 0
   assert "aaaaa" in capsys.readouterr().out
-  with pytest.raises(UserError, match="contains a run already"):
+  with pytest.raises(UserError, match="already contains a run"):
     loopjax.save(found, tmp_path / "run")
 
 
 def test_models_of_the_zoo_and_their_task():
   """As the reader of runs has it, and trained on by its own task."""
-  found = loopjax.load("zoo:sudoku_6x6")
+  found = of_zoo("sudoku_6x6")
   expected = trained.read(pathlib.Path("zoo:sudoku_6x6"))
   data = loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)
   batch = data["test"][0]
@@ -143,13 +171,71 @@ def test_models_of_the_zoo_and_their_task():
   assert {"train", "validation", "test"} == set(data)
 
 
+def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
+  folder = hub_examples.make_folder(tmp_path / "hub")
+  found = loopjax.load(folder)
+  loopjax.save(found, tmp_path / "run")
+  again = loopjax.load(tmp_path / "run")
+  jax.tree.map(np.testing.assert_array_equal, again.params, found.params)
+  task = again.about.settings.task
+  assert task.tokenizer == str(tmp_path / "run" / "hub" / "tokenizer.json")
+  assert task.end_token == "<end>"
+  for model in (found, again):
+    language_model, _ = library._generator(model, 1)
+    assert language_model.stop_tokens == (0,)
+  with refused("checkpoint=3 has no effect on"):
+    loopjax.load(folder, checkpoint=3)
+
+
 @pytest.mark.parametrize(
   ("call", "says"),
   [
     (lambda m: m.trace(np.arange(4), "h"), "trace 'h' is not one of hidden"),
-    (lambda m: m.trace(np.arange(4)), "name what to record: hidden"),
-    (lambda m: m.logits(np.ones(4)), "dtype float.* are not ids"),
-    (lambda m: m.logits(np.arange(4), num_loops=10**6), "more than 65,536"),
+    (
+      lambda m: m.trace(np.arange(4)),
+      "pass the names of the traces to record: hidden",
+    ),
+    (
+      lambda m: m.logits(np.ones(4)),
+      "dtype float.* are invalid: expected",
+    ),
+    (
+      lambda m: m.logits(np.arange(4), num_loops=10**6),
+      "exceed the maximum of 65,536",
+    ),
+    (lambda m: m.logits(np.arange(4), num_loops=0), "num_loops=0 must be at"),
+    (lambda m: m.generate("a", num_loops=0), "num_loops=0 must be at"),
+    (
+      lambda m: m.logits([3, 10**6]),
+      "ids from 3 to 1000000 are not in",
+    ),
+    (lambda m: m.logits([-1, 3]), "ids from -1 to 3 are not in"),
+    (
+      lambda m: of_zoo("sudoku_6x6").logits([1, 2]),
+      "tokens: 'utm' reads rows of 36 tokens, not 2",
+    ),
+    (
+      lambda m: of_zoo("depo").logits(np.arange(13)),
+      "tokens: 'sleep' reads rows of 24 tokens, not 13",
+    ),
+    (lambda m: m.fit(pairs(), steps=0), "steps=0 must be"),
+    (lambda m: m.fit(pairs(), steps=1, every=0), "every=0 must be"),
+    (
+      lambda m: m.fit(iter([next(pairs()), np.ones((2, 3, 16), int)]), steps=2),
+      r"a batch of shape \(3, 16\) after one of \(4, 16\)",
+    ),
+    (
+      lambda m: loopjax.loss(m, *next(pairs()), weights=np.ones(16)),
+      "weights of shape",
+    ),
+    (
+      lambda m: loopjax.loss(of_zoo("sums_melt"), *next(pairs())),
+      "there is no teacher here: model.distill='all' needs run.teacher",
+    ),
+    (
+      lambda m: of_zoo("sums_melt").fit(pairs(), steps=9),
+      "optim.warmup_steps=50 must be less than .*=9; or give tx, an optimizer",
+    ),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
     (lambda m: loopjax.build("looped", widht=3), "model.width"),
     (lambda m: loopjax.load("zoo:nothing"), "no such model"),
@@ -159,39 +245,52 @@ def test_models_of_the_zoo_and_their_task():
     (lambda m: loopjax.datasets("sudoku", boxes=2), "task.box_rows"),
     (
       lambda m: m.fit(iter([next(pairs())]), steps=2),
-      "the data end after 1 of 2 steps",
+      "the data ended after 1 of 2 steps",
+    ),
+    (
+      lambda m: m.fit({"train": next(pairs())}, steps=1),
+      "a batch is .inputs, ",
     ),
     (
       lambda m: m.fit([{"inputs": np.ones((2, 3))}], steps=1),
-      "'targets'",
+      "inputs of shape .* dtype float64 are invalid: expected",
     ),
     (
       lambda m: loopjax.loss(
-        loopjax.build("trm", "sudoku", task__box_rows=2), *next(pairs())
+        of_zoo("sudoku_urm"), np.ones((1, 36), int), np.ones((1, 36), int)
       ),
       "carries state",
     ),
     (
-      lambda m: loopjax.build("utm", "sudoku", task__box_rows=2).generate("1"),
-      "generates no text",
+      lambda m: of_zoo("sudoku_6x6").generate("1"),
+      "does not generate text",
     ),
   ],
 )
 def test_mistakes_are_one_line(model, call, says):
-  with pytest.raises(UserError, match=says) as caught:
+  with refused(says):
     call(model)
-  assert "\n" not in str(caught.value)
 
 
 def test_an_exploding_loss_is_named(model):
+  def loss(module, batch, key, step, teacher):
+    value = jnp.where(step == 1, jnp.inf, 0.0)
+    return value, {"loss": value}
+
   with pytest.raises(
-    UserError, match="step 1: the loss or its gradient is not"
+    UserError, match="step 2: the loss or its gradient is not"
   ):
-    model.fit(
-      pairs(),
-      steps=1,
-      loss=lambda *_: (jnp.inf, {"loss": jnp.float32(jnp.inf)}),
-    )
+    model.fit(pairs(), steps=3, loss=loss)
+
+
+def test_a_text_that_was_interrupted_is_not_continued(model, monkeypatch):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(library.text_lib, "generate_texts", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    model.generate("a")
+  assert not library._generator.cache_info().currsize
 
 
 # Numbers of docs/library.md, and smaller ones.

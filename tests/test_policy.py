@@ -5,6 +5,7 @@ import configparser
 import graphlib
 import importlib
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from tests_support import ROOT
 
 import loopjax
+from loopjax.data import TASKS
+from loopjax.models import MODELS
 
 FILES = sorted((ROOT / "loopjax").rglob("*.py"))
 ALLOWED_NNX = {
@@ -26,8 +29,8 @@ ALLOWED_NNX = {
 LAYERS = (
   ("__init__", "errors", "types", "sections"), ("checks",), ("sharding",),
   ("kernels",), ("losses",), ("nn",), ("loop",), ("protocols", "optim", "run"),
-  ("models", "data"), ("config",), ("program",), ("commands",), ("hub",),
-  ("saved",), ("generate",), ("analysis",), ("train",),
+  ("models", "data"), ("config",), ("program",), ("train",), ("commands",),
+  ("hub",), ("saved",), ("generate",), ("analysis",),
   ("main", "eval", "fit", "library", "play", "report", "serve", "sweep",
    "watch", "zoo"),
   ("__main__",),
@@ -278,7 +281,69 @@ def test_models_and_programs_need_no_reader_of_data_and_no_kernel():
   says = """
 import sys
 sys.modules["grain"] = None
-import loopjax.config, loopjax.fit.measure, loopjax.models, loopjax.program
+import loopjax.config, loopjax.fit.measure, loopjax.program
+from loopjax.data import TASKS
+from loopjax.models import MODELS
+assert all(map(MODELS.get, MODELS)) and all(map(TASKS.get, TASKS))
 assert "jax.experimental.pallas" not in sys.modules
 """
   subprocess.run([sys.executable, "-c", says], check=True)
+
+
+@pytest.mark.parametrize(
+  "package, registry", [("models", MODELS), ("data", TASKS)]
+)
+def test_the_type_checker_compares_every_family_and_task(package, registry):
+  there = {registry[name].__name__ for name in registry}
+  compared = imports()["loopjax", package]
+  assert there <= {".".join(module) for module in compared}
+
+
+# Tools around training. `analysis` and `generate` are used when it has ended.
+TOOLS = {
+  "analysis", "eval", "fit", "generate", "hub", "library", "play", "report",
+  "saved", "serve", "sweep", "watch", "zoo",
+}  # fmt: skip
+# What `main` loads for a config, the tools for the end of the run included.
+MAX_MODULES, MAX_LINES = 190, 27_000
+
+
+def test_training_imports_no_tools_and_no_other_family():
+  graph, found = imports(), set()
+  new = {("loopjax", "train")}
+  while new:
+    found |= new
+    new = set().union(*(graph[module] for module in new)) - found
+  assert not {module[1] for module in found if len(module) > 1} & TOOLS
+
+
+def test_main_loads_its_own_family_and_task_alone():
+  says = """
+import runpy, sys
+sys.argv = ["main", "--config=configs/sudoku_utm.py:smoke", "--mode=describe"]
+try:
+  runpy.run_module("loopjax.main", run_name="__main__")
+except SystemExit as end:
+  assert not end.code
+for name, module in sys.modules.items():
+  if name.partition(".")[0] == "loopjax":
+    print("loaded:", module.__file__)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", says],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  names = re.findall("^loaded: (.*)$", done.stdout, re.M)
+  paths = [pathlib.Path(name).relative_to(ROOT / "loopjax") for name in names]
+  lines = sum(pathlib.Path(name).read_text().count("\n") for name in names)
+  assert len(names) <= MAX_MODULES and lines <= MAX_LINES
+  families = {
+    path.with_suffix("").parts[1] for path in paths if path.parts[0] == "models"
+  }
+  assert "utm" in families
+  assert not {"adaptive", "disco", "hrm", "sleep", "trm", "urm"} & families
+  assert pathlib.Path("data/sudoku/task.py") in paths
+  assert pathlib.Path("data/maze/task.py") not in paths

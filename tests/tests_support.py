@@ -7,9 +7,6 @@ import contextlib
 import math
 import pathlib
 import re
-import sys
-import threading
-import warnings
 from collections.abc import Iterable
 from unittest import mock
 
@@ -17,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import app
-from absl.testing import flagsaver
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
@@ -166,31 +161,8 @@ def strict_dtypes():
 
 def command(entry, *arguments: str, directory=ROOT) -> int:
   """Runs a command in this process; returns its exit status."""
-  import grain  # noqa: F401  Defines flags, which must outlive the command.
-
-  return _command(entry, *arguments, directory=directory)
-
-
-@flagsaver.flagsaver
-def _command(entry, *arguments: str, directory) -> int:
-  from loopjax.commands import command_line
-
   least = jax.config.jax_persistent_cache_min_compile_time_secs
-
-  def run(main, flags_parser):
-    main(flags_parser(sys.argv))
-
-  with (
-    contextlib.chdir(directory),
-    mock.patch.object(sys, "argv", ["command", *arguments]),
-    mock.patch.object(sys, "unraisablehook"),
-    mock.patch.object(threading, "excepthook"),
-    mock.patch.object(app, "run", run),
-    warnings.catch_warnings(),
-    pytest.raises(SystemExit) as ended,
-  ):
-    # ml_collections loads files the old way.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    command_line.run(entry)
+  with contextlib.chdir(directory):
+    status = entry([*arguments])
   jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
-  return ended.value.code
+  return status

@@ -13,8 +13,9 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
+from loopjax import train
+from loopjax.analysis import agreement, positions, samples, sudoku
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import positions, samples, sudoku
 from loopjax.analysis.loops import (
   adaptive,
   depth,
@@ -44,21 +45,6 @@ class Figure(NamedTuple):
   name: str
   traces: tuple[str, ...]
   draw: Callable[[evaluated_lib.EvaluatedModel], list[pathlib.Path]]
-
-
-class Drawn(NamedTuple):
-  """The result of drawing.
-
-  Attributes:
-    files: the files written.
-    scores: by split, "depth", vectors over loops by name, and "exits"; without
-      those that do not apply to the model or that eval.depth_factor disables.
-    failed: names of the figures that could not be drawn.
-  """
-
-  files: list[pathlib.Path]
-  scores: dict[str, dict[str, Any]]
-  failed: list[str]
 
 
 def _curves(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
@@ -133,6 +119,23 @@ TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
 }
 
 
+def finish(scored: train.Scored) -> train.Extras:
+  """Agreement with the teacher, and all figures, of a run that was scored."""
+  agreed = agreement.measure(
+    scored.program, scored.params, scored.teacher_params, scored.dataset
+  )
+  made = make_figures(
+    scored.program.settings,
+    scored.program.graphdef,
+    scored.params,
+    scored.dataset,
+    scored.rows,
+    scored.directory,
+  )
+  of_teacher = {"teacher": agreed} if agreed else {}
+  return made._replace(scores=of_teacher | made.scores)
+
+
 def make_figures(
   settings: config_lib.Settings,
   graphdef: nnx.GraphDef,
@@ -140,7 +143,7 @@ def make_figures(
   dataset: Dataset,
   rows: list[dict[str, Any]],
   directory: pathlib.Path,
-) -> Drawn:
+) -> train.Extras:
   """Draws everything that applies to this model and task.
 
   All processes call it; process 0 draws. A figure that cannot be drawn is
@@ -153,12 +156,17 @@ def make_figures(
     dataset: the evaluation split.
     rows: rows of the run's metrics.jsonl.
     directory: output directory, created if missing.
+
+  Returns:
+    The files, and scores by split: "depth", vectors over loops by name, and
+    "exits"; without those that do not apply to the model or that
+    eval.depth_factor disables.
   """
   if jax.process_count() > 1:  # Each holds only part of the arrays.
     params = multihost_utils.process_allgather(params, tiled=True)
   failed: list[str] = []
   if jax.process_index():
-    return Drawn([], {}, failed)
+    return train.Extras({}, [], failed)
 
   def attempt(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
@@ -167,8 +175,8 @@ def make_figures(
       frame = traceback.extract_tb(error.__traceback__)[-1]
       where = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
       print(
-        f"warning: figure {name} is not drawn: {type(error).__name__}:"
-        f" {one_line(error)} ({where})",
+        f"warning: {name} could not be drawn: {type(error).__name__}: "
+        f"{one_line(error)} ({where})",
         file=sys.stderr,
         flush=True,
       )
@@ -176,9 +184,9 @@ def make_figures(
       return None
 
   made = (settings, graphdef, params, dataset, rows, directory)
-  evaluated = attempt("of every kind", evaluated_lib.evaluate_model, *made)
+  evaluated = attempt("figures", evaluated_lib.evaluate_model, *made)
   if evaluated is None:
-    return Drawn([], {}, failed)
+    return train.Extras({}, [], failed)
   files: list[pathlib.Path] = []
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     # The longest computation runs while the other figures are drawn.
@@ -197,7 +205,7 @@ def make_figures(
   if found := attempt("skipping", skipping.measure, evaluated):
     files += attempt("skipping", skipping.draw_curve, evaluated, found) or []
     scores["exits"] = skipping.scores(found)
-  return Drawn(files, scores, failed)
+  return train.Extras(scores, files, failed)
 
 
 def _depth(

@@ -18,7 +18,6 @@ gradient_flow.json and drawn:
 
 import itertools
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from matplotlib import ticker
 
 from loopjax.analysis import evaluated, jacobians, prompts
 from loopjax.analysis.plots import draw
-from loopjax.errors import Parser, UserError, one_line_errors, writing
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.models import looped, melt
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     help="where to write [analysis in the first WORKDIR]",
   )
   parser.add_argument(
-    "--texts", type=int, default=32, help="number of texts [32]"
+    "--texts", type=int, default=32, help="number of test texts [32]"
   )
   options = parser.parse_args(argv)
   if options.texts < 1:
@@ -94,7 +93,7 @@ def texts_of(batch: Mapping[str, np.ndarray], spec: Any) -> tuple[Any, ...]:
   count = prompts.first_document(batch, num_tokens).sum(axis=1)
   rows = np.flatnonzero(count > 1)
   if not len(rows):
-    raise UserError("the test split has no text of two tokens")
+    raise UserError("the test split has no text of at least two tokens")
   # Padding and later documents come after.
   last = batch["targets"][rows, count[rows] - 1]
   return batch["inputs"][rows], count[rows], last
@@ -128,7 +127,7 @@ def write(
         )
   forth.axhline(1, color=draw.GREY, linestyle=":")
   back.set_yscale("log")
-  draw.tidy(back, "Gradient that reaches the state", "after loop", "norm")
+  draw.tidy(back, "Gradient norm at the state", "after loop", "norm")
   draw.tidy(forth, "Spectral radius of a loop", "loop", "radius")
   draw.tidy(gates, "Gates", "loop", "")
   gates.set_ylim(0, 1)
@@ -147,4 +146,4 @@ _GATES = {
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

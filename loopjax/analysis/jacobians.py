@@ -15,8 +15,7 @@ import numpy as np
 
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal, looped, melt
-from loopjax.models.melt import layer as layer_lib
-from loopjax.models.melt import reading as melt_reading
+from loopjax.models.melt import algorithm
 from loopjax.types import Array
 
 SATURATED = 0.9  # Gates above this, or below 1 - this, count as saturated.
@@ -150,18 +149,19 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
       return model.transform(call, carry, t)[0][:, 0], None
 
     return Recurrence(hidden, plain, None)
-  one_loop = melt_reading.make_loop(model, 1, cache)
-  live, width = jnp.ones(batch, bool), model.config.width
-  none = melt_reading.empty_latents(model, (batch, 1))
+  stack, width = model.stack(), model.config.width
+  options = model.pass_options(kind="scan", keep=("inputs",))
+  chunk, first = algorithm.start_after(stack, options, cache, hidden[:, None])
+  none = first.latents
 
   def step(state: Array, t: Array) -> tuple[Array, Array]:
     latents = _latents(state, width)[:, :, None].astype(none.dtype)
-    hidden, (latents, _), inputs = one_loop(
-      state[:, None, :width], (latents, (cache.key, cache.value)), t, live
-    )
-    return _state(hidden[:, 0], latents[:, :, 0]), inputs[:, :, 0]
+    before = first._replace(hidden=state[:, None, :width], latents=latents)
+    after, records = algorithm.one_loop(stack, options, chunk, before, t)
+    inputs = records["inputs"][:, :, 0]
+    return _state(after.hidden[:, 0], after.latents[:, :, 0]), inputs
 
-  return Recurrence(_state(hidden, none[:, :, 0]), step, model.stack().layers)
+  return Recurrence(_state(hidden, none[:, :, 0]), step, stack.layers)
 
 
 def _state(hidden: Array, latents: Array) -> Array:
@@ -182,7 +182,7 @@ def _gated(
   """(the latents after a loop, the gate z), both [L, B, D]."""
 
   def one(layer: Any, x: Array, h: Array) -> tuple[Array, Array]:
-    keep = layer_lib.gate_values(layer, mode, t, x[:, None], h[:, None])
+    keep = algorithm.gate_values(layer, mode, t, x[:, None], h[:, None])
     keep = jnp.reshape(keep, (-1, keep.shape[-1] if keep.ndim else 1))
     return x + keep * (h - x), jnp.broadcast_to(keep, x.shape)
 

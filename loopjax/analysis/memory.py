@@ -10,33 +10,27 @@ GB are powers of ten, as in the paper.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-from absl import flags
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.commands import command_line, text_table
-from loopjax.errors import UserError
-
-flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-_TOKENS = flags.DEFINE_integer(
-  "tokens", 0, "Length of a text; 0 for the config's rows.", 0
-)
+from loopjax.commands import command_line, document
+from loopjax.errors import UserError, leave, one_line_errors
 
 # Inconsistencies within the paper's table.
 SLIPS = """\
 Where the paper's numbers differ (it prints 6.29, 25.17 and 3.67 GB for 32k, and
 totals of 9.49, 27.97 and 7.07 GB):
-- Its column for 32,768 tokens is that of 32,000.
-- Its totals add the caches to 2 bytes for 1.6, 1.4 and 1.7 billion parameters,
-  not to the model memory beside them: 9.56, 28.04 and 7.11 GB by its own rows.
+- Its column for 32,768 tokens uses 32,000.
+- Its totals add the cache to 2 bytes for 1.6, 1.4 and 1.7 billion parameters,
+  not to the model memory in the same row, which gives 9.56, 28.04 and 7.11 GB.
 - Qwen3-1.7B shares keys and values in groups of queries' heads (8 of 16), not
   among all (MQA).
-- Fewer bytes are kept, not read: each loop reads the cache again, whatever the
-  kind.
+- Fewer bytes are stored, but not fewer read: each loop reads the cache again,
+  whatever its kind.
 """
 
 
@@ -68,8 +62,8 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   """
   if settings.causal is None:
     raise UserError(
-      f"model.name={settings.model_name!r} does not predict next tokens, so it"
-      " has no cache"
+      f"model.name={settings.model_name!r} does not predict next tokens and "
+      "has no cache"
     )
   _, params = program_lib.abstract_model(settings)
   total = sum(
@@ -81,19 +75,27 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   ]
 
 
-def main(argv: list[str]) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
   """Prints the table; returns the exit status."""
-  del argv
-  if command_line.WORKDIR.value:
+  parser = command_line.ConfigParser(
+    "python -m loopjax.analysis.memory", __doc__ or ""
+  )
+  parser.add_argument(
+    "--tokens", type=int, metavar="N", help="length of a text [the config's]"
+  )
+  options = parser.parse_config(argv)
+  if options.workdir:
     raise UserError("--workdir has no effect: nothing is written")
-  config = command_line.CONFIG.value
-  if config is None:
-    if _TOKENS.value:
-      raise UserError(f"--tokens={_TOKENS.value} needs --config")
+  if options.config is None:
+    if options.tokens is not None:
+      raise UserError(f"--tokens={options.tokens} needs --config")
     print(table_2())
     return 0
-  settings = config_lib.resolve(config)
-  print(of_config(settings, _TOKENS.value or settings.spec.sequence_length))
+  if options.tokens is not None and options.tokens < 1:
+    raise UserError(f"--tokens={options.tokens} must be at least 1")
+  settings = config_lib.resolve(options.config)
+  print(of_config(settings, options.tokens or settings.spec.sequence_length))
   return 0
 
 
@@ -117,7 +119,7 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
   return (
     f"{settings.model_name}, {settings.eval_loops} loops,"
     f" {found[0].parameters / 1e6:,.3f} MB of parameters"
-    f"\n{text_table.aligned(lines, 1)}"
+    f"\n{document.aligned(lines, 1)}"
   )
 
 
@@ -176,8 +178,8 @@ def table_2() -> str:
         f"{(cached + size.parameters) / 1e9:.2f}",
       )
     )
-  return f"{text_table.aligned(lines, 1)}\n\n{SLIPS}"
+  return f"{document.aligned(lines, 1)}\n\n{SLIPS}"
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  leave(main())

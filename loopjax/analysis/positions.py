@@ -38,7 +38,7 @@ def draw_positions(
   draw.tidy(
     axes,
     f"Loss by position in the document, {len(logits)} rows, ±1 standard error",
-    "position of the predicted token in its document, or in its part of one",
+    "position of the predicted token in its document or document part",
     "nats per token",
   )
   return [draw.save(figure, evaluated.directory / "positions.png")]

@@ -51,15 +51,15 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   blocks: list[document.Block] = [
     document.Heading(1, "Samples"),
     document.Paragraph(
-      f"Evaluation texts, and what the model generates after their first"
-      f" halves: up to {room} tokens, with {settings.eval_loops} loops each."
+      "Evaluation texts, and the model's continuations of their first halves: "
+      f"up to {room} tokens with {settings.eval_loops} loops."
     ),
   ]
   for number, (prompt, rest) in enumerate(halves, 1):
     blocks += [
       document.Heading(2, f"Text {number}"),
       document.Code(_text(tokenizer, prompt)),
-      document.Heading(3, "The text itself"),
+      document.Heading(3, "Original text"),
       document.Code(_text(tokenizer, rest[:room])),
     ]
     for heading in _TEMPERATURES:

@@ -123,7 +123,7 @@ def _draw_puzzle(
     ncols=3,
     frameon=False,
     fontsize=9,
-    title="stronger colour: more certain",
+    title="stronger colour: more confident",
     title_fontsize=9,
   )
   return draw.save(figure, evaluated.directory / name)
@@ -164,7 +164,7 @@ def _draw_state(axes, board, given, answer, state: BoardState) -> None:
   colors[right & (given > 0)] = colors_lib.to_rgba(_GIVEN)
   _draw_board(axes, board, state.digits, colors, given > 0)
   blank = given <= 0
-  number = f"{int(right[blank].sum())} of {int(blank.sum())} blanks right"
+  number = f"{int(right[blank].sum())} of {int(blank.sum())} blanks correct"
   result = "solved" if right.all() else number
   axes.set_title(f"{state.title}\n{result}", fontsize=11)
 

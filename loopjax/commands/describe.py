@@ -77,16 +77,16 @@ def page(described: Mapping[str, Any]) -> str:
     for name, size in described["parameters_by_module"].items()
   ]
   cache = [
-    f"{_short(described[f'cache_bytes_per_{of}'])}B a {of}"
+    f"{_short(described[f'cache_bytes_per_{of}'])}B per {of}"
     for of in ("token", "row")
     if described[f"cache_bytes_per_{of}"]
   ]
   lines = {
-    "model": f"{config['model']['name']}, on {config['task']['name']}",
+    "model": f"{config['model']['name']} on {config['task']['name']}",
     "parameters": f"{described['parameters']:,}: {', '.join(modules)}",
-    "state": f"{_short(described['state_bytes'])}B of parameters, their average"
-    " and the optimizer's",
-    "forward": f"FLOPs of an example: {', '.join(after)}",
+    "state": f"{_short(described['state_bytes'])}B: parameters, their"
+    " average and optimizer state",
+    "forward": f"FLOPs per example: {', '.join(after)}",
     "cache": ", ".join(cache),
     "teacher": "",
   }
@@ -101,7 +101,7 @@ def page(described: Mapping[str, Any]) -> str:
     [
       *(_wrapped(name, text) for name, text in lines.items() if text),
       "",
-      "settings, each --config.SECTION.KEY=VALUE:",
+      "settings (change one with --config.SECTION.KEY=VALUE):",
       *(_wrapped(name, text) for name, text in settings.items()),
     ]
   )

@@ -66,7 +66,7 @@ def scores(
 def _scores(
   found: Mapping[str, float], split: str, headline: Sequence[str]
 ) -> str:
-  """`test: exact_match 0.959 ± 0.003, loss 0.015 ± 0.001 of 3,941 examples`."""
+  """`test: exact_match 0.959 ± 0.003, loss 0.015 ± 0.001 on 3,941 examples`."""
   texts = []
   for name in dict.fromkeys((*headline, "loss")):
     key = f"{split}/{name}"
@@ -75,4 +75,4 @@ def _scores(
       more = f" ± {error:.1g}" if error else ""
       texts.append(f"{name} {found[key]:.4g}{more}")
   count = found[f"{split}/count"]
-  return f"{split}: {', '.join(texts)} of {count:,.0f} examples"
+  return f"{split}: {', '.join(texts)} on {count:,.0f} examples"

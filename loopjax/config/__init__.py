@@ -1,7 +1,7 @@
 """From a config file to checked settings.
 
 What config files and the rest of the package call; presets are in
-`config.presets`, the sections run and eval in `config.run_config`.
+`config.presets`, the sections run and eval in `config.settings`.
 """
 
 from loopjax.config.overrides import WorkdirOf as WorkdirOf

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from loopjax import sharding
-from loopjax.config import run_config
+from loopjax.config import settings
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
@@ -30,8 +30,8 @@ SECTIONS: Mapping[str, Any] = {
   "optim": chain.Config,
   "loop": LoopOptions,
   "mesh": sharding.Config,
-  "run": run_config.Run,
-  "eval": run_config.Eval,
+  "run": settings.Run,
+  "eval": settings.Eval,
 }
 
 
@@ -95,10 +95,12 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   section = f"{key.partition('.')[0]}."
   near = difflib.get_close_matches(key, known, n=3)
   if near:
-    raise UserError(f"no setting {key!r}; there is {', '.join(near)}")
+    raise UserError(f"unknown setting {key!r}; did you mean {', '.join(near)}?")
   names = [name for name in known if name.startswith(section)]
   names = names or sorted({name.partition(".")[0] for name in known})
-  raise UserError(f"no setting {key!r}; there are {', '.join(names)}")
+  raise UserError(
+    f"unknown setting {key!r}; expected one of {', '.join(names)}"
+  )
 
 
 def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:

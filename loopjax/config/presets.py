@@ -4,6 +4,7 @@
 """
 
 import ast
+import contextlib
 import importlib.metadata
 import pathlib
 import runpy
@@ -46,21 +47,22 @@ def apply(
   changes = changes or {}
   chosen = preset_of(arg, presets)
   if chosen not in presets:
-    raise UserError(f"PRESETS has no {DEFAULT!r}, which is the default")
+    raise UserError(f"PRESETS lacks the default preset {DEFAULT!r}")
   config.lock()
   for name in (BASE, chosen):
     config_lib.override(config, sections.flatten(presets.get(name, {})))
   for part in sections.split(arg):
     key, equals, text = part.partition("=")
     if equals:
-      is_text = isinstance(sections.flatten(config).get(key), str)
-      config_lib.override(config, {key: text if is_text else _literal(text)})
+      assign(config, key, text)
     elif part in changes:
       config_lib.override(config, sections.flatten(changes[part]))
     elif part not in presets:
       there_are = ", ".join(sorted({*presets, *changes}))
       near = similar(part, {*presets, *changes})
-      raise UserError(f"no preset {part!r}; there are {there_are}{near}")
+      raise UserError(
+        f"unknown preset {part!r}; expected one of {there_are}{near}"
+      )
   return config
 
 
@@ -72,7 +74,9 @@ def preset_of(arg: str, presets: Iterable[str]) -> str:
   """
   named = [part for part in sections.split(arg) if part in presets]
   if len(named) > 1:
-    raise UserError(f"presets {' and '.join(named)}: name one")
+    raise UserError(
+      f"presets {' and '.join(named)} exclude each other; choose one"
+    )
   return named[0] if named else DEFAULT
 
 
@@ -81,10 +85,10 @@ def choice(config_name: str) -> str:
   path, _, arg = config_name.partition(":")
   names = list(read(path).get("PRESETS", ()))
   if not names:
-    return f"none; {path} has none"
+    return f"none ({path} defines no presets)"
   chosen = preset_of(arg, names)
   others = ", ".join(f":{name}" for name in names if name != chosen)
-  return f"{chosen}; others: --config={path}{others} (--list says more)"
+  return f"{chosen}; others: --config={path}{others} (--list describes them)"
 
 
 def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
@@ -145,8 +149,32 @@ def beside(file: str, name: str) -> dict[str, Any]:
   return read(pathlib.Path(file).with_name(name))
 
 
-def _literal(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def assign(
+  config: ml_collections.ConfigDict, key: str, text: str | None
+) -> Any:
+  """Sets a setting to what a text says; returns its new value.
+
+  Args:
+    config: the config, which is changed.
+    key: "section.key".
+    text: a Python literal; true, false, 1 or 0 for a flag, which None sets.
+
+  Raises:
+    UserError: as in `config.override`, or another setting has no text.
+  """
+  value: Any = text
+  before = sections.flatten(config).get(key)
+  if isinstance(before, bool):
+    value = True if text is None else _BOOLEANS.get(text.lower(), text)
+  elif text is None:
+    config_lib.check_key(key, sections.flatten(config))
+    raise UserError(f"--config.{key} needs a value")
+  elif not isinstance(before, str):
+    # Other text is not of the setting's type, which `override` says.
+    with contextlib.suppress(ValueError, SyntaxError):
+      value = ast.literal_eval(text)
+  config_lib.override(config, {key: value})
+  return sections.flatten(config)[key]

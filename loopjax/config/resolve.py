@@ -80,8 +80,8 @@ def _record(section: str, values: dict[str, Any]) -> Dataclass:
     check_name(section, name, names)
     if values.keys() != dataclasses.asdict(names[name].Config()).keys():
       raise UserError(
-        f"{section}.name={name!r} has other settings and goes after the colon:"
-        f" --config=FILE:PRESET,{section}.name={name}"
+        f"{section}.name={name!r} has other settings, so select it after the "
+        f"colon: --config=FILE:PRESET,{section}.name={name}"
       )
     return names[name].Config(**values)
   record = SECTIONS[section](**values)
@@ -108,9 +108,9 @@ def _check_intervals(settings: Settings) -> None:
   both = math.lcm(every, run.checkpoint_every)
   if run.keep_best and not 0 < both < run.num_steps:
     raise UserError(
-      f"run.keep_best={run.keep_best} needs steps before run.num_steps that are"
-      f" evaluated and saved; eval.every={every},"
-      f" run.checkpoint_every={run.checkpoint_every}"
+      f"run.keep_best={run.keep_best} needs a step before run.num_steps that "
+      f"is both evaluated and saved; eval.every={every}, "
+      f"run.checkpoint_every={run.checkpoint_every}"
     )
 
 
@@ -147,7 +147,9 @@ def _check_depths(settings: Settings) -> None:
 def check_loops(settings: Settings, num_loops: int, label: str) -> None:
   """Raises UserError, with a label, unless the model can run so many loops."""
   if num_loops > MAX_LOOPS:
-    raise UserError(f"{label}: {num_loops} loops are more than {MAX_LOOPS:,}")
+    raise UserError(
+      f"{label}: {num_loops} loops exceed the maximum of {MAX_LOOPS:,}"
+    )
   try:
     settings.family.costs(settings.model, settings.spec, num_loops)
   except UserError as error:
@@ -171,8 +173,8 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
     there = workdir_lib.read_json(path)
     if "model_type" in there:
       raise UserError(
-        "is a folder of the Hub; make a work directory of it with python -m"
-        f" loopjax.hub import {workdir} WORKDIR"
+        "is a Hugging Face Hub folder; import it with python -m loopjax.hub "
+        f"import {workdir} WORKDIR"
       )
     config = make(there["model"]["name"], there["task"]["name"])
     config.lock()
@@ -181,4 +183,6 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
   except UserError as error:
     raise UserError(f"{label}: {error}") from error
   except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{label}: config.json does not describe a run") from error
+    raise UserError(
+      f"{label}: config.json is not a loopjax run's config"
+    ) from error

@@ -1,10 +1,12 @@
-"""The checked, typed settings of a run."""
+"""The checked, typed settings of a run, and its sections run and eval."""
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loopjax import sharding
-from loopjax.config import run_config
+from loopjax import checks, sharding
+from loopjax.errors import UserError
 from loopjax.models import CAUSAL
 from loopjax.optim import chain
 from loopjax.protocols import (
@@ -16,6 +18,138 @@ from loopjax.protocols import (
 )
 from loopjax.run import profiling
 from loopjax.types import LoopOptions, TaskSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Length of the run, checkpoints, starting point and monitoring.
+
+  Attributes:
+    seed: seed of the parameters, the data order and every other random number.
+    num_steps: optimizer steps.
+    batch_size: examples per step over all devices.
+    num_microbatches: parts of a batch that are computed one after another to
+      save memory; the gradient is the whole batch's.
+    steps_per_call: optimizer steps per dispatch to the device.
+    log_every, checkpoint_every: steps, multiples of steps_per_call.
+    keep_checkpoints: number of newest checkpoints to keep.
+    keep_best: number of checkpoints with the best scores to keep in addition.
+    best_metric: the score that selects these and eval.checkpoint=best, a metric
+      of the evaluations during training; a leading minus means that lower is
+      better.
+    init_from: a work directory whose newest parameters (averaged, if it
+      averages) the run starts from; "" to initialise all parameters.
+    init_fresh: regular expression of parameters that may be missing there and
+      are then initialised.
+    teacher: a work directory whose newest parameters (averaged, if it averages)
+      serve as the teacher, in families that have one; "" for none.
+    max_bad_steps: the run stops after this many consecutive steps with a
+      non-finite loss or gradient; such steps do not change the parameters.
+    debug_nans: find the operation that produces the first non-finite number, at
+      the cost of synchronising after every call.
+    profile_steps: "FIRST:END", the steps to trace; "" for none.
+    wandb_project: Weights & Biases project to log the run to; "" for none.
+  """
+
+  seed: int = 0
+  num_steps: int = 1000
+  batch_size: int = 256
+  num_microbatches: int = 1
+  steps_per_call: int = 10
+  log_every: int = 100
+  checkpoint_every: int = 1000
+  keep_checkpoints: int = 2
+  keep_best: int = 0
+  best_metric: str = "-validation/loss"
+  init_from: str = ""
+  init_fresh: str = ""
+  teacher: str = ""
+  max_bad_steps: int = 10
+  debug_nans: bool = False
+  profile_steps: str = ""
+  wandb_project: str = ""
+
+  def __post_init__(self) -> None:
+    checks.plain_values("run", self)
+    names = [
+      field.name
+      for field in dataclasses.fields(self)
+      if type(field.default) is int
+    ]
+    bounds = {name: int(name not in ("seed", "keep_best")) for name in names}
+    checks.at_least("run", self, **bounds)
+    for name in ("num_steps", "log_every", "checkpoint_every"):
+      if getattr(self, name) % self.steps_per_call:
+        raise UserError(
+          f"run.{name}={getattr(self, name)} must be a multiple of"
+          f" run.steps_per_call={self.steps_per_call}"
+        )
+    if not self.init_from:
+      checks.without_effect("run", self, "run.init_from=''", "init_fresh")
+    try:
+      re.compile(self.init_fresh)
+    except re.error as error:
+      raise UserError(f"run.init_fresh={self.init_fresh!r}: {error}") from error
+    profiling.step_range(self.profile_steps, self.num_steps)  # Checks it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+  """Splits, checkpoints and numbers of loops of evaluations.
+
+  Attributes:
+    every: steps between evaluations of the validation split during training; 0
+      for none. The end of training evaluates the whole validation and test
+      splits.
+    batch_size: examples per device call over all devices.
+    num_examples: number of examples of an evaluation during training, rounded
+      up to whole batches; 0 for all.
+    num_loops: number of loops; 0 for the trained number.
+    loop_kind: "scan" or "while", which stops when every token has halted, in
+      models that halt.
+    split: the split that --mode=eval scores: "test", or "validation" for model
+      selection.
+    checkpoint: the checkpoint that --mode=eval reads: "newest", "best" by
+      run.best_metric, or its step.
+    depth_factor: scores by depth, and their figure, extend to this multiple of
+      the trained number of loops; 0 for none.
+    depth_examples: number of examples for these scores; 0 for all.
+  """
+
+  every: int = 0
+  batch_size: int = 256
+  num_examples: int = 0
+  num_loops: int = 0
+  loop_kind: str = "scan"
+  split: str = "test"
+  checkpoint: str = "newest"
+  depth_factor: int = 4
+  depth_examples: int = 2048
+
+  def __post_init__(self) -> None:
+    checks.plain_values("eval", self)
+    checks.one_of(
+      "eval", self, loop_kind=("scan", "while"), split=("validation", "test")
+    )
+    checks.at_least(
+      "eval",
+      self,
+      every=0,
+      num_examples=0,
+      num_loops=0,
+      depth_factor=0,
+      depth_examples=0,
+      batch_size=1,
+    )
+    if not self.every:
+      checks.without_effect("eval", self, "eval.every=0", "num_examples")
+    if self.checkpoint not in ("newest", "best") and (
+      not self.checkpoint.isdecimal()
+    ):
+      raise UserError(
+        f"eval.checkpoint={self.checkpoint!r} must be 'newest', 'best' or a"
+        " step"
+      )
 
 
 class Settings(NamedTuple):
@@ -38,8 +172,8 @@ class Settings(NamedTuple):
   optim: chain.Config
   loop: LoopOptions
   mesh: sharding.Config
-  run: run_config.Run
-  eval: run_config.Eval
+  run: Run
+  eval: Eval
 
   @property
   def model_name(self) -> str:

@@ -56,7 +56,7 @@ def download_all(url: str, instead: str) -> list[str]:
     and len(path.parts) == depth
   )
   if not matching:
-    raise UserError(f"{url}: none of the dataset's {len(names)} files matches")
+    raise UserError(f"{url}: matches none of the dataset's {len(names)} files")
   return [download(f"{PREFIX}{repository}/{x}", instead) for x in matching]
 
 
@@ -64,7 +64,7 @@ def _split(url: str) -> tuple[str, str]:
   """(OWNER/NAME, the rest)."""
   parts = url.removeprefix(PREFIX).split("/", 2)
   if len(parts) < 3 or not all(parts):
-    raise UserError(f"{url}: write it as {PREFIX}OWNER/NAME/FILE")
+    raise UserError(f"{url}: expected the form {PREFIX}OWNER/NAME/FILE")
   return "/".join(parts[:2]), parts[2]
 
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.data import hashing
-
 if TYPE_CHECKING:
   import grain  # Brings Orbax; the description of a task needs neither.
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 Rows = np.ndarray
 _ROUNDS = 4  # Rounds of the shuffling cipher, as in Grain's own shuffle.
@@ -180,8 +180,8 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
   """
   column = np.arange(num, dtype=np.uint64)
   counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + column
-  stream = hashing.splitmix64(np.array([seed], np.uint64))
-  bits = hashing.splitmix64(counters + stream)
+  stream = splitmix64(np.array([seed], np.uint64))
+  bits = splitmix64(counters + stream)
   return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -219,3 +219,12 @@ def in_a_row(
   row = np.full((len(tokens), length), padding, tokens.dtype)
   row[places >= length - counts if front else places < counts] = tokens[present]
   return row
+
+
+def splitmix64(values: np.ndarray) -> np.ndarray:
+  """Scrambles uint64 values bijectively (Steele et al. 2014)."""
+  with np.errstate(over="ignore"):  # Arithmetic is modulo 2^64.
+    z = values + _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.eval WORKDIR... --tasks=FILE,...`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.eval import command, scorer
 from loopjax.generate import source
 from loopjax.run.checkpoints import quantized
@@ -23,36 +22,42 @@ def main(argv: list[str] | None = None) -> int:
     "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
   )
   parser.add_argument(
-    "--tasks", default="", help="request files, or names of files in --folder"
+    "--tasks", default="", help="request files, or file names in --folder"
   )
   parser.add_argument("--folder", type=pathlib.Path, help="request files")
   parser.add_argument(
-    "--compare", type=pathlib.Path, help="a run to compare all others with"
+    "--compare",
+    type=pathlib.Path,
+    help="baseline run: compare all others with it",
   )
   parser.add_argument(
-    "--limit", type=int, default=0, help="questions per task [all]"
+    "--limit", type=int, default=0, help="number of questions per task [all]"
   )
   parser.add_argument(
-    "--zero_shot", action="store_true", help="no examples before the question"
+    "--zero_shot",
+    action="store_true",
+    help="remove the solved examples before each question",
   )
   parser.add_argument(
-    "--num_loops", type=int, help="loops [as the run is evaluated]"
+    "--num_loops", type=int, help="number of loops [as in evaluation]"
   )
   parser.add_argument(
-    "--exit_threshold", type=float, help="for models with early exits"
+    "--exit_threshold",
+    type=float,
+    help="exit threshold, for models with early exits",
   )
-  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
+  parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
     "--weights",
     choices=quantized.WEIGHTS,
-    help="quantises the weights [as they are stored]",
+    help="quantise the weights [as stored]",
   )
   source.add_bos(parser)
   parser.add_argument(
     "--batch_tokens",
     type=int,
     default=scorer.BATCH_TOKENS,
-    help=f"maximum tokens of a batch [{scorer.BATCH_TOKENS}]",
+    help=f"maximum number of tokens in a batch [{scorer.BATCH_TOKENS}]",
   )
   options = vars(parser.parse_args(argv))
   command.run(command.Options(**options))
@@ -60,4 +65,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

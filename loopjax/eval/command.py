@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax.commands import text_table
+from loopjax.commands import document
 from loopjax.errors import UserError, writing
 from loopjax.eval import bits_per_byte, requests
 from loopjax.eval.scorer import Scorer
@@ -71,7 +71,7 @@ def run(options: Options) -> None:
     for task, of in zip(tasks, found, strict=True)
   ]
   print("\n".join(counted), end="\n\n")
-  print(text_table.aligned(_without_empty_columns(_header(), table)))
+  print(document.aligned(_without_empty_columns(_header(), table)))
   for workdir in workdirs[:-1] if options.compare else ():
     print(f"\n{workdir} - {options.compare}: difference, 95 % interval, p")
     rows = []
@@ -82,7 +82,7 @@ def run(options: Options) -> None:
         interval = f"[{by['low']:+.4f}, {by['high']:+.4f}]"
         difference = f"{by['difference']:+.4f}"
         rows.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
-    print(text_table.aligned(rows))
+    print(document.aligned(rows))
 
 
 def _check(options: Options) -> None:
@@ -104,7 +104,7 @@ def _check_names(
     if task.name in by_name:
       raise UserError(
         f"--tasks: {by_name[task.name]} and {path} have the same name,"
-        f" {task.name!r}; the results of one would replace the other's"
+        f" {task.name!r}; one's results would overwrite the other's"
       )
     by_name[task.name] = path
 
@@ -144,8 +144,8 @@ def _of_run(
     }
     lines.append(
       f"  {task.name}: {counts['continuations']:,} continuations,"
-      f" {counts['with_a_cut_context']:,} with a cut context,"
-      f" {counts['in_parts']:,} longer than the context length, in parts"
+      f" {counts['with_a_cut_context']:,} with a truncated context,"
+      f" {counts['in_parts']:,} split because longer than the context length"
     )
     name = _file_name(task.name, options)
     result = {

@@ -4,9 +4,9 @@
     --model_args=workdir=runs/lm --tasks=olmes_arc_easy --metadata=folder=DIR
 
 is the command `lm_eval` (`pip install 'loopjax[eval]'`) with the model
-"loopjax" and, in addition to its own tasks, those of `loopjax/eval/tasks`.
-Other model_args: num_loops, exit_threshold, checkpoint, batch_tokens, bos. From
-Python: `lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
+"loopjax" and the additional tasks in `loopjax/eval/tasks`. Other model_args:
+num_loops, exit_threshold, checkpoint, batch_tokens, bos. From Python:
+`lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from loopjax.errors import UserError, one_line_errors, print_error
+from loopjax.errors import UserError, leave, one_line_errors, print_error
 
 try:  # Fills the registry before ours is added.
   import lm_eval.models  # noqa: F401
@@ -31,6 +31,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.eval import scorer
 from loopjax.eval.batches import ScoringRequest
 from loopjax.generate import engine as generate
@@ -56,7 +57,7 @@ class Model(TemplateLM):
     exit_threshold: float | None = None,
     checkpoint: int | None = None,
     batch_tokens: int = scorer.BATCH_TOKENS,
-    bos: str | None = None,
+    bos: str | None = "",
     **others: Any,
   ):
     """Loads the run.
@@ -64,7 +65,8 @@ class Model(TemplateLM):
     Args:
       workdir, num_loops, exit_threshold, checkpoint: see `language_model.load`.
       batch_tokens: see `scorer.Scorer`.
-      bos: see `Tokenizer.beginning_with`.
+      bos: what texts begin with: a token, None or "none" for nothing, and ""
+        for what the model says. The harness makes None of bos=none.
       **others: batch_size, max_batch_size and device, which the harness passes
         to every model; ignored.
 
@@ -74,13 +76,15 @@ class Model(TemplateLM):
     super().__init__()
     unknown = others.keys() - {"batch_size", "max_batch_size", "device"}
     if unknown:
-      raise UserError(f"--model_args: no argument {', '.join(sorted(unknown))}")
+      raise UserError(
+        f"--model_args: unknown argument {', '.join(sorted(unknown))}"
+      )
     self._language_model = language_model.load(
       pathlib.Path(workdir),
       num_loops=num_loops,
       exit_threshold=exit_threshold,
       checkpoint=checkpoint,
-      bos=bos,
+      bos=tokenizer_lib.NOTHING if bos is None else str(bos) or None,
     )
     self._scorer = scorer.Scorer(self._language_model, batch_tokens)
     self._engine: Engine | None = None  # For tasks that generate.
@@ -99,13 +103,13 @@ class Model(TemplateLM):
 
   @property
   def prefix_token_id(self) -> int:
-    """What a text begins with whose first token is predicted."""
+    """The begin token of a text whose first token is predicted."""
     return self._language_model.tokenizer.begin
 
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    """Token ids of a text, without what texts begin with."""
+    """Token ids of a text, without a begin token."""
     del add_special_tokens, kwargs
     return self._language_model.tokenizer.encode([string])[0].tolist()
 
@@ -189,11 +193,11 @@ class Model(TemplateLM):
       self._language_model.context_length,
     )
     if "exit_threshold" in self._language_model.call:
-      raise UserError("exit_threshold: has no effect on tasks that generate")
+      raise UserError("exit_threshold: has no effect on generation tasks")
     if max_tokens > length:
       raise UserError(
-        f"max_gen_toks={max_tokens} is more than the {length} tokens that the"
-        " model reads"
+        f"max_gen_toks={max_tokens} exceeds the model's context length of"
+        f" {length} tokens"
       )
     if self._engine is None:
       self._engine = source.make_engine(
@@ -224,7 +228,7 @@ def _options(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:
   """(stop strings, maximum new tokens) of a task's generation_kwargs."""
   if given.get("do_sample") or given.get("temperature"):
     raise UserError(
-      f"generation_kwargs {given}: only greedy decoding is possible"
+      f"generation_kwargs {given}: only greedy decoding is supported"
     )
   stops = given.get("until") or ()
   stops = (stops,) if isinstance(stops, str) else tuple(stops)
@@ -248,4 +252,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

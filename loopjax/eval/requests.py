@@ -11,7 +11,7 @@ import hashlib
 import pathlib
 from typing import Any, NamedTuple
 
-from loopjax.data.text import json_lines
+from loopjax.data.text import files as files_lib
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
@@ -67,14 +67,14 @@ def find(names: str, folder: pathlib.Path | None) -> list[pathlib.Path]:
   for name in filter(None, (part.strip() for part in names.split(","))):
     path = by_name.get(name, pathlib.Path(name))
     if not path.is_file():
-      known = f"in {folder} there are {', '.join(by_name) or 'none'}"
+      known = f"{folder} has {', '.join(by_name) or 'none'}"
       raise UserError(
         f"--tasks={name}: no such file or task;"
-        f" {known if folder else 'a name needs --folder'}"
+        f" {known if folder else 'to pass names, set --folder'}"
       )
     paths.append(path)
   if not paths:
-    raise UserError("--tasks is empty; give request files")
+    raise UserError("--tasks is empty; pass request files")
   return paths
 
 
@@ -96,7 +96,7 @@ def read(
   name = path.name.removesuffix(".gz").removesuffix(".jsonl")
   by_doc: dict[int, list[tuple[int, str, str, Any]]] = {}
   shortened = False
-  for where, row in json_lines.rows(path):
+  for where, row in files_lib.json_lines(path):
     try:
       doc_id, request = row["doc_id"], row["request"]
       if doc_id >= _UNCONDITIONAL:
@@ -110,8 +110,7 @@ def read(
       choice = (int(row["idx"]), context, continuation, row["label"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
-        f"{where}: is no request that can be scored"
-        f" ({type(error).__name__}: {error})"
+        f"{where}: invalid request ({type(error).__name__}: {error})"
       ) from None
     if not continuation or not whole:
       raise UserError(f"{where}: its continuation is empty")
@@ -153,7 +152,7 @@ def _item(path: pathlib.Path, doc_id: int, choices: list[Any]) -> EvalItem:
   ):
     raise UserError(
       f"{path}: doc_id {doc_id}: choices {list(indices)} and label {label!r} do"
-      " not go together"
+      " not match"
     )
   if other := [one for one in labels if one != label]:
     raise UserError(

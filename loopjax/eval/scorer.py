@@ -1,8 +1,8 @@
 """Log-likelihoods of continuations: the one scorer of all evaluations.
 
-Contexts begin with what texts begin with (`Tokenizer.encode_pairs`). The device
-returns two numbers per scored token: no [tokens, vocabulary] array is made, and
-logits are computed for scored tokens only.
+Contexts begin like the model's texts (`Tokenizer.encode_pairs`). The device
+returns two numbers per scored token: no [tokens, vocabulary] array is created,
+and logits are computed only for scored tokens.
 """
 
 import functools
@@ -18,7 +18,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.eval import batches as batches_lib
 from loopjax.eval.batches import ScoringRequest, ScoringWindow, WindowBatch
-from loopjax.kernels.token_loss import token_scores
+from loopjax.losses.token_loss import token_scores
 from loopjax.saved.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
 
@@ -125,9 +125,8 @@ class Scorer:
     texts = {tuple(map(bytes, request)) for request in requests}
     if len(texts) > 1:
       raise UserError(
-        f"{workdir}: the log-likelihoods of all"
-        f" {len(scores)} continuations are {likelihoods[0]:g}: the model does"
-        " not distinguish any of them"
+        f"{workdir}: the log-likelihoods of all {len(scores)} continuations are"
+        f" {likelihoods[0]:g}: the model does not distinguish them"
       )
 
   def _by_window(

@@ -12,12 +12,11 @@ Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from loopjax.commands import command_line
-from loopjax.errors import UserError, writing
+from loopjax.errors import UserError, leave, one_line_errors, writing
 
 # Must be set before JAX is imported: no search for accelerators, here or in the
 # cloud, and no warnings from compilers for absent machines.
@@ -28,66 +27,89 @@ _ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
 }
 
-flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-_TOPOLOGY = flags.DEFINE_string(
-  "topology", None, "Machine: v5e:16x16, v4:2x2x1, h200:8, h200:2x8, cpu:8, ..."
-)
-_MEMORY = flags.DEFINE_float(
-  "memory_gib", 0.0, "Memory of a chip; 0 for the known value.", 0.0
-)
-_GENERATE = flags.DEFINE_bool(
-  "generate", False, "How many texts can be generated at once, on one chip?"
-)
-_TIME = flags.DEFINE_bool(
-  "time", False, "Rank what the step does by the chip's roofline."
-)
-_JSON = flags.DEFINE_string(
-  "json", "", "With --time: a file for everything that was counted."
-)
-_LENGTHS = flags.DEFINE_list(
-  "lengths", [], "With --generate: tokens of a text [the config's rows]."
-)
-_DTYPE = flags.DEFINE_enum(
-  "dtype",
-  None,
-  ("float32", "bfloat16"),
-  "With --generate: of the parameters [bfloat16]; those of a run are float32.",
-)
+
+def parser() -> command_line.ConfigParser:
+  """The parser of the command line."""
+  made = command_line.ConfigParser("python -m loopjax.fit", __doc__ or "")
+  made.add_argument(
+    "--topology",
+    metavar="NAME",
+    help="machine: v5e:16x16, v4:2x2x1, h200:8, h200:2x8, cpu:8, ...",
+  )
+  made.add_argument(
+    "--memory_gib",
+    type=float,
+    default=0.0,
+    metavar="GIB",
+    help="memory per chip [the known value]",
+  )
+  made.add_argument(
+    "--generate",
+    action="store_true",
+    help="report how many texts one chip can generate at once",
+  )
+  made.add_argument(
+    "--time",
+    action="store_true",
+    help="rank the operations of a step by the chip's roofline",
+  )
+  made.add_argument(
+    "--json",
+    default="",
+    metavar="FILE",
+    help="with --time: write all counts to this file",
+  )
+  made.add_argument(
+    "--lengths",
+    default="",
+    metavar="N,...",
+    help="with --generate: tokens per text [the config's]",
+  )
+  made.add_argument(
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    help="with --generate: dtype of the parameters [bfloat16]; a run stores"
+    " float32",
+  )
+  return made
 
 
-def main(argv: list[str]) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
   """Prints the report; returns the exit status."""
-  del argv
+  options = parser().parse_config(argv)
   import jax
 
   from loopjax import config as config_lib
   from loopjax import program as program_lib
   from loopjax import sections, sharding
-  from loopjax.fit import measure, quiet, report, suggest, topology
+  from loopjax.fit import measure, report, suggest, topology
   from loopjax.program import teacher as teacher_lib
 
-  config = command_line.CONFIG.value
-  if config is None or not _TOPOLOGY.value:
+  config = options.config
+  if config is None or not options.topology:
     raise UserError("--config=FILE and --topology=NAME are needed")
-  if command_line.WORKDIR.value:
+  if options.workdir:
     raise UserError("--workdir has no effect: nothing is written")
-  if _TIME.value and _GENERATE.value:
+  if not options.memory_gib >= 0:
+    raise UserError(f"--memory_gib={options.memory_gib} must be at least 0")
+  if options.time and options.generate:
     raise UserError("--time has no effect with --generate")
-  if _JSON.value and not _TIME.value:
-    raise UserError(f"--json={_JSON.value} needs --time")
-  if _LENGTHS.value and not _GENERATE.value:
-    raise UserError(f"--lengths={','.join(_LENGTHS.value)} needs --generate")
-  if _DTYPE.value and not _GENERATE.value:
-    raise UserError(f"--dtype={_DTYPE.value} needs --generate")
-  where = topology.parse(_TOPOLOGY.value)
+  if options.json and not options.time:
+    raise UserError(f"--json={options.json} needs --time")
+  if options.lengths and not options.generate:
+    raise UserError(f"--lengths={options.lengths} needs --generate")
+  if options.dtype and not options.generate:
+    raise UserError(f"--dtype={options.dtype} needs --generate")
+  where = topology.parse(options.topology)
   if where.kind == "cpu":
     jax.config.update("jax_num_cpu_devices", where.sizes[0])
   jax.config.update("jax_enable_compilation_cache", False)
   settings = config_lib.resolve(config)
-  with quiet.stderr():
-    machine = topology.machine(where, _MEMORY.value)
-  if _GENERATE.value:
-    return _generation(settings, machine)
+  with measure.quiet_stderr():
+    machine = topology.machine(where, options.memory_gib)
+  if options.generate:
+    return _generation(settings, machine, options)
   mesh = sharding.make_mesh(settings.mesh, machine.devices)
   settings = program_lib.with_remat(
     settings, mesh, machine.memory, teacher_lib.read(settings)
@@ -96,8 +118,8 @@ def main(argv: list[str]) -> int:
   print(report.headline(settings, machine), flush=True)
   measured = measure.measure(config, machine)
   print(report.table(settings, machine, measured))
-  if _TIME.value:
-    _ranking(measured, settings.run.steps_per_call)
+  if options.time:
+    _ranking(measured, settings.run.steps_per_call, options.json)
   print(f"\n{report.verdict(machine, measured)}", flush=True)
   if measured.fits:
     return 0
@@ -118,14 +140,14 @@ def main(argv: list[str]) -> int:
   print("tried:")
   change = suggest.suggest(settings, measured.mesh, attempt)
   if change is None:
-    print("none of the changes tried fits")
+    print("none of the suggested changes makes it fit")
   else:
     print("add", *sections.flags(change.overrides), f"({change.effect})")
   return 1
 
 
-def _ranking(measured: Any, steps: int) -> None:
-  """Prints what takes the time, and writes it to --json."""
+def _ranking(measured: Any, steps: int, file: str) -> None:
+  """Prints what takes the time, and writes it to a file, if any."""
   from loopjax.fit import ranking_report
   from loopjax.run import workdir as workdir_lib
 
@@ -133,27 +155,28 @@ def _ranking(measured: Any, steps: int) -> None:
     return  # It was not compiled.
   found = measured.ranking, measured.model_flops
   print(f"\n{ranking_report.text(*found)}")
-  if _JSON.value:
+  if file:
     record = ranking_report.record(
       *found, measured.memory, measured.traffic, steps
     )
-    with writing(f"--json={_JSON.value}"):
-      workdir_lib.write_json(pathlib.Path(_JSON.value), record)
+    with writing(f"--json={file}"):
+      workdir_lib.write_json(pathlib.Path(file), record)
 
 
-def _generation(settings: Any, machine: Any) -> int:
+def _generation(settings: Any, machine: Any, options: Any) -> int:
   """Prints how many texts fit; returns the exit status."""
   from loopjax.fit import generation
 
   try:
-    lengths = [int(length) for length in _LENGTHS.value]
+    words = options.lengths.split(",") if options.lengths else []
+    lengths = [int(length) for length in words]
   except ValueError:
     lengths = [0]
   if any(length < 2 for length in lengths):
     raise UserError(
-      f"--lengths={','.join(_LENGTHS.value)}: lengths of at least 2"
+      f"--lengths={options.lengths}: expected lengths of at least 2"
     )
-  model = generation.model_of(settings, machine, _DTYPE.value or "bfloat16")
+  model = generation.model_of(settings, machine, options.dtype or "bfloat16")
   print(generation.headline(model, machine), flush=True)
   found = [
     generation.most(model, machine, length)
@@ -165,4 +188,4 @@ def _generation(settings: Any, machine: Any) -> int:
 
 if __name__ == "__main__":
   os.environ.update(_ENVIRONMENT)
-  command_line.run(main)
+  leave(main())

@@ -1,4 +1,4 @@
-"""How many texts a machine can write at once: the engine, compiled for it."""
+"""How many texts a machine can generate at once: compiles the engine for it."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.commands import text_table
+from loopjax.commands import document
 from loopjax.errors import UserError
 from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
@@ -24,13 +24,13 @@ from loopjax.generate.programs import program, sizes, slots
 
 
 class Texts(NamedTuple):
-  """Texts that one chip writes at once; sizes in bytes.
+  """Texts that one chip generates at once; sizes in bytes.
 
   Attributes:
     max_tokens: longest length of a text.
     num_texts: number of texts that fit, 0 for none.
     cache: size of their cache, all together.
-    decode, prefill: the programs of so many texts, of one if none fits.
+    decode, prefill: the programs for this many texts, or for one if none fits.
   """
 
   max_tokens: int
@@ -41,18 +41,18 @@ class Texts(NamedTuple):
 
   @property
   def needed(self) -> int:
-    """Memory of a chip."""
+    """Memory per chip."""
     return max(self.decode.needed, self.prefill.needed)
 
 
 class Model(NamedTuple):
-  """What is generated with.
+  """The model to generate with.
 
   Attributes:
     cached_model: with a `max_tokens` of 0.
     params: their shapes on the chip.
     vocab_size: V.
-    prompt_chunk: tokens of a prompt that the engine reads at once.
+    prompt_chunk: tokens per prefill chunk.
     placed: on the chip.
   """
 
@@ -80,7 +80,7 @@ def model_of(
   family, chip = settings.causal, machine.devices[0]
   if family is None:
     raise UserError(
-      f"model.name={settings.model_name!r} does not predict next tokens, so it"
+      f"model.name={settings.model_name!r} does not predict next tokens and"
       " cannot generate"
     )
   placed = jax.sharding.SingleDeviceSharding(chip)
@@ -115,7 +115,7 @@ def model_of(
 def measured(
   model: Model, machine: Machine, num_texts: int, max_tokens: int
 ) -> Texts:
-  """Compiles what the engine runs, for so many texts of so many tokens."""
+  """Compiles the engine's programs for a number of texts and a length."""
   cached_model = model.cached_model._replace(max_tokens=max_tokens)
   state = _placed(
     model,
@@ -164,9 +164,9 @@ def measured(
 
 
 def most(model: Model, machine: Machine, max_tokens: int) -> Texts:
-  """As many texts as fit, by compiling for one, and for a guess.
+  """The number of texts that fit, by compiling for one and for a guess.
 
-  What a text needs beside its cache is taken from the last program that did
+  The memory per text besides its cache is taken from the last program that did
   not fit.
   """
   one = measured(model, machine, 1, max_tokens)
@@ -215,7 +215,7 @@ def table(found: Sequence[Texts]) -> str:
         size(texts.prefill.needed),
       )
     )
-  return text_table.aligned(rows, num_left=0)
+  return document.aligned(rows, num_left=0)
 
 
 def _placed(model: Model, tree: Any) -> Any:

@@ -1,8 +1,13 @@
 """Compiles the train step of a config for a machine, and reads the result."""
 
+import contextlib
 import math
+import os
 import re
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +15,11 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.fit import quiet, topology
+from loopjax.errors import UserError
 from loopjax.fit import ranking as ranking_lib
-from loopjax.fit.counts import collectives, hlo, values
+from loopjax.fit import topology
+from loopjax.fit.counts import hlo, values
+from loopjax.fit.counts import traffic as traffic_lib
 from loopjax.fit.topology import Machine
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import profiling
@@ -48,7 +55,7 @@ class Measured(NamedTuple):
   arguments: dict[str, int]
   memory: dict[str, int]
   refusal: str
-  traffic: collectives.Traffic | None
+  traffic: traffic_lib.Traffic | None
   largest: list[values.Value]
   ranking: ranking_lib.Ranking | None
   model_flops: float
@@ -103,7 +110,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   traffic, largest, ranking = None, [], None
   if found.compiled:
     module = hlo.parse(found.compiled.as_text())
-    traffic = collectives.collectives(module)
+    traffic = traffic_lib.collectives(module)
     largest = values.largest(module, _NUM_VALUES)
     kind = topology.parse(machine.name).kind
     ranking = ranking_lib.rank(module, kind, settings.run.steps_per_call)
@@ -132,7 +139,7 @@ def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
   """
   started = time.monotonic()
   try:
-    with quiet.stderr():
+    with quiet_stderr():
       compiled = lowered.compile(compiler_options=machine.compiler_options)
   except jax.errors.JaxRuntimeError as error:
     refusal = " ".join(str(error).split())
@@ -170,3 +177,24 @@ def _chip_bytes(tree: Any) -> int:
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
   )
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+  """Shows what is written to file descriptor 2 only if something fails."""
+  sys.stderr.flush()
+  saved = os.dup(2)
+  with tempfile.TemporaryFile() as log:
+    os.dup2(log.fileno(), 2)
+    try:
+      yield
+    except UserError:
+      raise
+    except Exception:
+      log.seek(0)
+      os.write(saved, log.read())
+      raise
+    finally:
+      sys.stderr.flush()
+      os.dup2(saved, 2)
+      os.close(saved)

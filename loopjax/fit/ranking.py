@@ -1,9 +1,9 @@
-"""Where a program's time goes, from the compiled program alone.
+"""Ranks the parts of a compiled program by their time on a chip's roofline.
 
 Every kernel takes at least as long as the roofline says: its products at the
 chip's rate, its arrays at the memory's, and a launch. The sum ranks what is
-worth changing. It is not a time: kernels are slower than that, by factors that
-differ, and caches and concurrency are not seen.
+worth changing. It is not a time: kernels are slower, by varying factors, and
+caches and concurrency are not modelled.
 """
 
 import re
@@ -11,9 +11,73 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loopjax.fit import rates as rates_lib
-from loopjax.fit.counts import collectives, executions, hlo, products, traffic
+from loopjax.fit.counts import hlo, products, traffic
 from loopjax.fit.counts.values import place
+
+# A program reaches less than the data sheets say: the shares are those of large
+# products of bfloat16 and of copies on one H200 (790 TFLOP/s, 4.3 TB/s), and
+# assumed for the others.
+COMPUTE_SHARE = 0.8
+BANDWIDTH_SHARE = 0.9
+
+
+class Rates(NamedTuple):
+  """What a chip can do in a second, by its data sheet.
+
+  Attributes:
+    bf16: 10^12 operations per second of dense products with 16-bit inputs.
+    tf32: of float32 inputs that it rounds: to TF32, or on TPUs to bfloat16.
+    f32: of float32 inputs that it does not round; on TPUs six products of
+      bfloat16.
+    memory: 10^9 bytes per second from its main memory.
+    network: 10^9 bytes per second that it receives from other chips.
+    launch: 10^-6 seconds to start a kernel; 0 on TPUs, whose program is one.
+    source: where the numbers are from.
+  """
+
+  bf16: float
+  tf32: float
+  f32: float
+  memory: float
+  network: float
+  launch: float
+  source: str
+
+
+_NVIDIA = "resources.nvidia.com, data sheets of H100 and H200 (SXM, dense)"
+_GOOGLE = "cloud.google.com/tpu/docs, "
+RATES = {
+  "h100": Rates(989.4, 494.7, 66.9, 3350, 450, 2.0, _NVIDIA),
+  "h200": Rates(989.4, 494.7, 66.9, 4800, 450, 2.0, _NVIDIA),
+  "v5e": Rates(197, 197, 197 / 6, 819, 200, 0.0, _GOOGLE + "v5e"),
+  "v5p": Rates(459, 459, 459 / 6, 2765, 600, 0.0, _GOOGLE + "v5p"),
+  "v6e": Rates(918, 918, 918 / 6, 1640, 448, 0.0, _GOOGLE + "v6e"),
+}
+
+
+def seconds(
+  rates: Rates,
+  flops: Mapping[str, float],
+  num_bytes: float,
+  network_bytes: float,
+) -> float:
+  """Time that a kernel takes at least: what takes longest of its parts.
+
+  Args:
+    rates: of the chip.
+    flops: by dtype, a key of `products.DTYPES`.
+    num_bytes: from and to main memory.
+    network_bytes: from other chips.
+  """
+  compute = sum(
+    number / getattr(rates, dtype) for dtype, number in flops.items()
+  )
+  return rates.launch * 1e-6 + max(
+    compute / (COMPUTE_SHARE * 1e12),
+    num_bytes / (BANDWIDTH_SHARE * 1e9 * rates.memory),
+    network_bytes / (BANDWIDTH_SHARE * 1e9 * rates.network),
+  )
+
 
 # The parts of a model, as `jax.named_scope` names them; what is in none of them
 # is the last.
@@ -40,7 +104,7 @@ class Work(NamedTuple):
     launches: how many.
     num_bytes: from and to main memory.
     flops: of products, by dtype.
-    seconds: the sum of their least times; 0 without rates.
+    seconds: the sum of their minimum times; 0 without rates.
   """
 
   launches: float
@@ -79,19 +143,18 @@ class Ranking(NamedTuple):
     total: all kernels.
     parts: by part of the model.
     lines: by line of Python and operation.
-    unseen: custom calls of which the program states no operations, by target:
-      launches.
+    unseen: custom calls whose operations are unknown: launches by target.
     rates: of the chip; None if it is not in the table.
-    asynchronous: collectives that run beside kernels, by kind.
-    unknown: loops whose number of iterations is known only to the program;
-      their contents count once.
+    asynchronous: collectives that overlap with kernels, by kind.
+    unknown: loops whose number of iterations is only known at run time; their
+      contents count once.
   """
 
   total: Work
   parts: dict[str, Work]
   lines: dict[str, Work]
   unseen: dict[str, float]
-  rates: rates_lib.Rates | None
+  rates: Rates | None
   asynchronous: dict[str, float]
   unknown: tuple[str, ...] = ()
 
@@ -101,17 +164,17 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
 
   Args:
     module: the program.
-    kind: of the chip, a key of `rates.RATES`, or another without times.
+    kind: of the chip, a key of `RATES`, or another without times.
     steps: optimizer steps of one call.
   """
-  chip = rates_lib.RATES.get(kind)
-  times, unknown = executions.counts(module)
+  chip = RATES.get(kind)
+  times, unknown = hlo.executions(module)
   total = NONE
   unseen: dict[str, float] = defaultdict(float)
   parts: dict[str, Work] = {}
   lines: dict[str, Work] = {}
   asynchronous: dict[str, float] = defaultdict(float)
-  for name in executions.executed(module):
+  for name in hlo.executed(module):
     for instruction in module.computations[name].instructions.values():
       if not traffic.launches(instruction):
         continue
@@ -122,7 +185,7 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
       if target and not found:
         unseen[target] += number / steps
       kind_of = instruction.opcode.removesuffix("-start")
-      starts = kind_of in collectives.KINDS and kind_of != instruction.opcode
+      starts = kind_of in traffic.KINDS and kind_of != instruction.opcode
       if starts and '"is_sync":true' not in instruction.attributes:
         asynchronous[kind_of] += number / steps
       total += work
@@ -146,7 +209,7 @@ def _work(
   module: hlo.Module,
   name: str,
   instruction: hlo.Instruction,
-  chip: rates_lib.Rates | None,
+  chip: Rates | None,
   number: int,
 ) -> Work:
   flops: dict[str, float] = defaultdict(float)
@@ -154,11 +217,11 @@ def _work(
     flops[product.dtype] += product.flops
   num_bytes = traffic.num_bytes(module, name, instruction)
   received = 0
-  if instruction.opcode.removesuffix("-start") in collectives.KINDS:
+  if instruction.opcode.removesuffix("-start") in traffic.KINDS:
     received = max(array.num_bytes for array in instruction.arrays)
   least = 0.0
   if chip:
-    least = rates_lib.seconds(chip, flops, num_bytes, received)
+    least = seconds(chip, flops, num_bytes, received)
   many = {dtype: number * x for dtype, x in flops.items()}
   return Work(number, number * num_bytes, many, number * least)
 

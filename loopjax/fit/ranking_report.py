@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from loopjax.commands import text_table
-from loopjax.fit import rates
+from loopjax.commands import document
+from loopjax.fit import ranking as ranking_lib
 from loopjax.fit.counts import products
-from loopjax.fit.counts.collectives import Traffic
+from loopjax.fit.counts.traffic import Traffic
 from loopjax.fit.ranking import Ranking, Work
 from loopjax.fit.report import size
 
@@ -21,7 +21,9 @@ def text(ranking: Ranking, model_flops: float) -> str:
     model_flops: what the step needs on one chip, without recomputation.
   """
   total, chip = ranking.total, ranking.rates
-  lines = ["one optimizer step on one chip by its roofline: a ranking, no time"]
+  lines = [
+    "one optimizer step on one chip, ranked by its roofline (not a time)"
+  ]
   lines.append(f"  launches  {total.launches:,.0f}")
   lines.append(f"  memory    {size(total.num_bytes)} read and written")
   lines.append(
@@ -36,18 +38,18 @@ def text(ranking: Ranking, model_flops: float) -> str:
     )
     lines.append(f"  at least  {total.seconds:.4g} s{used}")
   else:
-    lines.append("  rates of this machine are not known: sorted by bytes")
+    lines.append("  unknown rates of this machine: sorted by bytes")
   for loop in ranking.unknown:
-    lines.append(f"  counted once, as its length is not known: {loop}")
+    lines.append(f"  counted once, because its length is unknown: {loop}")
   for target, number in sorted(ranking.unseen.items()):
-    lines.append(f"  {number:,.0f} x {target}: their products do not count")
+    lines.append(f"  {number:,.0f} x {target}: products not counted")
   for kind, number in sorted(ranking.asynchronous.items()):
-    lines.append(f"  {number:,.0f} x {kind} beside other work")
+    lines.append(f"  {number:,.0f} x {kind} overlapping other work")
   lines += ["", _table("part of the model", ranking.parts, total)]
   heaviest = dict(_sorted(ranking.lines)[:_NUM_LINES])
   lines += ["", _table("line", heaviest, total)]
   wide = _wide(ranking)
-  heading = "products with inputs in float32 (TF32 on GPUs), of all products"
+  heading = "products with float32 inputs (TF32 on GPUs), share of all products"
   lines += ["", heading if wide else heading + ": none"]
   every = sum(total.flops.values())
   for name, flops in wide[:_NUM_LINES]:
@@ -83,7 +85,7 @@ def record(
   """
   chip = ranking.rates
   found: dict[str, Any] = {
-    "what": "a ranking by the roofline of the compiled program, not a time",
+    "what": "ranking by the roofline of the compiled program, not a time",
     "total": _plain(ranking.total),
     "model_flops": model_flops,
     "memory": dict(memory),
@@ -105,8 +107,8 @@ def record(
   if chip:
     found["rates"] = {
       **chip._asdict(),
-      "compute_share": rates.COMPUTE_SHARE,
-      "bandwidth_share": rates.BANDWIDTH_SHARE,
+      "compute_share": ranking_lib.COMPUTE_SHARE,
+      "bandwidth_share": ranking_lib.BANDWIDTH_SHARE,
     }
     found["utilisation_at_most"] = most_used(ranking, model_flops)
   return found
@@ -154,7 +156,7 @@ def _table(title: str, works: Mapping[str, Work], total: Work) -> str:
         f"{sum(work.flops.values()) / 1e12:.3g}",
       )
     )
-  return text_table.aligned(rows, num_left=1)
+  return document.aligned(rows, num_left=1)
 
 
 def _flops(flops: Mapping[str, float]) -> str:

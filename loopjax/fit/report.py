@@ -12,9 +12,9 @@ def headline(settings: config_lib.Settings, machine: Machine) -> str:
   kind = machine.devices[0].device_kind
   run = settings.run
   return (
-    f"{machine.name}: {len(machine.devices)} x {kind};"
-    f" {run.batch_size} examples a step in {run.num_microbatches} part(s),"
-    f" {run.steps_per_call} step(s) a call, loop.remat={settings.loop.remat}"
+    f"{machine.name}: {len(machine.devices)} x {kind}; {run.batch_size}"
+    f" examples per step in {run.num_microbatches} part(s),"
+    f" {run.steps_per_call} step(s) per call, loop.remat={settings.loop.remat}"
   )
 
 
@@ -36,7 +36,7 @@ def verdict(machine: Machine, measured: Measured) -> str:
   says = "fits" if measured.fits else "does not fit"
   share = measured.needed / machine.memory
   return (
-    f"{says}: {size(measured.needed)} of {size(machine.memory)} a chip"
+    f"{says}: {size(measured.needed)} of {size(machine.memory)} per chip"
     f" ({share:.1%})"
   )
 
@@ -53,19 +53,19 @@ def _memory(machine: Machine, measured: Measured) -> list[str]:
   parts = dict(measured.arguments)
   padding = measured.memory.get("arguments", 0) - sum(parts.values())
   if padding > 0:
-    parts["padding and the rest"] = padding
+    parts["padding and other"] = padding
   known = ", ".join(f"{name} {size(n)}" for name, n in parts.items())
   notes = {
     "arguments": known,
-    "outputs": "beside those that take an argument's place",
+    "outputs": "excluding those that reuse an argument's memory",
     "program": "code and constants",
   }
-  lines = ["memory of one chip"]
+  lines = ["memory per chip"]
   for name, number in measured.memory.items():
     note = notes.get(name, "")
     lines.append(f"  {name:<12}{size(number):>12}   {note}".rstrip())
   if measured.refusal:
-    lines += [f"  {known}", f"  the compiler: {measured.refusal}"]
+    lines += [f"  {known}", f"  compiler: {measured.refusal}"]
   lines.append(f"  {'peak':<12}{size(measured.needed):>12}")
   note = machine.memory_note
   lines.append(f"  {'available':<12}{size(machine.memory):>12}   {note}")
@@ -75,25 +75,21 @@ def _memory(machine: Machine, measured: Measured) -> list[str]:
 def _traffic(measured: Measured, steps: int) -> list[str]:
   traffic = measured.traffic
   assert traffic
-  lines = [
-    "collectives of one optimizer step, bytes of their results on a chip"
-  ]
+  lines = ["collectives per optimizer step, bytes of their results per chip"]
   for kind, count in sorted(traffic.executions.items()):
     number = traffic.num_bytes[kind] / steps
-    lines.append(f"  {kind:<20}{count / steps:>8g} x {size(number):>14} in all")
+    lines.append(f"  {kind:<20}{count / steps:>8g} x {size(number):>14} total")
   if not traffic.executions:
     lines.append("  none")
   for loop in traffic.unknown:
-    lines.append(
-      f"  the length of {loop} is not known: what is in it counts once"
-    )
+    lines.append(f"  {loop} has unknown length: its contents count once")
   return lines
 
 
 def _largest(measured: Measured) -> list[str]:
-  lines = ["largest values (some may share memory at different times)"]
+  lines = ["largest values (some share memory at different times)"]
   for value in measured.largest:
-    stacked = ", one row a loop step" if value.stacked else ""
+    stacked = ", one row per loop step" if value.stacked else ""
     lines.append(
       f"  {value.number:>2} x {size(value.num_bytes):>11}"
       f"  {value.array:<26} {value.origin}{stacked}"

@@ -115,7 +115,7 @@ def _batch(
   return [
     Change(
       {"run.batch_size": size * parts // num},
-      "another result: fewer examples a step",
+      "a different result: fewer examples per step",
     )
     for num in _doublings(settings, mesh, parts)
   ]

@@ -151,7 +151,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
     gpu = GPUS[topology.kind]
     devices = _gpu_devices(topology, gpu)
     memory = int(gpu.memory_gb * 1e9 * _GPU_SHARE)
-    note = f"{_GPU_SHARE:.0%} of {gpu.memory_gb} GB, what JAX takes by default"
+    note = f"{_GPU_SHARE:.0%} of {gpu.memory_gb} GB, JAX's default allocation"
     # Use library matrix products: Triton's are tuned by running them.
     options = {"xla_gpu_enable_triton_gemm": False}
   else:

@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.generate WORKDIR --prompt=TEXT`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.generate import command, source, text_flags
 
 
@@ -12,21 +11,21 @@ def main(argv: list[str] | None = None) -> int:
   """Generates text in the terminal; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.generate",
-    description="Continues a text, or chats, with a language model.",
+    description="Continues a text with a language model, or chats with it.",
   )
   source.add_flags(parser)
-  parser.add_argument("--prompt", help="a text to continue")
+  parser.add_argument("--prompt", help="text to continue")
   parser.add_argument(
     "--prompts",
     type=pathlib.Path,
     metavar="FILE",
-    help='JSON lines with a "prompt"; prints them with their texts',
+    help='JSON lines with a "prompt"; prints each with its generated texts',
   )
   parser.add_argument(
-    "--slots", type=int, help="texts of --prompts generated at once [8]"
+    "--slots", type=int, help="number of --prompts generated at once [8]"
   )
   parser.add_argument(
-    "--chat", action="store_true", help="chat, with the model's chat template"
+    "--chat", action="store_true", help="chat, using the model's chat template"
   )
   text_flags.add_flags(parser)
   parser.add_argument(
@@ -42,4 +41,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -1,4 +1,4 @@
-"""From running sequences to arrays for the programs, and back to tokens."""
+"""Converts running sequences to arrays for the programs, and back to tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def prompt_chunks(
     num_rows: P.
     length: S, tokens of a chunk.
     num_slots: B, the slot of rows without a prompt.
-    num_loops: maximum number of loops of a token, unless the request has one.
+    num_loops: maximum number of loops per token, unless the request sets it.
   """
   chunks = slots.PromptChunks(
     tokens=np.zeros((num_rows, length), np.int32),
@@ -81,11 +81,11 @@ def prompt_chunks(
 def rows(
   slot_ids: Sequence[int], row_sizes: Sequence[int], num_slots: int
 ) -> np.ndarray:
-  """Slots that write tokens together, as `program.in_rows` takes them: i32 [R].
+  """Slots that decode together, in the format of `program.in_rows`: i32 [R].
 
   Args:
     slot_ids: the slots.
-    row_sizes: numbers R for which there are programs, in order.
+    row_sizes: the compiled numbers R, in order.
     num_slots: B, which stands for no slot.
   """
   size = sizes.fitting(row_sizes, len(slot_ids))
@@ -101,7 +101,7 @@ def options(
   num_tokens: int,
   limits: Limits,
 ) -> tuple[int, dict[str, Any]]:
-  """(the most tokens of a call, its options) for sequences that go on.
+  """(maximum tokens of a call, its options) for sequences in decoding.
 
   Args:
     draft_loops: of all of them.

@@ -1,7 +1,6 @@
 """Chat templates: from a conversation to a prompt.
 
-Templates are rendered as `transformers` renders them, with the names that it
-defines for them.
+Templates are rendered as in `transformers`, with the same names defined.
 """
 
 import datetime
@@ -146,7 +145,7 @@ def _source(folder: pathlib.Path) -> str:
   if source is None:
     source = _default(tokenizer_files.settings(folder).get("chat_template"))
   if not isinstance(source, str):
-    raise UserError(f"{folder}: has no chat template; it cannot --chat")
+    raise UserError(f"{folder}: has no chat template, which --chat needs")
   return source
 
 

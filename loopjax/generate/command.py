@@ -2,17 +2,19 @@
 
 import collections
 import dataclasses
+import json
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from loopjax import checks
+from loopjax.data.text import files
 from loopjax.errors import UserError
-from loopjax.generate import chat, prompts, source, text_flags
-from loopjax.generate.costs import Costs
+from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GeneratedToken, GenerationRequest
+from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream, each_text
 from loopjax.run.checkpoints import quantized
 from loopjax.saved.language_model import LanguageModel
@@ -33,7 +35,7 @@ class Options(NamedTuple):
 
 
 def run(options: Options) -> None:
-  """Continues a prompt or those of a file, or chats.
+  """Continues a prompt or the prompts of a file, or chats.
 
   Raises:
     UserError: flags contradict each other, the model cannot be read, or a
@@ -46,7 +48,7 @@ def run(options: Options) -> None:
     writer.check_room(1)
     _talk(writer, options)
   elif options.prompts:
-    writer.write_lines(prompts.read(options.prompts))
+    writer.write_lines(read_prompts(options.prompts))
   else:
     assert options.prompt is not None
     prompt = language_model.tokenizer.encode_prompt(options.prompt)
@@ -71,7 +73,7 @@ class _Writer:
     )
     given = options.text.max_new_tokens
     self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
-    self._seconds = self._first = 0.0
+    self._started = self._seconds = self._first = 0.0
     self._at_first = 0  # Tokens that came with the first.
     self._loops: collections.Counter[int] = collections.Counter()
     self._costs = Costs()
@@ -104,7 +106,7 @@ class _Writer:
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
     """Generates and prints the samples of a prompt; returns their texts.
 
-    A single sample is printed as it grows, several when all have ended.
+    A single sample is printed as it is generated, several when all have ended.
 
     Args:
       prompt: token ids.
@@ -118,15 +120,13 @@ class _Writer:
     }
     alone = len(texts) == 1
     print(show if alone else "", end="", flush=True)
-    started = time.monotonic()
+    self._started = time.monotonic()
     while not self._engine.idle:
       found = self._engine.step()
-      if found and not self._first:
-        self._first = time.monotonic() - started
-        self._at_first = len(found)
+      self._notice(found)
       for token in found:
         self._read(token, texts[token.request_id], alone)
-    self._seconds += time.monotonic() - started
+    self._seconds += time.monotonic() - self._started
     if alone:
       print(flush=True)
     for number, text in texts.items() if not alone else ():
@@ -137,7 +137,7 @@ class _Writer:
     """Generates the samples of each prompt; prints them as JSON lines.
 
     Args:
-      rows: from `prompts.read`.
+      rows: from `read_prompts`.
     """
     tokenizer, samples = self._language_model.tokenizer, self._text.samples
     requests: list[GenerationRequest] = []
@@ -149,19 +149,24 @@ class _Writer:
       ]
     for request in requests:
       self._engine.limits.check(request)
-    started = time.monotonic()
-    texts = each_text(self._engine, tokenizer, requests, self._text.stop)
+    self._started = time.monotonic()
+    texts = each_text(
+      self._engine, tokenizer, requests, self._text.stop, self._notice
+    )
     for number, text in enumerate(texts):
       self._costs += text.costs
-      if not self._first:
-        self._first = time.monotonic() - started
-        self._at_first = self._costs.tokens
       row, sample = rows[number // samples], number % samples
-      print(prompts.line(row, sample, text), flush=True)
-    self._seconds += time.monotonic() - started
+      print(prompt_line(row, sample, text), flush=True)
+    self._seconds += time.monotonic() - self._started
+
+  def _notice(self, tokens: Sequence[GeneratedToken]) -> None:
+    """Keeps when the first tokens came, and how many."""
+    if tokens and not self._first:
+      self._first = time.monotonic() - self._started
+      self._at_first = len(tokens)
 
   def _request(self, prompt: tuple[int, ...], number: int) -> GenerationRequest:
-    """The request for a text, whose seed is that of the flags plus a number."""
+    """The request for a text, whose seed is the flags' seed plus a number."""
     flags = self._text
     seed = (flags.sampling.seed + number) % 2**32
     return GenerationRequest(
@@ -198,12 +203,12 @@ class _Writer:
     params = self._language_model.params
     weights = quantized.kind(params)
     lines = [
-      f"{total} tokens in {self._seconds:.2f} s; the first after"
-      f" {self._first:.2f} s, compilation included{after}",
+      f"{total} tokens in {self._seconds:.2f} s; first token after"
+      f" {self._first:.2f} s, including compilation{after}",
       f"{loops / max(total, 1):.3f} of {limits.num_loops} loops per token;"
       f" exits: {limits.exit_rule}, threshold {self._text.exit_threshold}",
       *(
-        f"  read out after loop {n}: {count / total:.1%}"
+        f"  exited after loop {n}: {count / total:.1%}"
         for n, count in sorted(self._loops.items())
       ),
       f"parameters: {quantized.num_bytes(params):,} bytes"
@@ -230,8 +235,8 @@ def _talk(writer: _Writer, options: Options) -> None:
       try:
         said = sys.stdin.readline()
       except UnicodeDecodeError as error:
-        raise UserError(f"what was typed is not UTF-8: {error}") from None
-      checks.unicode("what was typed", said)
+        raise UserError(f"the input is not UTF-8: {error}") from None
+      checks.unicode("the input", said)
       if not said:
         print()
         return
@@ -254,7 +259,7 @@ def _shortened(
     del messages[:2]  # A message of the user, and its answer.
     prompt = writer.encode(prompt_of(messages))
   if dropped := before - len(messages):
-    print(f"(left out: the first {dropped} messages; --max_tokens is full)")
+    print(f"(dropped the first {dropped} messages to fit --max_tokens)")
   return prompt
 
 
@@ -270,7 +275,7 @@ def _check(options: Options) -> None:
   source.check(options.model, chat=options.chat)
   given = options.prompt is not None or options.chat
   if given == (options.prompts is not None):
-    raise UserError("give --prompt=TEXT, --prompts=FILE, or --chat")
+    raise UserError("pass one of --prompt=TEXT, --prompts=FILE and --chat")
   if options.slots is not None and not options.prompts:
     raise UserError(f"--slots={options.slots} has no effect without --prompts")
   checks.unicode("--prompt", options.prompt or "")
@@ -279,3 +284,42 @@ def _check(options: Options) -> None:
     raise UserError(
       f"--samples={options.text.samples} has no effect with --chat"
     )
+
+
+def read_prompts(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines of a file, each an object with a string "prompt".
+
+  Raises:
+    UserError: the file cannot be read, is empty, or a line is something else.
+  """
+  rows = []
+  for where, row in files.json_lines(path):
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(prompt, str):
+      raise UserError(f"{where}: needs a string 'prompt'")
+    try:
+      prompt.encode()
+    except UnicodeEncodeError:
+      raise UserError(f"{where}: its 'prompt' is not valid Unicode") from None
+    rows.append(row)
+  if not rows:
+    raise UserError(f"{path}: contains no prompts")
+  return rows
+
+
+def prompt_line(row: dict[str, Any], sample: int, text: TextStream) -> str:
+  """A line of JSON: the prompt's fields and its text.
+
+  Args:
+    row: the prompt's line.
+    sample: the index of the text for its prompt.
+    text: the text.
+  """
+  new = {
+    "sample": sample,
+    "text": text.text,
+    "finish": text.finish,
+    "tokens": text.costs.tokens,
+    "loops": text.costs.loops,
+  }
+  return json.dumps(row | new, ensure_ascii=False)

@@ -1,8 +1,8 @@
 """Continuous batching: a batch of slots that sequences use one after another.
 
-A request waits until a slot is free. Its prompt is read in chunks while the
-other slots go on generating; then its tokens are generated until it ends. They
-do not depend on the other requests, except for the rounding of sums.
+A request waits until a slot is free. Its prompt is prefilled in chunks while
+the other slots continue decoding; then its tokens are decoded until it ends.
+They do not depend on the other requests, except for the rounding of sums.
 """
 
 import functools
@@ -37,16 +37,15 @@ class Engine:
 
   Attributes:
     num_slots: maximum number of sequences in the batch.
-    limits: what it can be asked for. A sequence has any length if the family's
-      cache does not grow with it.
+    limits: the supported requests. A sequence may have any length if the
+      family's cache does not grow with it.
     cache_kind: the kind of cache, one of the family's CACHES.
     cache_bytes: size of the cache.
-    chunk_sizes, group_sizes, row_sizes: tokens of a chunk of a prompt, prompts
-      read at once, and sequences that write at once, for which there are
-      programs; in order.
-    tokens_per_dispatch: tokens generated between two looks at them by the host.
-    prefixes: beginnings of prompts that need not be read again; None if all
-      prompts are read.
+    chunk_sizes, group_sizes, row_sizes: the compiled sizes: tokens per prompt
+      chunk, prompts prefilled together, and sequences decoded together; in
+      order.
+    tokens_per_dispatch: tokens generated per call on the device.
+    prefixes: the prefix cache; None without one.
   """
 
   def __init__(
@@ -159,10 +158,10 @@ class Engine:
     self._scheduler.cancel(request_id)
 
   def step(self) -> list[GeneratedToken]:
-    """Reads a chunk of some prompts, and generates tokens in all other slots.
+    """Prefills a chunk of some prompts, and decodes tokens in all other slots.
 
     Returns:
-      The new tokens; those of a request are in order.
+      The new tokens, in order for each request.
     """
     self._scheduler.admit()
     tokens = self._prefill() if self._scheduler.prefilling else []
@@ -188,11 +187,12 @@ class Engine:
     return list(found.values())
 
   def write_nothing(self, size: int, **options: Any) -> None:
-    """Runs a program that writes tokens, for no sequence.
+    """Runs a decoding program without any sequence.
 
     Args:
       size: one of `row_sizes`.
-      options: those of `speculate`, `draft_loops` among them, or of `decode`.
+      options: arguments of `speculate` (including `draft_loops`) or of
+        `decode`.
     """
     drafts = "draft_loops" in options
     write = self._programs.speculate if drafts else self._programs.decode

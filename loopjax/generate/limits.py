@@ -1,4 +1,4 @@
-"""What an engine can be asked for."""
+"""The requests that an engine supports."""
 
 import dataclasses
 import functools
@@ -19,17 +19,18 @@ class Limits(NamedTuple):
 
   Attributes:
     num_tokens: number of the model's tokens, padding ids excluded.
-    max_tokens: maximum length of a sequence, prompt included; None for any.
-    prompt_tokens: how many of them are reserved for the prompt; 0 for none.
-    min_loops, num_loops: minimum and maximum number of loops of a token.
+    max_tokens: maximum length of a sequence, including the prompt; None for
+      any.
+    prompt_tokens: number of these reserved for the prompt; 0 for none.
+    min_loops, num_loops: minimum and maximum number of loops per token.
     exit_rule: the rule of early exits.
-    on_cpu: whether reading several tokens at once takes longer than one.
-    rows_at_once: sequences that write tokens in one call; None for all slots,
-      also empty ones.
-    unrolls: whether all loops of a token can be compiled one by one.
+    on_cpu: whether processing several tokens together takes longer than one.
+    rows_at_once: sequences decoded in one call; None for all slots, also empty
+      ones.
+    unrolls: whether each loop of a token can be compiled separately.
     by_depth: whether rows can be in different loops.
     check_drafts: raises UserError if fewer loops cannot draft tokens.
-    check_prefill: raises UserError if they cannot read prompts.
+    check_prefill: raises UserError if they cannot prefill prompts.
   """
 
   num_tokens: int
@@ -52,7 +53,7 @@ class Limits(NamedTuple):
 
   @property
   def has_exits(self) -> bool:
-    """Whether a token may leave the loop early."""
+    """Whether tokens may exit early."""
     return self.exit_rule != "fixed"
 
   @property
@@ -62,18 +63,18 @@ class Limits(NamedTuple):
 
   @property
   def has_prefill(self) -> bool:
-    """Whether fewer loops can read prompts."""
+    """Whether fewer loops can prefill prompts."""
     return self.num_loops > self.min_loops and _holds(self.check_prefill)
 
   def row_sizes(self, num_slots: int) -> list[int]:
-    """Numbers of sequences that write at once, for which there are programs."""
+    """The compiled numbers of sequences decoded together."""
     if self.rows_at_once is None:
       return [num_slots]
     return sizes.powers(1, min(num_slots, self.rows_at_once))
 
   @property
   def spans(self) -> list[int | None]:
-    """All that `span` returns."""
+    """All values that `span` returns."""
     most, found = self.max_tokens, [0]
     if most is None:
       return [None]
@@ -95,29 +96,30 @@ class Limits(NamedTuple):
     return self.max_tokens - reserved + 1  # The last token is never read.
 
   def span(self, num_tokens: int) -> int | None:
-    """Number of cache entries to read for so many tokens; None for all."""
+    """Number of cache entries to read for this many tokens; None for all."""
     most = self.max_tokens
     return None if most is None else sizes.span(num_tokens, most)
 
   def check(self, request: GenerationRequest) -> None:
-    """Raises UserError for a request that the engine cannot answer."""
+    """Raises UserError for an unsupported request."""
     wrong = [x for x in request.prompt if not 0 <= x < self.num_tokens]
     if wrong:
       raise UserError(
-        f"the prompt has a token {wrong[0]}; there are {self.num_tokens}"
+        f"the prompt has token id {wrong[0]}, expected less than"
+        f" {self.num_tokens}"
       )
     capacity = self.max_prompt_tokens
     if capacity and len(request.prompt) > capacity:
       raise UserError(
-        f"the prompt has {len(request.prompt)} tokens, and the cache has room"
-        f" for {capacity}"
+        f"the prompt has {len(request.prompt)} tokens; the cache has room for"
+        f" {capacity}"
       )
     loops, low, high = request.num_loops, self.min_loops, self.num_loops
     if loops and not low <= loops <= high:
       raise UserError(f"num_loops={loops} is not in [{low}, {high}]")
     if request.exit_threshold < 1 and not self.has_exits:
       raise UserError(
-        f"exit_threshold={request.exit_threshold} has no effect on a fixed"
+        f"exit_threshold={request.exit_threshold} has no effect with a fixed"
         " number of loops"
       )
     if request.draft_loops:
@@ -125,8 +127,8 @@ class Limits(NamedTuple):
       most = (loops or high) - 1
       if not 1 <= request.draft_loops <= most:
         raise UserError(
-          f"draft_loops={request.draft_loops} is not in [1, {most}]: less than"
-          " the loops that check a draft"
+          f"draft_loops={request.draft_loops} is not in [1, {most}]: it must be"
+          " less than the loops that verify a draft"
         )
     if request.prefill_loops:
       self.check_prefill()
@@ -137,7 +139,7 @@ class Limits(NamedTuple):
         )
 
   def fitted(self, request: GenerationRequest) -> GenerationRequest:
-    """A request that can be answered, without what would have no effect."""
+    """The request without settings that would have no effect."""
     most, room = request.max_new_tokens, self.room(len(request.prompt))
     fewer, loops = request.prefill_loops, request.num_loops or self.num_loops
     return dataclasses.replace(

@@ -1,8 +1,8 @@
-"""Prompts that begin alike: what was read once is copied, not read again.
+"""The prefix cache: a prefix that several prompts share is prefilled once.
 
 The keys and values of prompts are kept in blocks of tokens. A block is found by
-the hash of all tokens up to its end, so that blocks of the same hash follow the
-same text. The blocks that were not used for longest make room for others.
+the hash of all tokens up to its end, so blocks with the same hash follow the
+same text. The least recently used blocks are evicted.
 """
 
 import collections
@@ -26,11 +26,11 @@ BLOCK = 16  # Tokens.
 
 
 class Prefixes:
-  """The beginnings of prompts that were read, of one engine.
+  """The cached prompt prefixes of one engine.
 
   Attributes:
     num_blocks: maximum number of blocks.
-    sizes: numbers of blocks that are copied at once, each by its own programs.
+    sizes: numbers of blocks that are copied together, each compiled separately.
   """
 
   def __init__(
@@ -57,8 +57,8 @@ class Prefixes:
     self.num_blocks = num_bytes // of_block
     if not self.num_blocks:
       raise UserError(
-        f"there is no room for {BLOCK} tokens of a prompt, which take"
-        f" {of_block:,} bytes, in {num_bytes:,} bytes"
+        f"there is no room for {BLOCK} prompt tokens ({of_block:,} bytes) in"
+        f" {num_bytes:,} bytes"
       )
     most = min(model.max_tokens // BLOCK, self.num_blocks)
     self.sizes = sizes.powers(1, most)
@@ -84,9 +84,9 @@ class Prefixes:
   def load(
     self, state: State, slot: int, request: GenerationRequest
   ) -> tuple[State, int]:
-    """Copies the beginning of a prompt to a slot, as far as it was read.
+    """Copies the cached prefix of a prompt to a slot.
 
-    At least the last token is left to read, which the model answers.
+    At least the last token is not copied, since the model must predict from it.
 
     Args:
       state: donated.
@@ -94,7 +94,7 @@ class Prefixes:
       request: what is asked.
 
     Returns:
-      The state, and the number of tokens that need not be read.
+      The state, and the number of copied tokens.
     """
     prompt, known = request.prompt, []
     for name in self._names(request, len(prompt) - 1):
@@ -105,9 +105,8 @@ class Prefixes:
       return state, 0
     self._touch(known)
     size = self._size(len(known))
-    ids = np.zeros(
-      size, np.int32
-    )  # Nothing attends to what is copied too much.
+    # Surplus blocks are copied but masked.
+    ids = np.zeros(size, np.int32)
     ids[: len(known)] = [self._found[name] for name in known]
     num_tokens = len(known) * BLOCK
     tokens = np.full(size * BLOCK, state.slots.seen.shape[1], np.int32)
@@ -118,7 +117,7 @@ class Prefixes:
     return state, num_tokens
 
   def save(self, state: State, slot: int, request: GenerationRequest) -> None:
-    """Keeps the blocks of the prompt in a slot that are not kept yet."""
+    """Stores the new blocks of the prompt in a slot."""
     # The last token of a prompt may be read with more loops than the others.
     num_tokens = len(request.prompt) - (request.prefill_loops > 0)
     names = list(self._names(request, num_tokens))
@@ -166,16 +165,15 @@ def make(
   """`Prefixes` of so many MiB; None for 0, or if no prompt has a block.
 
   Raises:
-    UserError: what the cache holds of a prompt depends on how it was read, or
-      there is no room for a block.
+    UserError: cache entries depend on how a prompt is prefilled, or there is no
+      room for a block.
   """
   if not mebibytes or model.max_tokens < BLOCK:
     return None
   if not model.has_places(params):
     raise UserError(
-      f"prefix_mib={mebibytes}: what a cache of kind {model.cache_kind!r} holds"
-      " of a prompt depends on what was read together, so that its beginning"
-      " cannot be shared"
+      f"prefix_mib={mebibytes}: a cache of kind {model.cache_kind!r} does not"
+      " support prefix sharing: its entries depend on the whole prefill"
     )
   return Prefixes(model, params, mebibytes * 2**20, cache)
 

@@ -1,4 +1,4 @@
-"""What the engine is asked to generate, and the tokens that it returns."""
+"""Requests to the engine, and the tokens that it returns."""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,12 +21,12 @@ class GenerationRequest:
     stop_tokens: token ids that end the generation, at most 8.
     top_log_probabilities: number of most likely tokens to report with each
       generated token, at most 20.
-    num_loops: maximum number of loops of a token; 0 for the engine's.
+    num_loops: maximum number of loops per token; 0 for the engine's.
     exit_threshold: see `loop.exits.ExitPolicy`; 1 for no early exits.
-    draft_loops: number of loops that draft tokens, which all loops then check,
+    draft_loops: number of loops that draft tokens, which all loops then verify,
       see `speculation`; 0 for no drafts.
-    prefill_loops: number of loops that the prompt is read with, but its last
-      token, see `prefill`; 0 for those of other tokens.
+    prefill_loops: number of loops for all tokens of the prompt but the last,
+      see `program.read_chunks`; 0 for as many as in decoding.
   """
 
   prompt: tuple[int, ...]
@@ -47,15 +47,16 @@ class GenerationRequest:
     checks.integer("top_log_probabilities", top, 0, slots.MAX_TOP)
     if len(self.stop_tokens) > slots.MAX_STOPS:
       raise UserError(
-        f"{len(self.stop_tokens)} stop tokens are more than {slots.MAX_STOPS}"
+        f"{len(self.stop_tokens)} stop tokens exceed the maximum of"
+        f" {slots.MAX_STOPS}"
       )
     if not 0 < self.exit_threshold <= 1:
       raise UserError(f"exit_threshold={self.exit_threshold} not in (0, 1]")
     if self.draft_loops and self.exit_threshold < 1:
       raise UserError(
         f"draft_loops={self.draft_loops} and"
-        f" exit_threshold={self.exit_threshold} exclude each other: all loops"
-        " check a draft"
+        f" exit_threshold={self.exit_threshold} exclude each other: drafts are"
+        " verified with all loops"
       )
 
 
@@ -69,15 +70,14 @@ class GeneratedToken(NamedTuple):
       penalty and truncation.
     top: the most likely tokens of that distribution with their
       log-probabilities, as many as requested.
-    loops: number of loops after which the token was read out; with
+    loops: number of loops after which the token exited; with
       `exit_kept="computed"` the model ran all of them.
     finish: why the generation ended with this token: "stop" (a stop token) or
       "length" (the maximum number of tokens); None if it did not.
     accepted: whether a draft of the token was accepted; None without a draft.
-    computed: number of loops that it took: `loops`, or with drafts those of all
-      tokens that were drafted together, for the first of them.
-    copied: number of tokens of the prompt that were not read again, for the
-      first token of a text.
+    computed: number of loops that it took: `loops`; with drafts, the loops of
+      all tokens drafted together, counted at the first of them.
+    copied: number of cached tokens of the prompt, at the first token of a text.
   """
 
   request_id: int
@@ -89,3 +89,49 @@ class GeneratedToken(NamedTuple):
   accepted: bool | None = None
   computed: int = 0
   copied: int = 0
+
+
+@dataclasses.dataclass
+class Costs:
+  """The loops that generated tokens cost, and the results of their drafts.
+
+  Attributes:
+    tokens: how many.
+    loops: loops after which they exited.
+    computed: loops that were computed, see `GeneratedToken`.
+    accepted, rejected: tokens with a draft, by its result.
+    copied: cached tokens of prompts.
+  """
+
+  tokens: int = 0
+  loops: int = 0
+  computed: int = 0
+  accepted: int = 0
+  rejected: int = 0
+  copied: int = 0
+
+  def add(self, token: GeneratedToken) -> None:
+    """Counts one more token."""
+    self.tokens += 1
+    self.loops += token.loops
+    self.computed += token.computed
+    self.copied += token.copied
+    if token.accepted is not None:
+      self.accepted += token.accepted
+      self.rejected += not token.accepted
+
+  def __iadd__(self, other: "Costs") -> "Costs":
+    for field in dataclasses.fields(self):
+      total = getattr(self, field.name) + getattr(other, field.name)
+      setattr(self, field.name, total)
+    return self
+
+  def of_drafts(self) -> str:
+    """A line on the drafts; "" if there were none."""
+    drafts = self.accepted + self.rejected
+    if not drafts:
+      return ""
+    return (
+      f"drafts: {self.accepted / drafts:.1%} of {drafts} accepted;"
+      f" {self.computed / self.tokens:.3f} loops computed per token"
+    )

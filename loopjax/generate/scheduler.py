@@ -18,7 +18,7 @@ class RunningSequence:
   Attributes:
     request_id: its id.
     request: the request.
-    num_read: number of tokens of its prompt that were read, or copied.
+    num_read: number of tokens of its prompt that were prefilled or copied.
     num_copied: number of tokens of its prompt that were copied.
     num_generated: number of tokens that were generated.
     drafts: accepted and rejected drafts; old ones count less.
@@ -36,13 +36,13 @@ class RunningSequence:
 
   @property
   def num_tokens(self) -> int:
-    """Number of tokens in the cache, once the prompt is read."""
+    """Number of tokens in the cache after prefill."""
     # The last generated token is yet to be read.
     return self.num_read + self.num_generated - 1
 
   @property
   def num_unread(self) -> int:
-    """Number of tokens of the prompt that are still to be read."""
+    """Number of tokens of the prompt that are not prefilled yet."""
     return len(self.request.prompt) - self.num_read
 
   def count(self, token: GeneratedToken) -> None:
@@ -62,9 +62,8 @@ class Scheduler:
   """Gives slots to requests in the order in which they arrive.
 
   Attributes:
-    prefilling: sequences whose prompts are being read, by slot, in the order of
-      their arrival.
-    generating: sequences whose prompts were read, by slot.
+    prefilling: sequences in prefill, by slot, in the order of their arrival.
+    generating: sequences in decoding, by slot.
   """
 
   def __init__(self, num_slots: int):
@@ -103,9 +102,9 @@ class Scheduler:
       self.prefilling[self._free.pop()] = self._waiting.popleft()
 
   def parts(self, most: int) -> list[BySlot]:
-    """Generating sequences by slot, at most so many together.
+    """Groups of sequences in decoding, by slot, with a maximum size.
 
-    Those together have the same `draft_loops`, and are about as long.
+    The sequences of a group have the same `draft_loops` and similar lengths.
     """
     groups: dict[int, list[int]] = {}
     by_length = sorted(self.generating.items(), key=lambda x: x[1].num_tokens)
@@ -118,7 +117,7 @@ class Scheduler:
     ]
 
   def start_generating(self, slot: int) -> None:
-    """Marks the prompt in a slot as read."""
+    """Marks the prompt in a slot as prefilled."""
     self.generating[slot] = self.prefilling.pop(slot)
 
   def release(self, slot: int) -> None:

@@ -20,7 +20,7 @@ PREFIX_MIB = 64
 
 
 class ModelFlags(NamedTuple):
-  """What `add_flags` adds: which model, and how the engine runs it."""
+  """The flags of `add_flags`: the model, and how the engine runs it."""
 
   workdir: pathlib.Path | None = None
   hub: pathlib.Path | None = None
@@ -50,47 +50,49 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     type=pathlib.Path,
     nargs="?",
     metavar="WORKDIR",
-    help="a run; or give --hub",
+    help="a run (or use --hub)",
   )
   parser.add_argument(
     "--hub",
     type=pathlib.Path,
     metavar="FOLDER",
-    help="a downloaded folder instead of a run",
+    help="a downloaded Hub folder instead of a run",
   )
   parser.add_argument(
-    "--dtype", choices=("float32", "bfloat16"), help="with --hub [bfloat16]"
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    help="dtype of the parameters, with --hub [bfloat16]",
   )
-  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
+  parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
-    "--num_loops", type=int, help="loops [as the run is evaluated]"
+    "--num_loops", type=int, help="number of loops [as in evaluation]"
   )
   parser.add_argument(
     "--exit_rule",
     choices=exits.RULES,
-    help="[gate for a model with an exit gate, otherwise fixed]",
+    help="when tokens exit [gate if the model has one, otherwise fixed]",
   )
   parser.add_argument(
     "--exit_kept",
     choices=exits.KEPT,
-    help="what the cache keeps of skipped loops [copy]",
+    help="what the cache stores for skipped loops [copy]",
   )
-  parser.add_argument("--cache_kind", help="[the family's own]")
+  parser.add_argument("--cache_kind", help="kind of cache [the family's own]")
   parser.add_argument(
     "--max_tokens",
     type=int,
-    help="maximum length, prompt included [as in training]",
+    help="maximum length, including the prompt [as in training]",
   )
   parser.add_argument(
     "--prefix_mib",
     type=int,
-    help="MiB for beginnings of prompts, which are read once"
-    f" [{PREFIX_MIB} where several prompts may share theirs]",
+    help=f"MiB for cached prompt prefixes [{PREFIX_MIB} where prompts may"
+    " share a prefix]",
   )
   parser.add_argument(
     "--weights",
     choices=quantized.WEIGHTS,
-    help="quantises the weights [as they are stored]",
+    help="quantise the weights [as stored]",
   )
   add_bos(parser)
 
@@ -100,7 +102,7 @@ def add_bos(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--bos",
     metavar="TOKEN",
-    help="token that texts begin with, or none for nothing [as the model says]",
+    help="token at the beginning of texts, or none [the model's]",
   )
 
 
@@ -116,16 +118,16 @@ def pop_flags(options: dict[str, Any]) -> ModelFlags:
 
 
 def check(flags: ModelFlags, *, chat: bool = False) -> None:
-  """Raises UserError for flags that contradict each other, or a chat."""
+  """Raises UserError for flags that contradict each other or a chat."""
   if (flags.workdir is None) == (flags.hub is None):
     raise UserError(
-      "give either WORKDIR, a run, or --hub=FOLDER, a downloaded folder"
+      "pass either WORKDIR (a run) or --hub=FOLDER (a downloaded folder)"
     )
   if flags.workdir and flags.dtype:
     raise UserError("--dtype has no effect without --hub")
   if chat and flags.bos is not None:
     raise UserError(
-      "--bos has no effect with --chat; the chat template writes all tokens"
+      "--bos has no effect with --chat: the chat template writes all tokens"
     )
   if flags.hub and flags.checkpoint is not None:
     raise UserError("--checkpoint has no effect with --hub")
@@ -203,7 +205,7 @@ def load_folder(
 
 
 def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
-  """An engine for a model; the options are those of `Engine`.
+  """An engine for a model; the options are arguments of `Engine`.
 
   Raises:
     UserError: see `Engine`.
@@ -224,9 +226,9 @@ def engine_from_flags(
   prefix_mib: int = PREFIX_MIB,
   **options: Any,
 ) -> Engine:
-  """An engine for a model; options that are not flags are those of `Engine`.
+  """An engine for a model; other options are arguments of `Engine`.
 
-  `prefix_mib` holds without the flag, if the cache and its size permit it.
+  `prefix_mib` is used without the flag if the cache and its size permit it.
 
   Raises:
     UserError: see `Engine`; or a flag has no effect on this model.
@@ -247,6 +249,7 @@ def engine_from_flags(
   )
   if flags.exit_kept and engine.limits.min_loops == engine.limits.num_loops:
     raise UserError(
-      f"--exit_kept={flags.exit_kept} has no effect on a fixed number of loops"
+      f"--exit_kept={flags.exit_kept} has no effect with a fixed number of"
+      " loops"
     )
   return engine

@@ -1,12 +1,11 @@
 """Decoding of tokens to text as they are generated."""
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GeneratedToken, GenerationRequest
+from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 
 _PROMPT_TOKENS = 4  # Of a prompt that its text is decoded after.
 
@@ -16,9 +15,9 @@ class TextStream:
 
   Attributes:
     text: the text returned so far.
-    tokens: the tokens whose text, or its beginning, is in `text`: neither a
-      stop token nor those after a stop string.
-    costs: of the tokens read, a stop token included.
+    tokens: the tokens whose text is at least partly in `text`: no stop token,
+      and no tokens after a stop string.
+    costs: of all tokens, including a stop token.
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
 
@@ -98,7 +97,7 @@ class TextStream:
     return released
 
   def _overlap(self, stop: str) -> int:
-    """Length of the longest beginning of a stop that ends the held text."""
+    """Length of the longest prefix of a stop string that ends the held text."""
     sizes = range(min(len(stop) - 1, len(self._held)), 0, -1)
     return next((n for n in sizes if self._held.endswith(stop[:n])), 0)
 
@@ -118,15 +117,21 @@ def each_text(
   tokenizer: Tokenizer,
   requests: Sequence[GenerationRequest],
   stops: Sequence[str] = (),
+  notice: Callable[[Sequence[GeneratedToken]], object] = len,
 ) -> Iterator[TextStream]:
-  """Yields what `generate_texts` returns, as soon as it is there."""
+  """Yields the results of `generate_texts` as they become available.
+
+  `notice` is called with the tokens of every step of the engine.
+  """
   texts = {
     engine.add(request): TextStream(tokenizer, stops, request.prompt)
     for request in requests
   }
   waiting = list(texts)[::-1]
   while waiting:
-    for token in engine.step():
+    found = engine.step()
+    notice(found)
+    for token in found:
       text = texts[token.request_id]
       text.read([token])
       if text.finish and not token.finish:

@@ -1,4 +1,4 @@
-"""The flags that commands share that generate texts from prompts."""
+"""The flags shared by commands that generate texts from prompts."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ MAX_NEW_TOKENS = 256  # Or as many as fit, unless the user chooses.
 
 
 class TextFlags(NamedTuple):
-  """What `add_flags` adds: how texts are generated, and where they end."""
+  """The flags of `add_flags`: how texts are generated, and where they end."""
 
   max_new_tokens: int | None
   samples: int
@@ -26,15 +26,15 @@ class TextFlags(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags of `TextFlags`, those of `Sampling` among them."""
+  """Adds the flags of `TextFlags`, including those of `Sampling`."""
   parser.add_argument(
     "--max_new_tokens",
     type=int,
-    help="maximum number of tokens to generate"
-    f" [{MAX_NEW_TOKENS}, or as many as fit]",
+    help=f"maximum number of tokens to generate [{MAX_NEW_TOKENS}, or as many"
+    " as fit]",
   )
   parser.add_argument(
-    "--samples", type=int, default=1, help="number of texts for a prompt [1]"
+    "--samples", type=int, default=1, help="number of texts per prompt [1]"
   )
   parser.add_argument(
     "--stop",
@@ -59,19 +59,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     "--draft_loops",
     type=int,
     default=0,
-    help="loops that draft tokens, which all loops then check; 0 for none [0]",
+    help="number of loops that draft tokens, which all loops then verify; 0 for"
+    " no drafts [0]",
   )
   parser.add_argument(
     "--prefill_loops",
     type=int,
     default=0,
-    help="loops that prompts are read with; 0 for those of the text [0]",
+    help="number of loops for prefill; 0 for as many as in decoding [0]",
   )
   parser.add_argument(
     "--prompt_tokens",
     type=int,
     default=0,
-    help="of --max_tokens, reserved for a prompt whose loops share nothing [0]",
+    help="how many of --max_tokens are reserved for a prompt whose loops"
+    " share no cache [0]",
   )
 
 
@@ -91,7 +93,7 @@ def check(flags: TextFlags, model: ModelFlags) -> None:
   for text in flags.stop:
     checks.unicode("--stop", text)
   if "" in flags.stop:
-    raise UserError("--stop= is empty; give a text that ends the answer")
+    raise UserError("--stop= is empty; expected a string that ends the answer")
   for name, value, others in (
     ("exit_rule", model.exit_rule, ""),
     ("exit_kept", model.exit_kept, " or --prefill_loops"),

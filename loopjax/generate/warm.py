@@ -12,11 +12,11 @@ from loopjax.generate.requests import GenerationRequest
 
 
 def compile_programs(engine: Engine) -> int:
-  """Runs all programs, so that later requests compile nothing.
+  """Runs all programs once, so later requests compile nothing.
 
-  Prompts of every chunk size, alone and as many as are read at once, by all
-  loops and by fewer; and texts of every length and number, with and without
-  fewer loops, exits and drafts; each with and without log-probabilities.
+  Prompts of every chunk size, alone and in groups, with all loops and with
+  fewer; and texts of every length and number, with and without fewer loops,
+  exits and drafts; each with and without log-probabilities.
 
   Args:
     engine: an engine without requests.

@@ -1,11 +1,10 @@
 """Command line: `python -m loopjax.hub import|export|retrofit|card|...`."""
 
 import pathlib
-import sys
 from typing import Any
 
-from loopjax.errors import Parser, one_line_errors
-from loopjax.hub import card, convert, layouts, push
+from loopjax.errors import Parser, leave, one_line_errors
+from loopjax.hub import card, convert, push
 from loopjax.hub import quantize as quantize_lib
 from loopjax.hub import retrofit as retrofit_lib
 from loopjax.run.checkpoints import quantized
@@ -15,14 +14,14 @@ def _parser() -> Parser:
   parser = Parser(
     prog="python -m loopjax.hub",
     description=(
-      "Imports a downloaded folder of the Hugging Face Hub (config.json,"
-      " tokenizer.json, safetensors) into a work directory, or exports such a"
-      " folder, writes its model card, and uploads it; or puts layers of a"
-      " transformer into a loop, or quantises weights."
+      "Imports a downloaded Hugging Face Hub folder (config.json,"
+      " tokenizer.json, safetensors) into a work directory; exports such a"
+      " folder, writes its model card and uploads it; turns layers of a"
+      " transformer into a loop; quantises weights."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
-  reads = commands.add_parser("import", help="imports a folder")
+  reads = commands.add_parser("import", help="import a folder")
   reads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   reads.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   reads.add_argument(
@@ -35,21 +34,21 @@ def _parser() -> Parser:
     "--sequence_length",
     type=int,
     default=4096,
-    help="tokens of a row [4096, or the model's context length if shorter]",
+    help="tokens per row [4096, or the model's context length if shorter]",
   )
   writes = commands.add_parser(
-    "export", help="exports a work directory to a folder"
+    "export", help="export a work directory to a folder"
   )
   writes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-  writes.add_argument("--layout", choices=layouts.LAYOUTS, required=True)
+  writes.add_argument("--layout", choices=convert.LAYOUTS, required=True)
   writes.add_argument(
     "--dtype",
     choices=convert.PRECISIONS,
     default="bfloat16",
     help="dtype of the tensors [bfloat16]",
   )
-  writes.add_argument("--checkpoint", type=int, help="step [the newest]")
+  writes.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   writes.add_argument(
     "--max_bytes",
     type=int,
@@ -96,7 +95,7 @@ def _add_retrofit(commands: Any) -> None:
     help="what joins a loop's output to the state [gate]",
   )
   loops.add_argument("--num_loops", type=int, default=4, help="loops [4]")
-  loops.add_argument("--checkpoint", type=int, help="step [the newest]")
+  loops.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
 
 
 def _add_quantize(commands: Any) -> None:
@@ -116,7 +115,7 @@ def _add_quantize(commands: Any) -> None:
     choices=convert.PRECISIONS,
     help="of a folder's other parameters, and of products [bfloat16]",
   )
-  small.add_argument("--checkpoint", type=int, help="step [the newest]")
+  small.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
 
 
 @one_line_errors
@@ -153,4 +152,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

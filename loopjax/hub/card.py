@@ -52,8 +52,9 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
   step = exported.get(convert.STEP)
   if step != summary.get("steps"):
     raise UserError(
-      f"{folder}: has parameters of step {step}, {workdir}/summary.json is of"
-      f" step {summary.get('steps')}: its scores are for other parameters"
+      f"{folder}: has the parameters of step {step}, {workdir}/summary.json"
+      f" belongs to step {summary.get('steps')}: its scores are for other"
+      " parameters"
     )
   blocks = [
     Heading(1, folder.name),
@@ -77,9 +78,9 @@ def _about(settings: config_lib.Settings, summary: Mapping[str, Any]) -> str:
   loops = settings.model.num_loops
   text = (
     f"A looped language model: {summary['parameters']:,} parameters,"
-    f" {model['num_layers']} layers of width {model['width']}, applied"
-    f" {loops} {'time' if loops == 1 else 'times'} to each token."
-    f" It reads {settings.spec.sequence_length:,} tokens at once."
+    f" {model['num_layers']} layers of width {model['width']}, applied {loops}"
+    f" {'time' if loops == 1 else 'times'} to each token. Its context length is"
+    f" {settings.spec.sequence_length:,} tokens."
   )
   if "imported" in summary:
     return f"{text} Imported, not trained here."
@@ -98,7 +99,7 @@ def _data(
   task, facts = settings.plain["task"], summary.get("data", {})
   tokenizer = pathlib.PurePath(task["tokenizer"]).name
   if not facts:
-    return [Paragraph(f"Tokenizer: {tokenizer}. No data was read here.")]
+    return [Paragraph(f"Tokenizer: {tokenizer}. The data are unknown.")]
   sources = [
     pathlib.PurePath(source.strip()).name
     for source in task["train_files"].split(",")
@@ -131,11 +132,11 @@ def _scores(
     if f"{split}/{name}" in metrics
   ]
   if not rows:
-    return [Paragraph("None of the run itself.")]
+    return [Paragraph("The run recorded no scores.")]
   protocol = (
-    f"Of all rows of the split, with {settings.eval_loops} loops and documents"
-    " separated, as means over tokens (loss, nats) and bytes (bits_per_byte);"
-    " ± is a standard error over rows."
+    f"On all rows of the split, with {settings.eval_loops} loops and documents"
+    " separated; means over tokens (loss, nats) and bytes (bits_per_byte); ± is"
+    " a standard error over rows."
   )
   header = [Cell("split"), Cell("score"), Cell("value")]
   return [Paragraph(protocol), Table(header, rows)]
@@ -170,9 +171,7 @@ def _tasks(workdir: pathlib.Path, step: int) -> list[document.Block]:
   header = [Cell(name) for name in ("task", "score", "value", "questions")]
   tables: list[document.Block] = [Table(header, rows)] if rows else []
   if others:
-    tables.append(
-      Paragraph(f"Results of other steps that are left out: {others}.")
-    )
+    tables.append(Paragraph(f"Results of other steps, not shown: {others}."))
   return tables
 
 

@@ -1,13 +1,14 @@
-"""Converts folders of the Hub to work directories and back.
+"""Converts Hub folders to work directories and back.
 
-An imported work directory looks like a run of zero steps: `run.init_from` and
-`run.teacher` can name it, and it can be evaluated and exported. The model's
-original config.json and tokenizer are kept in hub/.
+An imported work directory is a run with zero steps: `run.init_from` and
+`run.teacher` accept it, and it can be evaluated and exported. The model's
+original config.json and tokenizer are stored in hub/.
 """
 
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +21,9 @@ from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.hub import huginn, llama, tokenizer_files, weights
 from loopjax.hub import layout as layout_lib
-from loopjax.hub import layouts, tokenizer_files, weights
+from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import layout as program_layout
 from loopjax.run import provenance
@@ -47,7 +49,7 @@ class Export(NamedTuple):
 
 
 class Imported(NamedTuple):
-  """A model read from a folder.
+  """A model loaded from a folder.
 
   Attributes:
     config: the config of a run with this model.
@@ -75,9 +77,9 @@ def read_folder(
   path = folder / "config.json"
   theirs = workdir_lib.read_json(path)
   try:
-    layout = layouts.layout_of(theirs)
-    theirs = layouts.with_defaults(layout, theirs)
-    model = layouts.settings(layout, theirs)
+    layout = layout_of(theirs)
+    theirs = with_defaults(layout, theirs)
+    model = settings_of(layout, theirs)
     vocab_size = layout_lib.need(theirs, "vocab_size", int)
     longest = layout_lib.need(theirs, layout.context, int)
   except UserError as error:
@@ -118,14 +120,14 @@ def import_folder(
     folder: contains config.json, tokenizer.json and safetensors.
     workdir: a directory without a run.
     dtype: dtype of the parameters, "float32" or "bfloat16".
-    sequence_length: tokens of a row; limited to the model's context length.
+    sequence_length: tokens per row; limited to the model's context length.
 
   Raises:
     UserError: a file is missing, damaged or not supported; nothing is written
       then.
   """
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   config, _, params = read_folder(
     folder, dtype=dtype, sequence_length=sequence_length
   )
@@ -136,23 +138,23 @@ def write_run(
   workdir: pathlib.Path,
   config: ml_collections.ConfigDict,
   params: Any,
-  folder: pathlib.Path,
+  folder: pathlib.Path | None,
   origin: dict[str, Any],
 ) -> dict[str, Any]:
-  """Writes a run of zero steps; returns its summary.
+  """Writes a run with zero steps; returns its summary.
 
   Args:
     workdir: a directory without a run.
     config, params: of the run, which may be quantised; a tokenizer in `folder`
       becomes the run's.
-    folder: has the Hub's files.
-    origin: what the parameters were made from, for the summary.
+    folder: has the Hub's files; None if there are none.
+    origin: the source of the parameters, for the summary.
   """
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
     for name in ("config.json", *FILES):
-      if (folder / name).is_file():
+      if folder and (folder / name).is_file():
         shutil.copyfile(folder / name, kept / name)
     if (kept / TOKENIZER).is_file():
       config.task.tokenizer = str((kept / TOKENIZER).resolve())
@@ -188,22 +190,20 @@ def export_run(
       express, or the folder exists; nothing is written then.
   """
   if folder.exists():
-    raise UserError(f"{folder}: is there already")
+    raise UserError(f"{folder}: already exists")
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  layout = layouts.LAYOUTS[options.layout]
+  layout = LAYOUTS[options.layout]
   model: Any = settings.model
   if settings.model_name != layout.family:
-    raise UserError(
-      f"{label}: its model is not of the family {layout.family!r}"
-    )
+    raise UserError(f"{label}: its model family is not {layout.family!r}")
   if not isinstance(settings.task, TextConfig):
     raise UserError(f"{label}: its task is not 'text'")
   vocab_size = settings.spec.vocab_size
   if not settings.task.end_token:
     vocab_size -= settings.spec.num_padding_tokens
   try:
-    config = layouts.config(layout, model, vocab_size)
+    config = config_of(layout, model, vocab_size)
   except UserError as error:
     raise UserError(f"{label}: --layout={options.layout}: {error}") from error
   step, params = restore.chosen_params(
@@ -261,15 +261,15 @@ def check_beginning(workdir: pathlib.Path) -> None:
   is_imported = (workdir / DIRECTORY / TOKENIZER).is_file()
   if is_imported and "begin_token" not in given:
     raise UserError(
-      f"{workdir}: is of an earlier version, which did not store what texts"
-      " begin with; import it again"
+      f"{workdir}: was imported by an earlier version that did not store the"
+      " begin token; import it again"
     )
 
 
 def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   """The ids that end a text, of config.json and generation_config.json.
 
-  Models that chat have several, the first for documents. Empty without files.
+  Chat models have several, the first for documents. Empty without files.
   """
   found: list[Any] = []
   for name in ("config.json", "generation_config.json"):
@@ -296,5 +296,60 @@ def _end_token(folder: pathlib.Path) -> str:
   first = given[0] if isinstance(given, list) and given else given
   token = tokenizer.token(first) if type(first) is int else None
   if token is None:
-    raise UserError(f"{file}: eos_token_id={given!r} is no id of {path}")
+    raise UserError(
+      f"{file}: eos_token_id={given!r} is not a token id of {path}"
+    )
   return token
+
+
+# Those without loops are here as starting points (`hub.retrofit`), and because
+# MELT compares with Qwen 3. GPT-2 has learned positions, which no causal family
+# here has.
+LAYOUTS: Mapping[str, Layout] = {
+  **llama.LAYOUTS,
+  "huginn_raven": huginn.LAYOUT,
+}
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout:
+  """The layout of a config.json; raises UserError if there is none."""
+  kind = config.get("model_type")
+  if not isinstance(kind, str) or kind not in LAYOUTS:
+    raise UserError(f"model_type={kind!r} is not one of {', '.join(LAYOUTS)}")
+  return LAYOUTS[kind]
+
+
+def with_defaults(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+  """A config.json with its missing settings filled in."""
+  return {**layout.defaults, **config}
+
+
+def settings_of(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+  """Settings of the layout's family from a config.json.
+
+  Raises:
+    UserError: a setting is missing, or no model here can express it.
+  """
+  for name, value in layout.fixed.items():
+    if config.get(name, value) != value:
+      raise UserError(
+        f"{name}={config[name]!r} is unsupported: expected {value!r}"
+      )
+  return layout.settings(config)
+
+
+def config_of(layout: Layout, model: Any, vocab_size: int) -> dict[str, Any]:
+  """The config.json of a model; UserError if the layout cannot express it.
+
+  Args:
+    layout: the layout.
+    model: config of the layout's family.
+    vocab_size: number of token ids.
+  """
+  names = {of.architecture: name for name, of in LAYOUTS.items()}
+  return {
+    "architectures": [layout.architecture],
+    "model_type": names[layout.architecture],
+    **layout.fixed,
+    **layout.config(model, vocab_size),
+  }

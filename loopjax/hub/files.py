@@ -59,12 +59,14 @@ def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
     isinstance(name, str) and pathlib.PurePath(name).name == name
     for name in listed.values()
   ):
-    raise UserError(f"{index}: weight_map does not name files of the folder")
+    raise UserError(
+      f"{index}: weight_map must map tensors to files of the folder"
+    )
   found: dict[str, Tensor] = {}
   for part in sorted(set(listed.values())):
     for name, tensor in _of_file(folder / part):
       if listed.get(name) != part:
-        raise UserError(f"{index}: does not say that {name} is in {part}")
+        raise UserError(f"{index}: weight_map does not place {name} in {part}")
       found[name] = tensor
   for name in listed:
     if name not in found:

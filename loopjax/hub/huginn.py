@@ -100,7 +100,8 @@ def _config(model: recurrent.Config, vocab_size: int) -> dict[str, Any]:
   shape, width = model.block_shape(), model.width
   if shape.head_width * shape.num_heads != width:
     raise UserError(
-      f"model.head_width={model.head_width}: the layout has width / num_heads"
+      f"model.head_width={model.head_width}: the layout requires width /"
+      " num_heads"
     )
   parts = model.num_prelude, model.num_layers, model.num_coda
   depth = model.num_prelude + model.num_loops * model.num_layers

@@ -1,4 +1,4 @@
-"""What a table of an architecture consists of, see `hub.layouts`."""
+"""The records of an architecture's table, see `convert.LAYOUTS`."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from loopjax.errors import UserError
 
 
 class Row(NamedTuple):
-  """A parameter of ours and the corresponding tensor.
+  """One of our parameters and the corresponding tensor.
 
   Rows with the same tensor are its parts, one after another along its first
   axis.
@@ -36,12 +36,12 @@ class Layout(NamedTuple):
   """An architecture.
 
   Attributes:
-    architecture: the class that its config.json names.
+    architecture: the class in its config.json.
     family: the model family that it becomes.
     rows: rows of all tensors; rows of parameters that a model lacks are unused.
     ignored: suffixes of tensor names that hold no parameters.
     fixed: required values of config.json; a missing setting has this value.
-    context: the setting of config.json that is the longest row, in tokens.
+    context: the setting of config.json for the maximum length, in tokens.
     settings: from config.json to settings of the family; raises UserError if
       the family cannot express the model.
     config: from settings of the family and the number of token ids to the
@@ -49,8 +49,8 @@ class Layout(NamedTuple):
       express the model.
     constants: from settings of the family and the longest row to tensors that
       follow from them, which only the published code reads.
-    defaults: settings that config.json may lack, as it has only those that
-      differ if `transformers` wrote it.
+    defaults: settings that config.json may lack: `transformers` only writes
+      those that differ from the default.
   """
 
   architecture: str
@@ -66,11 +66,11 @@ class Layout(NamedTuple):
 
 
 def stacked(ours: str, theirs: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-  """Rows of the layers of a stack, from those of one layer.
+  """Rows of all layers of a stack, from the rows of one layer.
 
   Args:
     ours: path of the stack.
-    theirs: beginning of the tensors' names, with "{}" for the layer.
+    theirs: prefix of the tensors' names, with "{}" for the layer.
     rows: of one layer.
   """
   return tuple(
@@ -87,9 +87,9 @@ def need(config: Mapping[str, Any], name: str, kind: Any) -> Any:
   value = config.get(name)
   is_flag = isinstance(value, bool)
   if not isinstance(value, kind) or (is_flag and kind is not bool):
-    raise UserError(f"{name}={value!r} is not what {name} can be")
+    raise UserError(f"{name}={value!r} is invalid")
   if isinstance(value, int | float) and not is_flag and not value > 0:
-    raise UserError(f"{name}={value!r} must be more than 0")
+    raise UserError(f"{name}={value!r} must be greater than 0")
   return value
 
 
@@ -98,12 +98,12 @@ def require(config: Any, **values: Any) -> None:
   for name, value in values.items():
     if getattr(config, name) != value:
       raise UserError(
-        f"model.{name}={getattr(config, name)!r}: the layout has {value!r}"
+        f"model.{name}={getattr(config, name)!r}: the layout requires {value!r}"
       )
 
 
 def mlp_ratio(features: int, width: int) -> float:
-  """The ratio that gives an MLP so many features."""
+  """The ratio that gives an MLP this number of features."""
   # Half a feature more, as the product might otherwise round down.
   return next(
     ratio

@@ -118,7 +118,7 @@ def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
   if kinds is not None and (
     not isinstance(kinds, list) or any(x != "full_attention" for x in kinds)
   ):
-    raise UserError(f"layer_types={kinds!r}: only full_attention is known")
+    raise UserError(f"layer_types={kinds!r}: only full_attention is supported")
   width, heads = (
     need(config, name, int) for name in ("hidden_size", "num_attention_heads")
   )
@@ -267,7 +267,7 @@ def _as_ouro(config: looped.Config, vocab_size: int) -> dict[str, Any]:
     loop_norm="per_loop",
   )  # fmt: skip
   if config.exit_gate == "none":
-    raise UserError("model.exit_gate='none': Ouro has a gate")
+    raise UserError("model.exit_gate='none': Ouro requires a gate")
   return _config(config, vocab_size, {"total_ut_steps": config.num_loops})
 
 

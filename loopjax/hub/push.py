@@ -23,7 +23,7 @@ def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
     UserError: the folder is incomplete, or the upload failed.
   """
   if not _REPOSITORY.fullmatch(repository):
-    raise UserError(f"{repository}: write it as OWNER/NAME")
+    raise UserError(f"{repository}: expected OWNER/NAME")
   if not (folder / card.FILE).is_file():
     raise UserError(
       f"{folder}: contains no {card.FILE}; write it with python -m loopjax.hub"

@@ -1,4 +1,4 @@
-"""Work directories with quantised weights, which are for reading."""
+"""Work directories with quantised weights, for inference."""
 
 import pathlib
 from typing import Any
@@ -30,11 +30,11 @@ def quantize(
     checkpoint: step of a run; None for the newest.
 
   Raises:
-    UserError: the source cannot be read, is no causal model or is quantised
-      already; nothing is written then.
+    UserError: the source cannot be read, is not a causal model or is already
+      quantised; nothing is written then.
   """
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   config, params, folder = read_source(source, checkpoint, dtype or "bfloat16")
   if dtype and folder != source:
     raise UserError(f"--dtype={dtype} has no effect on a run")

@@ -3,8 +3,8 @@
 The layers before them become the prelude, those after them the coda, of a model
 of the family `recurrent` with the same outputs. With "gate" they are the same
 for any number of loops: from the second on, the state moves by a learned share
-of each feature, which is 0 at first. With "damped", h + (core(h) - h) / K
-(arXiv 2605.23872), they are the same for one loop; nothing has to be learned.
+of each feature, initially 0. With "damped", h + (core(h) - h) / K (arXiv
+2605.23872), they are the same for one loop, and more loops need no training.
 """
 
 import pathlib
@@ -55,7 +55,7 @@ class Retrofit(NamedTuple):
 def retrofit(
   source: pathlib.Path, workdir: pathlib.Path, options: Retrofit
 ) -> dict[str, Any]:
-  """Writes a run of zero steps with loops; returns its summary.
+  """Writes a run with zero steps and a looped model; returns its summary.
 
   Args:
     source: a run of the family transformer, looped or recurrent without loops,
@@ -64,11 +64,11 @@ def retrofit(
     options: how to make the loop.
 
   Raises:
-    UserError: the source cannot be read or has loops already, or has other
+    UserError: the source cannot be read, already has loops, or has unsupported
       layers; nothing is written then.
   """
   if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: contains a run already")
+    raise UserError(f"{workdir}: already contains a run")
   config, params, folder = read_source(source, options.checkpoint)
   old = config.model.copy_and_resolve_references()
   try:
@@ -96,7 +96,7 @@ def retrofit(
 def read_source(
   source: pathlib.Path, checkpoint: int | None, dtype: str = "float32"
 ) -> tuple[ml_collections.ConfigDict, Any, pathlib.Path]:
-  """Config and parameters; and where files of the Hub are, if they are.
+  """Config, parameters, and the folder of Hub files, if any.
 
   Args:
     source: a run, or a folder of the Hub.
@@ -106,7 +106,7 @@ def read_source(
   path = source / "config.json"
   if path.is_file() and "model_type" in workdir_lib.read_json(path):
     if checkpoint is not None:
-      raise UserError(f"--checkpoint={checkpoint}: {source} is no run")
+      raise UserError(f"--checkpoint={checkpoint}: {source} is not a run")
     config, _, params = convert.read_folder(source, dtype=dtype)
     return config, params, source
   settings = config_lib.of_run(source, str(source))
@@ -123,24 +123,21 @@ def _num_layers(model: ml_collections.ConfigDict) -> int:
   if model.name == "recurrent":
     for name, value in _TRANSFORMER.items():
       if model[name] != value:
-        raise UserError(
-          f"model.{name}={model[name]!r}: a transformer without loops has"
-          f" {value!r}"
-        )
+        raise UserError(f"model.{name}={model[name]!r}: expected {value!r}")
     return model.num_prelude + model.num_layers + model.num_coda
   if model.get("rope_scaling"):
-    raise UserError("model.rope_scaling: rotations of `recurrent` have none")
+    raise UserError("model.rope_scaling: `recurrent` does not support it")
   if model.name == "looped" and model.num_loops == 1:
     return model.num_layers
   if model.name == "transformer":
     if model.num_loops > 1 and model.loop_norm == "per_loop":
       raise UserError(
-        "model.loop_norm='per_loop': there are norms between layers"
+        "model.loop_norm='per_loop': norms between layers are unsupported"
       )
     return model.num_loops * model.num_layers
   raise UserError(
-    f"model.name={model.name!r}, model.num_loops={model.get('num_loops')}: no"
-    " transformer without loops"
+    f"model.name={model.name!r}, model.num_loops={model.get('num_loops')}:"
+    " expected a transformer without loops"
   )
 
 
@@ -176,7 +173,7 @@ def _core(text: str, num_layers: int) -> tuple[int, int]:
   start, end = map(int, found.groups()) if found else (0, 0)
   if not 0 <= start < end <= num_layers:
     raise UserError(
-      f"--core={text}: write it as s:t, for layers s to t - 1 of {num_layers}"
+      f"--core={text}: expected s:t, for layers s to t - 1 of {num_layers}"
     )
   return start, end
 
@@ -188,7 +185,7 @@ def _set_loop(
   num_layers: int,
   options: Retrofit,
 ) -> config_lib.Settings:
-  """Makes a config that of the model with loops; returns its settings."""
+  """Changes a config to the looped model's; returns its settings."""
   model = config.model
   order = "branch" if model.get("post_norm") else "pre"
   values = {

@@ -1,6 +1,6 @@
-"""The files of a folder of the Hub that have its tokenizer and its settings.
+"""The tokenizer files and settings of a Hub folder.
 
-They are read as `transformers` 5 reads them.
+They are interpreted as in `transformers` 5.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ FILES = (
 
 
 class Beginning(NamedTuple):
-  """What texts begin with, see `data.text.config.Config`."""
+  """The begin token, see `data.text.config.Config`."""
 
   begin_token: str
   add_begin_token: bool
@@ -49,7 +49,7 @@ def settings(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def special_tokens(folder: pathlib.Path) -> dict[str, str]:
-  """The special tokens that a folder names: "bos_token" and so on.
+  """The special tokens of a folder: "bos_token" and so on.
 
   Raises:
     UserError: a file cannot be read.
@@ -68,11 +68,11 @@ def special_tokens(folder: pathlib.Path) -> dict[str, str]:
 
 
 def beginning(folder: pathlib.Path) -> Beginning:
-  """What the texts of a folder's model begin with.
+  """The begin token of a folder's model.
 
-  The post-processor of tokenizer.json decides whether something is added to a
-  text; beside it `transformers` ignores `add_bos_token`. If nothing is added,
-  documents begin with the token that the folder names as the first of a text.
+  The post-processor of tokenizer.json decides whether a token is added to
+  texts; like `transformers`, this ignores `add_bos_token`. If nothing is added,
+  documents begin with the folder's begin token.
 
   Raises:
     UserError: a file cannot be read, or more is added than one token at the
@@ -84,7 +84,7 @@ def beginning(folder: pathlib.Path) -> Beginning:
   if len(before) > 1 or after:
     raise UserError(
       f"{path}: adds {[tokenizer.token(x) for x in (*before, *after)]} to a"
-      " text; one token at its beginning is supported"
+      " text; only one token at its beginning is supported"
     )
   if before:
     return Beginning(tokenizer.token(before[0]) or "", True)
@@ -97,7 +97,7 @@ def beginning(folder: pathlib.Path) -> Beginning:
 
 
 def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
-  """Copies a tokenizer and, of an imported one, the files that go with it."""
+  """Copies a tokenizer and, for an imported one, its companion files."""
   for name in FILES if path.name == TOKENIZER else ():
     if (path.parent / name).is_file():
       shutil.copyfile(path.parent / name, folder / name)
@@ -105,16 +105,16 @@ def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def write_ends(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
-  """Makes a folder's files say what texts end and begin with.
+  """Writes the end and begin tokens to a folder's files.
 
-  An id that ends documents and that tokenizer.json does not have is added.
+  Adds the end-of-document id if tokenizer.json lacks it.
 
   Args:
     folder: has the tokenizer's files.
     tokenizer: the tokenizer of the run.
 
   Raises:
-    UserError: the next id of the tokenizer is another one.
+    UserError: the tokenizer's next id differs from it.
   """
   import tokenizers
 

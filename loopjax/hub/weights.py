@@ -61,7 +61,7 @@ def read(
         ],
       ),
       (
-        "of a dtype that is not read",
+        "of an unsupported dtype",
         [
           f"{name} ({there[name].dtype})"
           for name in found
@@ -164,7 +164,7 @@ class _Part(NamedTuple):
     return own[::-1] if self.row.transposed else own
 
   def rows(self) -> Any:
-    """What selects our rows, in our order, among those of the tensor."""
+    """The index that selects our rows, in our order, from the tensor's rows."""
     length = self.shape()[0]
     if not self.row.adjacent:
       return slice(self.start, self.start + length)

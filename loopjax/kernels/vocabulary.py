@@ -14,6 +14,7 @@ from loopjax.types import Array
 
 # Finite, so that a weight of zero still removes the loss of a masked token.
 MASKED_LOGIT = -1e9
+CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
 def product(equation: str, left: Array, right: Array) -> Array:

@@ -5,22 +5,43 @@ A channel is a callable between two loops:
   channel(hidden, read, table) -> (state, gate)
 
 `hidden` [B, T, D] is the output of the loop, `read` [B, T, D] the hidden state
-that the read-out would use (the same if every loop ends in a norm), `table`
+that the output layer would use (the same if every loop ends in a norm), `table`
 [V, D] the embedding table. `state` [B, T, D] is the input of the next loop, and
 `gate` f32 [B, T] the opening of the channel. The last loop has no channel.
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.kernels.decode_embed import decode_embed
+from loopjax.loop.decode_embed import decode_embed
 from loopjax.nn import norm
 from loopjax.types import Array, Precision
 
-GRADIENTS = ("full", "stop", "straight_through")
+Decode = Callable[[int], Array]  # From top_k to Phi.
+
+
+def _full(decode: Decode, top_k: int) -> Array:
+  return decode(top_k)
+
+
+def _stop(decode: Decode, top_k: int) -> Array:
+  return jax.lax.stop_gradient(decode(top_k))
+
+
+def _straight_through(decode: Decode, top_k: int) -> Array:
+  decoded, hard = decode(top_k), jax.lax.stop_gradient(decode(1))
+  return hard + (decoded - jax.lax.stop_gradient(decoded))
+
+
+GRADIENTS: Mapping[str, Callable[[Decode, int], Array]] = {
+  "full": _full,
+  "stop": _stop,
+  "straight_through": _straight_through,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +78,9 @@ class SoftDecoder:
     Returns:
       f32 [..., D].
     """
-    decoded = self._decode(hidden, table, head, self.top_k)
-    if self.gradient == "stop":
-      return jax.lax.stop_gradient(decoded)
-    if self.gradient == "straight_through":
-      hard = jax.lax.stop_gradient(self._decode(hidden, table, head, 1))
-      return hard + (decoded - jax.lax.stop_gradient(decoded))
-    return decoded
+    return GRADIENTS[self.gradient](
+      lambda top_k: self._decode(hidden, table, head, top_k), self.top_k
+    )
 
   def _decode(self, hidden, table, head, top_k: int) -> Array:
     compute = self.precision.compute
@@ -91,8 +108,8 @@ class FixedGate:
 class LearnedGate(nnx.Module):
   """alpha = sigmoid(<w, Phi> + b) (DiscoLoop, eq. 6).
 
-  D + 1 parameters shared by all loops and positions. They start at 0, so that
-  alpha starts at one half.
+  D + 1 parameters shared by all loops and positions. They start at 0, so alpha
+  starts at one half.
   """
 
   def __init__(self, width: int, *, precision: Precision):
@@ -110,7 +127,7 @@ class LearnedGate(nnx.Module):
 class MixedChannel(nnx.Module):
   """H + alpha RMSNorm(Phi(H)): both channels of DiscoLoop (eq. 4).
 
-  The norm has no gain, so that the gate's D + 1 parameters are the only ones.
+  The norm has no gain, so the gate's D + 1 parameters are the only ones.
   """
 
   def __init__(

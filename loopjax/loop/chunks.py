@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
+EVERY = -1  # In the place of an axis, see `split`.
 _AXIS = -3  # Axis of a buffer's rows.
 # Chunks one after another are given only the first rows of the buffers, up to
 # those that a stage of several chunks reads: most are not written yet.
@@ -34,9 +35,6 @@ class Options(NamedTuple):
       chunk. `history` holds the first rows of the buffers, of which those from
       `first` on must have no effect; `rows` are those that the chunk's tokens
       write into each buffer, [..., C, G, d].
-    reach: how many chunks back a read of the history has a gradient: 0 for
-      none, negative for all. The rows of those chunks pass it on to the chunks
-      that they read, so it is `hops` that bounds how far a gradient gets.
     hops: negative for gradients chunk by chunk; otherwise all chunks are
       recomputed in parallel, and gradients propagate from rows to earlier ones
       this many times. Exact from n - 1 hops on; stores the activations of all
@@ -44,8 +42,30 @@ class Options(NamedTuple):
   """
 
   step: Callable[..., tuple[Any, Any]]
-  reach: int = -1
   hops: int = -1
+
+
+def cut(history: Any, first: Array | int, reach: int) -> Any:
+  """The history of a chunk, without a gradient to chunks that are far back.
+
+  The rows of nearer chunks pass gradients on to the chunks that they read: it
+  is `Options.hops` that bounds how far one gets.
+
+  Args:
+    history: pytree of buffers [..., N, G, d].
+    first: index of the chunk's first row.
+    reach: number of rows before it that get a gradient; negative for all.
+  """
+  if reach < 0:
+    return history
+  if reach == 0:
+    return jax.lax.stop_gradient(history)
+
+  def near(x: Array) -> Array:
+    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + _AXIS)
+    return jnp.where(row < first - reach, jax.lax.stop_gradient(x), x)
+
+  return jax.tree.map(near, history)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -137,16 +157,9 @@ def _backward(options, residuals, cotangents):
       lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, x.ndim + _AXIS),
       d_history,
     )
-    if options.reach == 0:
-      _, pull_back = jax.vjp(lambda p, x: recompute(p, x, seen), params, inputs)
-      d_own, d_inputs = pull_back((d_outputs, d_rows))
-    else:
-      _, pull_back = jax.vjp(recompute, params, inputs, seen)
-      d_own, d_inputs, d_before = pull_back((d_outputs, d_rows))
-      if options.reach > 0:
-        least = first - options.reach * size
-        d_before = jax.tree.map(lambda x: _without(x, least), d_before)
-      d_history = jax.tree.map(_plus_first, d_history, d_before)
+    _, pull_back = jax.vjp(recompute, params, inputs, seen)
+    d_own, d_inputs, d_before = pull_back((d_outputs, d_rows))
+    d_history = jax.tree.map(_plus_first, d_history, d_before)
     return (jax.tree.map(jnp.add, d_params, d_own), d_history), d_inputs
 
   carry = jax.tree.map(jnp.zeros_like, params), d_history
@@ -162,6 +175,30 @@ def _backward(options, residuals, cotangents):
 
 
 run.defvjp(_forward, _backward)
+
+
+def split(num_chunks: int, axis: int, whole: Any) -> Any:
+  """Arrays by chunk: [..., n C, ...] to [n, ..., C, ...].
+
+  Args:
+    num_chunks: n.
+    axis: the axis of the tokens; EVERY gives each chunk all of it, [n, ...].
+    whole: pytree of arrays.
+  """
+
+  def one(x: Array) -> Array:
+    if axis == EVERY:
+      return jnp.broadcast_to(x, (num_chunks, *x.shape))
+    shape = (*x.shape[:axis], num_chunks, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+  return jax.tree.map(one, whole)
+
+
+def join(axis: int, by_chunk: Array) -> Array:
+  """The inverse of `split` for an axis of tokens."""
+  x = jnp.moveaxis(by_chunk, 0, axis)
+  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
 class _Stage(NamedTuple):
@@ -231,9 +268,3 @@ def _put(history: Any, rows: Any, first: Array) -> Any:
     history,
     rows,
   )
-
-
-def _without(x: Array, num_rows: Array) -> Array:
-  """The array with its first rows set to zero."""
-  row = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + _AXIS)
-  return jnp.where(row < num_rows, 0, x)

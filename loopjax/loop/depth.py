@@ -1,7 +1,7 @@
-"""How many loops to train with: fixed, or drawn for each step or each row.
+"""The number of loops in training: fixed, or random per step or per row.
 
-Draws come from random keys alone, by the inverse of the distribution function,
-so that they are the same on every mesh, for every number of microbatches and
+Samples depend only on random keys, through the inverse of the distribution
+function: they are the same on every mesh, for every number of microbatches and
 after a restore. One program serves all depths.
 
 Sources: Huginn (arXiv 2502.05171: Poisson log-normal, one draw per step),
@@ -11,7 +11,7 @@ distribution).
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -22,7 +22,6 @@ from loopjax.errors import UserError
 from loopjax.types import Array, Metrics
 
 Carry = TypeVar("Carry")
-KINDS = ("fixed", "poisson", "poisson_lognormal", "uniform", "learned")
 _NODES = 64  # Of the integral over rates, Gauss-Hermite.
 _TAIL = 1e-9  # Probability that is cut off where there is no maximum.
 
@@ -37,38 +36,65 @@ def probabilities(
     kind: "fixed": `mean`. "poisson": max(1, Poisson(mean)), as in Parcae.
       "poisson_lognormal": 1 + Poisson(rate), where log(rate) is normal with
       mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
-      "uniform": from 1 to 2 mean - 1. "learned": what training begins with,
-      that of "poisson_lognormal".
+      "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
+        same as "poisson_lognormal".
     mean: expected loops; for "poisson_lognormal" one less.
     sigma: standard deviation of log(rate).
     max_loops: larger depths become this one; 0 for no maximum.
   """
-  if kind == "fixed":
-    found = np.eye(round(mean))[-1]
-  elif kind == "uniform":
-    found = np.ones(round(2 * mean) - 1)
-  else:
-    rates, weights = np.array([mean]), np.ones(1)
-    if kind != "poisson":
-      assert kind in ("poisson_lognormal", "learned"), kind
-      nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-      rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
-      weights = weights / weights.sum()
-    num = 64
-    while (found := weights @ _poisson(rates, num)).sum() < 1 - _TAIL:
-      if max_loops and num > max_loops:  # The rest, however far, is there.
-        found[-1] += 1 - found.sum()
-        break
-      num *= 2
-    found = found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
-    if kind == "poisson":  # No loop at all becomes one.
-      found = np.append(found[0] + found[1], found[2:])
+  found = DEPTHS[kind](mean, sigma, max_loops)
   if max_loops and len(found) > max_loops:
     found = np.append(found[: max_loops - 1], found[max_loops - 1 :].sum())
   return found / found.sum()
 
 
-def _poisson(rates: np.ndarray, num: int) -> np.ndarray:
+def _fixed(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  del sigma, max_loops
+  return np.eye(round(mean))[-1]
+
+
+def _uniform(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  del sigma, max_loops
+  return np.ones(round(2 * mean) - 1)
+
+
+def _poisson(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  del sigma
+  found = _mixture(np.array([mean]), np.ones(1), max_loops)
+  # No loop at all becomes one.
+  return np.append(found[0] + found[1], found[2:])
+
+
+def _poisson_lognormal(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+  nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+  rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
+  return _mixture(rates, weights / weights.sum(), max_loops)
+
+
+# What `probabilities` normalises, from its mean, sigma and max_loops.
+DEPTHS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {
+  "fixed": _fixed,
+  "poisson": _poisson,
+  "poisson_lognormal": _poisson_lognormal,
+  "uniform": _uniform,
+  "learned": _poisson_lognormal,
+}
+
+
+def _mixture(
+  rates: np.ndarray, weights: np.ndarray, max_loops: int
+) -> np.ndarray:
+  """A mixture of Poisson distributions, cut where almost nothing is left."""
+  num = 64
+  while (found := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
+    if max_loops and num > max_loops:  # The rest, however far, is there.
+      found[-1] += 1 - found.sum()
+      break
+    num *= 2
+  return found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
+
+
+def _counts(rates: np.ndarray, num: int) -> np.ndarray:
   """Poisson probabilities of 0 to num - 1, [rates, num]."""
   counts = np.arange(num)
   log_factorials = np.array([math.lgamma(n + 1) for n in counts])
@@ -88,7 +114,7 @@ def calibrated(
     low, high = (middle, high) if found < mean else (low, middle)
   if abs(found - mean) > 1e-3:
     raise UserError(
-      f"model.max_loops={max_loops} leaves no distribution whose mean is {mean}"
+      f"model.max_loops={max_loops} allows no distribution with mean {mean}"
     )
   return (low + high) / 2
 
@@ -110,32 +136,32 @@ def draw(key: Array, chances: np.ndarray) -> Array:
 def learned_loss(
   logits: Array, depths: Array, costs: Array, mean: float
 ) -> tuple[Array, Metrics]:
-  """What trains a distribution of depths: REINFORCE (Williams, 1992).
+  """The loss that trains a distribution of depths: REINFORCE (Williams, 1992).
 
-  The gradient's expectation is that of the expected cost: each row's score is
-  weighted by its cost less the mean cost of the other rows at hand. (xLLM-Loop
-  draws once a step, and takes off a running mean.)
+  Its expected gradient is the gradient of the expected cost: each row's score
+  is weighted by its cost minus the mean cost of the other rows on this device.
+  (xLLM-Loop samples once per step, and subtracts a running mean.)
 
   Args:
     logits: of the depths 1, 2, ..., f32 [N].
     depths: drawn with `drawn_from`, i32 [B].
     costs: losses of the rows in nats, f32 [B]; without a gradient.
-    mean: the mean depth that the distribution is to keep: the squared distance
-      of its mean is added, so that what is learned is its shape.
+    mean: the mean depth to maintain: the squared distance of the distribution's
+      mean is added, so only its shape is learned.
 
   Returns:
     (f32 scalar: that distance, and a term whose value is 0, but not its
     gradient; the distribution's mean and entropy in nats).
 
   Raises:
-    UserError: there is a single row.
+    UserError: there is only one row.
   """
   log_chances = jax.nn.log_softmax(logits.astype(jnp.float32))
   chances = jnp.exp(log_chances)
   if len(costs) < 2:
     raise UserError(
-      "model.depth='learned' compares rows: it needs two of them on each device"
-      " and in each microbatch"
+      "model.depth='learned' compares rows: it needs at least two on each"
+      " device in each microbatch"
     )
   others = (jnp.sum(costs) - costs) / (len(costs) - 1)
   advantage = jax.lax.stop_gradient(costs - others)
@@ -159,19 +185,18 @@ def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
   if len(steps) != len(loops) or not whole or [*steps] != sorted(set(steps)):
     raise UserError(
       f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
-      " positive integers, as many of both, and the steps must increase"
+      " positive integers, of the same number, and the steps must increase"
     )
 
 
 def grown(
   step: Array, until: Sequence[int], loops: Sequence[int], last: int
 ) -> Array:
-  """Loops that grow over training, i32 scalar.
+  """A number of loops that grows during training, i32 scalar.
 
   Args:
     step: optimizer steps taken.
-    until, loops: before the i-th of these steps there are the i-th of these
-      loops.
+    until, loops: loops[i] loops before step until[i].
     last: the loops after all of them.
   """
   depth = jnp.asarray(last)
@@ -187,22 +212,23 @@ def run(
   depth: Array,
   num_with_gradient: int,
 ) -> Carry:
-  """Runs a number of loops that is known only to the program.
+  """Runs a number of loops that is only known at run time.
 
   The last loops, at most `num_with_gradient`, have a gradient: through the
   carry, and to `shared`. The loops before them have none, not even to the
   initial carry.
 
   Args:
-    step_fn: (shared, carry, loop index like `depth`) -> carry. A row counts its
-      own loops: with a depth of each row, rows may be in different loops.
+    step_fn: (shared, carry, loop index like `depth`) -> carry. Each row counts
+      its loops separately: with a depth per row, rows may be in different
+      loops.
     shared: what all loops read: the parameters, the injected input.
     carry: arrays [B, ...].
     depth: i32 scalar, or [B] for a depth of each row, at least 1.
     num_with_gradient: b, static, at least 1.
 
   Returns:
-    The carry; each row is that of its own depth.
+    The carry, for each row after its own depth.
   """
   assert num_with_gradient > 0
   cut = jnp.maximum(depth - num_with_gradient, 0)  # Loops without a gradient.
@@ -241,7 +267,7 @@ def run_all(
     step_fn, shared, carry, depth: as of `run`.
     most: maximum depth, static. Loops that no row needs are skipped.
     remat: whether the backward pass computes each loop again. Memory is then
-      that of one loop and of `most` carries, not of `most` loops.
+      one loop and `most` carries, instead of `most` loops.
   """
 
   def loop(shared: Any, carry: Carry, n: Array) -> Carry:

@@ -1,13 +1,13 @@
 """When to exit a loop, from a gate's logits after every loop.
 
-After loop t the gate exits with probability lambda_t = sigmoid(logit_t), so
-that the probability of an exit after loop t is
+After loop t the gate exits with probability lambda_t = sigmoid(logit_t), so the
+probability of exiting after loop t is
 
   p_t = lambda_t prod_{s<t} (1 - lambda_s),  p_K = prod_{s<K} (1 - lambda_s):
 
-the last loop gets the remaining probability, whatever its own gate says (Ouro,
+the last loop gets the remaining probability, for any value of its gate (Ouro,
 arXiv 2510.25741, section 3.2; truncated PonderNet). All products are computed
-as sums of logarithms in float32, so that probabilities close to 0 or 1 are not
+as sums of logarithms in float32, so probabilities close to 0 or 1 are not
 rounded to 0 or 1.
 """
 
@@ -63,7 +63,7 @@ def first_exit(logits: Array, threshold: float | Array) -> Array:
 )
 @dataclasses.dataclass(frozen=True)
 class ExitPolicy:
-  """When rows that read one token each exit the loop.
+  """When rows exit the loop, one token per row.
 
   A row exits after the first loop in which the condition of `rule` holds, and
   after `num_loops` loops at the latest.
@@ -71,19 +71,19 @@ class ExitPolicy:
   Attributes:
     threshold: f32 [B] in (0, 1]; at 1 no row exits early.
     num_loops: i32 [B], maximum number of loops.
-    rule: "fixed": no early exits, whatever the threshold; "gate": the gate's
+    rule: "fixed": no early exits, for any threshold; "gate": the gate's
       cumulative exit probability is at least the threshold; "change": the loop
       changed the state by at most 1 - threshold of its norm; "entropy": the
-      entropy of the read-out is at most 1 - threshold of its maximum; "kl": the
-      divergence of the read-out from that of the loop before, KL(new || old),
-      is at most 1 - threshold nats; "stable": the most likely token has been
-      the same after 1 / (1 - threshold) loops in a row (Huginn, arXiv
+      entropy of the output distribution is at most 1 - threshold of its
+      maximum; "kl": its divergence from the previous loop's, KL(new || old), is
+      at most 1 - threshold nats; "stable": the most likely token has been the
+      same after 1 / (1 - threshold) consecutive loops (Huginn, arXiv
       2502.05171, and its published code).
     kept: the keys and values that later tokens attend to in the loops that a
-      row skipped, if the cache has separate ones for every loop. "copy": those
-      of the row's last loop; "state": projections of its last state, computed
+      row skipped, if the cache has separate ones for every loop. "copy": from
+      the row's last loop; "state": projections of its last state, computed
       without running the layers; "computed": no loop is skipped, an exit only
-      selects the loop that is read out (published code of Ouro, arXiv
+      selects the loop whose logits are used (published code of Ouro, arXiv
       2510.25741).
     fills: whether what is `kept` is also written for tokens that no rule lets
       leave, for the loops after their `num_loops`: later tokens run more.

@@ -8,7 +8,8 @@ the loop instead.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ from flax import nnx
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
-KINDS = ("none", "add", "linear", "diagonal", "orthogonal", "anchor")
 _STEP = 0.5 * math.log(5)  # dt at the start: the decay is sqrt(1/5).
 _EPSILON = 1e-6
 _MOST = 80.0  # Of A_log: the exponential of more is infinite in float32.
@@ -47,9 +47,9 @@ class Linear(nnx.Module):
 class Diagonal(nnx.Module):
   """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
 
-  dt and A are per feature; the decay is in [0, 1] whatever their values, so
-  that the state is bounded. B is initially the identity. If orthogonal, the
-  decayed state loses its component along dt (B e), for each token (xLLM-Loop).
+  dt and A are per feature; the decay is in [0, 1] for all values, so the state
+  is bounded. B is initially the identity. If orthogonal, the decayed state
+  loses its component along dt (B e), for each token (xLLM-Loop).
   """
 
   def __init__(
@@ -96,18 +96,6 @@ class Diagonal(nnx.Module):
     return kept + added
 
 
-def make(
-  kind: str, width: int, init: Any, *, precision: Precision, rngs: nnx.Rngs
-) -> Any:
-  """The injection of a kind: (h, e) -> the input of the core."""
-  shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
-  if kind == "linear":
-    return Linear(width, init, **shared)
-  if kind in ("diagonal", "orthogonal"):
-    return Diagonal(width, kind == "orthogonal", **shared)
-  return {"add": _add, "none": _unchanged, "anchor": _unchanged}[kind]
-
-
 def _add(hidden: Array, injected: Array) -> Array:
   return hidden + injected
 
@@ -115,3 +103,37 @@ def _add(hidden: Array, injected: Array) -> Array:
 def _unchanged(hidden: Array, injected: Array) -> Array:
   del injected
   return hidden
+
+
+class Injection(NamedTuple):
+  """A way to inject.
+
+  Attributes:
+    make: (width, init, precision=, rngs=) -> the function (h, e) -> the input
+      of the core.
+    num_products: products of a token with a matrix [D, D], in every loop.
+    radius: how much of h remains at most, from what `make` returns; None if it
+      is not known.
+  """
+
+  make: Callable[..., Any]
+  num_products: int
+  radius: Callable[[Any], Array] | None
+
+
+INJECTIONS: Mapping[str, Injection] = {
+  "none": Injection(lambda *_, **__: _unchanged, 0, None),
+  "add": Injection(lambda *_, **__: _add, 0, lambda _: jnp.ones(())),
+  "linear": Injection(Linear, 2, Linear.radius),
+  "diagonal": Injection(
+    lambda width, _, **shared: Diagonal(width, False, **shared),
+    1,
+    Diagonal.radius,
+  ),
+  "orthogonal": Injection(
+    lambda width, _, **shared: Diagonal(width, True, **shared),
+    1,
+    Diagonal.radius,
+  ),
+  "anchor": Injection(lambda *_, **__: _unchanged, 0, None),
+}

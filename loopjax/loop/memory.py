@@ -4,6 +4,7 @@ Adaptive Loops and Memory (arXiv 2603.08391, section 2.2). Banks are parameters:
 no sequence is ever written to them.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +16,11 @@ from loopjax.kernels.widened import widened
 from loopjax.nn import linear, norm
 from loopjax.types import Array, Precision
 
-GATES = ("vector", "scalar")
+# The number of a gate's logits, from the width.
+GATES: Mapping[str, Callable[[int], int]] = {
+  "vector": lambda width: width,
+  "scalar": lambda _: 1,
+}
 
 
 class MemoryBank(nnx.Module):
@@ -60,7 +65,7 @@ class GatedRead(nnx.Module):
     self.output = linear.linear(width, width, init=init, **shared)
     self.gate = linear.readout(
       width,
-      width if gate == "vector" else 1,
+      GATES[gate](width),
       bias=gate_bias,
       init=nnx.initializers.zeros_init(),
       **shared,
@@ -110,5 +115,5 @@ def read_flops(width: int, num_slots: int, gate: str) -> int:
 
   They include attention over the slots, the output map, and the gate.
   """
-  gates = width if gate == "vector" else 1
-  return 2 * width * (2 * num_slots + width + gates) if num_slots else 0
+  products = 2 * num_slots + width + GATES[gate](width)
+  return 2 * width * products if num_slots else 0

@@ -1,4 +1,4 @@
-"""Losses of exit gates, joint or alone (Ouro, arXiv 2510.25741).
+"""Losses of exit gates, trained jointly or separately (Ouro, arXiv 2510.25741).
 
 The objective averages losses, not logits: the published code returns for
 `labels` the cross-entropy of a mixture of all loops' logits, which is neither

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from loopjax.kernels.token_loss import token_loss, token_scores
+from loopjax.losses.token_loss import token_loss, token_scores
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -36,8 +36,8 @@ def stablemax_logits(logits: Array) -> Array:
   """log s(logits), f32: their softmax is the stablemax of the logits.
 
   Stablemax is s(x) / sum s with s(x) = x + 1, or 1 / (1 - x) below 0, in place
-  of exp(x) (arXiv 2501.04697, equation 2). It has no largest logit to run
-  after, so confident models keep a gradient.
+  of exp(x) (arXiv 2501.04697, equation 2). Logits need not grow without bound,
+  so confident models keep a gradient.
   """
   logits = logits.astype(jnp.float32)
   # The branch that is not taken is finite, too.
@@ -61,8 +61,8 @@ def weighted_mean(
     values: any shape.
     weights: the same shape, any dtype.
     mean_weight: scalar, mean weight of the whole batch if `values` is a
-      microbatch; the mean over microbatches is then that of the whole batch.
-      None for the mean of `weights`.
+      microbatch; the mean over microbatches is then the whole batch's. None for
+      the mean of `weights`.
   """
   weights = weights.astype(jnp.float32)
   if mean_weight is None:
@@ -90,7 +90,7 @@ def next_token(
 ) -> tuple[Array, Array]:
   """Next-token cross-entropy and z-loss, weighted by token.
 
-  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
 
   Args:
     hidden: hidden states before unembedding, of all T tokens or only the last
@@ -130,7 +130,7 @@ def next_token_by_loop(
 ) -> Array:
   """Next-token cross-entropy after each loop, in nats.
 
-  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
 
   Args:
     hidden: hidden states before unembedding after each of K loops, [K, B, T,
@@ -177,7 +177,7 @@ def read_out(
 ) -> TokenScores:
   """Losses and predictions of the last S tokens, for evaluation.
 
-  Creates no [tokens, vocabulary] array, see `kernels.token_loss`.
+  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
 
   Args:
     hidden: hidden states before unembedding, [B, S, D].

@@ -1,6 +1,6 @@
-"""What causal families share apart from the algorithms of their papers.
+"""Code that causal families share, apart from the algorithms of their papers.
 
-The constructors of their parameters, and what surrounds the loops of `looped`,
+The constructors of their parameters, and the code around the loops of `looped`,
 `disco`, `ponderlm` and `transformer`, which apply a stack of blocks: the checks
 and attention metadata of a call (`begin`), the stack in one loop (`run_stack`),
 and the output; `every_loop` has the records of loops. Functions whose first
@@ -21,8 +21,7 @@ from loopjax.models.every_loop import Record
 from loopjax.nn import attention, block, linear, stack
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import by_example, fold_in
+from loopjax.nn.keys import by_example, dropout, fold_in
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
@@ -81,12 +80,12 @@ def layers(
 
 
 def final_norm(config: Any, rngs: nnx.Rngs) -> Any:
-  """The norm after the last block, of the kind that its inputs have."""
+  """The norm after the last block, of the same kind as its input norms."""
   return config.block_shape().norm(config.width, **_shared(config, rngs))
 
 
 def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:
-  """The read-out matrix of a model whose embedding is not tied, [D, V]."""
+  """The output matrix of a model whose embedding is not tied, [D, V]."""
   return linear.linear(
     config.width,
     spec.vocab_size,
@@ -110,7 +109,7 @@ def _shared(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
 
 
 class Call(NamedTuple):
-  """What all loops of a call have in common.
+  """The arguments that all loops of a call share.
 
   Attributes:
     num_loops: K.

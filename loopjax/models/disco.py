@@ -6,7 +6,7 @@ distribution over tokens, and the mean embedding under it is added to the state.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from loopjax.types import (
   Array,
   LoopOptions,
   Output,
+  Precision,
   TaskSpec,
 )
 
@@ -61,10 +62,10 @@ class Config(causal.Config):
     epsilon: added to the mean square of Phi in its RMS norm. The paper states
       none; 1e-6 is the value of Ouro, its language model, and of the other
       norms here. At initialisation, Phi over V tokens has a mean square of
-      about init_std^2 / V, so that 1e-6 damps the channel: the RMS of its
-      output is 0.53 for V = 1,051 (the symbolic task) and would be 0.056 for
-      V = 129,280, instead of 1. When Phi is close to the embedding of a single
-      token, its mean square is about init_std^2 and the damping vanishes.
+      about init_std^2 / V, so 1e-6 damps the channel: the RMS of its output is
+      0.53 for V = 1,051 (the symbolic task) and would be 0.056 for V = 129,280,
+      instead of 1. When Phi is close to the embedding of a single token, its
+      mean square is about init_std^2 and the damping vanishes.
   """
 
   loop_norm: str = "per_loop"
@@ -81,7 +82,7 @@ class Config(causal.Config):
       "model",
       self,
       loop_norm=("per_loop", "final_only"),
-      gate=("fixed", "learned"),
+      gate=GATES,
       decode_gradient=channel.GRADIENTS,
     )
     checks.at_least("model", self, num_loops=1, top_k=0, gate_value=0)
@@ -93,6 +94,14 @@ class Config(causal.Config):
     if not self.gate_value:
       decoding = ("temperature", "top_k", "decode_gradient", "epsilon")
       checks.without_effect("model", self, "model.gate_value=0", *decoding)
+
+
+GATES: Mapping[str, Callable[[Config, Precision], Any]] = {
+  "fixed": lambda config, _: channel.FixedGate(config.gate_value),
+  "learned": lambda config, precision: channel.LearnedGate(
+    config.width, precision=precision
+  ),
+}
 
 
 class Model(nnx.Module):
@@ -203,11 +212,8 @@ class Model(nnx.Module):
       num_padding,
       precision,
     )
-    if config.gate == "learned":
-      learned = channel.LearnedGate(config.width, precision=precision)
-      return channel.MixedChannel(decoder, learned, config.epsilon)
-    fixed = channel.FixedGate(config.gate_value)
-    return channel.MixedChannel(decoder, fixed, config.epsilon)
+    gate = GATES[config.gate](config, precision)
+    return channel.MixedChannel(decoder, gate, config.epsilon)
 
 
 def read(
@@ -215,8 +221,7 @@ def read(
 ) -> tuple[Output, Cache]:
   """`CausalFamily.read` with early exits: `exiting.read`, with both channels.
 
-  A token that leaves the loop, or whose loops go on later, has the state H^k,
-  before the channels.
+  The state of a token that exits or resumes later is H^k, before the channels.
   """
   table = model.readout_table()
 

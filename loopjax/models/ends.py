@@ -42,7 +42,7 @@ class Ends(nnx.Module):
     Raises:
       UserError: rows of the task hold several documents.
     """
-    checks.one_document(spec, "sees a whole row at once")
+    checks.one_document(spec, "attends to the whole row")
     width, num_memory = config.width, config.num_memory_tokens
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}

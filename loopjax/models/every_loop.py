@@ -1,8 +1,8 @@
 """The records of every loop of a causal model.
 
-An evaluation by depth measures all depths in one pass, if the read-out after
-loop k does not depend on the loops that follow: nothing of the size of the
-vocabulary is kept, only a few numbers of each token or row.
+An evaluation by depth measures all depths in one pass, if the logits after loop
+k do not depend on later loops. It stores no array of vocabulary size, only a
+few numbers per token or row.
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ def record(
     stats: scalars by name, which are always recorded.
     before: the state before the loop [B, T, D]; only with targets.
     targets: int [B, T], to record what `measured` does; or None.
-    read_out: a state [B, T, D] -> the input of the read-out; that of the model
-      if None.
+    read_out: a state [B, T, D] -> the input of the output layer; the model's if
+      None.
     **traces: what can be requested: "hidden", the state after the loop
       [B, T, D], and others.
   """
@@ -63,7 +63,7 @@ def record(
 
 
 def appended(records: Record, last: Record) -> Record:
-  """The records of all loops, given those of all but the last."""
+  """The records of all loops, from all but the last and the last."""
   return jax.tree.map(
     lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
   )
@@ -75,14 +75,14 @@ def measured(
   """The record of a loop for an evaluation by depth.
 
   Args:
-    model: the model, whose table is read out.
+    model: the model, whose output table is used.
     before, after: the state before and after the loop, [B, T, D].
-    hidden: the input of the read-out after the loop, [B, T, D].
+    hidden: the input of the output layer after the loop, [B, T, D].
     targets: int [B, T].
 
   Returns:
     "loss", cross-entropy of the targets, f32 [B, T], nats; "prediction", i32
-    [B, T]; and those of `state`.
+    [B, T]; and the statistics of `state`.
   """
   tokens = token_losses.read_out(
     hidden,
@@ -100,7 +100,8 @@ def state(before: Array, after: Array) -> dict[str, Array]:
 
   "hidden_norm": |h|; "relative_change": |h - h'| / |h|, h' before the loop;
   "token_correlation": the cosine of the states with their mean, which is 1 if
-  all tokens have one state, a collapse (Huginn, arXiv 2502.05171, section 4.3).
+    all tokens have the same state, a collapse (Huginn, arXiv 2502.05171,
+    section 4.3).
   """
   before, after = (x.astype(jnp.float32) for x in (before, after))
   change = jnp.linalg.norm(after - before, axis=-1)

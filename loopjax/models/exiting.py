@@ -1,4 +1,4 @@
-"""Reading with early exits, for families that loop over the whole stack."""
+"""Prefill and decode with early exits, for models that loop over a stack."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def exit_rule(config: Any) -> str:
 
 
 def ungated_rule(config: Any) -> str:
-  """See `ExitsEarly`, without a gate: unless chosen otherwise all loops run."""
+  """See `ExitsEarly`, without a gate: by default all loops run."""
   del config
   return "fixed"
 
@@ -35,16 +35,15 @@ def untrained(config: Any) -> str:
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
-  """Raises UserError for exits that the model or its cache cannot make."""
+  """Raises UserError for exits that the model or its cache does not support."""
   if rule == "gate" and config.exit_gate == "none":
     raise UserError(
-      "the exit rule 'gate' needs a model with an exit gate:"
+      "the exit rule 'gate' needs a model with an exit gate, but"
       " model.exit_gate='none'"
     )
   if kept == "state" and kind != "per_loop":
     raise UserError(
-      "keeping 'state' for skipped loops needs a cache with the keys and values"
-      f" of every loop, not one of kind {kind!r}"
+      f"exit_kept='state' needs cache_kind='per_loop', got {kind!r}"
     )
 
 
@@ -52,21 +51,22 @@ def check_ungated(config: Any, rule: str, kept: str, kind: str) -> None:
   """See `ExitsEarly`, without a gate, where loops read more than the state."""
   del config, kind
   if rule == "gate":
-    raise UserError("the exit rule 'gate' needs an exit gate; there is none")
+    raise UserError(
+      "the exit rule 'gate' needs an exit gate, which this model lacks"
+    )
   if kept == "state":
     raise UserError(
-      "keeping 'state' for skipped loops needs keys and values of the last"
-      " state, and a loop of this model reads something else as well"
+      "exit_kept='state' is unsupported: a loop of this model reads more than"
+      " the last state"
     )
 
 
 def check_resumes(config: Any, kind: str) -> None:
-  """Raises UserError for a cache that two readings fill otherwise than one."""
+  """Raises UserError for a cache that does not support resuming."""
   del config
   if kind != "per_loop":
     raise UserError(
-      "reading on after some loops needs a cache with the keys and values of"
-      f" every loop, not one of kind {kind!r}"
+      f"resuming after some loops needs cache_kind='per_loop', got {kind!r}"
     )
 
 
@@ -83,16 +83,16 @@ def read(
 ) -> tuple[Output, Cache]:
   """`CausalFamily.read` with early exits; without them if there is no policy.
 
-  In a model with `between`, loops after the first enter with its result: of the
-  state after the loop before, and of what that loop entered with, [B, S, D].
+  In a model with `between`, it computes the input of each loop after the first
+  from the state after the previous loop and that loop's input, [B, S, D].
 
-  With a policy, `resumed` goes on where an earlier reading of these tokens to
-  these places stopped; the trace of an output has the "state" to go on from.
+  With a policy, `resumed` continues where an earlier call with these tokens and
+  positions stopped; the trace of an output has the "state" to resume from.
 
   The loop ends when all rows have exited. If rows have several tokens, which
   are parts of prompts, they run up to `exit_policy.num_loops` loops without an
   early exit; later tokens may run more if it `fills`. The output's "loops_run"
-  is the number of loops after which each row was read out.
+  is the number of loops after which each row exited.
   """
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if exit_policy is None:
@@ -139,18 +139,18 @@ def left(
   cache: Cache,
   metadata: Any,
 ) -> tuple[Output, Cache]:
-  """The output, and the cache, of rows that have left the loop.
+  """The output, and the cache, of rows that have exited.
 
   Args:
     model: the model.
-    exit_policy: says what the cache keeps of skipped loops.
+    exit_policy: determines the cache entries of skipped loops.
     rule: the rule that was applied.
     num_loops: K.
     hidden: the rows' last states, [B, S, D].
     loops: i32 [B], number of loops that each row ran.
     cache: the cache that was written to.
-    metadata: that of the call. Rows whose places are out of range have not
-      left.
+    metadata: of the call. Rows whose positions are out of range have not
+      exited.
   """
   if exit_policy.skips(rule):
     own = None
@@ -191,7 +191,7 @@ def run(
     start: (hidden, cached) before the first loop. `cached` is any pytree.
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.
-    begun: m < K, number of loops that were run before; 0 if all are computed.
+    begun: m < K, number of loops that already ran; 0 if all are computed.
     read_out: (hidden [B, S, D] after a loop, cached, live) -> (logits of the
       last token [B, V], cached); called in every loop if `rule` needs it. The
       model's `logits` if None.
@@ -228,11 +228,11 @@ def one_loop(
   carry: Any,
   k: Array,
 ) -> Any:
-  """Loop k, i32 scalar or [B], of the rows that are live.
+  """Loop k, i32 scalar or [B], of the live rows.
 
   Args:
-    model, exit_policy, rule, step, read_out: as of `run`.
-    carry: (hidden states of the next loop, those to read out, `cached`,
+    model, exit_policy, rule, step, read_out: as in `run`.
+    carry: (hidden states of the next loop, final hidden states, `cached`,
       ExitState, Seen).
     k: index of the loop.
   """

@@ -2,8 +2,8 @@
 
 Source: the vanilla loop of DiscoLoop (arXiv 2607.00341, equation 2),
 H^0 = W[x], H^{k+1} = f_theta(H^k), logits H^K W^T; and Ouro (arXiv 2510.25741),
-which adds norms after attention and MLP, a separate read-out matrix, and an
-exit gate after every loop.
+which adds norms after attention and MLP, a separate output matrix, and an exit
+gate after every loop.
 """
 
 import dataclasses
@@ -69,8 +69,8 @@ class Config(causal.Config):
     norm_epsilon: what is added to the mean square in every norm.
     rope_scaling: the four numbers of `rope.Scaling`; empty for none.
     loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
-      "final_only": the norm is part of the read-out.
-    tied: whether the read-out uses the embedding table; else it has its own.
+      "final_only": the norm is part of the output layer.
+    tied: whether the output layer uses the embedding table or a separate one.
     exit_gate: "none": no gate; "unused": a gate that is not trained; the loss
       of both is the cross-entropy after the last loop. "joint": the gate is
       trained with the model, on the expected loss over exits. "alone": only the
@@ -192,8 +192,8 @@ class Model(nnx.Module):
   def exit_logits(self, hidden: Array) -> Array:
     """Log-odds of the exit gate f32 [...], of the state after a loop [..., D].
 
-    In float32 whatever `precision` says: in bfloat16 the sigmoid of 6.5 is
-    rounded to 1 (Ouro, section 3.2).
+    Always in float32: in bfloat16 the sigmoid of 6.5 is rounded to 1 (Ouro,
+    section 3.2).
     """
     return self.exit_gate(self.readout_input(hidden))[..., 0]
 
@@ -238,7 +238,7 @@ def loss(
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  Also those of a training step, if every loop is read out in training.
+  Also FLOPs of a training step, if training computes a loss after every loop.
 
   A multiply-add counts as two; point-wise operations are not counted.
   """

@@ -24,8 +24,7 @@ from loopjax.models.reading import unstacked as unstacked
 from loopjax.nn import block, linear, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import fold_in
+from loopjax.nn.keys import dropout, fold_in
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -217,8 +216,8 @@ def check_resumes(config: Config, kind: str) -> None:
   """
   if config.residual == "running":
     raise UserError(
-      "reading on after some loops: with model.residual='running' a loop needs"
-      " the embeddings of all before"
+      "resuming after some loops is unsupported with model.residual='running':"
+      " a loop needs the embeddings of all earlier loops"
     )
   exiting.check_resumes(config, kind)
 

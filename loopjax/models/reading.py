@@ -1,4 +1,4 @@
-"""Incremental reading, for families with one cache slot per layer and loop."""
+"""Prefill and decode, for families with one cache slot per layer and loop."""
 
 from typing import Any
 

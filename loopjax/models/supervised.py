@@ -5,9 +5,9 @@ the first is read out. A model of these families has `ends` (`ends.Ends`) and
 
   recurse(x, state, kind) -> state
 
-which computes one segment of supervision, with the gradient that the paper
-gives it, from the embedded inputs x, f32 [B, S, D]; `kind` says how its loops
-run, "scan" or "unroll". A family's file holds that and its network.
+which computes one segment of supervision, with the paper's gradient, from the
+embedded inputs x, f32 [B, S, D]; `kind` says how its loops run, "scan" or
+"unroll". A family's file contains this method and its network.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def block_shape(width: int, num_heads: int, mlp_ratio: float) -> Shape:
 def start(num_states: int, sizes: tuple[int, int, int]) -> State:
   """Initial states: fixed random vectors, each the same at all positions.
 
-  They are not trained, so they are constants here, the same for every seed.
+  They are not trained: constants, the same for every seed.
 
   Args:
     num_states: how many.
@@ -101,7 +101,7 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
 def last_with_gradient(
   cycle: Callable[[State], State], state: State, num_cycles: int, kind: str
 ) -> State:
-  """The state after cycles, of which only the last has a gradient."""
+  """The state after several cycles; only the last has a gradient."""
   _, state, _ = driver.run_truncated(
     lambda state, _: (cycle(state), None),
     state,
@@ -126,9 +126,9 @@ def run(
   The `__call__` of the models, see `protocols.Model`; a loop is a segment. All
   of them run: "halt_steps" says after which one the head would have halted.
   TRACES: "hidden", the state that is read out, f32 [K, B, S, D]; "prediction",
-  i32, and "confidence", f32 [K, B, T], of its read-out; "margin", by how much
-  the head is for halting, f32 [K, B]. The softmax of the output's logits is the
-  distribution of the training loss, whatever `token_loss`.
+  i32, and "confidence", f32 [K, B, T], of its read-out; "margin", positive if
+  the head halts, f32 [K, B]. The softmax of the output's logits is the
+  distribution of the training loss, for any `token_loss`.
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
   num_loops = num_loops or model.config.num_loops
@@ -172,7 +172,7 @@ def _inner(kind: str) -> str:
 
 
 def init_carried(config: Any, spec: TaskSpec, batch_size: int) -> Carried:
-  """Rows that all take an example at the first step."""
+  """Rows that all take a new example at the first step."""
   num_positions = config.num_memory_tokens + spec.sequence_length
   sizes = (batch_size, num_positions, config.width)
   state = tuple(jnp.zeros(sizes) for _ in range(config.num_states))
@@ -186,13 +186,13 @@ def loss(
 
   Cross-entropy, averaged over the counted tokens of each example and then over
   examples, + 1/2 BCE of q_halt against "every counted token is right". If the
-  model learns q_continue (HRM, section 2), + 1/2 BCE against what the next
-  segment's head says, which is run for it without a gradient.
+  model learns q_continue (HRM, section 2), + 1/2 BCE against the next segment's
+  head, which is computed without a gradient.
 
   Returns:
     (f32 scalar, metrics). "right" is the share of rows whose answer is right,
-    "halted" of those that now halt, "segments" the mean number that rows have
-    run of their example.
+    "halted" the share of rows that halt now, "segments" the mean number of
+    segments that rows have run on their example.
   """
   del step, teacher  # No schedule, no teacher.
   config, kind = model.config, _inner(model.options.kind)

@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 from loopjax import sharding
 from loopjax.kernels import Kernels
 from loopjax.nn import attention, mlp
-from loopjax.nn import dropout as dropout_lib
+from loopjax.nn import keys as keys_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
@@ -105,7 +105,7 @@ class Block(nnx.Module):
   ) -> Array:
     """The stream after an output was added, in the stream's dtype."""
     output = output if self.norm_sum else post_norm(output)
-    output = dropout_lib.dropout(output, self.dropout, keys)
+    output = keys_lib.dropout(output, self.dropout, keys)
     x = x + output.astype(self.precision.accumulate)
     return post_norm(x) if self.norm_sum else x
 

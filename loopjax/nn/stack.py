@@ -1,8 +1,8 @@
 """The stack f_theta: causal blocks of the same shape, run by a scan.
 
 The layers' parameters are stacked: every array has a leading layer axis. Only
-one block is compiled, whatever the number of layers, and a parameter's path is
-the same for all of them.
+one block is compiled, for any number of layers, and a parameter's path is the
+same for all of them.
 """
 
 import dataclasses
@@ -29,13 +29,14 @@ from loopjax.types import PRECISIONS, Array, Precision
 class StackConfig:
   """The settings of any stack of causal blocks; configs of families extend it.
 
-  Of the settings that `block_shape` takes, a family may have others as well.
+  A family may also have other settings of `block_shape`.
 
   Attributes:
     width: D.
     num_layers: L.
     num_heads: H.
-    mlp: "gelu" (GPT-2), "swiglu" or "geglu". mlp_ratio: F = floor(mlp_ratio D).
+    mlp: "gelu" (GPT-2), "swiglu" or "geglu".
+    mlp_ratio: F = floor(mlp_ratio D).
     rope_base: longest wavelength over 2 pi, in tokens.
     init_std: standard deviation of the initial values of every matrix,
       including the embedding table.

@@ -18,7 +18,7 @@ class Config:
   """AdamW, or Muon together with AdamW.
 
   AdamW's defaults are UTM's (section 4.1 and the authors' code). Muon's rate is
-  that of "Language Models Need Sleep" (arXiv 2605.26099) for automata and Depo,
+  from "Language Models Need Sleep" (arXiv 2605.26099) for automata and Depo,
   with `learning_rate` 5e-5; `b2` is 0.95 in the recipe cited there.
 
   Attributes:
@@ -32,12 +32,12 @@ class Config:
       "constant", or "wsd", constant, then linear to the final rate (warm-up,
       stable, decay, arXiv 2404.06395).
     warmup_steps: linear from 0; part of the run's steps.
-    warm_again: steps at which the rate rises from 0 anew, over `warmup_steps`,
-      such as those of `model.growth_steps`.
+    warm_again: steps at which the rate restarts from 0 and rises over
+      `warmup_steps`, for example `model.growth_steps`.
     cooldown_fraction: final fraction of the run's steps in which "wsd" decays.
     b1, b2, eps: of Adam.
     weight_decay: decoupled; multiplied by each parameter's learning rate.
-    decay: what decays: "all" parameters, including biases and embeddings (UTM);
+    decay: which parameters decay: "all", including biases and embeddings (UTM);
       "matrices", only kernels of linear maps and taps of convolutions; or
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
@@ -45,7 +45,7 @@ class Config:
     ema_decay: largest decay of the parameter average that evaluation uses,
       which is at most (1 + t) / (10 + t) at step t; 0 for no average.
     frozen: regular expression of parameters that are not trained; "" for none.
-      Parameters that the model leaves out of its loss need not be named.
+      Parameters that the loss does not use need not be listed.
   """
 
   name: str = "adamw"
@@ -103,8 +103,8 @@ class Config:
     whole = all(type(step) is int and step > 0 for step in self.warm_again)
     if not whole or [*self.warm_again] != sorted(set(self.warm_again)):
       raise UserError(
-        f"optim.warm_again={self.warm_again!r} must be positive integers that"
-        " increase"
+        f"optim.warm_again={self.warm_again!r} must be increasing positive"
+        " integers"
       )
     if not self.warmup_steps:
       because = "optim.warmup_steps=0"
@@ -185,7 +185,7 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   """bool for every parameter: whether its path matches the pattern.
 
   Raises:
-    UserError: it matches none of them, or all.
+    UserError: it matches no parameter, or all.
   """
   mask = jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, _name(path))), params
@@ -194,7 +194,7 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   if not any(found):
     raise UserError(f"optim.frozen={pattern!r} matches no parameter")
   if all(found):
-    raise UserError(f"optim.frozen={pattern!r} leaves no parameter to train")
+    raise UserError(f"optim.frozen={pattern!r} freezes all parameters")
   return mask
 
 

@@ -153,7 +153,7 @@ def scale_by_rate(rates: Mapping[str, float]) -> optax.GradientTransformation:
     for name, rate in rates.items():
       # `optax.tree.map_params` makes the state of no parameters.
       if there_are and name not in there_are:
-        raise UserError(f"optim.{name}={rate}: no parameter has such a rate")
+        raise UserError(f"optim.{name}={rate}: no parameter uses this rate")
     return optax.EmptyState()
 
   def scale(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -4,13 +4,12 @@ import argparse
 import contextlib
 import pathlib
 import socket
-import sys
 
 from loopjax import checks
-from loopjax.commands import compilation
-from loopjax.errors import Parser, UserError, one_line_errors, writing
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.play import load, page
-from loopjax.play.inspector import Inspection
+from loopjax.play.page import Inspection
+from loopjax.run import user_cache
 
 _HOST = "127.0.0.1"
 
@@ -21,8 +20,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.play",
     description=(
-      "Shows in the browser what a trained model thinks, loop by loop: of a"
-      " puzzle, of a text, of a multi-hop question."
+      "Shows in the browser what a trained model predicts after each loop: for"
+      " a puzzle, a text or a multi-hop question."
     ),
   )
   parser.add_argument(
@@ -33,19 +32,24 @@ def main(argv: list[str] | None = None) -> int:
     action="append",
     default=[],
     help=(
-      "what it thinks about; may be repeated: a puzzle, row by row, . for a"
-      " blank; a text; a question"
+      "input, may be repeated: a puzzle, row by row, with . for a blank; a"
+      " text; or a question"
     ),
   )
   parser.add_argument(
-    "--random", type=int, default=3, help="random prompts, if none is given [3]"
+    "--random",
+    type=int,
+    default=3,
+    help="number of random prompts, if none is given [3]",
   )
   parser.add_argument(
-    "--num_loops", type=int, help="loops [as the run is evaluated]"
+    "--num_loops", type=int, help="number of loops [as in evaluation]"
   )
-  parser.add_argument("--checkpoint", type=int, help="step [the newest]")
+  parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
-    "--export", type=pathlib.Path, help="write the page here and serve nothing"
+    "--export",
+    type=pathlib.Path,
+    help="write the page to this file instead of serving it",
   )
   parser.add_argument(
     "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
@@ -59,10 +63,10 @@ def _play(options: argparse.Namespace) -> None:
   if not options.prompt and options.random < 1:
     raise UserError(f"--random={options.random} must be at least 1")
   if not 0 <= options.port <= 65_535:
-    raise UserError(f"--port={options.port} must be from 0 to 65535")
+    raise UserError(f"--port={options.port} must be in [0, 65535]")
   for prompt in options.prompt:
     checks.unicode("--prompt", prompt)
-  compilation.keep()
+  user_cache.keep_compiled()
   inspector = load.load(options.workdir, options.num_loops, options.checkpoint)
   found = list(map(inspector.inspect, options.prompt))
   levels = inspector.facts["levels"] or [""]
@@ -107,4 +111,4 @@ def _bind(port: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

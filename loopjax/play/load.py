@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.play import puzzle, questions, text
-from loopjax.play.inspector import Inspector
+from loopjax.play.page import Inspector
 
 Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Inspector]
 # By the name of a task.
@@ -38,7 +38,8 @@ def load(
   task = settings.plain["task"]["name"]
   if task not in VIEWS:
     raise UserError(
-      f"{workdir}: task.name={task!r} has no view; there are {', '.join(VIEWS)}"
+      f"{workdir}: task.name={task!r} has no view; expected one of"
+      f" {', '.join(VIEWS)}"
     )
   loops = settings.eval_loops if num_loops is None else num_loops
   if loops < 1:

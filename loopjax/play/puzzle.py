@@ -16,7 +16,7 @@ from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
-from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.saved import trained
 
 TRACES = ("prediction", "confidence")
@@ -47,8 +47,8 @@ def load(
   family = settings.model_name
   if unseen := set(TRACES).difference(settings.family.TRACES):
     raise UserError(
-      f"{workdir}: model.name={family!r} does not show the"
-      f" {', '.join(sorted(unseen))} of every loop"
+      f"{workdir}: model.name={family!r} does not record"
+      f" {', '.join(sorted(unseen))} after every loop"
     )
   assert isinstance(settings.task, sudoku_task.Config)  # The caller found so.
   board = settings.task.board
@@ -84,8 +84,8 @@ def load(
 def random_puzzle(board: board_lib.Board, seed: int, level: str) -> str:
   """A puzzle of a difficulty, as `parse` reads it.
 
-  Of some random puzzles in order of the solver's wrong guesses, then of fewer
-  clues, it is the one at the level's place.
+  Sorts some random puzzles by the solver's wrong guesses, then by fewer clues,
+  and returns the one at the level's position.
   """
   rng = np.random.default_rng(seed)
   puzzles, _, guesses = generator.generate(board, _DRAWN, rng)
@@ -107,7 +107,7 @@ def parse(board: board_lib.Board, puzzle: str) -> np.ndarray:
   digits = "".join(str(digit) for digit in range(board.size + 1))
   if wrong := sorted(set(cells) - {".", *digits}):
     raise UserError(
-      f"{wrong[0]!r} is no cell of a puzzle; there are 1 to {board.size} and ."
+      f"{wrong[0]!r} is not a cell; use 1-{board.size}, or . for a blank"
     )
   return np.array([0 if c == "." else int(c) for c in cells])
 

@@ -1,7 +1,7 @@
 """Predictions of a trained model for a multi-hop question, in every loop.
 
-The logit lens: after every loop the read-out at every position, as in
-`loopjax.analysis.multihop`, of one question.
+The logit lens of one question: logits at every position after every loop, as in
+`loopjax.analysis.multihop`.
 """
 
 import functools
@@ -16,10 +16,10 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.data.multihop import graph, language, task, words
+from loopjax.data.multihop import chains, language, task, words
 from loopjax.data.multihop.config import Config
 from loopjax.errors import UserError, similar
-from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.saved import trained
 from loopjax.types import Array
 
@@ -38,8 +38,8 @@ class Question(NamedTuple):
 
   Attributes:
     ids: token ids, int [T].
-    entities: ids of the first entity and of that after each hop, as far as the
-      facts say.
+    entities: ids of the first entity and the entity after each hop, as far as
+      the facts define them.
     relations: ids of the relation of each hop.
     places: the position at which each hop is determined.
   """
@@ -141,19 +141,19 @@ def names_of(config: Config) -> list[str]:
 
 
 def parse(
-  config: Config, facts: graph.Graph, names: list[str], question: str
+  config: Config, facts: chains.Graph, names: list[str], question: str
 ) -> Question:
   """A question, and what the facts answer.
 
   Raises:
-    UserError: a word is no token, or the words are no question.
+    UserError: a word is not a token, or the words are not a question.
   """
   ids_of = {name: token for token, name in enumerate(names)}
   said = question.split()
   for word in said:
     if word not in ids_of:
       raise UserError(
-        f"{word!r} is no word of this task{similar(word, ids_of)}"
+        f"{word!r} is not a word of this task{similar(word, ids_of)}"
       )
   ids = [ids_of[word] for word in said]
   vocabulary = config.vocabulary
@@ -176,7 +176,7 @@ def parse(
       )
   example = language.layout(config.format, config.max_hops)
   raise UserError(
-    f"{question!r} is no question; one has the form "
+    f"{question!r} is not a question; expected the form "
     + " ".join(_word(what) for what in example)
   )
 
@@ -212,7 +212,7 @@ def _word(what: int | str) -> str:
 
 def _inspect(
   config: Config,
-  facts: graph.Graph,
+  facts: chains.Graph,
   names: list[str],
   known: Mapping[tuple[int, ...], str],
   forward: Callable[[np.ndarray], Any],

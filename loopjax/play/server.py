@@ -1,4 +1,4 @@
-"""Answers the page's browser, on this machine only."""
+"""The page's local web server."""
 
 import functools
 import secrets
@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from loopjax.errors import UserError, one_line
 from loopjax.play import page
-from loopjax.play.inspector import Inspection, Inspector
+from loopjax.play.page import Inspection, Inspector
 
 
 def make(
@@ -22,18 +22,19 @@ def make(
 ) -> Starlette:
   """The application.
 
-  GET / is the page; GET /begin the inspections that it begins with, if it has
+  GET / returns the page; GET /begin the initial inspections, if the page has
   none; POST /think, with the prompt as its body, an Inspection as JSON, or
-  status 400 and "error" for an invalid prompt; GET /random?level=... that of a
-  random prompt of this difficulty, one of the facts' "levels" if there are any;
-  GET /export?prompt=... the page of that prompt as a file. A random prompt that
-  was shown is not read anew: its text may stand for other tokens.
+  status 400 and "error" for an invalid prompt; GET /random?level=... the
+  inspection of a random prompt of this difficulty, one of the facts' "levels"
+  if there are any; GET /export?prompt=... the page of that prompt as a file. A
+  random prompt that was shown is not parsed again: its text may stand for other
+  tokens.
 
   Args:
     inspector: the inspector that made them.
-    inspections: what the page has at first.
-    begin: makes those that it asks for if it has none, when first asked:
-      compiling takes seconds.
+    inspections: initial inspections of the page.
+    begin: makes the initial inspections on the first request, if the page has
+      none: compiling takes seconds.
   """
   shown = {inspection["prompt"]: inspection for inspection in inspections}
 

@@ -1,9 +1,9 @@
-"""Predictions of a trained language model for a text that it writes on.
+"""Predictions of a trained language model for a text that it continues.
 
-All that the page's sliders choose from is computed at once: every number of
-loops with every exit threshold. Readings are some read-outs of the text and,
-for each choice, by which of them a token is read out. Earlier tokens run all
-loops, as in the published code of Ouro (arXiv 2510.25741).
+All slider positions of the page are computed at once: every number of loops
+with every exit threshold. Readings are several sets of logits for the text and,
+for each slider position, which of them applies to a token. Earlier tokens run
+all loops, as in the published code of Ouro (arXiv 2510.25741).
 """
 
 import functools
@@ -26,7 +26,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
-from loopjax.play.inspector import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.protocols import ExitsEarly, HaltsByMass
 from loopjax.saved import language_model as language_model_lib
 from loopjax.types import Array
@@ -40,13 +40,14 @@ _SUM = re.compile(r"\d+(?:\+\d+)+=")
 
 
 class Readings(NamedTuple):
-  """A text in C read-outs, for K numbers of loops and Q thresholds.
+  """C sets of logits for a text, for K numbers of loops and Q thresholds.
 
   Attributes:
     logits: f32 [C, T, V].
     depth: loops that are run for a token, f32 [K, Q, T].
-    readout: the one by which it is read out, i32 [K, Q, T].
-    lens: the one after so many loops, whatever the exits, i32 [K, Q].
+    readout: index of the set that applies to a token, i32 [K, Q, T].
+    lens: index of the set after this number of loops, without exits, i32 [K,
+      Q].
   """
 
   logits: Array
@@ -142,7 +143,7 @@ def load(
 
 
 def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
-  """What makes tokens leave early, "gate", "mass" or "", and how to read."""
+  """How tokens exit, "gate", "mass" or "", and the function for readings."""
   family = settings.family
   if isinstance(family, HaltsByMass):
     return "mass", by_mass
@@ -153,7 +154,7 @@ def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
 
 
 def by_gate(model: Any, inputs: Array, loops: int) -> Readings:
-  """Of a model with an exit gate; a run of k loops begins one of K loops."""
+  """For a model with an exit gate; k loops are the first of K loops."""
   output = model(inputs, num_loops=loops, trace=("hidden",))
   hidden = output.trace["hidden"][:, 0]
   first = [exits.first_exit(model.exit_logits(hidden), q) for q in THRESHOLDS]
@@ -166,7 +167,7 @@ def by_gate(model: Any, inputs: Array, loops: int) -> Readings:
 
 
 def by_mass(model: Any, inputs: Array, loops: int) -> Readings:
-  """Of a model whose layers loop: depth is E[n], the mean over its layers."""
+  """For a model whose layers loop: depth is E[n], the mean over its layers."""
   logits, depth = [], []
   for count in range(1, loops + 1):
 
@@ -192,7 +193,7 @@ def by_mass(model: Any, inputs: Array, loops: int) -> Readings:
 
 
 def by_loop(model: Any, inputs: Array, loops: int) -> Readings:
-  """Of a model without exits: every token runs as many loops."""
+  """For a model without exits: every token runs the same number of loops."""
   counts = range(1, loops + 1)
   logits = [model(inputs, num_loops=count).logits[0] for count in counts]
   lens = jnp.arange(loops)[:, None]
@@ -229,7 +230,7 @@ def _inspect(
   num = len(ids)
   if num > language_model.context_length:
     raise UserError(
-      f"the text has {num} tokens; this model reads at most"
+      f"the text has {num} tokens, more than the model's context length of"
       f" {language_model.context_length}"
     )
   size = _SMALLEST
@@ -268,7 +269,7 @@ def _inspect(
 
 
 def answer_of(text: str) -> str:
-  """The right text of a sum, "3+4+8=15", or "3+4+8=7,15" if it goes by steps.
+  """The right text of a sum, "3+4+8=15", or with steps "3+4+8=7,15".
 
   "" unless the text begins with a sum and its equals sign.
   """

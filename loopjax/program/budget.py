@@ -61,8 +61,8 @@ def mlp_ratio(
   steps = round(1 + (target - one) / (two - one))
   if steps < 1:
     raise UserError(
-      f"model.mlp_ratio: no width of the MLP gives {measure.__name__}="
-      f"{target:,.0f}; the other parts of the model have {2 * one - two:,.0f}"
+      f"model.mlp_ratio: no MLP width gives {measure.__name__}={target:,.0f};"
+      f" the other parts of the model have {2 * one - two:,.0f}"
     )
   return _ratio(steps * multiple, width)
 

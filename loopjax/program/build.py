@@ -206,7 +206,7 @@ def check_kernels(options: LoopOptions, device: Any, tensor: int = 1) -> None:
     machine = {"gpu": "Hopper GPU", "tpu": "TPU"}[options.kernels]
     raise UserError(
       f"loop.kernels={options.kernels!r} needs a {machine}, not"
-      f" {device.device_kind}; loop.kernels='xla' runs anywhere"
+      f" {device.device_kind}; loop.kernels='xla' runs on any device"
     )
   if options.kernels != "xla" and tensor > 1:
     raise UserError(

@@ -4,8 +4,8 @@ Families cast a float32 parameter where a product reads it: in every chunk, loop
 and layer, and once more where the backward pass reads it. The traced function,
 gradients included, is rewritten here so that each parameter is cast once,
 before the first loop, and loops are given the result. Casting commutes with all
-that is between, so that not a bit changes; gradients are cast and added up in
-float32 as before.
+operations in between, so results are bit-identical; gradients are cast and
+summed in float32 as before.
 """
 
 import collections

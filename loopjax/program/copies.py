@@ -1,4 +1,4 @@
-"""Copies of the model: parameters come whole, gradients leave as a mean."""
+"""Copies of the model: gathered parameters in, averaged gradients out."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def by_copy(
   gradient_specs: Any = P(),
   allowed: bool = True,
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
-  """The function, run by every device on its own examples.
+  """Runs a function on every device with the device's examples.
 
   Devices lie along the axes "data" and "fsdp" of the mesh. Their results are
   averaged once, here: the compiler would sum gradients over them where they
@@ -30,15 +30,15 @@ def by_copy(
     specs: how the other arguments are split, a prefix of their pytree; the
       function gets a device's parts, see `gather`.
     gradient_specs: how the gradients are to be split.
-    allowed: whether devices have the memory; without it the function is
-      returned as it is.
+    allowed: whether devices have the memory; otherwise the function is returned
+      unchanged.
   """
   axes = sharding.compilers_axes()
   ways = math.prod(axes[axis] for axis in sharding.of_batch(axes))
   # XLA fails on some families where this splits one axis, and it another.
   if not allowed or ways == 1 or ways < math.prod(axes.values()):
     return function
-  # Operation by operation a NaN is looked for, see `divergence.find_nan`; that
+  # Operation by operation a NaN is looked for, see `train.loop.find_nan`; that
   # of a split function would be one operation.
   if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
     return function
@@ -61,7 +61,7 @@ def by_copy(
 
 
 def gather(x: jax.Array, spec: P) -> jax.Array:
-  """A split parameter, whole but for what is split within an example.
+  """A split parameter, gathered except along axes that split within an example.
 
   Args:
     x: the parameter; a device's part of it where `by_copy` runs a function.

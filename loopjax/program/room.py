@@ -1,7 +1,7 @@
-"""What a device has room for: how much the backward pass may keep.
+"""How much memory the backward pass may use on a device.
 
-Accelerators compute faster than they read, so that the fastest policy of
-`nn.remat` is the one that recomputes the fewest products, of those that fit.
+Accelerators compute faster than they read memory, so the fastest policy of
+`nn.remat` that fits is the one that recomputes the fewest products.
 """
 
 import dataclasses
@@ -67,9 +67,9 @@ def residual_bytes(
   num_examples: int,
   teacher: config_lib.Settings | None = None,
 ) -> int:
-  """Size of what the backward pass of so many examples reads.
+  """Bytes of the residuals of a backward pass over a number of examples.
 
-  By tracing a forward pass, with `loop.remat` as it is set.
+  Computed by tracing a forward pass with the current `loop.remat`.
   """
   graphdef, params = fresh.abstract_model(settings)
   batch = settings.task_module.abstract_batch(settings.task, num_examples)

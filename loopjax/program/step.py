@@ -18,10 +18,11 @@ from loopjax.types import (
 
 
 class BadSteps(NamedTuple):
-  """Steps with non-finite numbers, which left the parameters unchanged.
+  """Steps with non-finite numbers, which did not change the parameters.
 
   Attributes:
-    streak: bad steps in a row so far, i32; kept once it reaches the limit.
+    streak: consecutive bad steps so far, i32; constant once it reaches the
+      limit.
     first: step of the first one in the streak, i32.
     hit: bool [parameters, in the order of jax.tree.leaves]: whether the
       gradient was non-finite in any of them.
@@ -100,8 +101,8 @@ def train_step(
   """One optimizer step.
 
   A step with a non-finite loss, gradient or carried state (a bad step) changes
-  only the step counts; so does every step after `max_bad_steps` bad ones in a
-  row.
+  only the step counts; so does every step after `max_bad_steps` consecutive bad
+  ones.
 
   Args:
     state: the train state; consumed if the caller donates it.
@@ -114,7 +115,7 @@ def train_step(
     ema_decay: largest decay of the parameters' moving average, which is at most
       (1 + t) / (10 + t) at step t; 0 for no average.
     num_microbatches: number of parts over which gradients are accumulated.
-    max_bad_steps: number of bad steps in a row after which updates stop.
+    max_bad_steps: number of consecutive bad steps after which updates stop.
     layout: how the parameters come to the loops.
 
   Returns:

@@ -42,7 +42,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
   ours, theirs = settings.spec, teacher.spec
   if ours.vocab_size != theirs.vocab_size:
     raise UserError(
-      f"{label} reads {theirs.vocab_size} token ids, the task has"
+      f"{label} reads {theirs.vocab_size} token ids, but the task has"
       f" {ours.vocab_size}"
     )
   family = settings.family

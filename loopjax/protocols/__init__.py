@@ -1,10 +1,11 @@
 """The interfaces of model families and tasks: what others use of a module.
 
 Families and tasks are modules, held by name in `loopjax.models.MODELS` and
-`loopjax.data.TASKS`, where the type checker compares each module with its
-protocol. A parameter that takes the module's own `Config` or `Model` has the
-type Any here. A feature that only some families have is a protocol of its own,
-such as `LearnsFromTeacher`: a family implements it by defining the function.
+`loopjax.data.TASKS`, which import a module when it is first read, and where the
+type checker compares each module with its protocol. A parameter that takes the
+module's own `Config` or `Model` has the type Any here. A feature that only some
+families have is a protocol of its own, such as `LearnsFromTeacher`: a family
+implements it by defining the function.
 """
 
 from loopjax.protocols.families import AnyTeacher as AnyTeacher
@@ -31,4 +32,5 @@ from loopjax.protocols.features import ReadsOutEveryLoop as ReadsOutEveryLoop
 from loopjax.protocols.features import Resumes as Resumes
 from loopjax.protocols.features import StacksLayers as StacksLayers
 from loopjax.protocols.features import Teacher as Teacher
+from loopjax.protocols.registry import Registry as Registry
 from loopjax.protocols.tasks import Task as Task

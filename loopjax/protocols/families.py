@@ -127,8 +127,8 @@ class Family(Protocol):
 
     Returns:
       "flops_per_example": for each k = 1 .. num_loops, FLOPs of a forward pass
-      with k loops; "training_flops_per_example", if they are not those of three
-      forward passes.
+      with k loops; "training_flops_per_example", if a training step differs
+      from three forward passes.
 
     Raises:
       UserError: the model cannot run this many loops.
@@ -139,11 +139,10 @@ class Family(Protocol):
 class CausalFamily(Family, Protocol):
   """A family that predicts next tokens and can read them incrementally.
 
-  Reading tokens in any number of parts gives the same logits as reading them at
-  once, whatever the kind of cache. The exception are caches whose keys and
-  values are shared by all loops: there, logits also depend on which tokens are
-  read together. The rows of a cache are independent sequences of different
-  lengths.
+  Processing tokens in any number of chunks gives the same logits as in one
+  call, for every kind of cache except those whose keys and values are shared by
+  all loops: there, logits also depend on which tokens are processed together.
+  The rows of a cache are independent sequences of different lengths.
   """
 
   @property
@@ -163,15 +162,15 @@ class CausalFamily(Family, Protocol):
     """A cache without tokens.
 
     Args:
-      model: the model that will read.
+      model: the model that will use the cache.
       batch: B, number of rows.
       max_tokens: M, maximum number of tokens of a row. Tokens beyond it are
         lost, except in families whose cache does not grow with the tokens.
-      num_loops: number of loops to read with; that of training if None.
+      num_loops: number of loops; as in training if None.
       kind: one of CACHES; the first if None.
-      prompt_tokens: if not 0, the number of the M places that are reserved for
-        tokens read several at a time (prompts). These have separate keys and
-        values for every loop, although other tokens share theirs.
+      prompt_tokens: if not 0, the number of the M positions reserved for
+        prompts. These have separate keys and values for every loop, although
+        loops of other tokens share theirs.
 
     Returns:
       A pytree of arrays of fixed shapes.
@@ -187,12 +186,12 @@ class CausalFamily(Family, Protocol):
     num_loops: int | None = None,
     valid: Array | None = None,
   ) -> tuple[Output, Any]:
-    """Reads tokens that follow those in a cache.
+    """Processes tokens that follow those in a cache: prefill or decode.
 
     Args:
       model: the model that the cache was made for.
       tokens: token ids [B, S]; S = 1 decodes, S > 1 prefills.
-      cache: from `empty_cache`, or returned when earlier tokens were read.
+      cache: from `empty_cache`, or returned by an earlier call.
       num_loops: the number of loops that the cache was made for.
       valid: bool [B, S], False for padding, which may be anywhere and is
         skipped. No padding if None.

@@ -1,4 +1,4 @@
-"""What only some families and model configs have.
+"""Optional features of families and model configs.
 
 A family has a feature if it defines the names of its protocol.
 """
@@ -34,10 +34,10 @@ class MemoryTokens(Protocol):
 
 @runtime_checkable
 class ReadsByChunk(Protocol):
-  """A section model whose texts are read in whole chunks, the last one aside.
+  """A model config whose texts are processed in whole chunks, except the last.
 
-  Tokens of a chunk see less of each other than of earlier tokens, so that the
-  result depends on where chunks end.
+  Tokens of a chunk see less of each other than of earlier tokens, so the result
+  depends on where chunks end.
   """
 
   def read_chunk(self, spec: TaskSpec) -> int:
@@ -52,7 +52,7 @@ class ExitsEarly(Protocol):
     """The exit rule of models with this config, unless another is chosen."""
 
   def check_exits(self, config: Any, rule: str, kept: str, kind: str) -> None:
-    """Raises UserError for early exits that this model cannot make.
+    """Raises UserError for early exits that this model does not support.
 
     Args:
       config: the model config.
@@ -63,15 +63,15 @@ class ExitsEarly(Protocol):
 
 @runtime_checkable
 class Resumes(Protocol):
-  """A causal family whose `read` stops after some loops, and goes on later.
+  """A causal family whose `read` can stop after some loops and resume later.
 
   `read` also takes `resumed`: `exits.Resumed | None`, together with an exit
-  policy, and its output's trace has "state", [B, S, D], to go on from. Both
-  readings together fill the cache as one of all loops does.
+  policy, and its output's trace has "state", [B, S, D], to resume from. Both
+  calls together fill the cache like one call with all loops.
   """
 
   def check_resumes(self, config: Any, kind: str) -> None:
-    """Raises UserError for a kind of cache of which this does not hold."""
+    """Raises UserError for a kind of cache that does not support this."""
 
 
 @runtime_checkable
@@ -79,7 +79,7 @@ class AdvancesRows(Protocol):
   """A causal family with early exits whose rows may be in different loops."""
 
   def between_tokens(self, model: Any, batch: int, rule: str) -> Any:
-    """The progress of B rows that have begun no token: zeros [B, ...].
+    """The progress of B rows between two tokens: zeros [B, ...].
 
     Args:
       model: the model.
@@ -98,10 +98,10 @@ class AdvancesRows(Protocol):
     valid: Array,
     exit_policy: Any,
   ) -> tuple[Output, Any, Any]:
-    """Runs one loop of each row's next token; a row that leaves has read it.
+    """Runs one loop of each row's next token, until the row exits.
 
-    A token that has left is read as by `read` with the same policy, which must
-    not keep what is "computed".
+    The result for a token that exited equals `read` with the same policy, whose
+    `kept` must not be "computed".
 
     Args:
       model: the model.
@@ -109,19 +109,19 @@ class AdvancesRows(Protocol):
       cache: cache of the tokens before them.
       progress: from `between_tokens`, or of the loops before.
       num_loops: the number of loops that the cache was made for.
-      valid: bool [B, 1]; of other rows neither cache nor progress changes.
+      valid: bool [B, 1]; cache and progress of other rows do not change.
       exit_policy: an `ExitPolicy`.
 
     Returns:
       (output, cache, progress). The output's "loops_run" is the number of loops
-      of a row that has left, and 0 for a row with loops to come.
+      of a row that exited, and 0 for other rows.
     """
     ...
 
 
 @runtime_checkable
 class LeavesUntrained(Protocol):
-  """A family whose loss may leave out parameters, which are then frozen."""
+  """A family whose loss may not use some parameters, which are then frozen."""
 
   def untrained(self, config: Any) -> str:
     """A regular expression like `optim.frozen`; "" if all are trained."""
@@ -150,14 +150,14 @@ class HaltsByMass(Protocol):
 
 @runtime_checkable
 class ReadsOutEveryLoop(Protocol):
-  """A causal family that can read out after every loop of one pass.
+  """A causal family that can compute logits after every loop of one pass.
 
   Its model's `__call__` also takes `targets`, int [B, T]: the trace then has
-  what `models.every_loop.measured` records after each loop.
+  the records of `models.every_loop.measured` after each loop.
   """
 
   def reads_out_every_loop(self, config: Any) -> bool:
-    """Whether that is, after k loops of more, the read-out of k loops."""
+    """Whether the logits after loop k are those of a model with k loops."""
 
 
 @runtime_checkable
@@ -170,10 +170,10 @@ class Measured(Protocol):
 
 @runtime_checkable
 class HasSpan(Protocol):
-  """A cache of keys and values, of which attention may read a prefix only."""
+  """A cache of keys and values of which attention may read only a prefix."""
 
   def within(self, span: int | None) -> Any:
-    """The same cache; attention reads only the first `span` places of a row.
+    """The same cache; attention reads only the first `span` positions of a row.
 
     These must include all tokens of the rows, also the new ones. None for all.
     """
@@ -181,20 +181,20 @@ class HasSpan(Protocol):
 
 @runtime_checkable
 class HasPlaces(Protocol):
-  """A cache with a place for each token, whose rows can be cut.
+  """A cache with one position per token, whose rows can be truncated.
 
-  What a place holds depends on the tokens up to it, not on what was read
-  together, if every loop has its own.
+  If every loop has separate entries, a position depends only on the tokens up
+  to it, not on which tokens were processed together.
   """
 
   def cut(self, length: Array, rows: Array) -> Any:
-    """The same cache; of `rows`, bool [B], only `length` tokens, i32 [B]."""
+    """The same cache; `rows`, bool [B], keep only `length` tokens, i32 [B]."""
 
   def of_rows(self, rows: Array, span: int | None, *, apart: bool) -> Any:
-    """A cache of the first places of some rows, see `attention.cache.Cache`."""
+    """The first positions of some rows, see `attention.cache.Cache`."""
 
   def with_rows(self, part: Any, rows: Array, num_tokens: int) -> Any:
-    """This cache, with what was added to such a part of it."""
+    """This cache, updated with the new entries of such a part."""
 
 
 @runtime_checkable
@@ -222,7 +222,7 @@ class Teacher(Protocol):
 
   @property
   def spec(self) -> TaskSpec:
-    """The spec of the teacher's task; `vocab_size` is that of the student."""
+    """The spec of the teacher's task, with the student's `vocab_size`."""
 
 
 @runtime_checkable

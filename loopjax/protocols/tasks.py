@@ -31,7 +31,7 @@ class Task(Protocol):
     """Scores to show at the terminal, the most informative first."""
 
   def spec(self, config: Any) -> TaskSpec:
-    """What a model needs to know about the task; loads no data."""
+    """The task's properties that a model depends on; loads no data."""
     ...
 
   def make_dataset(
@@ -48,7 +48,7 @@ class Task(Protocol):
     Args:
       config: the task config.
       split: "train"; "validation", used for model selection; or "test".
-      batch_size: number of rows of a batch over all processes.
+      batch_size: number of rows per batch over all processes.
       seed: seed of the order of training examples.
       rows: the rows of every global batch that this process reads; all if None.
 

@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.report WORKDIR...`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.report import page
 from loopjax.run import zoo
 
@@ -20,15 +19,15 @@ def main(argv: list[str] | None = None) -> int:
     nargs="+",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a run, a sweep, or a folder of these; or zoo:NAME",
+    help="a run, a sweep, a folder of these, or zoo:NAME",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, help="folder to write to [the only WORKDIR]"
+    "--out", type=pathlib.Path, help="output folder [the only WORKDIR]"
   )
   arguments = parser.parse_args(argv)
   workdirs, out = arguments.workdirs, arguments.out
   if out is None and len(workdirs) > 1:
-    raise UserError("--out=FOLDER is needed for several work directories")
+    raise UserError("--out=FOLDER is required with several work directories")
   out = out or zoo.output(workdirs[0])
   paths = page.write([zoo.located(path) for path in workdirs], out)
   print(*paths, sep="\n")
@@ -36,4 +35,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

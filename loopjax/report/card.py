@@ -14,7 +14,7 @@ from loopjax.data import TASKS
 from loopjax.models import MODELS
 from loopjax.report import runs as runs_lib
 from loopjax.report import tables
-from loopjax.report.words import duration, score
+from loopjax.report.tables import duration, score
 
 # What shows best how a model thinks, of the figures that a run may have.
 _PICTURES = (

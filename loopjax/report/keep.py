@@ -1,24 +1,23 @@
 """Command line: `loopjax.report.keep WORKDIR... --out=NAME.runs.json`.
 
-Keeps of runs what a report reads, a few KiB each, in one file that can be
-committed, so that the report can be made again without the runs: config,
-summary without the scores of training, and evaluations. With --sweep they are
-one table: seeds are averaged, and rows compared with a paper's. Runs are added
-to those that the file has.
+Stores the parts of runs that a report needs, a few KiB each, in one file that
+can be committed: config, summary without training scores, and evaluations. The
+report can then be rebuilt without the runs. With --sweep they are one table:
+seeds are averaged, and rows compared with a paper's. Runs are added to an
+existing file.
 """
 
 import argparse
 import json
 import pathlib
 import re
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.errors import Parser, UserError, one_line_errors, writing
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
@@ -32,38 +31,37 @@ def main(argv: list[str] | None = None) -> int:
   """Copies; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.report.keep",
-    description="Keeps what a report reads of runs, for others to repeat it.",
+    description="Saves the parts of runs that a report needs, so that others"
+    " can rebuild it.",
   )
   parser.add_argument(
     "workdirs",
     nargs="*",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a run that is complete; none to change what a file says of its runs",
+    help="a run (complete); none to edit the description in an existing file",
   )
   parser.add_argument(
     "--out",
     type=pathlib.Path,
     required=True,
-    help="where to write: NAME.runs.json",
+    help="output file, NAME.runs.json",
   )
+  parser.add_argument("--sweep", help="the sweep whose items the runs are")
   parser.add_argument(
-    "--sweep", help="they are its items, or were started as such by hand"
-  )
-  parser.add_argument(
-    "--title", help="the question that they answer, as the table's heading"
+    "--title", help="heading of the table: the question that the runs answer"
   )
   parser.add_argument(
     "--verdict",
     choices=runs_lib.VERDICTS,
-    help="whether they show what the paper claims",
+    help="whether the runs show what the paper claims",
   )
   parser.add_argument(
     "--chosen_for",
     type=lambda text: [name for name in text.split(",") if name],
     metavar="SETTING,...",
-    help="they are a search, in which validation chose one for each value of"
-    " these settings, or one of all if empty",
+    help="the runs are a search: validation chose one for each value of these"
+    " settings, or one overall if empty",
   )
   parser.add_argument(
     "--rename",
@@ -71,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     action="append",
     default=[],
     metavar="FOLDER=NAME",
-    help="what to write for a folder of this machine, such as that of the data",
+    help="replace a folder of this machine, such as the data folder, by a name",
   )
   options = parser.parse_args(argv)
   keep(
@@ -91,7 +89,7 @@ def _pair(text: str) -> tuple[str, str]:
   """FOLDER=NAME in two."""
   folder, _, name = text.rpartition("=")
   if not folder or not name:
-    raise argparse.ArgumentTypeError(f"{text}: is not FOLDER=NAME")
+    raise argparse.ArgumentTypeError(f"{text}: expected FOLDER=NAME")
   return folder, name
 
 
@@ -108,25 +106,25 @@ def keep(
 
   Args:
     workdirs: the runs.
-    out: the file, which may have some.
-    sweep: the sweep's name; each run is by itself if None.
+    out: the file, which may contain runs.
+    sweep: the sweep's name; runs are separate if None.
     title: heading of its table; the one that the file has if None, or else
       the paper's.
     chosen_for: as in `runs.Plan`; what the file has if None.
-    rename: what to write for folders of this machine.
+    rename: replacements for folders of this machine.
     verdict: as in `runs.Plan`; what the file has if None.
 
   Raises:
-    UserError: a run is not complete, is of a revision that this checkout does
-      not have before its HEAD, names a path of this machine or has the name of
-      another, or nothing can be written.
+    UserError: a run is not complete, its revision is not an ancestor of HEAD,
+      it contains a path of this machine or has the name of another run, or the
+      file cannot be written.
   """
   if not out.name.endswith(runs_lib.KEPT):
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")
   before = workdir_lib.read_json(out) if out.exists() else {}
   kept = _kept(out, before, sweep or "")
   if not workdirs and not kept:
-    raise UserError(f"{out}: has no runs, and none are given")
+    raise UserError(f"{out}: contains no runs, and no WORKDIR was passed")
   said = {"title": title, "chosen_for": chosen_for, "verdict": verdict}
   for flag, value in said.items():
     if value is not None and not sweep:
@@ -139,7 +137,7 @@ def keep(
     zoo.refuse(workdir, "`loopjax report` shows its scores")
     run = {"directory": workdir.name, **_of_run(workdir, rename)}
     if kept.setdefault(workdir.name, run) != run:
-      raise UserError(f"there is another run with the name {workdir.name}")
+      raise UserError(f"another run has the name {workdir.name}")
   known = {
     key for run in kept.values() for key in sections.flatten(run["config"])
   }
@@ -227,7 +225,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   if provenance.has_landed(revision) is False:
     raise UserError(
       f"{workdir}: its revision '{revision}' is not in the history of this"
-      " checkout, so that others cannot repeat it"
+      " checkout, so others cannot repeat it"
     )
   summary["metrics"] = {
     name: value
@@ -252,8 +250,8 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   if there := _MACHINE.search(text := json.dumps(kept)):
     path = text[there.start() :].split('"')[0].split(" ")[0]
     raise UserError(
-      f"{workdir}: names {path}, which others do not have; --rename=FOLDER=NAME"
-      " writes another name"
+      f"{workdir}: contains the path {path}, which others do not have;"
+      " --rename=FOLDER=NAME replaces it"
     )
   return {**kept, "evaluations": rows}
 
@@ -272,4 +270,4 @@ def _without(places: Mapping[str, str], value: Any) -> Any:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

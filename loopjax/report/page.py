@@ -1,33 +1,39 @@
 """The whole report: report.html, report.md and report.csv."""
 
+import csv
+import io
 import itertools
 import pathlib
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from loopjax.commands import document
 from loopjax.errors import writing
-from loopjax.report import card, grouping, papers, rows, tables
+from loopjax.report import card, grouping, papers, tables
+from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
+from loopjax.report import settings as settings_lib
 
 MAX_RUNS_WITH_FIGURES = 6
 
 _WORDS = (
-  "Reproduced: the paper's finding shows in at least three seeds that nothing"
-  " was chosen with, and the interval of the difference excludes 0. Same"
-  " direction: smaller, of an easier task, with fewer seeds, or within the"
-  " error. Not here: tried, and absent. A dash: no such claim of a paper's."
-  " Each question links to its numbers."
+  "Reproduced: the paper's finding shows in at least three seeds that were not"
+  " used to choose anything, and the confidence interval of the difference"
+  " excludes 0. Same direction: a smaller effect, an easier task, fewer seeds,"
+  " or within the error. Not here: tried, and absent. A dash: no paper makes"
+  " this claim. Each question links to its numbers."
 )
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"
-  " they were not run here, and mostly at another size. Scores are of the test"
-  " split if nothing else is said: the mean over seeds ± the sample standard"
-  " deviation. Small print: the standard error (se) over seeds, or of a single"
-  " seed over examples; the seeds (s1 is seed 1); the paper's name of a row; in"
-  " what else its settings differ. Where runs have the paper's size there is"
-  " a verdict: numbers agree if they differ by at most two standard errors of"
-  " both, a single run of a paper counting as exact. Of a search, the rows that"
-  " validation chose are marked."
+  " they were not run here, and mostly at another size. Unless stated"
+  " otherwise, scores are on the test split: the mean over seeds ± the sample"
+  " standard deviation. Small print: the standard error (se) over seeds, or"
+  " over examples for a single seed; the seeds (s1 is seed 1); the paper's name"
+  " for a row; other settings that differ. Runs of the paper's size have a"
+  " verdict: numbers agree if they differ by at most two standard errors of"
+  " both, where a single run of a paper counts as exact. In a search, the rows"
+  " that validation chose are marked."
 )
 _OTHER = "Other tasks"
 
@@ -49,7 +55,7 @@ def write(
   """
   plans, others = runs_lib.collect(workdirs)
   plans.sort(key=_place)
-  title = "Our runs beside the papers' numbers"
+  title = "Our runs and the papers' numbers"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +65,7 @@ def write(
     ]
     html.write_text(document.to_html(title, blocks))
     markdown.write_text(document.to_markdown(blocks))
-    data.write_text(rows.to_csv(plans))
+    data.write_text(to_csv(plans))
   return [html, markdown, data]
 
 
@@ -90,7 +96,7 @@ def _body(
         blocks.append(document.Fold(f"Search. {tables.title(plan)}", rest))
   if others:
     blocks += [
-      document.Heading(2, "Runs of no sweep"),
+      document.Heading(2, "Runs outside sweeps"),
       tables.runs_block(others),
       tables.commands_block(others),
     ]
@@ -145,7 +151,7 @@ def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
 
 def _missing(plans: Sequence[runs_lib.Plan]) -> document.Fold:
   """The papers' tables and figures for which there is no sweep."""
-  absent = rows.missing(plans)
+  absent = missing(plans)
   table = document.Table(
     [document.Cell(text) for text in ("paper", "comparison", "sweep")],
     [
@@ -182,3 +188,110 @@ def _representatives(
   ]
   turns = itertools.chain(*itertools.zip_longest(*by_sweep), others)
   return list({run.directory: run for run in turns if run}.values())
+
+
+COLUMNS = (
+  "paper", "source", "sweep", "directory", "setting", "row", "quantity",
+  "verdict", "ours", "ours_std", "ours_standard_error", "ours_seeds",
+  "evaluated", "steps", "parameters", "wall_seconds", "paper_mean", "paper_std",
+  "paper_seeds", "paper_says", "command",
+)  # fmt: skip
+
+
+def to_csv(plans: Sequence[runs_lib.Plan]) -> str:
+  """All numbers of the sweeps, and the papers' numbers for missing sweeps."""
+  text = io.StringIO()
+  writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+  writer.writeheader()
+  for plan in plans:
+    writer.writerows(_of_plan(plan))
+  for paper, name in missing(plans):
+    sweep = paper.sweeps[name]
+    for row in sweep.rows:
+      for column in sweep.columns:
+        writer.writerow(
+          _about(paper, sweep, name)
+          | {"row": row.label, "quantity": column.label, "verdict": "not run"}
+          | _theirs(row, column)
+        )
+  return text.getvalue()
+
+
+def missing(
+  plans: Sequence[runs_lib.Plan],
+) -> list[tuple[paper_lib.Paper, str]]:
+  """(paper, sweep) of all tables and figures for which there is no sweep."""
+  there = {
+    (id(paper), plan.name)
+    for plan in plans
+    if (paper := papers.of(plan.task, plan.model))
+  }
+  known = {id(paper): paper for paper in papers.PAPERS.values()}
+  return [
+    (paper, name)
+    for key, paper in known.items()
+    for name in paper.sweeps
+    if (key, name) not in there
+  ]
+
+
+def _of_plan(plan: runs_lib.Plan) -> Iterator[dict[str, Any]]:
+  """The numbers of a sweep."""
+  paper = papers.of(plan.task, plan.model)
+  sweep = tables.sweep_of(plan, paper)
+  groups = grouping.group_by_seed(plan.runs)
+  keys = settings_lib.varying(groups)
+  for group in groups:
+    row = grouping.row_of(group.settings, sweep.rows)
+    changed = {k: v for k, v in group.overrides.items() if k in keys}
+    done = [run.summary for run in group.runs if run.done]
+    facts: dict[str, Any] = {
+      "directory": plan.directory.as_posix(),
+      "setting": ", ".join(f"{k}={v}" for k, v in changed.items()),
+      "row": row.label if row else "",
+      "verdict": grouping.verdict(group, sweep, paper) if paper else "",
+      "command": plan.command,
+    }
+    if done:
+      first = done[0]
+      walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
+      facts |= {
+        "evaluated": first.get("metrics", {}).get("test/count"),
+        "steps": first.get("steps"),
+        "parameters": first.get("parameters"),
+        "wall_seconds": statistics.fmean(walls) if walls else None,
+      }
+    for column in sweep.columns:
+      cells = _about(paper, sweep, plan.name) | facts
+      cells["quantity"] = column.label
+      if mine := grouping.ours(group, column):
+        cells |= {
+          "ours": mine.mean,
+          "ours_std": mine.std,
+          "ours_standard_error": mine.standard_error,
+          "ours_seeds": len(mine.seeds),
+        }
+      yield cells | (_theirs(row, column) if row else {})
+
+
+def _about(
+  paper: paper_lib.Paper | None, sweep: paper_lib.Sweep, name: str
+) -> dict[str, Any]:
+  return {
+    "paper": paper.name if paper else "",
+    "source": sweep.source,
+    "sweep": name,
+  }
+
+
+def _theirs(row: paper_lib.Row, column: paper_lib.Column) -> dict[str, Any]:
+  """The paper's number."""
+  number = row.values.get(column.key)
+  if number is None:
+    return {}
+  return {
+    "paper_mean": number.mean,
+    "paper_std": number.std,
+    "paper_seeds": len(number.seeds) or None,
+    "paper_says": number.text,
+  }

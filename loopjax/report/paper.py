@@ -77,9 +77,9 @@ class Panel(NamedTuple):
     lines: if `over` is a setting, a second setting, with one line per value.
     settings: settings of the items to draw.
     factor: multiplies the values.
-    band: (mean, deviation, function) of a place on the axis: what the paper
-      says, and what reads ours from the rows of a run's metrics.jsonl, NaN for
-      none.
+    band: (mean, deviation, function) of a position on the axis: the paper's
+      value, and a function that computes ours from the rows of a run's
+      metrics.jsonl, NaN for none.
   """
 
   title: str
@@ -92,7 +92,7 @@ class Panel(NamedTuple):
 
 
 class Sweep(NamedTuple):
-  """A table or figure of the paper, or a comparison of ours.
+  """A table or figure of the paper, or one of our comparisons.
 
   Attributes:
     title: the subject of the comparison.
@@ -130,7 +130,7 @@ class Paper(NamedTuple):
 
   Attributes:
     name: what it is about, its author and source.
-    about: its models and tasks in a sentence or two, for who has not read it.
+    about: its models and tasks in a sentence or two.
     sweeps: sweeps by name, as in the config file's `sweeps`.
     columns: columns for sweeps that are not in `sweeps`.
     scale: our sizes and the paper's, the most informative first.
@@ -176,7 +176,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class OfEvaluations:
-  """A `Column.value` that is read from the evaluations of a run.
+  """A `Column.value` computed from the evaluations of a run.
 
   Attributes:
     read: function from the rows of metrics.jsonl; NaN if unknown.

@@ -1,4 +1,4 @@
-"""Settings in which the groups of a table differ, in words."""
+"""The settings in which the groups of a table differ, in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,26 +18,26 @@ _NAMES = {
   "model.injection": "injection",
   "model.depth": "loops in training",
   "model.update": "update",
-  "task.num_steps": "steps of the rule",
-  "model.num_local_slots": "slots of a layer",
+  "task.num_steps": "rule steps",
+  "model.num_local_slots": "slots per layer",
   "model.num_global_slots": "shared slots",
-  "model.mlp_ratio": "width of the MLP over the model's",
-  "model.sweeps": "parallel readings after the chunks",
-  "model.chunk_size": "tokens of a chunk",
+  "model.mlp_ratio": "MLP width over model width",
+  "model.sweeps": "parallel sweeps after the chunks",
+  "model.chunk_size": "tokens per chunk",
   "model.chunk_jitter": "chunks of random sizes",
   "model.A_range": "range of the decay A",
   "model.num_with_gradient": "last loops with a gradient (0: all)",
-  "model.growth_steps": "loops grow at steps",
-  "model.growth_loops": "loops before that",
-  "model.gate_bias": "gate's first bias",
+  "model.growth_steps": "steps at which loops grow",
+  "model.growth_loops": "loops before each growth",
+  "model.gate_bias": "initial bias of the gate",
   "model.num_heads": "heads",
   "model.ponder_weight": "ponder weight",
-  "model.ponder_warmup_steps": "steps of its warm-up",
+  "model.ponder_warmup_steps": "its warm-up steps",
   "optim.muon_learning_rate": "learning rate of Muon",
-  "optim.warmup_steps": "steps of warm-up",
+  "optim.warmup_steps": "warm-up steps",
   "run.num_steps": "training steps",
-  "run.init_from": "begins from",
-  "run.init_fresh": "begins afresh in",
+  "run.init_from": "starts from",
+  "run.init_fresh": "reinitialised",
 }
 # How a run is watched and what it begins from: left to its command.
 _MINOR = (
@@ -45,7 +45,7 @@ _MINOR = (
 )  # fmt: skip
 
 
-AS_IT_IS = "the config as it is"
+AS_IT_IS = "config defaults"
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
@@ -63,10 +63,10 @@ def varying(groups: Sequence[Group]) -> list[str]:
 
 
 def distinguishing(groups: Sequence[Group]) -> list[str]:
-  """The varying keys without those that follow from others.
+  """The varying keys without keys that follow from others.
 
-  Names of tasks and models stay, and come first; then those of _NAMES, in
-  order, and what else a task and a model have, before rates and steps.
+  Names of tasks and models are kept and come first; then the keys of _NAMES, in
+  order, and other settings of task and model, before rates and steps.
   """
   names = varying(groups)
   for key in sorted(reversed(names), key=_interest):
@@ -79,7 +79,7 @@ def distinguishing(groups: Sequence[Group]) -> list[str]:
 
 
 def of_group(group: Group, groups: Sequence[Group]) -> tuple[str, str]:
-  """What tells a group from the others, and in what else it differs."""
+  """The settings that distinguish a group, and its other differences."""
   first = distinguishing(groups)
   more = [  # What one family alone has follows from its name.
     key
@@ -96,7 +96,7 @@ def of_group(group: Group, groups: Sequence[Group]) -> tuple[str, str]:
 
 
 def same_everywhere(groups: Sequence[Group]) -> str:
-  """The settings that all groups override alike, in words."""
+  """The settings that all groups override with the same value, in words."""
   keys = varying(groups)
   first = groups[0].overrides if groups else {}
   return as_text({k: v for k, v in first.items() if k not in keys})

@@ -1,15 +1,18 @@
-"""Tables of one sweep, ours beside the paper's, and of runs of none."""
+"""Tables of one sweep, next to the paper's, and of runs outside sweeps."""
 
+import collections
 import pathlib
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from loopjax.analysis.plots import series
 from loopjax.commands import document
-from loopjax.commands.document import Cell
-from loopjax.report import comparison, grouping, papers, plots
+from loopjax.commands.document import Cell, Table
+from loopjax.report import grouping, papers, plots
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import settings as settings_lib
-from loopjax.report.words import distinct, number, pairs
 
 
 def sweep_blocks(
@@ -19,13 +22,13 @@ def sweep_blocks(
 
   Args:
     plan: the sweep and its runs.
-    pictures: path of its plots without an ending, in a directory beside the
+    pictures: path of its plots without a suffix, in a directory next to the
       document.
   """
   paper = papers.of(plan.task, plan.model)
   sweep = sweep_of(plan, paper)
   groups = grouping.group_by_seed(plan.runs)
-  table, notes = comparison.table(sweep, groups, paper, plan.chosen_for)
+  table, notes = comparison_table(sweep, groups, paper, plan.chosen_for)
   sentences = [_source(sweep), *notes]
   if same := settings_lib.same_everywhere(groups):
     sentences.append(f"In every run: {same}.")
@@ -82,7 +85,7 @@ def scale_blocks(
   """The size of our experiment, next to the paper's."""
   there = [run for run in runs if run.config]
   if not there:
-    return [document.Paragraph("None of these runs is there yet.")]
+    return [document.Paragraph("None of these runs exist yet.")]
   facts = [
     (fact.label, _values(fact.value, there), fact.paper)
     for fact in (paper.scale if paper else ())
@@ -147,9 +150,9 @@ def sweep_of(
 ) -> paper_lib.Sweep:
   """The paper's record of a sweep, or a plain table for an unknown sweep.
 
-  Where there are no numbers of a paper, rows may be for choosing among: they
-  begin with the first score of the validation split, by which one may. Kept
-  runs say whether they are.
+  Without a paper's numbers, the rows may be a search: they then start with the
+  first validation score, by which a row may be chosen. Stored runs say whether
+  they are a search.
   """
   if paper and plan.name in paper.sweeps:
     sweep = paper.sweeps[plan.name]
@@ -172,7 +175,7 @@ def _chosen_by(
     found = value.of_validation()
     if any(found.name in run.summary.get("metrics", {}) for run in plan.runs):
       label = f"validation: {column.label}"
-      key = comparison.CHOSEN_BY
+      key = CHOSEN_BY
       return [column._replace(key=key, label=label, value=found)]
   return []
 
@@ -180,7 +183,7 @@ def _chosen_by(
 def _source(sweep: paper_lib.Sweep) -> str:
   """Where the comparison is from, and whether a paper has numbers for it."""
   if sweep.rows:
-    return f"Beside the paper's numbers: {sweep.source}."
+    return f"With the paper's numbers: {sweep.source}."
   more = sweep.source.removeprefix("ours").lstrip(";, ")
   return f"No paper has numbers for it{f' ({more})' if more else ''}."
 
@@ -194,3 +197,201 @@ def _values(value, runs: Iterable[runs_lib.Run]) -> str:
     except KeyError:  # Another task, or a run that is not complete.
       continue
   return distinct(found)
+
+
+CHOSEN_BY = "chosen_by"  # Key of the column of the score that chooses.
+_Columns = list[tuple[Cell, list[Cell]]]  # Headers and what is below them.
+
+
+def comparison_table(
+  sweep: paper_lib.Sweep,
+  groups: Sequence[grouping.Group],
+  paper: paper_lib.Paper | None,
+  chosen_for: Sequence[str] | None = None,
+) -> tuple[Table, list[str]]:
+  """Our numbers and the paper's, a row for every group.
+
+  Args:
+    sweep: its columns and the paper's rows; a column without any number is
+      omitted.
+    groups: the rows, in order.
+    paper: the paper of `sweep.rows`.
+    chosen_for: settings for each of whose values one row was chosen by the
+      column CHOSEN_BY; None if none was.
+
+  Returns:
+    (the table, sentences on the settings that all rows share).
+  """
+  rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
+  names = []
+  for group, row in zip(groups, rows, strict=True):
+    name, also = settings_lib.of_group(group, groups)
+    small = "; ".join(filter(None, (row.label if row else "", also)))
+    names.append(Cell(name, small))
+  columns: _Columns = [(Cell("setting"), names)]
+  notes = []
+  if sweep.rows and paper:
+    said = [grouping.verdict(group, sweep, paper) for group in groups]
+    if {"agrees", "disagrees"} & set(said):
+      cells = [Cell(text or "–") for text in said]
+      columns.append((Cell("verdict"), cells))
+    elif "not run at this scale" in said:
+      notes.append("The paper's runs are of another size: no verdict.")
+  for column in sweep.columns:
+    chosen = _chosen(groups, column, chosen_for)
+    columns += _scores(column, groups, rows, chosen)
+  same = []
+  for label, cells in _facts(groups).items():
+    if len(set(cells)) == 1 and not cells[0].small:
+      same += [] if cells[0].text == "–" else [f"{cells[0].text} {label}"]
+    else:
+      columns.append((Cell(label), cells))
+  lines = zip(*(cells for _, cells in columns), strict=True)
+  whole = Table([header for header, _ in columns], [list(x) for x in lines])
+  return whole, [*notes, *([f"Every row: {', '.join(same)}."] if same else [])]
+
+
+def _scores(
+  column: paper_lib.Column,
+  groups: Sequence[grouping.Group],
+  rows: Sequence[paper_lib.Row | None],
+  chosen: Sequence[bool],
+) -> _Columns:
+  """Our column and the paper's, those of the two that have a number."""
+  found = [grouping.ours(group, column) for group in groups]
+  theirs = [row.values.get(column.key) if row else None for row in rows]
+  there = any(run.done for group in groups for run in group.runs)
+  columns: _Columns = []
+  if any(found) or not there:
+    cells = [
+      _ours_cell(group, mine, column, is_chosen)
+      for group, mine, is_chosen in zip(groups, found, chosen, strict=True)
+    ]
+    kind = "ours" if any(theirs) else ""
+    columns.append((Cell(column.label, kind=kind), cells))
+  if any(theirs):
+    cells = [_paper_cell(number, column) for number in theirs]
+    columns.append((Cell(column.label, kind="paper"), cells))
+  return columns
+
+
+def _chosen(
+  groups: Sequence[grouping.Group],
+  column: paper_lib.Column,
+  chosen_for: Sequence[str] | None,
+) -> list[bool]:
+  """Which groups have the best score of those with the same `chosen_for`."""
+  if column.key != CHOSEN_BY or chosen_for is None:
+    return [False] * len(groups)
+  assert isinstance(column.value, paper_lib.Metric)
+  best = min if series.lower_is_better(column.value.name) else max
+  found = [grouping.ours(group, column) for group in groups]
+  rivals: dict[str, list[float]] = {}
+  keys = [repr([g.settings.get(x) for x in chosen_for]) for g in groups]
+  for key, mine in zip(keys, found, strict=True):
+    rivals.setdefault(key, []).extend([mine.mean] if mine else [])
+  return [
+    mine is not None and len(rivals[key]) > 1 and mine.mean == best(rivals[key])
+    for key, mine in zip(keys, found, strict=True)
+  ]
+
+
+def _ours_cell(
+  group: grouping.Group,
+  found: grouping.Spread | None,
+  column: paper_lib.Column,
+  is_chosen: bool,
+) -> Cell:
+  if found is None:
+    states = {run.state for run in group.runs}
+    return Cell("not run" if states == {"not run"} else "–")
+  error = found.standard_error
+  text = f"se\u00a0{error:.2g}" if error is not None else ""
+  cell = _spread_cell(found, column.digits, text, "ours")
+  return cell._replace(text=f"{cell.text}, chosen") if is_chosen else cell
+
+
+def _paper_cell(
+  found: paper_lib.Number | None, column: paper_lib.Column
+) -> Cell:
+  if found is None:
+    return Cell("–")
+  return _spread_cell(found, column.digits, found.text, "paper")
+
+
+def _spread_cell(
+  found: grouping.Spread | paper_lib.Number, digits: int, text: str, kind: str
+) -> Cell:
+  """Mean and standard deviation; in small print, the text and all seeds."""
+  main = "–" if found.mean is None else number(found.mean, digits)
+  if found.std == 0 and kind == "ours":
+    return Cell(main, "every seed")
+  if found.std is not None:
+    main += f"\u00a0±\u00a0{number(found.std, digits)}"
+  lonely = len(found.seeds) == 1 and found.mean is not None and kind == "ours"
+  seeds = "\u00a0· ".join(
+    f"s{seed}:\u00a0{number(value, digits)}"
+    for seed, value in found.seeds.items()
+  )
+  notes = [text, "" if lonely else seeds]
+  return Cell(main, "; ".join(filter(None, notes)))
+
+
+def _facts(groups: Sequence[grouping.Group]) -> dict[str, list[Cell]]:
+  """Runs, examples, steps, parameters and time of every group, by label."""
+  facts: dict[str, list[Cell]] = collections.defaultdict(list)
+  for group in groups:
+    done = [run.summary for run in group.runs if run.done]
+    states = collections.Counter(r.state for r in group.runs if not r.done)
+    missing = "; ".join(f"{n} {state}" for state, n in states.items())
+    counts = [s.get("metrics", {}).get("test/count") for s in done]
+    walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
+    planned = f"{len(done)}\u00a0of\u00a0{len(group.runs)}"
+    facts["runs"].append(Cell(planned, missing))
+    facts["test examples"].append(Cell(distinct(counts)))
+    facts["training steps"].append(Cell(distinct(s.get("steps") for s in done)))
+    facts["parameters"].append(
+      Cell(distinct(s.get("parameters") for s in done))
+    )
+    mean_wall = duration(statistics.fmean(walls)) if walls else "–"
+    facts["wall time"].append(Cell(mean_wall))
+  return facts
+
+
+_MAX_VALUES = 6  # Values shown of one fact about the scale.
+
+
+def number(value: float, digits: int) -> str:
+  """A number as text, with commas between thousands."""
+  return f"{value:,.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+  """A duration in a convenient unit."""
+  if seconds < 120:
+    return f"{seconds:.0f}\u00a0s"
+  if seconds < 7200:
+    return f"{seconds / 60:.0f}\u00a0min"
+  return f"{seconds / 3600:.1f}\u00a0h"
+
+
+def distinct(values: Iterable[Any]) -> str:
+  """Different values, at most _MAX_VALUES of them; None is left out."""
+  known = dict.fromkeys(v for v in values if v is not None)
+  texts = [
+    score(v, None) if isinstance(v, (int, float)) else str(v) for v in known
+  ]
+  more = [f"and {len(texts) - _MAX_VALUES} more"]
+  shown = texts[:_MAX_VALUES] + (more if len(texts) > _MAX_VALUES else [])
+  return ", ".join(shown) or "–"
+
+
+def pairs(mapping: Mapping[str, Any]) -> str:
+  """Keys and values in a line."""
+  return " ".join(f"{key} {value}" for key, value in mapping.items())
+
+
+def score(value: float, standard_error: float | None) -> str:
+  """A score with four digits, and its standard error if it has one."""
+  text = f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+  return f"{text} ± {standard_error:.2g}" if standard_error else text

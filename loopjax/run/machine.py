@@ -30,8 +30,8 @@ _UNITS = (
 def matrix_rate() -> float:
   """FLOP/s of matrix products over all devices of the run.
 
-  From the data sheet if the device is known; else the rate of float32 products,
-  measured for a fifth of a second.
+  From the data sheet if the device is known; otherwise the rate of float32
+  products, measured for a fifth of a second.
   """
   device = jax.devices()[0]
   if peak := profiling.peak_flops(device.device_kind):
@@ -64,9 +64,9 @@ def training_seconds(flops: float, width: int) -> float:
 def prediction(flops: float, width: int) -> str:
   """One line on how long a run will take here; see `training_seconds`."""
   return (
-    f"about {duration(training_seconds(flops, width))} of training, by FLOPs"
+    f"about {duration(training_seconds(flops, width))}, estimated from FLOPs"
     f" and this machine's matrix products ({matrix_rate() / 1e9:,.0f} GFLOP/s);"
-    " an estimate from the first calls follows"
+    " a measured estimate follows"
   )
 
 
@@ -108,5 +108,5 @@ class FirstCalls:
     if now - start >= _MEASURED_SECONDS:
       rate = (at - first) / (now - start)
       left = duration((self._num_steps - at) / rate)
-      self._say(f"{rate:.3g} steps a second; about {left} of training to go")
+      self._say(f"{rate:.3g} steps per second; {left} left")
       self._done = True

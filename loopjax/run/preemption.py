@@ -43,7 +43,7 @@ class Notice:
       self._asked = True
       name = signal.Signals(which).name
       # Not print: it may be what the signal interrupted.
-      line = f"{name}: saving and stopping; Ctrl-C to stop at once\n"
+      line = f"{name}: saving and stopping; press Ctrl-C to stop at once\n"
       os.write(sys.stderr.fileno(), line.encode())
       signal.signal(signal.SIGINT, before[signal.SIGINT])
 

@@ -1,5 +1,6 @@
 """Several processes: how they find each other, agree, and stop together."""
 
+import argparse
 import itertools
 import json
 import os
@@ -9,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import flags
 from jax.experimental import multihost_utils
 
 from loopjax.errors import UserError
@@ -23,27 +23,6 @@ _BARRIER_SECONDS = 3600
 
 _BARRIERS = itertools.count()  # Counted identically by all processes.
 
-_DISTRIBUTED = flags.DEFINE_bool(
-  "distributed",
-  False,
-  "Join a run of several processes, detected from the machine (a TPU pod,"
-  " SLURM). Not needed where SLURM started several tasks.",
-)
-_ADDRESS = flags.DEFINE_string(
-  "coordinator_address",
-  None,
-  "HOST:PORT of process 0; or JAX_COORDINATOR_ADDRESS.",
-)
-_NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", None, "Number of processes; or JAX_NUM_PROCESSES.", 1
-)
-_PROCESS_ID = flags.DEFINE_integer(
-  "process_id",
-  None,
-  "Index of this one, from 0; or JAX_PROCESS_ID or JOB_COMPLETION_INDEX.",
-  0,
-)
-
 
 class ProcessLostError(Exception):
   """Another process of the run is gone; restarting may help."""
@@ -53,23 +32,61 @@ class AgreedError(UserError):
   """A UserError that is raised on every process."""
 
 
-def start() -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `start` to a command line."""
+  parser.add_argument(
+    "--distributed",
+    action="store_true",
+    help="join a multi-process run, detected from the machine (TPU pod, SLURM);"
+    " not needed if SLURM started several tasks",
+  )
+  parser.add_argument(
+    "--coordinator_address",
+    metavar="HOST:PORT",
+    help="HOST:PORT of process 0 [JAX_COORDINATOR_ADDRESS]",
+  )
+  parser.add_argument(
+    "--num_processes",
+    type=int,
+    metavar="N",
+    help="number of processes [JAX_NUM_PROCESSES]",
+  )
+  parser.add_argument(
+    "--process_id",
+    type=int,
+    metavar="I",
+    help="index of this process, from 0 [JAX_PROCESS_ID or"
+    " JOB_COMPLETION_INDEX]",
+  )
+
+
+def start(
+  distributed: bool = False,
+  coordinator_address: str | None = None,
+  num_processes: int | None = None,
+  process_id: int | None = None,
+) -> None:
   """Joins the processes described by flags or environment, if any.
 
   Must run before JAX touches a device.
+
+  Args:
+    distributed: whether to detect them from the machine.
+    coordinator_address, num_processes, process_id: as in the environment,
+      which is read where they are None.
 
   Raises:
     UserError: the flags contradict each other, or detection fails.
     ProcessLostError: no other process answers.
   """
-  address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
-  count = _number(_NUM_PROCESSES, "JAX_NUM_PROCESSES")
-  index = _number(_PROCESS_ID, "JAX_PROCESS_ID", "JOB_COMPLETION_INDEX")
+  address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+  count = _number(num_processes, "JAX_NUM_PROCESSES")
+  index = _number(process_id, "JAX_PROCESS_ID", "JOB_COMPLETION_INDEX")
   if address:
-    if count is None or index is None or index >= count:
+    if count is None or index is None or not 0 <= index < count:
       raise UserError(
         f"--coordinator_address={address} needs --num_processes and a smaller"
-        f" --process_id; they are {count} and {index}"
+        f" --process_id; got {count} and {index}"
       )
     arguments: dict[str, Any] = {
       "coordinator_address": address,
@@ -77,11 +94,11 @@ def start() -> None:
       "process_id": index,
       "cluster_detection_method": "deactivate",
     }
-  elif _NUM_PROCESSES.value is not None or _PROCESS_ID.value is not None:
+  elif num_processes is not None or process_id is not None:
     raise UserError(
       "--num_processes and --process_id need --coordinator_address=HOST:PORT"
     )
-  elif _DISTRIBUTED.value or int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+  elif distributed or int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
     arguments = {}
   else:
     return
@@ -95,14 +112,14 @@ def start() -> None:
     raise UserError(f"--distributed: {error}") from error
   except RuntimeError as error:
     raise ProcessLostError(
-      f"the processes did not find each other: {error}"
+      f"the processes could not connect: {error}"
     ) from error
 
 
-def _number(flag: Any, *variables: str) -> int | None:
-  """The value of a flag, or else of the first variable that is set."""
-  if flag.value is not None:
-    return flag.value
+def _number(given: int | None, *variables: str) -> int | None:
+  """What is given, or else the value of the first variable that is set."""
+  if given is not None:
+    return given
   for variable in variables:
     text = os.environ.get(variable)
     if text is not None:

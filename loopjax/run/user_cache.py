@@ -9,6 +9,8 @@ import shutil
 import zlib
 from collections.abc import Callable
 
+import jax
+
 from loopjax.errors import UserError
 
 _CHECKSUMS = "checksums.json"
@@ -52,8 +54,8 @@ def entry(
         _write(path, path.with_name(f".{key}.partial"), write)
   except OSError as error:
     raise UserError(
-      f"{path}: cannot be written ({error.strerror}); make room there, or set "
-      "XDG_CACHE_HOME to another directory"
+      f"{path}: cannot be written ({error.strerror}); free some space or set"
+      " XDG_CACHE_HOME to another directory"
     ) from error
   return path
 
@@ -96,3 +98,11 @@ def _read_checksum(file: pathlib.Path, size: int, changed: int) -> int:
     while block := stream.read(_BLOCK):
       total = zlib.crc32(block, total)
   return total
+
+
+def keep_compiled() -> None:
+  """Turns on JAX's compilation cache, in a directory that is per user."""
+  default = str(directory("compilation"))
+  chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
+  jax.config.update("jax_compilation_cache_dir", chosen)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -60,7 +60,7 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
 def check_config(
   workdir: pathlib.Path, config: Mapping[str, Any], mode: str
 ) -> None:
-  """Raises UserError if the directory holds a run of another configuration.
+  """Raises UserError if the directory has a run with another config.
 
   Resuming requires the same value for every setting that affects training;
   evaluating, for every setting that the checkpoints depend on.
@@ -77,7 +77,7 @@ def check_config(
   ]
   if differing:
     raise UserError(
-      f"--workdir={workdir} contains a run of another configuration:"
+      f"--workdir={workdir} contains a run with another configuration:"
       f" {'; '.join(differing)}"
     )
 
@@ -94,13 +94,13 @@ def read_config(workdir: pathlib.Path) -> dict[str, Any]:
   """Reads config.json, the settings of a run by section.
 
   Raises:
-    UserError: it cannot be read, or is of something else: folders of the Hub
+    UserError: it cannot be read, or was not written by loopjax: Hub folders
       have a file of that name.
   """
   path = workdir / "config.json"
   value = read_json(path)
   if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
-    raise UserError(f"{path}: is not that of a run")
+    raise UserError(f"{path}: was not written by loopjax")
   return value
 
 
@@ -108,7 +108,7 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
   """Reads summary.json: how a run ended, and, if it is complete, its metrics.
 
   Raises:
-    UserError: it cannot be read, or is of something else.
+    UserError: it cannot be read, or was not written by loopjax.
   """
   path = workdir / "summary.json"
   value = read_json(path)
@@ -116,7 +116,7 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
     isinstance(value.get("metrics"), dict)
     and {"parameters", "steps"} <= value.keys()
   ):
-    raise UserError(f"{path}: is not that of a run")
+    raise UserError(f"{path}: was not written by loopjax")
   return value
 
 
@@ -155,7 +155,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def no_run(workdir: pathlib.Path, label: str) -> str:
-  """The message for a directory that is not a run's, or is not there."""
+  """The message for a directory that is missing or does not contain a run."""
   if workdir.is_dir():
     return f"{label} contains no run: config.json is missing"
   return f"{label} contains no run: no such directory{zoo.suggestion(workdir)}"
@@ -164,7 +164,7 @@ def no_run(workdir: pathlib.Path, label: str) -> str:
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Rows of metrics.jsonl, oldest first; none if there is no file.
 
-  Lines that a crash has damaged, or that are of something else, are left out.
+  Lines that a crash has damaged, or that are not metrics, are skipped.
   """
   try:
     text = (workdir / "metrics.jsonl").read_text(errors="replace")

@@ -1,8 +1,8 @@
-"""Trained models that come with the package: `zoo:NAME` names one as a run.
+"""Trained models that come with the package: `zoo:NAME` stands for a run.
 
-Each is a folder of `loopjax/zoo` with config.json and summary.json as a work
-directory has them, its parameters in `params.safetensors` instead of
-checkpoints, and a model card, README.md. `loopjax.zoo` writes and scores them.
+Each is a folder of `loopjax/zoo` with config.json and summary.json as in a work
+directory, `params.safetensors` instead of checkpoints, and a model card,
+README.md. `loopjax.zoo` writes and scores them.
 """
 
 import pathlib
@@ -21,14 +21,14 @@ ROOT = pathlib.Path(__file__).parent.parent / "zoo"
 
 
 def names() -> list[str]:
-  """The models there are."""
+  """The names of the models."""
   return sorted(path.parent.name for path in ROOT.glob(f"*/{PARAMS}"))
 
 
 def located(workdir: pathlib.Path) -> pathlib.Path:
-  """Where a run is read: zoo:NAME in the package, others where they are.
+  """The directory of a run: zoo:NAME in the package, other paths unchanged.
 
-  A ~ at the beginning is the user's home.
+  A leading ~ is the user's home.
 
   Raises:
     UserError: the package has no such model.
@@ -39,12 +39,14 @@ def located(workdir: pathlib.Path) -> pathlib.Path:
   if name not in names():
     there_are = ", ".join(names())
     near = similar(name, names())
-    raise UserError(f"{workdir}: no such model; there are {there_are}{near}")
+    raise UserError(
+      f"{workdir}: no such model; expected one of {there_are}{near}"
+    )
   return ROOT / name
 
 
 def suggestion(workdir: pathlib.Path) -> str:
-  """To append to a message: what a missing directory may mean, or ""."""
+  """A suggestion to append to a message about a missing directory, or ""."""
   if workdir.name in names():
     return f"; did you mean {PREFIX}{workdir.name}?"
   there = workdir.parent.glob("*")
@@ -52,10 +54,10 @@ def suggestion(workdir: pathlib.Path) -> str:
 
 
 def refuse(workdir: pathlib.Path, instead: str) -> None:
-  """Raises UserError for zoo:NAME where only a run of one's own will do.
+  """Raises UserError for zoo:NAME where only a run is supported.
 
   Args:
-    workdir: what the user named.
+    workdir: the user's argument.
     instead: what to do with a trained model, after its name.
   """
   if str(workdir).startswith(PREFIX):
@@ -64,7 +66,7 @@ def refuse(workdir: pathlib.Path, instead: str) -> None:
 
 
 def output(workdir: pathlib.Path) -> pathlib.Path:
-  """Where to write what is computed with a run: for zoo:NAME, runs/NAME."""
+  """The output directory for a run: for zoo:NAME, runs/NAME."""
   name = str(workdir)
   if not name.startswith(PREFIX):
     return workdir

@@ -22,8 +22,8 @@ class LanguageModel(NamedTuple):
 
   Attributes:
     tokenizer: the task's tokenizer.
-    stop_tokens: ids that end a text, the tokenizer's and those that the files
-      of an imported model name.
+    stop_tokens: ids that end a text, from the tokenizer and the files of an
+      imported model.
     context_length: the sequence length in training, in tokens.
     graphdef: the model without its parameters.
     params: the parameters; their moving average if the run keeps one.
@@ -54,11 +54,11 @@ def load(
 
   Args:
     workdir: the run's work directory.
-    num_loops: number of loops; None for the number that the run evaluates with.
+    num_loops: number of loops; None for the run's number in evaluation.
     exit_threshold: the model's `exit_threshold` argument; None for its default.
     checkpoint: step of the checkpoint; None for the newest intact one.
-    kernels: as in `trained.read`; for models that are read with a cache only.
-    weights: a key of `quantized.WEIGHTS`; None for weights as they are stored.
+    kernels: as in `trained.read`; only for models that run with a cache.
+    weights: a key of `quantized.WEIGHTS`; None for the stored weights.
     bos: see `Tokenizer.beginning_with`.
 
   Raises:
@@ -77,8 +77,8 @@ def load(
   if exit_threshold is not None:
     if isinstance(settings.family, ExitsEarly):
       raise UserError(
-        f"--exit_threshold: {family} exits early only while it generates; a"
-        " score is of --num_loops loops"
+        f"--exit_threshold: {family} exits early only in generation; scores use"
+        " --num_loops loops"
       )
     if not isinstance(settings.family, HaltsByMass):
       raise UserError(f"--exit_threshold has no effect on {family}")
@@ -116,7 +116,7 @@ def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
   for one in ids:
     if not 0 <= one < tokenizer.num_ids:
       raise UserError(
-        f"{folder}: eos_token_id={one} is no id of {tokenizer.name}"
+        f"{folder}: eos_token_id={one} is not a token id of {tokenizer.name}"
       )
   return tuple(dict.fromkeys(ids))
 

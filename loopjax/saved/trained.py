@@ -10,6 +10,7 @@ from flax import nnx
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
+from loopjax.nn import remat
 from loopjax.protocols import Model
 from loopjax.run.checkpoints import quantized, restore
 
@@ -46,9 +47,9 @@ def read(
   Args:
     workdir: the run's work directory.
     checkpoint: step of the checkpoint; None for the newest intact one.
-    kernels: whether the model keeps loop.kernels if the device has them; else
-      it takes XLA, which supports texts of any length.
-    or_quantized: whether the parameters may be those of
+    kernels: whether the model uses loop.kernels if the device supports them;
+      otherwise it uses XLA, which supports texts of any length.
+    or_quantized: whether the parameters may be quantised, see
       `run.checkpoints.quantized`.
 
   Raises:
@@ -56,17 +57,22 @@ def read(
       damaged or from an incompatible version.
   """
   label = str(workdir)
-  devices = jax.local_devices()[:1]
+  device = jax.local_devices()[0]
   settings = config_lib.of_run(workdir, label)._replace(mesh=sharding.Config())
-  here = program_lib.have_kernels(devices[0], settings.loop.kernels)
+  here = program_lib.have_kernels(device, settings.loop.kernels)
   if not (kernels and here):
     options = dataclasses.replace(settings.loop, kernels="xla")
     settings = settings._replace(loop=options)
-  program = program_lib.make_program(settings, devices)
-  wanted = program.abstract_state.params
+  # Its gradient is taken by some who read it.
+  loop = remat.resolve(settings.loop, device.platform)
+  graphdef, params = program_lib.abstract_model(settings._replace(loop=loop))
+  placed = sharding.replicated(sharding.make_mesh(settings.mesh, [device]))
+  wanted = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), params
+  )
   weights = quantized.stored_weights(workdir) if or_quantized else None
   if weights and checkpoint is None:
     params, step = quantized.read(workdir, wanted, weights), 0
   else:
     step, params = restore.chosen_params(workdir, checkpoint, wanted, label)
-  return TrainedModel(settings, program.graphdef, params, step)
+  return TrainedModel(settings, graphdef, params, step)

@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.serve WORKDIR`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.generate import source
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
@@ -15,19 +14,19 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.serve",
     description=(
-      "Serves a language model to OpenAI's clients: /v1/completions,"
-      " /v1/chat/completions, /v1/models, /health, /metrics."
+      "Serves a language model through an OpenAI-compatible API:"
+      " /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."
     ),
   )
   source.add_flags(parser)
-  parser.add_argument("--name", help="model name [that of the directory]")
+  parser.add_argument("--name", help="model name [the directory's]")
   parser.add_argument(
     "--also",
     type=pathlib.Path,
     action="append",
     default=[],
     metavar="WORKDIR",
-    help="another run to serve, as it was evaluated; may be repeated",
+    help="another run to serve, with its evaluation settings; may be repeated",
   )
   parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen on [127.0.0.1]"
@@ -38,22 +37,26 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--token_file",
     type=pathlib.Path,
-    help="file with the bearer token of clients [none: local clients only]",
+    help="file with the clients' bearer token [none: local clients only]",
   )
   parser.add_argument(
     "--allowed_hosts",
     default="",
     metavar="NAMES",
-    help="public names of this server, behind a proxy, comma-separated",
+    help="public host names of this server behind a proxy, comma-separated",
   )
   parser.add_argument(
     "--cors",
     default="",
     metavar="ORIGINS",
-    help="origins of web pages that may ask, comma-separated; * for any [none]",
+    help="allowed origins of web pages (CORS), comma-separated; * for any"
+    " [none]",
   )
   parser.add_argument(
-    "--slots", type=int, default=8, help="requests decoded in parallel [8]"
+    "--slots",
+    type=int,
+    default=8,
+    help="number of requests decoded in parallel [8]",
   )
   parser.add_argument(
     "--max_waiting", type=int, default=64, help="maximum queue length [64]"
@@ -61,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--max_new_tokens",
     type=int,
-    help="maximum tokens of a completion [as --max_tokens]",
+    help="maximum number of tokens in a completion [--max_tokens]",
   )
   parser.add_argument(
     "--max_connections",
@@ -73,12 +76,12 @@ def main(argv: list[str] | None = None) -> int:
     "--prefill_loops",
     type=int,
     default=0,
-    help="loops that prompts are read with; 0 for those of the text [0]",
+    help="number of loops for prefill; 0 for as many as in decoding [0]",
   )
   parser.add_argument(
     "--warm",
     action="store_true",
-    help="compile all programs before the port answers",
+    help="compile all programs before accepting requests",
   )
   options = vars(parser.parse_args(argv))
   try:
@@ -95,4 +98,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

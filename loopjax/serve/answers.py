@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopjax.generate.costs import Costs
-from loopjax.generate.requests import GeneratedToken
+from loopjax.generate.requests import Costs, GeneratedToken
 from loopjax.generate.text import TextStream
 from loopjax.serve.protocol import CompletionRequest, ServedModel
 

@@ -72,7 +72,7 @@ class _Middleware:
     if not is_open and not {name, "*"} & set(self._hosts):
       app = _error_response(
         ClientError(
-          f"this server is not called {host[:80]!r}; --allowed_hosts names it"
+          f"unknown host {host[:80]!r}; --allowed_hosts sets the allowed names"
         )
       )
     elif (
@@ -143,8 +143,8 @@ class Service:
     num_choices, capacity = len(completion.requests), worker.capacity
     if num_choices > capacity:
       raise ClientError(
-        f"{num_choices} choices are more than the {capacity} that the server"
-        " can run and queue",
+        f"{num_choices} choices exceed the {capacity} that the server can run"
+        " and queue",
         param="n",
       )
     try:
@@ -266,7 +266,7 @@ async def _body(request: Request) -> bytes:
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
   if kind != "application/json":  # HTML forms of other sites cannot send this.
     raise ClientError(
-      f"Content-Type is {kind[:80]!r} and must be 'application/json'",
+      f"Content-Type is {kind[:80]!r}, expected 'application/json'",
       status=415,
     )
   parts, size = [], 0
@@ -276,9 +276,7 @@ async def _body(request: Request) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MAX_BODY:
-          raise ClientError(
-            f"the body has more than {MAX_BODY} bytes", status=413
-          )
+          raise ClientError(f"the body exceeds {MAX_BODY} bytes", status=413)
   except TimeoutError:
     raise ClientError(
       f"the body did not arrive within {_BODY_SECONDS} s", status=408

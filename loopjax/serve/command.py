@@ -134,7 +134,7 @@ def _compile(
   if not options.warm:
     engine.generate([short])
     return
-  print("compiling programs for requests of every size", flush=True)
+  print("compiling programs for all request sizes", flush=True)
   start = time.monotonic()
   num = warm.compile_programs(engine)
   print(f"{num} requests in {time.monotonic() - start:.0f} s", flush=True)
@@ -176,7 +176,7 @@ def _serve(
   names = ", ".join(model.name for _, model in served)
   print(
     f"serving {names} at http://{address}:{port}/v1: {options.slots} requests"
-    f" at once, {options.max_waiting} in the queue",
+    f" in parallel, {options.max_waiting} in the queue",
     flush=True,
   )
   # uvicorn re-raises the signal that stopped it.
@@ -249,7 +249,7 @@ def _check(options: Options) -> None:
   """Raises UserError for flags that are out of range or contradictory."""
   source.check(options.model)
   for name in _list(options.allowed_hosts):
-    if "/" in name or ":" in name:
+    if name != "*" and not re.fullmatch(r"[\w.-]+", name):
       raise UserError(
         f"--allowed_hosts={name} is not a name such as api.example.org"
       )
@@ -259,7 +259,7 @@ def _check(options: Options) -> None:
         f"--cors={origin} is not an origin such as https://example.org"
       )
   if not 0 <= options.port <= 65_535:
-    raise UserError(f"--port={options.port} must be from 0 to 65535")
+    raise UserError(f"--port={options.port} must be in [0, 65535]")
   for name, least in (
     ("slots", 1),
     ("max_waiting", 0),

@@ -52,7 +52,7 @@ def limited(
 
     def _wait(self) -> None:
       error = ClientError(
-        f"the head of the request did not arrive within {head_seconds:g} s",
+        f"the request headers did not arrive within {head_seconds:g} s",
         status=408,
       )
       self._waiting = self.loop.call_later(head_seconds, self._close, error)

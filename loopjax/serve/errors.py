@@ -50,4 +50,4 @@ class EngineFailedError(Exception):
 
 def engine_failed() -> ClientError:
   """The error of every request after the engine has failed."""
-  return ClientError("the engine has failed; see the server's log", status=503)
+  return ClientError("the engine failed; see the server's log", status=503)

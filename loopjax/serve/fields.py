@@ -81,10 +81,10 @@ def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
     if name not in _NEUTRAL:
       # The answer cannot hold a lone surrogate, which JSON strings can.
       shown = name[:64].encode(errors="backslashreplace").decode()
-      raise ClientError(f"there is no field {abbreviate(name)}", param=shown)
+      raise ClientError(f"unknown field {abbreviate(name)}", param=shown)
     if value not in _NEUTRAL[name]:
       raise ClientError(
-        f"{name}={abbreviate(value)} is not supported",
+        f"{name}={abbreviate(value)} is unsupported",
         param=name,
         code="unsupported",
       )
@@ -144,7 +144,7 @@ def number(
 def invalid(fields: Mapping[str, Any], name: str, expected: str) -> ClientError:
   """The error for a field that is missing or is not what was expected."""
   if name not in fields:
-    return ClientError(f"{name} is missing; give {expected}", param=name)
+    return ClientError(f"{name} is missing; expected {expected}", param=name)
   return ClientError(
     f"{name}={abbreviate(fields[name])} is not {expected}", param=name
   )

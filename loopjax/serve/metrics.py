@@ -22,23 +22,23 @@ class ServerMetrics:
     )
     self.tokens = prometheus_client.Counter(
       "loopjax_tokens",
-      "Tokens of prompts, those of them that were cached, and sampled ones.",
+      "Prompt tokens, cached prompt tokens and sampled tokens.",
       ["kind"],
       **shared,
     )
     self.loops = prometheus_client.Counter(
       "loopjax_loops",
-      "Loops after which sampled tokens were read out.",
+      "Sum over sampled tokens of the loop after which they exited.",
       **shared,
     )
     self.drafts = prometheus_client.Counter(
       "loopjax_drafts",
-      "Drafted tokens by what became of them.",
+      "Drafted tokens by result.",
       ["result"],
       **shared,
     )
     self.computed = prometheus_client.Counter(
-      "loopjax_computed_loops", "Loops that sampled tokens took.", **shared
+      "loopjax_computed_loops", "Loops computed for sampled tokens.", **shared
     )
     self.first = prometheus_client.Histogram(
       "loopjax_first_token_seconds", "Time until the first token of a request.",

@@ -79,7 +79,7 @@ def parse(
   name = fields_lib.text(fields, "model", next(iter(models)))
   if name not in models:
     raise ClientError(
-      f"there is no model {fields_lib.abbreviate(name)}; this server has"
+      f"unknown model {fields_lib.abbreviate(name)}; expected one of"
       f" {', '.join(map(repr, models))}",
       status=404,
       param="model",
@@ -90,7 +90,8 @@ def parse(
   n = fields_lib.integer(fields, "n", 1, 1, MAX_CHOICES)
   if n * len(prompts) > MAX_CHOICES:
     raise ClientError(
-      f"{n * len(prompts)} choices are more than {MAX_CHOICES}", param="n"
+      f"{n * len(prompts)} choices exceed the maximum of {MAX_CHOICES}",
+      param="n",
     )
   log_probabilities, num_top = _log_probabilities(fields, chat)
   seed = fields_lib.integer(fields, "seed", secrets.randbits(31), 0, _MAX_INT)
@@ -162,7 +163,8 @@ def _prompts(
   ):
     if len(given) > MAX_CHOICES:
       raise ClientError(
-        f"{len(given)} prompts are more than {MAX_CHOICES}", param="prompt"
+        f"{len(given)} prompts exceed the maximum of {MAX_CHOICES}",
+        param="prompt",
       )
     return [_prompt(one, model) for one in given]
   return [_prompt(given, model)]
@@ -174,7 +176,7 @@ def _prompt(given: Any, model: ServedModel) -> tuple[int, ...]:
     return tuple(given)
   if not isinstance(given, str):
     field = {} if given is None else {"prompt": given}
-    raise fields_lib.invalid(field, "prompt", "a text or a list of token ids")
+    raise fields_lib.invalid(field, "prompt", "a string or a list of token ids")
   return model.tokenizer.encode_prompt(_unicode(given, "prompt"))
 
 
@@ -207,7 +209,9 @@ def _messages(
       not isinstance(content, str)
     ):
       raise fields_lib.invalid(
-        {"messages": message}, "messages", "a message with a role and a text"
+        {"messages": message},
+        "messages",
+        "a message with a role and a string as content",
       )
     plain.append({"role": role, "content": content})
   continued = _continued(fields, plain[-1]["role"])
@@ -255,8 +259,8 @@ def _max_tokens(
     room = min(room, model.max_tokens - num_prompt)
   if room < 1:
     raise ClientError(
-      f"the prompt has {num_prompt} tokens; there is room for"
-      f" {model.max_tokens}, including the answer",
+      f"the prompt has {num_prompt} tokens; the maximum is {model.max_tokens},"
+      " including the answer",
       param="messages" if chat else "prompt",
       code="context_length_exceeded",
     )
@@ -264,7 +268,7 @@ def _max_tokens(
   if chat and "max_completion_tokens" in fields:
     if name in fields:
       raise ClientError(
-        "max_tokens and max_completion_tokens mean the same; give one of them",
+        "max_tokens and max_completion_tokens mean the same; pass only one",
         param=name,
       )
     name = "max_completion_tokens"
@@ -306,6 +310,6 @@ def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
     or not all(isinstance(stop, str) and stop for stop in stops)
   ):
     raise fields_lib.invalid(
-      fields, "stop", "a text or up to four of them, none empty"
+      fields, "stop", "a string or up to four strings, none empty"
     )
   return tuple(stops)

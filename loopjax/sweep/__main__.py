@@ -11,66 +11,87 @@ sweep.
 """
 
 import sys
-
-from absl import flags
+from collections.abc import Sequence
 
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.commands import command_line
-from loopjax.errors import UserError, local_path
+from loopjax.errors import UserError, leave, local_path, one_line_errors
 from loopjax.run import naming
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner
 
-flags.adopt_module_key_flags(command_line)  # So that --help shows them.
-_SWEEP = flags.DEFINE_string("sweep", None, "Name of a sweep of the config.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print what would be done.")
-_LIMIT = flags.DEFINE_integer(
-  "limit", 0, "Run at most this many incomplete items; 0 for all.", 0
-)
-_ITEM = flags.DEFINE_integer("item", None, "Run only this item, from 0.", 0)
-_COUNT = flags.DEFINE_bool("count", False, "Only print the number of items.")
+
+def parser() -> command_line.ConfigParser:
+  """The parser of the command line."""
+  made = command_line.ConfigParser("python -m loopjax.sweep", __doc__ or "")
+  made.add_argument(
+    "--sweep", metavar="NAME", help="a sweep that the config defines"
+  )
+  made.add_argument(
+    "--dry_run", action="store_true", help="only print what would run"
+  )
+  made.add_argument(
+    "--limit",
+    type=int,
+    metavar="N",
+    help="run at most this many incomplete items [all]",
+  )
+  made.add_argument(
+    "--item", type=int, metavar="I", help="run only this item, counted from 0"
+  )
+  made.add_argument(
+    "--count", action="store_true", help="only print the number of items"
+  )
+  return made
 
 
-def main(argv: list[str]) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
   """Runs the sweep or item that the flags name; returns the exit status."""
-  del argv
-  config, name = command_line.CONFIG.value, _SWEEP.value
+  options = parser().parse_config(argv)
+  config, name = options.config, options.sweep
+  config_name, common = options.config_name, options.overrides
   if config is None:
     raise UserError("--config=FILE is missing; `loopjax --list` shows them")
   if not name:
-    there_are = ", ".join(
-      items_lib.load_sweeps(command_line.config_name())(config)
+    there_are = ", ".join(items_lib.load_sweeps(config_name)(config))
+    raise UserError(
+      f"--sweep=NAME is missing; available: {there_are or 'none'}"
     )
-    raise UserError(f"--sweep=NAME is missing; there are {there_are or 'none'}")
-  for other in (_LIMIT, _DRY_RUN, _ITEM) if _COUNT.value else ():
-    if other.present:
-      raise UserError(f"--{other.name} has no effect with --count")
-  if _ITEM.present and _LIMIT.present:
+  given = {"limit": options.limit, "item": options.item}
+  for flag, value in given.items():
+    if value is not None and value < 0:
+      raise UserError(f"--{flag}={value} must be at least 0")
+  given["dry_run"] = options.dry_run or None
+  for flag, value in given.items() if options.count else ():
+    if value is not None:
+      raise UserError(f"--{flag} has no effect with --count")
+  if options.item is not None and options.limit is not None:
     raise UserError("--limit has no effect with --item")
-  config_name, common = command_line.config_name(), command_line.overrides()
   base = naming.workdir(config_name, common, config_lib.to_dict(config))
-  workdir = local_path(command_line.WORKDIR.value or f"{base}-{name}")
+  workdir = local_path(options.workdir or f"{base}-{name}")
   items = items_lib.make_items(
     config, items_lib.load_sweeps(config_name), name, common, workdir
   )
-  if _COUNT.value:
+  if options.count:
     print(len(items))
     return 0
-  if _ITEM.value is not None and _ITEM.value >= len(items):
+  if options.item is not None and options.item >= len(items):
     raise UserError(
-      f"--item={_ITEM.value}: sweep {name} has {len(items)} items, from 0"
+      f"--item={options.item}: sweep {name} has {len(items)} items,"
+      " counted from 0"
     )
   print(f"work directory: {workdir}", flush=True)
-  if not _DRY_RUN.value:
+  if not options.dry_run:
     items_lib.write_manifest(workdir, name, config_name, common, items)
   failed, status = runner.run_items(
     items,
     workdir,
     [f"--config={config_name}", *sections.flags(common)],
-    dry_run=_DRY_RUN.value,
-    limit=_LIMIT.value,
-    only=_ITEM.value,
+    dry_run=options.dry_run,
+    limit=options.limit or 0,
+    only=options.item,
   )
   for slug, message in failed.items():
     print(f"failed: {slug}: {message}", file=sys.stderr)
@@ -78,4 +99,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  leave(main())

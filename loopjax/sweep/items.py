@@ -57,13 +57,13 @@ def make_items(
       raise
     lacks = " ".join(str(error).split()).strip("\"'")
     raise UserError(
-      f"--sweep={name}: the sweeps of this config are for another family than"
+      f"--sweep={name}: this config's sweeps do not support"
       f" model.name={config.model.name!r}, which lacks {lacks}"
     ) from error
   if name not in there_are:
     raise UserError(
-      f"--sweep={name}: no such sweep; there are {', '.join(sorted(there_are))}"
-      + similar(name, there_are)
+      f"--sweep={name}: no such sweep; expected one of"
+      f" {', '.join(sorted(there_are))}" + similar(name, there_are)
     )
   base = config_lib.to_dict(config)
   items: list[SweepItem] = []
@@ -77,7 +77,7 @@ def make_items(
     overrides = {**wanted, **found}
     if clash := sorted(set(common) & set(overrides)):
       raise UserError(
-        f"--config.{clash[0]} has no effect: sweep {name} sets it itself"
+        f"--config.{clash[0]} has no effect: sweep {name} sets it"
       )
     changed = config.copy_and_resolve_references()
     changed.lock()

@@ -1,17 +1,95 @@
 """Runs the items of a sweep, one after another."""
 
+import contextlib
+import os
 import pathlib
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from loopjax import sections
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
-from loopjax.sweep import child
 from loopjax.sweep.items import SweepItem
+
+
+class StopRequest:
+  """Records a request to stop the sweep, and passes it to the current run.
+
+  A run has its own process group, so that it receives signals only from this
+  process, and only once: it saves at the first and would die at a second.
+
+  Attributes:
+    received: whether a signal was received.
+  """
+
+  def __init__(self):
+    self.received = False
+    self._process = None
+
+  @contextlib.contextmanager
+  def listening(self) -> Iterator[None]:
+    """Handles SIGTERM, SIGINT and SIGHUP while the block runs."""
+    before = {
+      which: signal.signal(which, self._note)
+      for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+      if signal.getsignal(which) != signal.SIG_IGN  # As nohup does.
+    }
+    try:
+      yield
+    finally:
+      for which, handler in before.items():
+        signal.signal(which, handler)
+
+  def wait(self, process: subprocess.Popen) -> int:
+    """Waits for a process, forwarding signals; returns its exit status."""
+    self._process = process
+    if self.received:  # The signal arrived before the process was started.
+      process.terminate()
+    status = process.wait()
+    self._process = None
+    return status
+
+  def _note(self, which, frame):
+    del frame
+    self.received = True
+    if self._process is not None:
+      ctrl_c = which == signal.SIGINT
+      self._process.send_signal(signal.SIGINT if ctrl_c else signal.SIGTERM)
+
+
+def run_command(
+  command: Sequence[str], log: pathlib.Path, stop: StopRequest
+) -> tuple[int, str]:
+  """Runs a command and appends its output to a log.
+
+  Args:
+    command: program and arguments.
+    log: path of the log.
+    stop: forwards signals to the command.
+
+  Returns:
+    The exit status, negative if a signal ended the command, and its last line
+    of output.
+  """
+  with log.open("a+", errors="replace") as file:
+    before = file.seek(0, os.SEEK_END)
+    with subprocess.Popen(
+      command,
+      stdin=subprocess.DEVNULL,
+      stdout=file,
+      stderr=subprocess.STDOUT,
+      process_group=0,
+    ) as process:
+      status = stop.wait(process)
+    file.seek(before)
+    said = file.read().strip().splitlines()
+  return status, said[-1].strip() if said else ""
+
 
 _DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
 
@@ -38,7 +116,7 @@ def run_items(
   Returns:
     {slug: one-line message} of the items that failed, and the exit status.
   """
-  failed, started, stopped, stop = {}, 0, 0, child.StopRequest()
+  failed, started, stopped, stop = {}, 0, 0, StopRequest()
   with stop.listening():
     for number, item in enumerate(items, 1):
       if only not in (None, number - 1):
@@ -47,11 +125,11 @@ def run_items(
       if state in ("new", "unfinished"):
         started += 1
         if limit and started > limit:
-          state = f"{state}, past --limit"
+          state = f"{state}, skipped by --limit"
         elif dry_run:
           state = f"{state}, would run"
         elif missing := _missing(item, items, workdir):
-          state, message = "failed", f"goes on from {missing}, not complete"
+          state, message = "failed", f"needs {missing}, which is not complete"
         else:
           stopped, state, message = _run(item, workdir, arguments, stop)
       if message:
@@ -118,7 +196,7 @@ def _run(
   item: SweepItem,
   workdir: pathlib.Path,
   arguments: Sequence[str],
-  stop: child.StopRequest,
+  stop: StopRequest,
 ) -> tuple[int, str, str]:
   """Runs an item.
 
@@ -135,7 +213,7 @@ def _run(
     f"--workdir={directory}",
   ]
   start = time.monotonic()
-  status, last_line = child.run_command(command, log, stop)
+  status, last_line = run_command(command, log, stop)
   if status == _PREEMPTED or (stop.received and status < 0):
     return _PREEMPTED, "preempted; the same command resumes it", ""
   if status == _LOST:

@@ -94,7 +94,7 @@ def check_metric(
   ]
   if metric.removeprefix("-") not in names:
     raise UserError(
-      f"run.best_metric={metric!r} is not an evaluation score; those are"
+      f"run.best_metric={metric!r} is not an evaluation score; expected one of"
       f" {', '.join(names)}"
     )
 

@@ -3,13 +3,14 @@
 import itertools
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
+import loopjax
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
@@ -17,9 +18,11 @@ from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
+from loopjax.program.step import BadSteps
 from loopjax.run import machine, metrics, preemption, profiling
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
-from loopjax.train import divergence, evaluate
+from loopjax.run.checkpoints import integrity
+from loopjax.train import evaluate
 from loopjax.types import Dataset
 
 
@@ -130,7 +133,7 @@ def train(
       first_calls.after(at, values)
       if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
         arguments = before, batches, teacher.params
-        reason = divergence.find_nan(context.program.uncompiled, *arguments)
+        reason = find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
       if last or at % options.log_every == 0:
@@ -140,7 +143,7 @@ def train(
         _log(context, at, row, int(taken), writer, clock)
         pending = []
         if bad.streak >= options.max_bad_steps:
-          reason = divergence.explain(bad, state.params)
+          reason = explain(bad, state.params)
           return state, Outcome("diverged", reason, costs)
       if last or at % options.checkpoint_every == 0:
         save()
@@ -215,8 +218,8 @@ def _evaluate(
   best = metrics.scores(rows, options.best_metric)
   if options.keep_best and not best:  # Its name is right: it was checked.
     raise UserError(
-      f"run.best_metric={options.best_metric!r}: none of the examples that were"
-      f" evaluated counts; eval.num_examples={settings.eval.num_examples}"
+      f"run.best_metric={options.best_metric!r}: no evaluated example counts"
+      f" for it; eval.num_examples={settings.eval.num_examples}"
     )
   context.checkpoints.scores |= best
 
@@ -235,7 +238,7 @@ def _compile(
   total = sum(costs["memory_bytes"].values())
   writer.say(
     f"compiled the training step in {costs['compile_seconds']:.1f} s;"
-    f" {total / 2**20:.0f} MiB on each device"
+    f" {total / 2**20:.0f} MiB per device"
   )
   return compiled, costs
 
@@ -288,3 +291,54 @@ def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
   """Groups of `steps` batches with a new leading axis."""
   while group := list(itertools.islice(batches, steps)):
     yield jax.tree.map(lambda *rows: np.stack(rows), *group)
+
+
+_PACKAGE = pathlib.Path(loopjax.__file__).parent
+
+
+def explain(bad: BadSteps, params: Any) -> str:
+  """One line about the bad steps that stopped a run."""
+  names = integrity.names(params)
+  hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
+  where = (
+    integrity.abbreviate(hit) or "no parameter (only the loss or carried state)"
+  )
+  return (
+    f"{int(bad.streak)} consecutive steps from step {int(bad.first)} had"
+    f" non-finite numbers; gradients of {where}; the parameters are"
+    " those from before that step"
+  )
+
+
+@jax.transfer_guard("allow")
+def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
+  """Reruns a call operation by operation to find the first non-finite number.
+
+  Args:
+    function: the function, not compiled.
+    *arguments: arguments for which it produced a non-finite number.
+
+  Returns:
+    One line naming the operation and the line of code.
+  """
+  # NaN first: masks may contain infinities on purpose.
+  for watch in (jax.debug_nans, jax.debug_infs):
+    try:
+      with jax.disable_jit(), watch(True):
+        function(*arguments)
+    except FloatingPointError as error:
+      return str(error).strip().splitlines()[0] + origin(error)
+  return (
+    "non-finite in the compiled step, but not when run operation by operation"
+  )
+
+
+def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:
+  """ " at FILE:LINE" of the innermost frame in the package; "" if none is."""
+  found, trace = "", error.__traceback__
+  while trace:
+    path = trace.tb_frame.f_code.co_filename
+    if path != __file__ and pathlib.Path(path).is_relative_to(package):
+      found = f" at {path}:{trace.tb_lineno}"
+    trace = trace.tb_next
+  return found

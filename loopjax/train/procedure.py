@@ -17,7 +17,7 @@ import ml_collections
 from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.config import run_config
+from loopjax.config import settings as settings_lib
 from loopjax.errors import UserError, local_path
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
@@ -63,7 +63,10 @@ def make_datasets(
 
 
 def run(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, mode: str
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  mode: str,
+  finish: scoring.Finish = scoring.nothing,
 ) -> dict[str, Any]:
   """Trains, evaluates or does both; returns the summary that it writes.
 
@@ -73,6 +76,8 @@ def run(
       where it stopped.
     mode: "train", "eval" (any checkpoint, any number of loops) or
       "train_and_eval".
+    finish: called with the model when its final scores are there, for further
+      scores and figures; `analysis.figures.finish` is what commands do.
 
   Raises:
     UserError: a mistake in the config, the data or the directory.
@@ -128,11 +133,11 @@ def run(
     )
     if mode == "eval":
       summary, directory = (
-        scoring.score_checkpoint(context),
+        scoring.score_checkpoint(context, finish),
         workdir / "evaluation",
       )
     else:
-      summary = _train_and_evaluate(context, restored, mode)
+      summary = _train_and_evaluate(context, restored, mode, finish)
       directory = workdir
     checkpoints.close()
     summary |= environment
@@ -154,12 +159,12 @@ def _admit(
       raise UserError(f"--workdir={workdir} contains no run to evaluate")
     return None
   for name in ("checkpoint", "split"):
-    if getattr(settings.eval, name) != getattr(run_config.Eval(), name):
+    if getattr(settings.eval, name) != getattr(settings_lib.Eval(), name):
       raise UserError(f"eval.{name} has no effect without --mode=eval")
   if settings.plain["model"].get("precision") == "bfloat16_params":
     raise UserError(
-      "model.precision='bfloat16_params' is for models that are only read:"
-      " updates of bfloat16 parameters are lost to rounding"
+      "model.precision='bfloat16_params' is for inference only: rounding would"
+      " lose updates of bfloat16 parameters"
     )
   boards.check(settings.run.wandb_project)
   if settings.run.keep_best and mode == "train":
@@ -168,8 +173,8 @@ def _admit(
     checks.without_effect("run", settings.run, "run.keep_best=0", "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
-      "run.debug_nans needs a single process; restart with one from the"
-      " checkpoint"
+      "run.debug_nans needs a single process; resume from the checkpoint with"
+      " one"
     )
   path = workdir / "summary.json"
   summary = workdir_lib.read_json(path) if path.exists() else {}
@@ -187,8 +192,8 @@ def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
     here = settings.plain["eval"][name]
     if before.get(name, here) != here:
       raise UserError(
-        f"{workdir} is complete, scored with eval.{name}={before[name]!r};"
-        f" --mode=eval scores it with {here!r}"
+        f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
+        f" --mode=eval to score it with {here!r}"
       )
 
 
@@ -196,8 +201,9 @@ def _train_and_evaluate(
   context: train_loop.RunContext,
   restored: tuple[step.TrainState, dict[str, Any]] | None,
   mode: str,
+  finish: scoring.Finish,
 ) -> dict[str, Any]:
-  """Trains from the restored state, scores the result, draws figures."""
+  """Trains from the restored state and scores the result."""
   settings, started = context.program.settings, time.monotonic()
   if restored:
     state, meta = restored
@@ -239,7 +245,9 @@ def _train_and_evaluate(
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
-        failed = scoring.final_scores(context, state, teacher.params, writer)
+        failed = scoring.final_scores(
+          context, state, teacher.params, writer, finish
+        )
       except preemption.Preempted:
         # The state is saved; a restart scores again.
         outcome = outcome._replace(status="preempted")
@@ -269,8 +277,8 @@ def _check_data(
   ]
   if changed:
     raise UserError(
-      f"{context.workdir}: the data have changed since the run began"
-      f" ({', '.join(changed)}); a run on other data needs another --workdir"
+      f"{context.workdir}: the data changed since the run started"
+      f" ({', '.join(changed)}); use another --workdir for other data"
     )
 
 

@@ -1,18 +1,64 @@
-"""Final scores, figures and facts of a run, and scores of any checkpoint."""
+"""Final scores and facts of a run, and scores of any checkpoint."""
 
 import pathlib
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
-from loopjax.analysis import figures
+from loopjax import program as program_lib
 from loopjax.program import step
 from loopjax.run import metrics, preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity, restore
-from loopjax.train import agreement
 from loopjax.train import loop as train_loop
+from loopjax.types import Dataset
+
+
+class Scored(NamedTuple):
+  """A model that has been scored.
+
+  Attributes:
+    program: the run's program.
+    params: the parameters that were scored.
+    teacher_params: the teacher's parameters; {} without one, or if a
+      checkpoint of an earlier run was scored.
+    dataset: the evaluation split.
+    rows: rows of the run's metrics.jsonl.
+    directory: where figures go.
+  """
+
+  program: program_lib.Program
+  params: Any
+  teacher_params: Any
+  dataset: Dataset
+  rows: list[dict[str, Any]]
+  directory: pathlib.Path
+
+
+class Extras(NamedTuple):
+  """What a run reports besides the scores of its task.
+
+  Attributes:
+    scores: further scores by split; a score is a number or one per loop.
+    files: files of figures.
+    failed: names of the figures that could not be drawn.
+  """
+
+  scores: dict[str, dict[str, Any]]
+  files: list[pathlib.Path]
+  failed: list[str]
+
+
+# What to do with a model that has been scored, called by all processes.
+Finish = Callable[[Scored], Extras]
+
+
+def nothing(scored: Scored) -> Extras:
+  """Adds nothing to the scores."""
+  del scored
+  return Extras({}, [], [])
 
 
 def final_scores(
@@ -20,6 +66,7 @@ def final_scores(
   state: step.TrainState,
   teacher_params: Any,
   writer: metrics.Writer,
+  finish: Finish,
 ) -> list[str]:
   """Final scores and figures; names of the figures that failed."""
   params, at = step.scored_params(state), int(state.step)
@@ -27,17 +74,20 @@ def final_scores(
   often = context.evaluator(params, "validation")
   for split, scores in (often | context.evaluator(params, "test")).items():
     writer.write(at, split, scores, once=split not in often)
-  test = context.datasets["test"]
-  if scores := agreement.measure(context.program, params, teacher_params, test):
-    writer.write(at, "teacher", scores, once=True)
-  drawn = _figures(context, params, "test", context.workdir / "figures")
-  for split, scores in drawn.scores.items():
+  extras = finish(
+    _scored(
+      context, params, teacher_params, "test", context.workdir / "figures"
+    )
+  )
+  for split, scores in extras.scores.items():
     writer.write(at, split, scores, once=True)
-  writer.images(at, drawn.files)
-  return drawn.failed
+  writer.images(at, extras.files)
+  return extras.failed
 
 
-def score_checkpoint(context: train_loop.RunContext) -> dict[str, Any]:
+def score_checkpoint(
+  context: train_loop.RunContext, finish: Finish
+) -> dict[str, Any]:
   """Scores a checkpoint and draws figures; the run itself is unchanged."""
   started, workdir = time.monotonic(), context.workdir
   split = context.program.settings.eval.split
@@ -56,10 +106,10 @@ def score_checkpoint(context: train_loop.RunContext) -> dict[str, Any]:
     for part, scores in context.evaluator(params, split).items():
       values |= metrics.named(part, scores)
     directory = context.workdir / "evaluation" / "figures"
-    drawn = _figures(context, params, split, directory)
-    for part, scores in drawn.scores.items():
+    extras = finish(_scored(context, params, {}, split, directory))
+    for part, scores in extras.scores.items():
       values |= metrics.named(part, scores)
-    failed = drawn.failed
+    failed = extras.failed
     status = "completed"
   except preemption.Preempted:
     status = "preempted"
@@ -72,16 +122,17 @@ def score_checkpoint(context: train_loop.RunContext) -> dict[str, Any]:
   }
 
 
-def _figures(
+def _scored(
   context: train_loop.RunContext,
   params: Any,
+  teacher_params: Any,
   split: str,
   directory: pathlib.Path,
-) -> figures.Drawn:
-  return figures.make_figures(
-    context.program.settings,
-    context.program.graphdef,
+) -> Scored:
+  return Scored(
+    context.program,
     params,
+    teacher_params,
     context.datasets[split],
     workdir_lib.read_metrics(context.workdir),
     directory,

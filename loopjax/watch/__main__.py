@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ import jax
 from rich.console import Console
 from rich.live import Live
 
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.run import zoo
 from loopjax.watch import frame, runs
 
@@ -21,8 +20,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.watch",
     description=(
-      "Shows loss, scores, loops, throughput and time left of runs, until all"
-      " have ended or Ctrl-C. Prints one frame if output is not a terminal."
+      "Shows loss, scores, loops, throughput and remaining time of runs until"
+      " all have ended or Ctrl-C. Prints one frame if output is not a terminal."
     ),
   )
   parser.add_argument(
@@ -78,4 +77,4 @@ def _follow(
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

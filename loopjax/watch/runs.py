@@ -60,7 +60,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   Raises:
     UserError: the directory contains no run.
   """
-  zoo.refuse(workdir, "it has no curves; `loopjax report` shows its scores")
+  zoo.refuse(workdir, "it has no curves; use `loopjax report` for its scores")
   config_path = workdir / "config.json"
   if not config_path.exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
@@ -130,10 +130,10 @@ def _panels(
     if name != "loss":
       panels[name.replace("_", " ")] = _lines(rows, name, evaluated)
   if loops := _loops(rows):
-    panels["loops of a token"] = loops
+    panels["loops per token"] = loops
   for name in (*headline, "loss", "relative_change"):
     if line := _by_depth(rows, name):
-      panels[f"{line.label} by loops run"] = [line]
+      panels[f"{line.label} by number of loops"] = [line]
   return panels
 
 

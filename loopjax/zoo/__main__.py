@@ -1,13 +1,12 @@
 """Command line: `python -m loopjax.zoo list|score|export`."""
 
 import pathlib
-import sys
 
-from loopjax.commands import text_table
-from loopjax.errors import Parser, UserError, one_line_errors
+from loopjax.commands import document
+from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
-from loopjax.zoo.card import COMMANDS
+from loopjax.zoo.entries import COMMANDS
 
 
 @one_line_errors
@@ -16,24 +15,26 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.zoo",
     description=(
-      "Trained models that come with loopjax. Commands that read a run, such"
-      " as play, generate and serve, take zoo:NAME."
+      "Trained models that come with loopjax. Commands that load a run, such"
+      " as play, generate and serve, accept zoo:NAME."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
-  commands.add_parser("list", help="what there is")
-  scores = commands.add_parser("score", help="scores an entry on its test")
+  commands.add_parser("list", help="list the models")
+  scores = commands.add_parser("score", help="score a model on its test split")
   scores.add_argument("name", metavar="NAME")
   scores.add_argument(
-    "--limit", type=int, default=512, help="examples; 0 for all [512]"
+    "--limit", type=int, default=512, help="number of examples; 0 for all [512]"
   )
   scores.add_argument(
-    "--num_loops", type=int, help="loops [as the entry is evaluated]"
+    "--num_loops", type=int, help="number of loops [as in evaluation]"
   )
-  exports = commands.add_parser("export", help="makes an entry of a run")
+  exports = commands.add_parser("export", help="make a zoo entry from a run")
   exports.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   exports.add_argument("name", metavar="NAME")
-  exports.add_argument("--about", required=True, help="what the model does")
+  exports.add_argument(
+    "--about", required=True, help="one sentence on what the model does"
+  )
   exports.add_argument(
     "--dtype", choices=("float32", "bfloat16"), default="float32"
   )
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list() -> str:
   """A line for each entry: name, family, size, commands, what it does."""
-  lines = [("name", "model", "parameters", "commands", "what it does")]
+  lines = [("name", "model", "parameters", "commands", "description")]
   for name in zoo.names():
     folder = zoo.ROOT / name
     config = workdir_lib.read_json(folder / "config.json")
@@ -76,8 +77,8 @@ def _list() -> str:
         about.partition(". ")[0],
       )
     )
-  return text_table.aligned(lines, num_left=5)
+  return document.aligned(lines, num_left=5)
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -2,7 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,12 +12,20 @@ import jax.numpy as jnp
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
+from loopjax.commands import document
+from loopjax.commands.document import (
+  Bullets,
+  Cell,
+  Code,
+  Heading,
+  Paragraph,
+  Table,
+)
 from loopjax.errors import UserError, writing
 from loopjax.run import metrics, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
 from loopjax.train import evaluate
-from loopjax.zoo import card
 
 DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MAX_BYTES = 1_000_000  # Of the parameters of an entry.
@@ -46,7 +55,7 @@ def export(
   """
   folder = root / name
   if folder.name != name:
-    raise UserError(f"NAME={name!r} is a path; --root says where to write")
+    raise UserError(f"NAME={name!r} is a path; set the folder with --root")
   run = trained.read(workdir)
   summary = workdir_lib.read_summary(workdir)
   if summary.get("status") != "completed" or summary["steps"] != run.step:
@@ -54,7 +63,7 @@ def export(
   num_bytes = summary["parameters"] * jnp.dtype(DTYPES[dtype]).itemsize
   if num_bytes > MAX_BYTES:
     raise UserError(
-      f"{workdir}: {num_bytes:,} bytes of parameters are more than"
+      f"{workdir}: {num_bytes:,} bytes of parameters exceed the maximum of"
       f" {MAX_BYTES:,}"
     )
   with writing(folder):
@@ -62,9 +71,9 @@ def export(
   config = workdir_lib.read_json(workdir / "config.json")
   for section, key in _PLACES:
     if value := config[section].get(key):
-      config[section][key] = card.portable(value)
+      config[section][key] = portable(value)
   summary |= {
-    "command": card.portable(summary["command"]).partition(" --workdir")[0],
+    "command": portable(summary["command"]).partition(" --workdir")[0],
     "dtype": dtype,
     "metrics": {
       key: value
@@ -77,7 +86,7 @@ def export(
   settings = run.settings
   headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
   task = config["task"]["name"]
-  text = card.card(name, about, task, headline, summary)
+  text = card(name, about, task, headline, summary)
   (folder / "README.md").write_text(text)
   zoo.write(folder, run.params, DTYPES[dtype])
   return folder
@@ -113,3 +122,79 @@ def score(
     for split, scores in evaluator(run.params, "test", num_examples).items()
     for key, value in metrics.named(split, scores).items()
   }
+
+
+_ERROR = "/standard_error"
+# What can be done with a model, by its task; all have scores.
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+  "sudoku": ("play",),
+  "text": ("play", "generate"),
+  "multihop": ("play",),
+}
+_FLAGS = {"generate": " --prompt=TEXT"}
+
+
+def card(
+  name: str,
+  about: str,
+  task: str,
+  headline: Sequence[str],
+  summary: Mapping[str, Any],
+) -> str:
+  """The text of the card.
+
+  Args:
+    name: its name in `zoo:NAME`.
+    about: what it does, in a sentence or two.
+    task: name of its task.
+    headline: names of the scores that matter, of the task and the family.
+    summary: the entry's summary.json.
+  """
+  metrics = summary["metrics"]
+  names = {*headline, "loss"}
+  scores = [x for x in metrics if x.rpartition("/")[2] in names]
+  scores.sort(key=lambda score: not score.startswith("test"))
+  commands = "\n".join(
+    f"loopjax {command} zoo:{name}{_FLAGS.get(command, '')}"
+    for command in COMMANDS.get(task, ())
+  )
+  rows = [
+    [
+      Cell(score),
+      Cell(f"{value:.4g}"),
+      Cell(f"{metrics[score + _ERROR]:.2g}"),
+    ]
+    for score in scores
+    for value in [metrics[score]]
+    if score + _ERROR in metrics
+  ]
+  versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
+  blocks: list[document.Block] = [
+    Heading(1, f"zoo:{name}"),
+    Paragraph(about),
+    Code(commands or f"loopjax zoo score {name}"),
+    Bullets(
+      [
+        f"parameters: {summary['parameters']:,}, stored as {summary['dtype']}",
+        f"trained: {summary['steps']:,} steps, {summary['devices']},"
+        f" {summary['wall_seconds'] / 60:.0f} minutes",
+        f"revision: {summary['revision']}; {versions}",
+        f"run digest: {summary['digest']}",
+        "licence: Apache-2.0",
+      ]
+    ),
+    Heading(2, "Training"),
+    Code(summary["command"]),
+    Heading(2, "Scores"),
+    Paragraph(
+      "Measured at the end of training, before the parameters were cast, with"
+      " standard errors over examples; summary.json has all scores."
+    ),
+    Table([Cell("score"), Cell("mean"), Cell("error")], rows),
+  ]
+  return document.to_markdown(blocks)
+
+
+def portable(command: str) -> str:
+  """A command without the places of files of one machine."""
+  return re.sub(r"(?:(?<=[=,'\"])|^)/[^\s,'\"]*/", "", command)

@@ -174,7 +174,7 @@ def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
     html.escape(text) + "\n¶\nz"
   )
   assert [float(shade) for shade, _, _ in spans] == [0.0] + [1.0] * (length - 2)
-  assert spans[0][1] == "read out after loop 1; loss by loop: 0.00, 1.00, 2.00"
+  assert spans[0][1] == "exits after loop 1; loss per loop: 0.00, 1.00, 2.00"
   assert "http" not in page.replace("http-equiv", "")  # It needs nothing else.
   mean = (1 + 3 * (length - 2)) / (length - 1)
-  assert f"Row 1: {mean:.2f} loops a token" in page
+  assert f"Row 1: {mean:.2f} loops per token" in page

@@ -136,7 +136,7 @@ def test_a_figure_that_fails_is_named_and_the_others_are_drawn(
   assert not stale.exists()
   lines = capsys.readouterr().err.splitlines()
   assert len(lines) == 4
-  assert lines[0].startswith("warning: figure puzzle is not drawn: KeyError: ")
+  assert lines[0].startswith("warning: puzzle could not be drawn: KeyError: ")
   assert "test_analysis_figures.py:" in lines[0]
 
 
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_looked_at_has_no_figures(
     raise MemoryError("no room")
 
   monkeypatch.setattr(evaluated_lib, "evaluate_model", fail)
-  assert _draw(tmp_path) == ([], {}, ["of every kind"])
+  assert _draw(tmp_path) == ({}, [], ["figures"])
   assert "MemoryError: no room" in capsys.readouterr().err
 
 

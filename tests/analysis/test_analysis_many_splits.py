@@ -44,7 +44,7 @@ def test_splits_that_differ_in_their_number_share_a_panel(drawn, tmp_path):
       scores[f"{split}/{metric}/standard_error"] = np.full(9, 0.01)
   depth.draw_depth(scores, ("accuracy",), 3, 4500, tmp_path)
   titles = [axes.get_title(loc="left") for axes in drawn]
-  answers, loss = "Answers read off after every loop", "Loss"
+  answers, loss = "Accuracy after each loop", "Loss"
   assert titles == [
     f"{answers}, test id",
     f"{answers}, test ood",

@@ -26,8 +26,11 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   analyses = set(rows.values_of(found, "analysis"))
   assert analyses == {"stage", "role_exposure", "lens", "cosine"}
   printed = capsys.readouterr().out
-  assert f"patching: left out, {family} has no editable state" in printed
-  assert "stages.png: left out, metrics.jsonl" in printed
+  assert (
+    f"skipped intervention and patching: {family} has no editable state"
+    in printed
+  )
+  assert "skipped stages.png: metrics.jsonl" in printed
 
 
 @pytest.mark.long
@@ -46,8 +49,8 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   whole = rows.select(found, "stage", loop=1)
   assert sum(row["count"] for row in whole) == 60
   printed = capsys.readouterr().out
-  assert "bridge2: no intervention and no patching, loop 2 passes" in printed
-  assert "train_2: no intervention and no patching, it ends before" in printed
+  assert "skipped intervention and patching: loop 2 is the last" in printed
+  assert "train_2: skipped intervention and patching: it ends" in printed
   here = {"split": "train_3", "entity": "bridge1", "loop": 1}
   shown = [line.split() for line in tables.logit_lens(found).splitlines()]
   shown = [line for line in shown if line[:3] == ["train_3", "bridge1", "1"]]
@@ -63,7 +66,7 @@ def test_one_loop_passes_nothing_on(tmp_path, capsys):
   status, _, pictures = multihop_runs.analyse(workdir, "--limit=30")
   assert status == 0
   assert pictures == {"lens", "cosines", "role_exposure"}
-  assert "one loop passes nothing on" in capsys.readouterr().out
+  assert "one loop has no state to edit" in capsys.readouterr().out
   for flag in ("--loop=1", "--position=1"):
     assert command.main([str(workdir), flag]) == 2
     assert f"{flag} has no effect" in capsys.readouterr().err
@@ -92,7 +95,7 @@ def with_config(directory, change, family="looped"):
       (),
       "model.name='gpt' is not one of",
     ),
-    (lambda c: c.pop("model"), (), "does not describe a run"),
+    (lambda c: c.pop("model"), (), "is not a loopjax run's config"),
     (lambda c: c["model"].update(width="wide"), (), "model.width='wide'"),
     (lambda c: None, (), "contains no checkpoint"),
     (lambda c: None, ("--loop=2",), "--loop=2 must be 1 to 1"),
@@ -101,7 +104,7 @@ def with_config(directory, change, family="looped"):
     (lambda c: None, ("--position=-1",), "--position=-1 must be"),
     (lambda c: None, ("--limit=-5",), "--limit=-5 must be"),
     (lambda c: None, ("--limit=few",), "--limit: invalid int"),
-    (lambda c: None, ("--lens",), "no flag '--lens'"),
+    (lambda c: None, ("--lens",), "unknown flag '--lens'"),
   ],
 )
 def test_mistakes_are_one_line(change, flags, message, tmp_path, refusal):
@@ -121,7 +124,7 @@ def test_flags_without_an_effect_are_refused(flag, tmp_path, refusal):
 
 def test_a_family_that_shows_too_little_is_refused(tmp_path, refusal):
   with_config(tmp_path, lambda c: None, "sleep")
-  message = "model.name='sleep' does not show the prediction of every loop\n"
+  message = "model.name='sleep' does not record prediction after every loop\n"
   assert refusal(command.main, [str(tmp_path)]).endswith(message)
 
 

@@ -135,12 +135,12 @@ def test_effects(drawn, tmp_path):
   assert len(shown) == 2
   for title, implied in (
     ("position 2", 1),
-    ("position 0, a control", 0),
+    ("position 0 (control)", 0),
   ):
     bars = {
       each.get_label(): [bar.get_height() for bar in each]
       for each in shown[f"After loop 2, {title}"].containers
       if each.get_label() and hasattr(each, "datavalues")
     }
-    assert bars["becomes the implied one"] == 3 * [implied]
-    assert bars["stays as it was"] == 3 * [1 - implied]
+    assert bars["changes to the implied answer"] == 3 * [implied]
+    assert bars["is unchanged"] == 3 * [1 - implied]

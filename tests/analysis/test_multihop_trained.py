@@ -36,7 +36,7 @@ def test_a_run_from_its_training_to_its_pictures(family, tmp_path, capsys):
     row["count"] for row in rows.select(found, "stage", loop=1)
   )
   assert f"{family}, step 20, 2 loops, {num_questions:.0f} questions" in printed
-  assert "train_atom: no bridge, so no intervention" in printed
+  assert "train_atom: skipped intervention and patching: there is no" in printed
 
 
 def _check_against_evaluation(found, summary):

@@ -57,7 +57,7 @@ def test_without_a_word_it_says_which_there_are(
   start(monkeypatch, *arguments)
   assert not started
   said = capsys.readouterr().out
-  assert len(said.splitlines()) == 10
+  assert len(said.splitlines()) == 11
   assert max(map(len, said.splitlines())) <= 80
   for word in (*console._WORDS, "zoo:sudoku_nine", "--config=sudoku_utm"):
     assert word in said
@@ -74,9 +74,9 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
     start(monkeypatch, "dance")
   assert (ended.value.code, started) == (2, [])
   assert capsys.readouterr().err == (
-    "error: no command 'dance'; there are train, score, describe, sweep,"
-    " report, fit, analysis, eval, answers, generate, hub, serve, watch, play,"
-    " zoo\n"
+    "error: unknown command 'dance'; expected one of train, score, describe,"
+    " sweep, report, fit, analysis, eval, answers, generate, hub, serve,"
+    " watch, play, zoo\n"
   )
   with pytest.raises(SystemExit):
     start(monkeypatch, "swep")

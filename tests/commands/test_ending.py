@@ -26,7 +26,7 @@ HEADLINE = ("exact_match", "ponder_steps", "never_measured")
 def test_the_scores_of_the_test_are_in_one_line(tmp_path):
   (tmp_path / "figures").mkdir()
   assert ending.lines(SUMMARY, HEADLINE, tmp_path, "train_and_eval") == [
-    "test: exact_match 0.9621 ± 0.003, ponder_steps 11, loss 0.0148 of 3,941"
+    "test: exact_match 0.9621 ± 0.003, ponder_steps 11, loss 0.0148 on 3,941"
     " examples; 51,545 parameters, 3 minutes",
     f"figures: {tmp_path}/figures; all scores: {tmp_path}/summary.json",
     f"next: loopjax report {tmp_path}",
@@ -40,7 +40,7 @@ def test_an_evaluation_says_what_it_scored_and_where_the_rest_is(tmp_path):
   }
   said = ending.lines({**SUMMARY, "metrics": scored}, (), tmp_path, "eval")
   assert said[0].startswith("validation: ")
-  assert said[0].endswith(" of 839 examples; 51,545 parameters, 3 minutes")
+  assert said[0].endswith(" on 839 examples; 51,545 parameters, 3 minutes")
   assert said[1].endswith(f"all scores: {tmp_path}/evaluation/summary.json")
   assert len(said) == 2
 

@@ -1,4 +1,4 @@
-"""Commands that look at runs: the same flags, and what is no flag."""
+"""Commands that look at runs: the same flags, and what is not a flag."""
 
 import importlib
 import pathlib
@@ -6,21 +6,21 @@ import re
 
 import pytest
 
-from loopjax import errors
+from loopjax import errors, sections
 from loopjax.commands import command_line
 from loopjax.run import zoo
 
-# Those of absl have their flags from `command_line`.
+# Those that take a config have their flags from `command_line` as well.
 COMMANDS = (
   "analysis.gradient_flow", "analysis.multihop.__main__", "eval.__main__",
   "eval.answers.__main__", "generate.__main__", "play.__main__",
   "report.__main__", "report.keep",  "serve.__main__", "watch.__main__",
 )  # fmt: skip
 SAID = {
-  "checkpoint": r"step \[the newest\]",
-  "limit": r"questions .*\[all\]",
-  "num_loops": r"loops \[as the run is evaluated\]",
-  "out": r"(where|folder) to write.*",
+  "checkpoint": r"checkpoint step \[newest\]",
+  "limit": r".*questions.* \[all\]",
+  "num_loops": r"number of loops \[as in evaluation\]",
+  "out": r"(where to write|output (folder|file)).*",
   "port": r".*\[8000\]",
 }
 # Other names for one of these, or for the run, which has no flag.
@@ -62,7 +62,7 @@ def test_the_run_has_no_flag(name, capsys):
   command = importlib.import_module(f"loopjax.{name}")
   assert command.main(["--workdir=runs/a"]) == 2
   assert capsys.readouterr().err == (
-    "error: --workdir is for commands that train; here the run is an argument:"
+    "error: --workdir is for training commands; pass the run as an argument:"
     f" python -m loopjax.{name.removesuffix('.__main__')} runs/a\n"
   )
 
@@ -77,15 +77,62 @@ def test_a_path_may_begin_at_home(monkeypatch):
   paths = [str(path) for path in (*found.runs, found.export)]
   assert paths == ["/home/of/a", "b", "/home/of/c~"]
   assert str(zoo.located(pathlib.Path("~/a"))) == "/home/of/a"
-  with pytest.raises(errors.UserError, match="gs://a/b: buckets are not"):
+  with pytest.raises(errors.UserError, match="gs://a/b: buckets are un"):
     parser.parse_args(["--export=gs://a/b"])
 
 
-def test_a_setting_may_have_the_name_of_a_method():
-  """ConfigDict.update, where ml_collections would look for model.update."""
-  flags = ["--config.run.seed=1", "--config.model.update=gate"]
-  for file, moved in (("a.py", ":"), ("a.py:tiny,run.seed=2", ",")):
-    words = ["main", f"--config={file}", *flags]
-    found = command_line.after_colon(words)
-    expected = f"--config={file}{moved}model.update=gate"
-    assert found == ["main", expected, flags[0]]
+def parsed(*words):
+  return command_line.ConfigParser("main", "").parse_config(words)
+
+
+def test_settings_are_read_by_their_types():
+  """ConfigDict.update is a method: `model.update` may not be taken for it."""
+  given = {
+    "model.update": "gate", "optim.learning_rate": "1", "run.seed": "7",
+    "model.growth_steps": "(5, 10)", "eval.checkpoint": "10",
+    "model.calibrated": "true", "run.debug_nans": None, "model.tied": "False",
+  }  # fmt: skip
+  flags = [
+    f"--config.{key}" + ("" if text is None else f"={text}")
+    for key, text in given.items()
+  ]
+  options = parsed("--config=lm_recurrent:smoke", *flags)
+  expected = {
+    "model.update": "gate", "optim.learning_rate": 1.0, "run.seed": 7,
+    "model.growth_steps": (5, 10), "eval.checkpoint": "10",
+    "model.calibrated": True, "run.debug_nans": True, "model.tied": False,
+  }  # fmt: skip
+  assert options.overrides == expected
+  assert type(options.overrides["optim.learning_rate"]) is float
+  for key, value in expected.items():
+    section, _, name = key.partition(".")
+    assert options.config[section][name] == value
+  written = sections.flags(options.overrides)
+  again = parsed("--config=lm_recurrent:smoke", *written)
+  assert again.overrides == expected
+
+
+@pytest.mark.parametrize(
+  ("words", "said"),
+  [
+    (["--config.run.seed"], "--config.run.seed needs a value"),
+    (["--config.run.seed=x"], "run.seed='x': "),
+    (["--config.run.seed=1.5"], "run.seed=1.5: "),
+    (["--config.run.debug_nans=maybe"], "run.debug_nans='maybe': "),
+    (
+      ["--config.run.sead=1"],
+      "unknown setting 'run.sead'; did you mean run.seed",
+    ),
+  ],
+)
+def test_values_of_another_type_are_named(words, said):
+  with pytest.raises(errors.UserError, match=re.escape(said)):
+    parsed("--config=sudoku_utm:smoke", *words)
+
+
+def test_the_last_config_counts_and_settings_may_come_first():
+  words = "--config.run.seed=3", "--config=none.py", "--config", "sudoku_utm"
+  options = parsed(*words)
+  assert options.config.run.seed == 3
+  assert options.config_name.endswith("configs/sudoku_utm.py")
+  assert options.workdir is None

@@ -13,7 +13,7 @@ from tests_support import ROOT, command
 
 from loopjax import errors, train
 from loopjax import main as main_lib
-from loopjax.commands import command_line
+from loopjax.analysis import figures
 from loopjax.errors import UserError
 from loopjax.run import machine
 from loopjax.watch import runs as watch_runs
@@ -50,8 +50,10 @@ def test_a_folder_of_something_else_is_refused(mode, tmp_path, capsys):
   flags = config, f"--mode={mode}", f"--workdir={tmp_path}"
   assert command(main_lib.main, *flags) == 2
   error = capsys.readouterr().err
-  assert error == f"error: {tmp_path}/config.json: is not that of a run\n"
-  with pytest.raises(UserError, match="config.json: is not that of a run"):
+  assert error == f"error: {tmp_path}/config.json: was not written by loopjax\n"
+  with pytest.raises(
+    UserError, match="config.json: was not written by loopjax"
+  ):
     watch_runs.read(tmp_path, 0.0)
 
 
@@ -135,8 +137,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert lines[0] == "work directory: runs/sudoku_utm-smoke"
   assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
   assert {":gpu,", ":tiny,", ":nine,", ":extreme"} <= set(lines[1].split())
-  assert lines[2].startswith("time: about a few seconds of training")
-  assert sum("steps a second; about" in line for line in lines) == 1
+  assert lines[2].startswith("time: about a few seconds, estimated")
+  assert sum("steps per second; " in line for line in lines) == 1
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   said = capsys.readouterr().out
@@ -153,7 +155,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   asked = []
 
-  def run(config, workdir, mode):
+  def run(config, workdir, mode, finish):
+    assert finish is figures.finish
     asked.append((config.task.box_cols, str(workdir), mode))
     return {"status": "preempted", "steps": 600}
 
@@ -173,7 +176,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
 def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
   monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
   assert command(main_lib.main) == 2
-  missing = "error: --config=FILE is missing; --list shows the choices\n"
+  missing = "error: --config=FILE is missing; --list shows the configs\n"
   assert capsys.readouterr() == ("", missing)
   assert command(main_lib.main, "--list") == 0
   said = capsys.readouterr().out
@@ -181,21 +184,22 @@ def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
   assert "\nconfigs/sudoku_utm.py: " in said
 
 
-def test_help_is_what_it_does_then_the_flags(monkeypatch, capsys):
-  monkeypatch.setattr(sys, "argv", [main_lib.__file__, "--help"])
-  monkeypatch.setattr(sys.modules["__main__"], "__doc__", "What it does.\n")
+def test_help_is_what_it_does_then_the_flags(capsys):
   with pytest.raises(SystemExit) as ended:
-    command_line.run(main_lib.main)
+    main_lib.main(["--help"])
   assert not ended.value.code
   said = capsys.readouterr().out
-  assert said.startswith("What it does.\n\n")
+  what, _, flags = said.partition("\noptions:\n")
+  assert f"\n\n{main_lib.__doc__.strip()}\n" in what
+  for flag in ("--config FILE", "--workdir DIR", "--mode", "--num_processes"):
+    assert f"  {flag}" in flags
 
 
 def test_a_config_may_be_a_word_of_its_own(capsys):
   flags = "--config", "sudoku_utm:smoke", "--mode=describe"
   assert command(main_lib.main, *flags) == 0
   said = capsys.readouterr().out
-  assert said.startswith("model       utm, on sudoku\nparameters  ")
+  assert said.startswith("model       utm on sudoku\nparameters  ")
   lines = said.splitlines()
   assert max(map(len, lines)) <= 80 and len(lines) < 50
   assert any(line.startswith("task        name=sudoku, ") for line in lines)
@@ -224,29 +228,32 @@ def test_describe_prints_json_and_trains_nothing(main, capsys):
 FULL_DISK = """
 import errno, os, threading
 from loopjax.commands import command_line
+from loopjax.errors import leave, one_line_errors
 
 def fill():
   raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def entry(argv):
-  threads = [threading.Thread(target=fill) for _ in range(8)]
-  for thread in threads: thread.start()
-  for thread in threads: thread.join()
-  fill()
+@one_line_errors
+def main():
+  with command_line.ending_when_full("--workdir=runs/full"):
+    threads = [threading.Thread(target=fill) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    fill()
 
-command_line.run(entry)
+leave(main())
 """
 
 
 READER = """
-import os, sys
-from loopjax.commands import command_line
+from loopjax.errors import leave, one_line_errors
 
-def entry(argv):
+@one_line_errors
+def main():
   while True:
     print("a line", flush=True)
 
-command_line.run(entry)
+leave(main())
 """
 
 
@@ -264,14 +271,15 @@ def test_a_reader_that_goes_away_ends_the_command_with_one_line():
 
 
 INTERRUPTED = """
-from loopjax.commands import command_line
+from loopjax.errors import leave, one_line_errors
 
-def entry(argv):
+@one_line_errors
+def main():
   print("a line", flush=True)
   while True:
     pass
 
-command_line.run(entry)
+leave(main())
 """
 
 
@@ -326,7 +334,7 @@ def test_other_errors_of_the_system_are_our_own():
 
 def test_a_disk_that_is_full_for_many_threads_is_one_line():
   done = subprocess.run(
-    [sys.executable, "-c", FULL_DISK, "--workdir=runs/full"],
+    [sys.executable, "-c", FULL_DISK],
     capture_output=True,
     text=True,
     check=False,

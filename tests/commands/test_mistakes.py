@@ -12,26 +12,26 @@ from tests_support import command
 
 SUDOKU = "--config=configs/sudoku_utm.py:smoke"
 FIT = (SUDOKU, "--topology=cpu:2")
-# By command; those of absl read configs/, the others are in an empty folder.
-ABSL = ("main", "fit", "sweep")
+# By command; some read configs/, the others are in an empty folder.
+OF_CONFIGS = ("main", "fit", "sweep")
 MISTAKES = {
   "main": [
     ([], "--config=FILE is missing"),
-    (["--config=configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config=configs/nothing.py"], "no such file: configs/nothing.py"),
     (["--config=configs/sudoko_utm.py"], "did you mean 'sudoku_utm.py'?"),
-    (["--config=configs/sudoku_utm.py:huge"], "error: no preset 'huge'"),
+    (["--config=configs/sudoku_utm.py:huge"], "error: unknown preset 'huge'"),
     (
       [f"{SUDOKU},model.widht=3"],
-      "error: no setting 'model.widht'; there is model.width",
+      "error: unknown setting 'model.widht'; did you mean model.width",
     ),
     (
       [SUDOKU, "--config.model.witdh=3"],
-      "error: no setting 'model.witdh'; there is model.width",
+      "error: unknown setting 'model.witdh'; did you mean model.width",
     ),
     ([SUDOKU, "--config.model.width=wide"], "wide"),
     ([SUDOKU, "--mode=dance"], "dance"),
     (["--config=README.md"], "README.md is not a Python file"),
-    (["--config", "configs/nothing.py"], "there is no file configs/nothing.py"),
+    (["--config", "configs/nothing.py"], "no such file: configs/nothing.py"),
     (["--config"], "--config needs a FILE"),
     ([SUDOKU, "--workdir="], "is empty"),
     (
@@ -40,7 +40,7 @@ MISTAKES = {
     ),
     (
       [SUDOKU, "--config.eval.num_loops=99999"],
-      "eval.num_loops=99999: 99999 loops are more than 65,536",
+      "eval.num_loops=99999: 99999 loops exceed the maximum of 65,536",
     ),
     (
       [SUDOKU, "--workdir=zoo:sudoku_6x6"],
@@ -63,16 +63,16 @@ MISTAKES = {
   "sweep": [
     ([SUDOKU, "--config=configs/nothing.py"], "configs/nothing.py"),
     ([], "--config=FILE is missing"),
-    ([SUDOKU], "there are memory_curve, "),
+    ([SUDOKU], "available: memory_curve, "),
     (
       [SUDOKU, "--sweep=depht", "--workdir=x"],
-      "no such sweep; there are ablation",
+      "no such sweep; expected one of ablation",
     ),
     ([SUDOKU, "--sweep=depht", "--workdir=x"], "width; did you mean 'depth'?"),
     ([SUDOKU, "--sweep=depth", "--workdir=setup.cfg/x"], "cannot be written"),
     (
       [SUDOKU, "--sweep=depth", "--workdir=x", "--item=3"],
-      "--item=3: sweep depth has 3 items, from 0",
+      "--item=3: sweep depth has 3 items, counted from 0",
     ),
     ([SUDOKU, "--sweep=depth", "--workdir=x", "--item=0", "--limit=1"],
      " with --item"),
@@ -95,13 +95,15 @@ MISTAKES = {
     ),
   ],
   "serve": [
-    ([], "give either WORKDIR, a run, or --hub=FOLDER"),
-    (["a", "--hub=b"], "give either WORKDIR, a run, or"),
+    ([], "pass either WORKDIR (a run) or --hub=FOLDER"),
+    (["a", "--hub=b"], "pass either WORKDIR (a run) or"),
     (["a", "--dtype=float32"], "--dtype has no effect"),
     (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
     (["--slots=0", "a"], "--slots=0 must be at least 1"),
     (["a", "--port=99999"], "--port=99999"),
     (["a", "--prefill_loops=-1"], "--prefill_loops=-1 must be at least 0"),
+    (["a", "--allowed_hosts=*.b.org"], "--allowed_hosts=*.b.org is not a name"),
+    (["a", "--cors=b.org"], "--cors=b.org is not an origin"),
     (["a", "--host=0.0.0.0"], "give --token_file=FILE"),
     (["a", "--token_file=none"], "cannot be read"),
     (["a", "--token_file=short"], "at least 16 characters"),
@@ -109,7 +111,7 @@ MISTAKES = {
     (["--hub=missing", "--port=0"], "missing"),
     (["a/x", "--also=b/x", "--port=0"], "same name: x, x; give --name"),
     (["a", "--also=missing", "--port=0"], "contains no run"),
-    (["a", "--colour=red"], "no flag '--colour'"),
+    (["a", "--colour=red"], "unknown flag '--colour'"),
   ],
   "watch": [
     ([], "WORKDIR"),
@@ -129,14 +131,14 @@ MISTAKES = {
     (["card", "missing", "out"], "missing"),
     (["export", "missing", "out", "--layout=ouro"], "missing"),
     (["export", "missing", "out", "--layout=gpt2"], "gpt2"),
-    (["export", "--layot=ouro"], "no flag '--layot'; did you mean"),
+    (["export", "--layot=ouro"], "unknown flag '--layot'; did you mean"),
     (["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
-    (["push", "--workdir=a"], "no flag '--workdir'"),
+    (["push", "--workdir=a"], "unknown flag '--workdir'"),
   ],
   "play": [
-    (["--promt=It was"], "no flag '--promt'; did you mean '--prompt'?"),
-    (["a", "--prom", "b"], "no flag '--prom'; did you mean '--prompt'?"),
-    (["a", "--prompt=b\n", "--dance"], "no flag '--dance'"),
+    (["--promt=It was"], "unknown flag '--promt'; did you mean '--prompt'?"),
+    (["a", "--prom", "b"], "unknown flag '--prom'; did you mean '--prompt'?"),
+    (["a", "--prompt=b\n", "--dance"], "unknown flag '--dance'"),
     (["a", "--prompt", "--what is it"], "a contains no run: "),
   ],
 }  # fmt: skip
@@ -154,7 +156,7 @@ def test_mistakes_are_one_line(
       pytest.importorskip(package)
   module = "main" if name == "main" else f"{name}.__main__"
   main = importlib.import_module(f"loopjax.{module}").main
-  if name in ABSL:
+  if name in OF_CONFIGS:
     run = functools.partial(command, main)
     assert message in refusal(run, *arguments, said=name == "sweep")
     return

@@ -1,17 +1,17 @@
 """Tables for a terminal."""
 
-from loopjax.commands import text_table
+from loopjax.commands import document
 
 LINES = [("run", "n"), ("a", "12"), ("long", "3")]
 
 
 def test_text_is_on_the_left_and_numbers_are_on_the_right():
-  assert text_table.aligned(LINES, 1).splitlines() == [
+  assert document.aligned(LINES, 1).splitlines() == [
     "run    n", "a     12", "long   3",
   ]  # fmt: skip
-  assert text_table.aligned(LINES).splitlines() == [
+  assert document.aligned(LINES).splitlines() == [
     "run   n",
     "a     12",
     "long  3",
   ]
-  assert text_table.aligned(LINES, 0).splitlines()[1] == "   a  12"
+  assert document.aligned(LINES, 0).splitlines()[1] == "   a  12"

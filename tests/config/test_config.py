@@ -96,7 +96,9 @@ def test_a_toy_task_has_no_paper():
   mine = {"run": {"num_steps": 7}}
   config = presets.apply(config_lib.make("utm", "sudoku"), "", {"tiny": mine})
   assert config.run.num_steps == 7
-  with pytest.raises(UserError, match="PRESETS has no 'tiny', which is the de"):
+  with pytest.raises(
+    UserError, match="PRESETS lacks the default preset 'tiny'"
+  ):
     presets.apply(config_lib.make("utm", "sudoku"), "", {"small": mine})
 
 
@@ -339,11 +341,17 @@ def test_blocks_lie_on_top_of_each_other():
 @pytest.mark.parametrize(
   ("arg", "message"),
   [
-    ("huge", "no preset 'huge'; there are extreme, gpu, nine, paper"),
+    (
+      "huge",
+      "unknown preset 'huge'; expected one of extreme, gpu, nine, paper",
+    ),
     ("nin", "smoke, tiny; did you mean 'nine'?"),
     ("model.name=lopped", "utm; did you mean 'looped'?"),
-    ("tiny,gpu", "presets tiny and gpu: name one"),
-    ("smoke,model.witdh=3", "no setting 'model.witdh'; there is model.width"),
+    ("tiny,gpu", "presets tiny and gpu exclude each other; choose one"),
+    (
+      "smoke,model.witdh=3",
+      "unknown setting 'model.witdh'; did you mean model.width",
+    ),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),
   ],
@@ -364,7 +372,7 @@ def test_wrong_arguments_are_named(arg, message):
     ({"run.num_steps": 0}, "run.num_steps=0"),
     ({"eval.num_loops": 10**30}, r"eval.num_loops=1(0{30}) must be less than"),
     ({"run.checkpoint_every": 12}, "run.checkpoint_every=12 must be a multi"),
-    ({"run.keep_best": 1}, "run.keep_best=1 needs steps"),
+    ({"run.keep_best": 1}, "run.keep_best=1 needs a step"),
     ({"run.init_fresh": "gate"}, "run.init_fresh has no effect"),
     ({"run.init_from": "x", "run.init_fresh": "("}, "run.init_fresh="),
     ({"run.profile_steps": "5"}, "run.profile_steps='5'"),
@@ -457,7 +465,7 @@ def test_another_task_keeps_what_both_have():
 def test_another_name_on_the_command_line_goes_after_the_colon(section, name):
   config = load_config("multihop_disco", "smoke")
   config[section].name = name
-  message = f"{section}.name='{name}' has other settings and goes after the col"
+  message = f"{section}.name='{name}' has other settings, so select it after"
   with pytest.raises(UserError, match=message):
     config_lib.resolve(config)
 

@@ -65,9 +65,9 @@ def test_too_many_test_rows_are_refused(parity):
 
 @pytest.mark.long
 def test_it_trains_with_its_config(parity, monkeypatch, tmp_path, capsys):
-  """Two lines in TASKS and the config, as the page says; no preset "paper"."""
+  """A line in TASKS and the config, as the page says; no preset "paper"."""
   page = (HOWTO / "task.md").read_text()
-  assert '`"parity": parity,` in `TASKS`' in page
+  assert '`"parity": "loopjax.data.parity",`' in page
   assert "--config=configs/parity_looped.py" in page
   monkeypatch.setitem(TASKS, "parity", parity)
   config = f"--config={HOWTO}/parity_looped.py:smoke"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.data.sudoku import bank, puzzles, symmetry, task
+from loopjax.data.sudoku import bank, symmetry, task
 from loopjax.data.sudoku import board as boards
 from loopjax.errors import UserError
 from loopjax.types import Output
@@ -66,7 +66,7 @@ def test_augmentation_changes_puzzles_but_not_their_class():
 def test_test_puzzles_are_never_augmented():
   config = task.Config(box_rows=2, box_cols=2, augment=True)
   packed = bank.load_bank(config.board)
-  questions, _ = puzzles.unpack(config.board, packed.givens, packed.answers)
+  questions, _ = bank.unpack(config.board, packed.givens, packed.answers)
   there_are = {x.tobytes() for x in questions}
   for split, as_they_are in (("test", True), ("train", False)):
     got = np.concatenate([b["inputs"] for b in batches(config, split)[1]])
@@ -224,7 +224,7 @@ def test_solutions_in_both_files_are_counted(read_from, same, capsys):
     "test_solutions_in_train": 2,
   }
   said = capsys.readouterr().out.splitlines()[-1]
-  assert said.startswith(f"warning: {config.test_csv}: 2 of 3 puzzles have, up")
+  assert said.startswith(f"warning: {config.test_csv}: 2 of 3 puzzles have the")
 
 
 @pytest.mark.parametrize("same", [LARGER, RENAMED, TURNED])

@@ -13,8 +13,9 @@ from eval_examples import make_run
 
 from loopjax.errors import UserError
 from loopjax.eval.answers import __main__ as entry
-from loopjax.eval.answers import command, pass_at_k
+from loopjax.eval.answers import command
 from loopjax.eval.answers import questions as questions_lib
+from loopjax.eval.answers import scores as scores_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import __main__ as generate
 from loopjax.run import workdir as workdir_lib
@@ -29,7 +30,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
   samples = [True] * right + [False] * (num - right)
   subsets = list(itertools.combinations(samples, k))
   share = sum(map(any, subsets)) / len(subsets)
-  assert pass_at_k.pass_at_k(num, right, k) == pytest.approx(share)
+  assert scores_lib.pass_at_k(num, right, k) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -38,16 +39,16 @@ def test_the_error_of_samples_is_their_spread(k):
   generator = np.random.default_rng(0)
   chances = np.array([0.02, 0.1, 0.3, 0.5, 0.9, 1.0])
   drawn = generator.random((4000, len(chances), 12)) < chances[:, None]
-  scores = [pass_at_k.of_questions(right, k).mean() for right in drawn]
-  squares = [pass_at_k.error_of_samples(right, k) ** 2 for right in drawn]
+  scores = [scores_lib.of_questions(right, k).mean() for right in drawn]
+  squares = [scores_lib.error_of_samples(right, k) ** 2 for right in drawn]
   assert math.sqrt(np.mean(squares)) == pytest.approx(np.std(scores), rel=0.05)
 
 
 def test_the_error_of_one_sample_in_k_is_that_of_a_share():
   right = np.array([[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]], bool)
   expected = math.sqrt((0.4 * 0.6 + 0 + 0.2 * 0.8) / 4) / 3
-  assert pass_at_k.error_of_samples(right, 1) == pytest.approx(expected)
-  assert pass_at_k.error_of_samples(right, 5) is None
+  assert scores_lib.error_of_samples(right, 1) == pytest.approx(expected)
+  assert scores_lib.error_of_samples(right, 5) is None
 
 
 @pytest.mark.parametrize(
@@ -348,9 +349,9 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
   ("flags", "said"),
   [
     (["--k=2"], "--k=2 is not in [1, 1], --samples=1"),
-    (["--k=all"], "--k=all is not like 1,10"),
-    (["--samples=2", "--temperature=0"], "makes all --samples=2 equal"),
-    (["--template=Hello"], "--template='Hello' is without {question}"),
+    (["--k=all"], "--k=all is invalid: expected numbers"),
+    (["--samples=2", "--temperature=0"], "makes all --samples=2 identical"),
+    (["--template=Hello"], "--template='Hello' does not contain {question}"),
     (["--slots=0"], "--slots=0 must be at least 1"),
     (["--limit=-1"], "--limit=-1 must be at least 0"),
     (["--exit_rule=gate"], "--exit_rule=gate has no effect without"),
@@ -358,8 +359,11 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
     (["--questions=no.jsonl"], "no.jsonl"),
     (["--chat"], "chat template"),
     (["--max_new_tokens=0"], "max_new_tokens=0"),
-    (["--max_new_tokens=45"], "question 0: after its prompt of 5 tokens there"),
-    (["--max_tokens=18"], "question 1: after its prompt of 26 tokens there is"),
+    (
+      ["--max_new_tokens=45"],
+      "question 0: after its prompt of 5 tokens, there",
+    ),
+    (["--max_tokens=18"], "question 1: after its prompt of 26 tokens, there"),
     (
       ["--prompt_tokens=9", "--cache_kind=mean"],
       "question 1: after its prompt",

@@ -102,13 +102,16 @@ def test_two_runs_are_compared(runs, folder, capsys):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    (["--tasks=nothing"], "--tasks=nothing: no such file or task; in"),
+    (["--tasks=nothing"], "--tasks=nothing: no such file or task; "),
     ([], "--tasks is empty"),
     (["--tasks=sums", "--limit=-1"], "--limit=-1 must be at least 0"),
     (["--tasks=sums", "--num_loops=0"], "--num_loops=0 must be at least 1"),
-    (["--tasks=sums", "--exit_threshold=0.5"], "looped exits early only while"),
-    (["--tasks=sums", "--checkpoint=7"], "no checkpoint of step 7"),
-    (["--tasks=sums", "--dance"], "no flag '--dance'"),
+    (
+      ["--tasks=sums", "--exit_threshold=0.5"],
+      "looped exits early only in gen",
+    ),
+    (["--tasks=sums", "--checkpoint=7"], "no checkpoint at step 7"),
+    (["--tasks=sums", "--dance"], "unknown flag '--dance'"),
     (["--tasks=sums", "--compare=nowhere"], "nowhere contains no run"),
   ],
 )

@@ -135,8 +135,22 @@ def test_generation_is_greedy_and_ends_at_a_stop(model):
 
 
 def test_a_mistake_in_the_arguments(harness, run):
-  with pytest.raises(UserError, match="--model_args: no argument loops"):
+  with pytest.raises(UserError, match="--model_args: unknown argument loops"):
     harness.Model(workdir=str(run), loops=3)
+
+
+def test_texts_begin_with_nothing_if_asked(harness, run):
+  """The harness makes None of bos=none."""
+  from lm_eval import utils
+
+  for words, says in (
+    ("bos=none", "nothing"),
+    ("bos=None", "nothing"),
+    ("batch_size=1", "document separator"),
+  ):
+    given = utils.simple_parse_args_string(words)
+    found = harness.Model(workdir=str(run), **given)
+    assert found.get_model_info()["texts_begin_with"] == says
 
 
 @pytest.mark.manual

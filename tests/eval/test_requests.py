@@ -47,9 +47,9 @@ def test_without_the_examples(tmp_path):
 def test_names_and_paths(tmp_path):
   paths = [write(tmp_path / f"{name}.jsonl.gz", texts(1)) for name in "ab"]
   assert requests.find(f" b,{paths[0]}", tmp_path) == paths[::-1]
-  with pytest.raises(UserError, match="--tasks=c: no such .* there are a, b"):
+  with pytest.raises(UserError, match="--tasks=c: no such .* has a, b"):
     requests.find("a,c", tmp_path)
-  with pytest.raises(UserError, match="a name needs --folder"):
+  with pytest.raises(UserError, match="to pass names, set --folder"):
     requests.find("a", None)
   with pytest.raises(UserError, match="--tasks is empty"):
     requests.find(" , ", tmp_path)
@@ -62,12 +62,15 @@ def changed(**fields):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ({"text": "no request"}, "a.jsonl.gz:2: is no request .* 'doc_id'"),
-    (["a", "list"], "a.jsonl.gz:2: is no request"),
-    (changed(request={"context": "q"}), "2: is no request .* 'continuation'"),
-    (changed(request={"context": 3, "continuation": "a"}), "2: is no request"),
+    ({"text": "no request"}, "a.jsonl.gz:2: invalid request .* 'doc_id'"),
+    (["a", "list"], "a.jsonl.gz:2: invalid request"),
+    (changed(request={"context": "q"}), "2: invalid request .* 'continuation'"),
+    (
+      changed(request={"context": 3, "continuation": "a"}),
+      "2: invalid request",
+    ),
     (request(9, 0, "x", "q", ""), "a.jsonl.gz:2: its continuation is empty"),
-    (request(9, 0, "x", "q", " \ud800"), "2: is no request .* surrogates"),
+    (request(9, 0, "x", "q", " \ud800"), "2: invalid request .* surrogates"),
     (request(9, 1, 0, "q", " a"), r"doc_id 9: choices \[1\] and label 0"),
     (request(9, 0, 4, "q", " a"), r"doc_id 9: choices \[0\] and label 4"),
     (request(0, 1, "x", "q", " a"), r"doc_id 0: choices \[0, 1\] and label"),
@@ -105,7 +108,7 @@ def test_files_that_cannot_be_read(tmp_path):
   other = tmp_path / "a.txt"
   other.write_text("some text\n")
   with pytest.raises(
-    UserError, match="a.txt: a file of JSON lines is named .jsonl"
+    UserError, match="a.txt: expected a file name that ends with .jsonl"
   ):
     requests.read(other)
 

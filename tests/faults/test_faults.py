@@ -54,7 +54,9 @@ def test_a_damaged_checkpoint_is_not_loaded(tmp_path, never_killed, how, seed):
 
 
 def test_nothing_intact_is_refused(tmp_path, never_killed):
-  assert "none of the checkpoints" in drills.damage_all(tmp_path, never_killed)
+  assert "cannot resume: all checkpoints" in drills.damage_all(
+    tmp_path, never_killed
+  )
 
 
 def test_a_full_disk(tmp_path, never_killed):

@@ -7,11 +7,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from loopjax.fit.counts import collectives, hlo
+from loopjax.fit.counts import hlo
+from loopjax.fit.counts import traffic as traffic_lib
 
 
 def traffic(text):
-  return collectives.collectives(hlo.parse(text))
+  return traffic_lib.collectives(hlo.parse(text))
 
 
 def test_loops_multiply_and_starts_do_not_count():

@@ -51,11 +51,11 @@ def test_the_report(too_small):
   assert too_small.stderr == ""
   report = too_small.stdout
   assert report.startswith(
-    "cpu:2: 2 x cpu; 4 examples a step in 1 part(s), 5 step(s) a call,"
+    "cpu:2: 2 x cpu; 4 examples per step in 1 part(s), 5 step(s) per call,"
     " loop.remat=full\nmesh: data 1, fsdp 2, tensor 1; compiled in "
   )
   arguments, temporaries, outputs, program, peak, available = section(
-    report, "memory of one chip"
+    report, "memory per chip"
   )
   # Float32; the optimizer keeps two moments. Steps of 2 boards of 36 cells in
   # three arrays.
@@ -67,7 +67,7 @@ def test_the_report(too_small):
   assert peak.split()[0] == "peak" and peak.split()[2] == "KiB"
   assert abs(float(peak.split()[1]) - kib) < 0.05
   assert available.split() == ["available", "272.63", "KiB", "--memory_gib"]
-  kinds = section(report, "collectives of one optimizer step")
+  kinds = section(report, "collectives per optimizer step")
   assert [line.split()[0] for line in kinds] == ["all-reduce"]
   largest = section(report, "largest values")
   assert len(largest) == 10
@@ -85,9 +85,9 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
   path = tmp_path / "step.json"
   followed = run(*STEP, flag, "--time", f"--json={path}")
   assert followed.returncode == 0, followed.stderr
-  assert "4 examples a step in 2 part(s)" in followed.stdout
+  assert "4 examples per step in 2 part(s)" in followed.stdout
   assert followed.stdout.splitlines()[-1].startswith("fits: ")
-  assert "by its roofline: a ranking, no time" in followed.stdout
+  assert "by its roofline (not a time)" in followed.stdout
   record = json.loads(path.read_text())
   assert {"attention", "mlp", "read_out", "optimizer"} <= record["parts"].keys()
   parts = record["parts"].values()

@@ -12,7 +12,7 @@ from tests_support import ROOT, smoke
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
-from loopjax.fit import measure, quiet, topology
+from loopjax.fit import measure, topology
 
 SMALL = {"model__norm": "rmsnorm", "model__halting": "fixed"}
 
@@ -78,14 +78,14 @@ def test_what_a_tpus_compiler_says_it_needs(message, needed):
 
 
 def test_messages_of_compilers_show_only_with_a_failure(capfd):
-  with quiet.stderr():
+  with measure.quiet_stderr():
     os.write(2, b"noise")
   assert capfd.readouterr().err == ""
-  with pytest.raises(UserError), quiet.stderr():
+  with pytest.raises(UserError), measure.quiet_stderr():
     os.write(2, b"noise")
     raise UserError("a mistake")
   assert capfd.readouterr().err == ""
-  with pytest.raises(RuntimeError), quiet.stderr():
+  with pytest.raises(RuntimeError), measure.quiet_stderr():
     os.write(2, b"a hint")
     raise RuntimeError("failed")
   assert capfd.readouterr().err == "a hint"

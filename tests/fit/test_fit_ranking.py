@@ -12,7 +12,7 @@ from tests_support import ROOT
 
 from loopjax.errors import UserError
 from loopjax.fit import __main__ as fit_main
-from loopjax.fit import ranking, ranking_report, rates
+from loopjax.fit import ranking, ranking_report
 from loopjax.fit.counts import hlo, traffic
 from loopjax.fit.ranking import PARTS, REST
 
@@ -154,16 +154,16 @@ def test_products_in_loops_of_a_real_program(precision, dtype, expected):
 
 
 def test_a_kernel_takes_as_long_as_the_slowest_of_its_parts():
-  chip = rates.RATES["h200"]
+  chip = ranking.RATES["h200"]
   flops = {"bf16": 1e12, "f32": 1e9}
   compute = (1e12 / 989.4e12 + 1e9 / 66.9e12) / 0.8
   launch = 2e-6
-  assert rates.seconds(chip, flops, 1e6, 0) == pytest.approx(compute + launch)
+  assert ranking.seconds(chip, flops, 1e6, 0) == pytest.approx(compute + launch)
   memory = 1e12 / (0.9 * 4.8e12)
-  assert rates.seconds(chip, flops, 1e12, 0) == pytest.approx(memory + launch)
+  assert ranking.seconds(chip, flops, 1e12, 0) == pytest.approx(memory + launch)
   network = 1e12 / (0.9 * 450e9)
-  assert rates.seconds(chip, {}, 1e9, 1e12) == pytest.approx(network + launch)
-  assert rates.seconds(rates.RATES["v5e"], {}, 0, 0) == 0
+  assert ranking.seconds(chip, {}, 1e9, 1e12) == pytest.approx(network + launch)
+  assert ranking.seconds(ranking.RATES["v5e"], {}, 0, 0) == 0
 
 
 def test_a_call_of_several_steps_is_shared_by_them():
@@ -186,14 +186,14 @@ def test_the_report_says_that_it_is_a_ranking_and_no_time():
   got = rank(ranking_examples.GPU)
   text = ranking_report.text(got, 1e6)
   first, launches, _, products, least, *rest = text.splitlines()
-  assert first.endswith("a ranking, no time")
+  assert first.endswith("by its roofline (not a time)")
   assert launches == "  launches  13"
   assert products.endswith("16-bit; the model needs 1e-06 TFLOP")
   share = 1e6 / (got.total.seconds * 989.4e12)
   assert least.endswith(f"utilisation at most {share:.1%}")
-  assert "  1 x mosaic_gpu_v2: their products do not count" in rest
-  assert "  1 x all-gather beside other work" in rest
-  assert rest[-1].endswith(", of all products: none")
+  assert "  1 x mosaic_gpu_v2: products not counted" in rest
+  assert "  1 x all-gather overlapping other work" in rest
+  assert rest[-1].endswith(", share of all products: none")
   tpu = ranking_report.text(rank(ranking_examples.TPU, "v5e"), 1e6)
   assert tpu.splitlines()[-1].split() == ["100.00%", "3.277e-08", "TFLOP",
                                           "fusion"]  # fmt: skip
@@ -210,15 +210,13 @@ def test_json_has_what_was_counted():
   assert "not a time" in record["what"]
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
   path = tmp_path / "none" / "step.json"
-  flag = types.SimpleNamespace(value=str(path))
-  monkeypatch.setattr(fit_main, "_JSON", flag)
   measured = types.SimpleNamespace(
     ranking=rank(ranking_examples.GPU), model_flops=1.0, memory={}, traffic=None
   )
   with pytest.raises(UserError, match="--json=.*step.json: cannot be written"):
-    fit_main._ranking(measured, 1)
+    fit_main._ranking(measured, 1, str(path))
 
 
 def test_a_loop_whose_length_is_not_known_is_named_and_bounds_nothing():

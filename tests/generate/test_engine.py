@@ -30,7 +30,7 @@ from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import Scheduler
-from loopjax.kernels.token_loss import token_scores
+from loopjax.losses.token_loss import token_scores
 from loopjax.models import CAUSAL
 
 GREEDY = Sampling(temperature=0)
@@ -406,8 +406,8 @@ new = GenerationRequest
   (lambda: new((1,), 1, top_log_probabilities=21), "top_log_prob"),
   (lambda: new((1,), 1, stop_tokens=tuple(range(9))), "9 stop tokens"),
   (lambda: new((1,), 1, exit_threshold=0.0), "exit_threshold=0.0"),
-  (lambda: new((0,) * 25, 1), "25 tokens, and the cache has room for 24"),
-  (lambda: new((1, NUM_TOKENS), 1), f"token {NUM_TOKENS}"),
+  (lambda: new((0,) * 25, 1), "25 tokens; the cache has room for 24"),
+  (lambda: new((1, NUM_TOKENS), 1), f"token id {NUM_TOKENS}"),
   (lambda: new((1,), 1, num_loops=4), "num_loops=4"),
 ])  # fmt: skip
 def test_impossible_requests_are_refused(request_of, says):
@@ -420,11 +420,11 @@ def test_impossible_requests_are_refused(request_of, says):
 @pytest.mark.parametrize(("name", "options", "says"), [
   ("sleep", {"cache_kind": "per_loop"}, "fast_weights"),
   ("transformer", {"cache_kind": "mean"}, "cache_kind='mean'"),
-  ("disco", {"exit_rule": "gate"}, "needs an exit gate; there is none"),
-  ("ponderlm", {"exit_kept": "state"}, "reads something else as well"),
+  ("disco", {"exit_rule": "gate"}, "needs an exit gate, which"),
+  ("ponderlm", {"exit_kept": "state"}, "reads more than the last state"),
   ("transformer", {"exit_rule": "change"}, "exit_rule='change'"),
   ("looped", {"exit_rule": "sure"}, "fixed, gate, change, entropy"),
-  ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "of kind 'mean'"),
+  ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "got 'mean'"),
   ("looped", {"changes": {"exit_gate": "none"}, "exit_rule": "gate"}, "gate"),
   ("looped", {"num_slots": 0}, "num_slots=0"),
   ("looped", {"prompt_chunk": 1}, "prompt_chunk=1"),

@@ -1,12 +1,16 @@
 """The terminal's end: what is printed, and what is refused."""
 
+import itertools
 import json
 import pathlib
 import sys
+import types
 
 import pytest
 
 from loopjax.generate import __main__ as entry
+from loopjax.generate import command
+from loopjax.generate.engine import Engine
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
 from eval_examples import make_run
@@ -28,7 +32,7 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   assert whole.startswith("Loops") and len(whole.encode()) >= 10
   assert "12 tokens in" in report
   assert "2.000 of 2 loops per token; exits: gate, threshold 1.0" in report
-  assert "read out after loop 2: 100.0%" in report
+  assert "exited after loop 2: 100.0%" in report
   # Keys and values of two heads of 8, of a layer in two loops, and a length.
   assert f"per_loop, {2 * 2 * 16 * 4 * 48 + 4:,} bytes" in report
   assert entry.main([*flags, "--exit_threshold=1e-6"]) == 0
@@ -50,8 +54,17 @@ def test_drafts_change_the_report_alone(run, capsys):
   assert "of 11 accepted; " in line and "loops computed per token" in line
 
 
-def test_a_file_of_prompts_becomes_a_line_a_text(run, tmp_path, capsys):
+def test_a_file_of_prompts_becomes_a_line_a_text(
+  run, tmp_path, monkeypatch, capsys
+):
   """In its order, over fewer slots; each text is that of its prompt alone."""
+  seconds = itertools.count()  # It begins, has a token, and ends.
+  clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+  monkeypatch.setattr(command, "time", clock)
+  steps, step = [], Engine.step
+  monkeypatch.setattr(
+    Engine, "step", lambda self: steps.append(step(self)) or steps[-1]
+  )
   rows = [{"prompt": text, "id": n} for n, text in enumerate("Loops")]
   path = tmp_path / "prompts.jsonl"
   path.write_text("\n\n".join(map(json.dumps, rows)))
@@ -60,7 +73,10 @@ def test_a_file_of_prompts_becomes_a_line_a_text(run, tmp_path, capsys):
   said, report = capsys.readouterr()
   found = [json.loads(line) for line in said.splitlines()]
   assert [{"prompt": one["prompt"], "id": one["id"]} for one in found] == rows
-  assert report.startswith(f"{sum(one['tokens'] for one in found)} tokens in")
+  total = sum(one["tokens"] for one in found)
+  assert report.startswith(f"{total} tokens in 2.00 s; the first after 1.00 s")
+  later = total - len(steps[0])
+  assert 0 < later < total and f"; then {later} tokens/s" in report
   assert entry.main([*flags, "--prompt=p"]) == 0
   assert capsys.readouterr().out == f"p{found[3]['text']}\n"
   assert {one["finish"] for one in found} <= {"stop", "length"}
@@ -81,10 +97,10 @@ def test_samples_of_a_file_differ(run, tmp_path, capsys):
 @pytest.mark.parametrize(("content", "says"), [
   ("", "contains no prompts"),
   ("{", "a.jsonl:1: is not valid JSON"),
-  ('{"prompt": 3}', "a.jsonl:1: needs a text 'prompt'"),
-  ('["a"]', "a.jsonl:1: needs a text 'prompt'"),
+  ('{"prompt": 3}', "a.jsonl:1: needs a string 'prompt'"),
+  ('["a"]', "a.jsonl:1: needs a string 'prompt'"),
   ('{"prompt": "a"}\n{"prompt": "\\ud800"}', "a.jsonl:2: its 'prompt' is not"),
-  (f'{{"prompt": "{"a" * 48}"}}', "49 tokens, and the cache"),
+  (f'{{"prompt": "{"a" * 48}"}}', "49 tokens; the cache"),
 ])  # fmt: skip
 def test_mistakes_in_a_file_of_prompts(run, tmp_path, capsys, content, says):
   path = tmp_path / "a.jsonl"
@@ -116,17 +132,17 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-  (("--prompt=a",), "give either WORKDIR, a run, or --hub=FOLDER"),
-  (("{run}",), "give --prompt=TEXT, --prompts=FILE, or --chat"),
-  (("{run}", "--prompt=a", "--prompts=b"), "give --prompt=TEXT, --prompts"),
+  (("--prompt=a",), "pass either WORKDIR (a run) or --hub=FOLDER"),
+  (("{run}",), "pass one of --prompt=TEXT, --prompts=FILE and --chat"),
+  (("{run}", "--prompt=a", "--prompts=b"), "pass one of --prompt=TEXT"),
   (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
   (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),
   (("{run}", "--prompt=a", "--prefix_mib=-1"), "--prefix_mib=-1 must be at"),
-  (("{run}", "--hub=x", "--prompt=a"), "give either WORKDIR"),
+  (("{run}", "--hub=x", "--prompt=a"), "pass either WORKDIR"),
   (("{run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
   (("{run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
   (("{run}", "--prompt=a", "--samples=0"), "--samples=0"),
-  (("{run}", f"--prompt={'a' * 48}"), "49 tokens, and the cache"),
+  (("{run}", f"--prompt={'a' * 48}"), "49 tokens; the cache"),
   (("{run}", "--prompt=a", "--cache_kind=all"), "cache_kind='all'"),
   (("{run}", "--prompt=\udcff"), "--prompt is not UTF-8"),
   (("{run}", "--prompt=a", "--stop=\udcff"), "--stop is not UTF-8"),
@@ -139,7 +155,7 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
   (
     ("{run}", "--prompt=a", "--exit_rule=fixed", "--exit_kept=state",
      "--exit_threshold=0.5"),
-    "exit_threshold=0.5 has no effect on a fixed number",
+    "exit_threshold=0.5 has no effect with a fixed number",
   ),
   (("{run}", "--prompt=a", "--prefill_loops=3"), "prefill_loops=3 is not in"),
   (("{run}", "--chat"), "has no chat template"),

@@ -115,7 +115,7 @@ def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6 w7 w8\nw4 w3 w9\n"))
   assert entry.main(flags) == 0
   said = capsys.readouterr().out
-  assert "(left out: the first 2 messages; --max_tokens is full)" in said
+  assert "(dropped the first 2 messages to fit --max_tokens)" in said
   tokenizer = source.load_folder(folder, dtype="float32").tokenizer
   expected = tokenizer.encode(["w1 w5 w6 w7 w8 w2", "w1 w4 w3 w9 w2"])
   assert prompts == [tuple(ids.tolist()) for ids in expected]

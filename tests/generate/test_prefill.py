@@ -176,10 +176,10 @@ def test_prefixes_are_of_the_same_loops():
   ("looped", {}, 4, r"prefill_loops=4 is not in \[1, 3\]"),
   ("looped", {}, -1, "prefill_loops=-1 is not"),
   ("looped", {"exit_kept": "computed"}, 1, "exit_kept='computed' runs all"),
-  ("looped", {"cache_kind": "mean", "prompt_tokens": 9}, 1, "keeps all loops"),
-  ("transformer", {}, 1, "prefill_loops: the tokens of this family"),
-  ("sleep", {}, 1, "prefill_loops: the tokens of this family"),
-  ("adaptive", {}, 1, "prefill_loops: the tokens of this family"),
+  ("looped", {"cache_kind": "mean", "prompt_tokens": 9}, 1, "stores all loops"),
+  ("transformer", {}, 1, "prefill_loops: this model family"),
+  ("sleep", {}, 1, "prefill_loops: this model family"),
+  ("adaptive", {}, 1, "prefill_loops: this model family"),
 ])  # fmt: skip
 def test_what_cannot_be_read_so_is_refused(name, options, loops, says):
   engine = engine_of(name, **options)

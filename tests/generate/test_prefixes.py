@@ -159,7 +159,7 @@ def test_caches_that_depend_on_what_is_read_together_are_refused(
 
 
 def test_no_room_is_said():
-  with pytest.raises(UserError, match="no room for 16 tokens"):
+  with pytest.raises(UserError, match="no room for 16 prompt tokens"):
     engine(changes={"num_loops": 100, "num_layers": 9})
 
 

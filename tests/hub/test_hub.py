@@ -21,7 +21,7 @@ from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, layouts, weights
+from loopjax.hub import convert, weights
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, recurrent
 from loopjax.optim import parameters
@@ -31,19 +31,19 @@ from loopjax.saved import language_model
 from loopjax.types import PRECISIONS, TaskSpec
 
 SPEC = TaskSpec(31, 9, tuple((i,) for i in range(9)))
-NAMES = tuple(layouts.LAYOUTS)
+NAMES = tuple(convert.LAYOUTS)
 RECURRENT = ("huginn_raven",)
 
 
 def config_of(name, **changes):
   stored = json.loads(str(examples.oracle(name)["config"]))
-  layout = layouts.LAYOUTS[name]
-  settings = layouts.settings(layout, stored)
+  layout = convert.LAYOUTS[name]
+  settings = convert.settings_of(layout, stored)
   return MODELS[layout.family].Config(**{**settings, **changes})
 
 
 def family_of(name):
-  return MODELS[layouts.LAYOUTS[name].family]
+  return MODELS[convert.LAYOUTS[name].family]
 
 
 def abstract(config, mesh=None, min_split_size=1):
@@ -68,7 +68,7 @@ def read(folder, name="ouro", **changes):
   config = config_of(name, **changes)
   graphdef, shapes = abstract(config)
   head_width = config.block_shape().head_width
-  layout = layouts.LAYOUTS[name]
+  layout = convert.LAYOUTS[name]
   return graphdef, weights.read(folder, layout, shapes, head_width)
 
 
@@ -150,7 +150,7 @@ def test_llamas_with_other_rotations_and_heads_are_read_and_exported(
 
 def test_a_scaled_rotation_is_refused_where_there_is_none(tmp_path):
   folder = examples.make_folder(tmp_path / "hub", "llama3")
-  with pytest.raises(UserError, match="rope_scaling: rotations of `recurrent`"):
+  with pytest.raises(UserError, match="rope_scaling: `recurrent` does not"):
     retrofit(folder, tmp_path / "run", Retrofit("0:1"))
   for wrong in ((1.0,), (8.0, 4.0, 1.0, 16.0)):
     with pytest.raises(UserError, match=r"model\.rope_scaling="):
@@ -189,14 +189,14 @@ def test_huginn_is_the_preset_of_its_paper():
       "out_proj": 0.0005356869554443541, "std": 0.008703882797784892,
     },
   }  # fmt: skip
-  layout = layouts.LAYOUTS["huginn_raven"]
-  settings = layouts.settings(layout, theirs)
+  layout = convert.LAYOUTS["huginn_raven"]
+  settings = convert.settings_of(layout, theirs)
   preset = load_config("lm_recurrent", "paper").model.to_dict()
   for name, value in settings.items():
     if name not in ("mlp", "num_key_value_heads", "tied"):
       assert value == pytest.approx(preset[name], rel=1e-3), name
   model = recurrent.Config(**settings)
-  written = layouts.config(layout, model, 31)
+  written = convert.config_of(layout, model, 31)
   assert {name: written[name] for name in written if name in theirs} == {
     name: pytest.approx(value) if name == "init_values" else value
     for name, value in theirs.items()
@@ -208,9 +208,9 @@ def test_nanbeige_has_one_norm_after_all_loops_if_it_says_so(tmp_path):
   oracle = examples.oracle("nanbeige")
   once = {"skip_loop_final_norm": True, "num_loops": 3}
   folder = examples.make_folder(tmp_path / "hub", "nanbeige", config=once)
-  layout = layouts.LAYOUTS["nanbeige"]
+  layout = convert.LAYOUTS["nanbeige"]
   theirs = json.loads((folder / "config.json").read_text())
-  settings = layouts.settings(layout, theirs)
+  settings = convert.settings_of(layout, theirs)
   graphdef, params = read(folder, "nanbeige", **settings)
 
   def run(params):
@@ -218,7 +218,7 @@ def test_nanbeige_has_one_norm_after_all_loops_if_it_says_so(tmp_path):
 
   expected = oracle["once/logits"][2]
   np.testing.assert_allclose(jax.jit(run)(params), expected, atol=1e-5, rtol=0)
-  written = layouts.config(layout, looped.Config(**settings), 31)
+  written = convert.config_of(layout, looped.Config(**settings), 31)
   assert {name: written[name] for name in once} == once
 
 
@@ -228,7 +228,7 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   """In one file and in several, whose index is read again."""
   tensors = examples.tensors_of(name)
   _, params = read(examples.make_folder(tmp_path / "hub", name, parts=3), name)
-  layout, out = layouts.LAYOUTS[name], tmp_path / "out"
+  layout, out = convert.LAYOUTS[name], tmp_path / "out"
   out.mkdir()
   model = config_of(name)
   constants = layout.constants(model, 64)
@@ -273,7 +273,7 @@ def test_bfloat16_is_kept_and_widened_exactly(tmp_path):
     assert jnp.array_equal(one, other.astype(jnp.float32))
   out = tmp_path / "out"
   out.mkdir()
-  weights.write(out, layouts.LAYOUTS["ouro"], wide, 4, "BF16", 10**9)
+  weights.write(out, convert.LAYOUTS["ouro"], wide, 4, "BF16", 10**9)
   for name, value in load_file(out / "model.safetensors").items():
     assert np.array_equal(value, narrow[name]), name
 
@@ -285,7 +285,7 @@ def test_each_device_reads_its_part(tmp_path):
   )
   config = config_of("ouro")
   _, shapes = abstract(config, mesh, min_split_size=64)
-  found = weights.read(folder, layouts.LAYOUTS["ouro"], shapes, 4)
+  found = weights.read(folder, convert.LAYOUTS["ouro"], shapes, 4)
   _, whole = read(folder)
   kernel = found["layers"]["mlp"]["gate"]["kernel"]
   assert kernel.addressable_shards[0].data.shape == (2, 8, 22)
@@ -317,7 +317,7 @@ NORM = "model.norm.weight"
     ),
     (
       lambda x: x.update({NORM: np.zeros(16, np.int8)}),
-      r"of a dtype that is not read model.norm.weight \(I8\)",
+      r"of an unsupported dtype model.norm.weight \(I8\)",
     ),
     (
       lambda x: x.update({"norm.weight": x.pop(NORM)}),
@@ -348,14 +348,14 @@ def test_a_tied_table_may_be_there_twice(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_is_read_as_it_was_written(name):
   """With heads that are not width / heads wide, and turns of their own."""
-  layout = layouts.LAYOUTS[name]
+  layout = convert.LAYOUTS[name]
   changes = [{"rope_base": 12_345.0}, {"norm_epsilon": 3e-6}]
   if name not in RECURRENT:
     changes.append({"head_width": 12})
   for change in changes:
     model = config_of(name, **change)
-    written = layouts.config(layout, model, 31)
-    again = type(model)(**layouts.settings(layout, written))
+    written = convert.config_of(layout, model, 31)
+    again = type(model)(**convert.settings_of(layout, written))
     assert {key: getattr(again, key) for key in change} == change
     shapes = [config.block_shape() for config in (again, model)]
     assert shapes[0].head_width == shapes[1].head_width
@@ -414,16 +414,16 @@ def reindex(change):
       lambda x: (x / "model-00002-of-00003.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\n"
       ),
-      "00002-of-00003.safetensors: is a pointer of Git LFS",
+      "00002-of-00003.safetensors: is a Git LFS pointer",
     ),
-    (reindex(lambda x: x.pop(NORM)), f"does not say that {NORM} is in model-"),
+    (reindex(lambda x: x.pop(NORM)), f"does not place {NORM} in model-"),
     (
       reindex(lambda x: x.update(more="model-00001-of-00003.safetensors")),
       "00001-of-00003.safetensors: more is missing",
     ),
     (
       reindex(lambda x: x.update({NORM: "../model.safetensors"})),
-      "weight_map does not name files of the folder",
+      "weight_map must map tensors to files of the folder",
     ),
     (
       lambda x: (x / "model.safetensors.index.json").write_text("{"),
@@ -450,24 +450,24 @@ def test_broken_folders_are_one_line(damage, message, tmp_path, capsys):
   ("config", "message"),
   [
     ({"model_type": "gemma2"}, "model_type='gemma2' is not one of ouro, nan"),
-    ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
-    ({"rms_norm_eps": None}, "rms_norm_eps=None is not what rms_norm_eps"),
-    ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be more than 0"),
-    ({"hidden_size": "16"}, "hidden_size='16' is not what hidden_size can be"),
-    ({"num_hidden_layers": True}, "num_hidden_layers=True is not what"),
-    ({"num_key_value_heads": "2"}, "num_key_value_heads='2' is not what"),
+    ({"hidden_act": "gelu"}, "hidden_act='gelu' is unsupported"),
+    ({"rms_norm_eps": None}, "rms_norm_eps=None is invalid"),
+    ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be greater than 0"),
+    ({"hidden_size": "16"}, "hidden_size='16' is invalid"),
+    ({"num_hidden_layers": True}, "num_hidden_layers=True is invalid"),
+    ({"num_key_value_heads": "2"}, "num_key_value_heads='2' is invalid"),
     ({"rope_scaling": {"factor": 2}}, "rope_scaling=.* is not supported"),
     ({"rope_scaling": "dynamic"}, "rope_scaling='dynamic' is not supported"),
     ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not supported"),
     ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor': 0.5.* is not"),
-    ({"rope_theta": "1e6"}, "rope_theta='1e6' is not what rope_theta can be"),
+    ({"rope_theta": "1e6"}, "rope_theta='1e6' is invalid"),
     ({"layer_types": ["sliding_attention"] * 2}, "only full_attention"),
     ({"layer_types": 5}, "layer_types=5: only full_attention"),
-    ({"total_ut_steps": None}, "total_ut_steps=None is not what"),
-    ({"eos_token_id": 99}, r"eos_token_id=99 is no id of"),
-    ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is no id of"),
-    ({"eos_token_id": []}, r"eos_token_id=\[\] is no id of"),
-    ({"eos_token_id": None}, r"eos_token_id=None is no id of"),
+    ({"total_ut_steps": None}, "total_ut_steps=None is invalid"),
+    ({"eos_token_id": 99}, r"eos_token_id=99 is not a token id of"),
+    ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is not a token id of"),
+    ({"eos_token_id": []}, r"eos_token_id=\[\] is not a token id of"),
+    ({"eos_token_id": None}, r"eos_token_id=None is not a token id of"),
     ({"num_hidden_layers": 3}, "missing model.layers.2"),
     ({"vocab_size": 40}, "other shape"),
     ({"vocab_size": 30}, "vocab_size=30 is too small"),
@@ -501,16 +501,16 @@ def test_settings_that_are_not_ours_are_one_line(
     (
       "llama",
       {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-      "factor=None is not what factor can be",
+      "factor=None is invalid",
     ),
-    ("huginn_raven", {"init_values": None}, "init_values=None is not what"),
+    ("huginn_raven", {"init_values": None}, "init_values=None is invalid"),
   ],
 )
 def test_variants_of_an_architecture_are_refused(name, config, message):
-  layout = layouts.LAYOUTS[name]
+  layout = convert.LAYOUTS[name]
   theirs = json.loads(str(examples.oracle(name)["config"]))
   with pytest.raises(UserError, match=message):
-    layouts.settings(layout, {**theirs, **config})
+    convert.settings_of(layout, {**theirs, **config})
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -523,11 +523,11 @@ def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
 
 def test_a_window_that_config_json_leaves_out_is_refused():
   """Mistral's default is one of 4,096 tokens."""
-  layout = layouts.LAYOUTS["mistral"]
+  layout = convert.LAYOUTS["mistral"]
   theirs = json.loads(str(examples.oracle("mistral")["config"]))
   del theirs["sliding_window"]
-  with pytest.raises(UserError, match="sliding_window=4096 is not supported"):
-    layouts.settings(layout, layouts.with_defaults(layout, theirs))
+  with pytest.raises(UserError, match="sliding_window=4096 is unsupported"):
+    convert.settings_of(layout, convert.with_defaults(layout, theirs))
 
 
 @pytest.mark.parametrize(("files", "end"), [
@@ -549,7 +549,7 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
   arguments = ["import", str(folder), str(run), "--sequence_length=9"]
   assert hub.main(arguments) == 0
   assert hub.main(arguments) == 2  # There is a run now.
-  assert "contains a run already" in capsys.readouterr().err
+  assert "already contains a run" in capsys.readouterr().err
   shutil.rmtree(folder)  # Nothing of it is needed any more.
   found = language_model.load(run)
   assert found.facts["model"] == "looped" and found.facts["num_loops"] == 4
@@ -702,7 +702,7 @@ def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
   ("arg", "message"),
   [
     ("model.name=looped", "its task is not 'text'"),
-    ("model.name=disco", "its model is not of the family 'looped'"),
+    ("model.name=disco", "its model family is not 'looped'"),
   ],
 )
 def test_what_has_no_layout_is_one_line(arg, message, tmp_path):
@@ -720,7 +720,7 @@ def test_what_has_no_layout_is_one_line(arg, message, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_is_a_parameter(name):
   _, shapes = abstract(config_of(name, tied=False))
-  rows = {row.ours for row in layouts.LAYOUTS[name].rows}
+  rows = {row.ours for row in convert.LAYOUTS[name].rows}
   assert rows == {
     jax.tree_util.keystr(path, simple=True, separator="/")
     for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
@@ -731,7 +731,7 @@ def test_every_row_is_a_parameter(name):
 def test_tensors_of_the_published_models(layers, count):
   config = config_of("ouro", num_layers=layers)
   _, shapes = abstract(config)
-  parts = weights._parts(layouts.LAYOUTS["ouro"], shapes, 4)
+  parts = weights._parts(convert.LAYOUTS["ouro"], shapes, 4)
   names = [name for part in parts for name in part.names()]
   assert len(set(names)) == len(names) == count == 11 * layers + 5
   assert PRECISIONS["bfloat16_params"].params == jnp.bfloat16
@@ -739,10 +739,10 @@ def test_tensors_of_the_published_models(layers, count):
 
 def test_huginns_random_state_comes_along():
   """Its code draws it with `std` times the scale of embeddings."""
-  layout = layouts.LAYOUTS["huginn_raven"]
-  theirs = json.loads(json.dumps(layouts.config(
+  layout = convert.LAYOUTS["huginn_raven"]
+  theirs = json.loads(json.dumps(convert.config_of(
     layout, config_of("huginn_raven", state_std=0.3, input_scale=4.0), 128
   )))  # fmt: skip
   assert theirs["init_values"]["std"] == pytest.approx(0.3 / 4.0)
-  got = layouts.settings(layout, theirs)
+  got = convert.settings_of(layout, theirs)
   assert got["state_std"] == pytest.approx(0.3)

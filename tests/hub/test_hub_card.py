@@ -92,7 +92,7 @@ def test_a_card_has_what_the_run_has_written(copies):
     "| test | bits\\_per\\_byte | 1.8034 |",
     "accuracy | 0.3000 ± 0.0725 | 40 |",
     "4 loops, exit None, 5 examples, context 9, limit 40, sha256 5ec05ec05ec0",
-    "Results of other steps that are left out: 1.",
+    "Results of other steps, not shown: 1.",
   ):
     assert expected in text, expected
   for secret in ("/home/me", "9.0000", "late", str(run)):
@@ -115,7 +115,7 @@ def test_an_imported_model_names_its_base_and_has_no_scores(made):
   text = card.card(*made)
   assert 'base_model: "Ouro-tiny"' in text
   assert "Imported, not trained here." in text
-  assert "None of the run itself." in text
+  assert "The run recorded no scores." in text
 
 
 def test_scores_of_another_step_are_not_the_models(copies, capsys):
@@ -124,7 +124,7 @@ def test_scores_of_another_step_are_not_the_models(copies, capsys):
   arguments = ["card", str(run), str(out)]
   assert hub.main(arguments) == 2
   error = capsys.readouterr().err
-  assert "has parameters of step 0" in error and "of step 800" in error
+  assert "has the parameters of step 0" in error and "to step 800" in error
   assert error.count("\n") == 1
   assert not (out / "README.md").exists()
   trained_at = json.loads((out / "config.json").read_text())
@@ -184,7 +184,7 @@ def cut(folder):
     (lambda x: (x / "README.md").unlink(), "me/m", "contains no README.md"),
     (lambda x: (x / "config.json").unlink(), "me/m", "contains no config.json"),
     (cut, "me/m", "cannot be read"),
-    (lambda x: None, "m", "m: write it as OWNER/NAME"),
+    (lambda x: None, "m", "m: expected OWNER/NAME"),
     (lambda x: None, "me/full", "failed .ConnectionError: no route"),
   ],
 )

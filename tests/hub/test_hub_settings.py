@@ -8,12 +8,12 @@ import pytest
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
-from loopjax.hub import layouts, retrofit
+from loopjax.hub import convert, retrofit
 from loopjax.loop import injection
 from loopjax.models import MODELS
 from loopjax.models.recurrent import config as recurrent
 
-NAMES = tuple(layouts.LAYOUTS)
+NAMES = tuple(convert.LAYOUTS)
 OF_ALL = {
   "hidden_act": "gelu",
   "attention_bias": True,
@@ -74,7 +74,7 @@ NOT_EXPORTED = {
 WORDS = {
   "mlp": ("gelu", "swiglu"), "loop_norm": ("per_loop", "final_only"),
   "exit_gate": ("none", "joint", "alone", "unused"),
-  "norm_order": recurrent.NORM_ORDERS, "injection": injection.KINDS,
+  "norm_order": recurrent.NORM_ORDERS, "injection": tuple(injection.INJECTIONS),
   "exit_norm": recurrent.EXIT_NORMS, "state": recurrent.STATES,
   "update": recurrent.UPDATES, "rope_scaling": ((8.0, 1.0, 4.0, 16.0),),
 }  # fmt: skip
@@ -86,8 +86,8 @@ def stored(name):
 
 def read(name, theirs):
   """Our config of a config.json."""
-  layout = layouts.LAYOUTS[name]
-  return MODELS[layout.family].Config(**layouts.settings(layout, theirs))
+  layout = convert.LAYOUTS[name]
+  return MODELS[layout.family].Config(**convert.settings_of(layout, theirs))
 
 
 def changed(theirs, key, value):
@@ -100,7 +100,7 @@ def changed(theirs, key, value):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_that_no_model_here_has_are_refused(name):
-  assert {*layouts.LAYOUTS[name].fixed} <= {*REFUSED[name]}
+  assert {*convert.LAYOUTS[name].fixed} <= {*REFUSED[name]}
   for key, value in REFUSED[name].items():
     with pytest.raises(UserError, match=key) as caught:
       read(name, {**stored(name), key: value})
@@ -154,7 +154,7 @@ def facts(config):
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_ours_are_exported_or_refused(name):
   """With every other value of every field."""
-  layout, before = layouts.LAYOUTS[name], read(name, stored(name))
+  layout, before = convert.LAYOUTS[name], read(name, stored(name))
   kept, refused = set(), set()
   for field, old in dataclasses.asdict(before).items():
     for value in others(field, old) if field not in NOT_EXPORTED else ():
@@ -165,7 +165,7 @@ def test_settings_of_ours_are_exported_or_refused(name):
       if model == before:
         continue
       try:
-        written = layouts.config(layout, model, 31)
+        written = convert.config_of(layout, model, 31)
       except UserError as error:
         assert f"model.{field}=" in str(error)
         refused.add(field)
@@ -195,5 +195,5 @@ def test_no_loop_is_put_around_what_is_no_transformer(name, value):
   config.update(retrofit._TRANSFORMER)
   assert retrofit._num_layers(config) == 8
   config[name] = value
-  with pytest.raises(UserError, match=f"model.{name}={value!r}: a transformer"):
+  with pytest.raises(UserError, match=f"model.{name}={value!r}: expected"):
     retrofit._num_layers(config)

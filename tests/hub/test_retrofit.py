@@ -130,17 +130,17 @@ def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
 @pytest.mark.parametrize(
   ("name", "changes", "core", "message"),
   [
-    ("looped", {}, "2:2", "--core=2:2: write it as s:t, for layers s to t - 1"),
+    ("looped", {}, "2:2", "--core=2:2: expected s:t, for layers s to t - 1"),
     ("looped", {}, "1:5", "to t - 1 of 4"),
-    ("looped", {}, "1-3", "write it as s:t"),
-    ("looped", {"num_loops": 2}, "1:3", "num_loops=2: no transformer without"),
-    ("recurrent", {"num_loops": 2}, "1:3", "model.num_loops=2: a transformer"),
+    ("looped", {}, "1-3", "expected s:t"),
+    ("looped", {"num_loops": 2}, "1:3", "num_loops=2: expected a transformer"),
+    ("recurrent", {"num_loops": 2}, "1:3", "model.num_loops=2: expected"),
     ("disco", {}, "1:3", "model.name='disco'"),
     (
       "transformer of copies",
       {"loop_norm": "per_loop"},
       "1:3",
-      "there are norms between layers",
+      "norms between layers are unsupported",
     ),
   ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import texts_examples as examples
 
+import loopjax
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.eval.batches import ScoringRequest
@@ -18,7 +19,7 @@ from loopjax.generate import chat, source
 from loopjax.generate import text as text_lib
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.hub import convert, layouts, tokenizer_files
+from loopjax.hub import convert, tokenizer_files
 from loopjax.saved import language_model
 
 STORED = examples.stored()
@@ -149,7 +150,7 @@ def test_another_beginning_can_be_asked_for(tmp_path):
   other = tokenizer.beginning_with("</s>")
   assert other.encode_prompt("The loop") == (2, *plain[1:])
   assert other.beginning == "</s>"
-  with pytest.raises(UserError, match="--bos='<x>' is no token of"):
+  with pytest.raises(UserError, match="--bos='<x>' is not a token of"):
     tokenizer.beginning_with("<x>")
   own = Tokenizer("bytes")
   assert own.beginning == "document separator"
@@ -199,8 +200,9 @@ def test_an_imported_run_and_its_export_begin_as_the_folder(kind, tmp_path):
   assert list(again.encode_prompt(examples.PROMPTS[0])) == expected
   del config["task"]["begin_token"]
   path.write_text(json.dumps(config))
-  with pytest.raises(UserError, match="earlier version.* import it again"):
-    language_model.load(run)
+  for load in (language_model.load, loopjax.load):
+    with pytest.raises(UserError, match="earlier version.* import it again"):
+      load(run)
 
 
 @pytest.mark.parametrize("name", examples.TEMPLATES)
@@ -220,10 +222,10 @@ def test_chats_are_those_of_transformers(name, tmp_path):
 def test_configs_are_read_as_transformers_reads_them(number):
   """Rotations under two names, and fields that are missing."""
   kind, given = examples.CONFIGS[number]
-  layout = layouts.LAYOUTS[kind]
+  layout = convert.LAYOUTS[kind]
   theirs = EXPECTED["configs"][number]
-  whole = layouts.with_defaults(layout, {"model_type": kind, **given})
-  ours = layouts.settings(layout, whole)
+  whole = convert.with_defaults(layout, {"model_type": kind, **given})
+  ours = convert.settings_of(layout, whole)
   rope = theirs.pop("rope_parameters")
   rope = rope.get("full_attention", rope)
   assert ours["rope_base"] == rope["rope_theta"]

@@ -94,6 +94,26 @@ def test_first_loop_projects_the_inputs():
   assert_close(written, same[1], 1e-6)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "pallas_tpu"])
+def test_without_a_cache_the_rows_are_returned(implementation):
+  """Those that a cache would get, and their gradients."""
+  *inputs, cache, _ = arrays(jnp.float32, **CASES["chunk"])
+  start = jnp.zeros(3, jnp.int32)
+  form = functools.partial(gated_kv, implementation=implementation)
+
+  def rows(x, h, weights, tables, cache, start):
+    latent, written = gated_kv(x, h, weights, tables, cache, start)
+    return latent, tuple(y[:, : x.shape[1]] for y in written)
+
+  def alone(*operands):
+    return form(*operands[:-2])
+
+  operands = (*inputs, cache, start)
+  with pltpu.force_tpu_interpret_mode(POISON):
+    actual = differentiated(alone, operands)
+  assert_close(actual, differentiated(rows, operands), 1e-5)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_is_the_reference(name, request):
   """Results and all gradients; rows that are not written to the bit."""

@@ -6,10 +6,9 @@ import subprocess
 import jax
 import pytest
 import yaml
-from absl import flags
-from absl.testing import flagsaver
 from launch_support import AGAIN, LAUNCH, RUN, dry
 
+from loopjax import main as main_lib
 from loopjax.run import processes
 
 XPK = {"NAME": "run1", "CLUSTER": "tpus", "TYPE": "v6e-64", "IMAGE": "i:tpu"}
@@ -55,7 +54,6 @@ def test_what_xpk_needs_is_asked_for(world, missing):
   assert done.stderr.startswith(f"error: {missing} is missing")
 
 
-@flagsaver.flagsaver
 def test_a_node_of_skypilot_joins_the_others(tmp_path, monkeypatch):
   """The script of the YAML, with a stand-in for Python."""
   task = yaml.safe_load((LAUNCH / "sky.yaml").read_text())
@@ -85,8 +83,13 @@ def test_a_node_of_skypilot_joins_the_others(tmp_path, monkeypatch):
   assert words[-2:] == arguments
   told = {}
   monkeypatch.setattr(jax.distributed, "initialize", lambda **x: told.update(x))
-  flags.FLAGS(["main", *words[3:-2]])
-  processes.start()
+  options = main_lib.parser().parse_config(words[3:-2])
+  processes.start(
+    options.distributed,
+    options.coordinator_address,
+    options.num_processes,
+    options.process_id,
+  )
   assert told["coordinator_address"] == "10.0.0.1:8476"
   assert (told["num_processes"], told["process_id"]) == (2, 1)
 

@@ -5,8 +5,6 @@ import runpy
 import jax
 import pytest
 import yaml
-from absl import flags
-from absl.testing import flagsaver
 from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP
 from tests_support import ROOT
 
@@ -62,7 +60,6 @@ def test_a_job_set_of_gpu_hosts(world):
   }
 
 
-@flagsaver.flagsaver
 def test_a_run_understands_what_the_job_set_says(monkeypatch):
   manifest = job_set(HOSTS="4")
   _, container = pods(manifest["spec"]["replicatedJobs"][0]["template"]["spec"])
@@ -71,18 +68,15 @@ def test_a_run_understands_what_the_job_set_says(monkeypatch):
   monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
   told = {}
   monkeypatch.setattr(jax.distributed, "initialize", lambda **x: told.update(x))
-  flags.FLAGS(["main"])
   processes.start()
   # JobSet calls pods JOBSET-REPLICATEDJOB-JOB-POD.JOBSET.
   assert told["coordinator_address"] == "run1-workers-0-0.run1:8476"
   assert (told["num_processes"], told["process_id"]) == (4, 2)
 
 
-@flagsaver.flagsaver
 def test_an_item_of_a_sweep_runs_alone_whatever_its_index(monkeypatch):
   monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
   monkeypatch.setattr(jax.distributed, "initialize", pytest.fail)
-  flags.FLAGS(["main"])
   assert processes.start() is None
 
 

@@ -5,7 +5,6 @@ import re
 import subprocess
 
 import pytest
-from absl import flags
 from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP, TPU, dry
 
 from loopjax import main, sweep
@@ -80,8 +79,8 @@ def given(text, module):
 
 
 def there_are(module):
-  known = flags.FLAGS.get_key_flags_for_module(module.__name__)
-  return {flag.name for flag in known}
+  known = module.parser()._option_string_actions
+  return {flag.removeprefix("--") for flag in known}
 
 
 def test_every_flag_that_a_script_gives_exists(world):

@@ -22,11 +22,8 @@ def melt(params, x, tables, history, first):
   latent, total = None, 0.0
   for _ in range(LOOPS):
     query, weights = x @ params["query"], params["weights"]
-    empty = jnp.zeros((*x.shape[:2], HEADS, HEAD_WIDTH), x.dtype)
-    latent, own = reference.gated_kv(
-      x, latent, weights, tables, (empty, empty), jnp.zeros(BATCH, jnp.int32)
-    )
-    query = reference.rotate(query.reshape(empty.shape), tables)
+    latent, own = reference.gated_kv(x, latent, weights, tables)
+    query = reference.rotate(query.reshape(own[0].shape), tables)
     own_seen = jnp.tril(jnp.ones((1, x.shape[1], x.shape[1]), bool))
     seen = jnp.arange(history[0].shape[1]) < first
     seen = jnp.broadcast_to(seen, (1, x.shape[1], len(seen)))
@@ -78,9 +75,11 @@ def unrolled(params, inputs, tables, history, reach=-1):
 
 
 def scanned(params, inputs, tables, history, reach=-1):
-  return chunks.run(
-    chunks.Options(melt, reach), params, inputs, tables, history
-  )
+  def step(params, x, tables, history, first):
+    history = chunks.cut(history, first, reach * x.shape[1])
+    return melt(params, x, tables, history, first)
+
+  return chunks.run(chunks.Options(step), params, inputs, tables, history)
 
 
 def gradients(form, params, inputs, tables, history):

@@ -117,7 +117,7 @@ def test_losses_and_scores_keep_documents_apart(name):
 
 @pytest.mark.parametrize("name", REFUSING)
 def test_families_that_would_mix_documents_refuse_them(name):
-  message = "the task packs several documents into a row, and this model"
+  message = "this model does not support rows of several documents: it"
   with pytest.raises(UserError, match=message) as caught:
     examples.abstract(MODELS[name], config_of(name), PACKED)
   assert "\n" not in str(caught.value)

@@ -135,7 +135,7 @@ def test_prompts_run_all_loops_that_they_may():
 def test_exits_that_cannot_be():
   assert melt.exit_rule(CONFIG) == "gate"
   melt.check_exits(CONFIG, "gate", "copy", "latent")
-  with pytest.raises(UserError, match="needs a cache with the keys and values"):
+  with pytest.raises(UserError, match="needs cache_kind='per_loop'"):
     melt.check_exits(CONFIG, "gate", "state", "latent")
   plain = config_of("melt")
   assert melt.exit_rule(plain) == "fixed"

@@ -165,13 +165,15 @@ def test_no_loop_is_skipped_at_a_threshold_of_one(rule):
 def test_exits_that_there_are_not():
   with pytest.raises(UserError, match="'gate' needs an exit gate"):
     recurrent.check_exits(CONFIG, "gate", "copy", "per_loop")
-  with pytest.raises(UserError, match="reads something else as well"):
+  with pytest.raises(UserError, match="reads more than the last state"):
     recurrent.check_exits(CONFIG, "kl", "state", "per_loop")
   recurrent.check_exits(CONFIG, "stable", "copy", "continuous")
   damped = dataclasses.replace(CONFIG, update="damped")
   with pytest.raises(UserError, match="a loop depends on how many follow"):
     recurrent.check_exits(damped, "kl", "copy", "per_loop")
-  with pytest.raises(UserError, match="reading on after some loops: with"):
+  with pytest.raises(
+    UserError, match="resuming after some loops is unsupported with"
+  ):
     recurrent.check_resumes(damped, "per_loop")
   recurrent.check_exits(damped, "fixed", "copy", "per_loop")
 

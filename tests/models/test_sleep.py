@@ -15,7 +15,7 @@ from tests_support import crossing, long_case
 from loopjax.errors import UserError
 from loopjax.loop import windows
 from loopjax.models import looped, sleep
-from loopjax.models.sleep import pass_gradients
+from loopjax.models.sleep import model as sleep_model
 from loopjax.nn import attention, block, rope
 from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.types import LoopOptions, TaskSpec
@@ -278,7 +278,7 @@ def slopes(**changes):
 )
 def test_a_cut_stops_what_it_names(cut, slopes):
   config = config_of(gradient_passes=1, gradient_cut=cut)
-  grad = jax.grad(lambda carry: sum(pass_gradients._cut(config, carry)))
+  grad = jax.grad(lambda carry: sum(sleep_model.cut(config, carry)))
   assert grad((1.0, 1.0)) == slopes
 
 

@@ -109,13 +109,6 @@ def test_the_ponder_term_alone_moves_the_router():
   assert np.abs(grads["router"]["bias"]).max() > 1e-3
 
 
-def test_a_halting_that_is_only_listed_is_no_other_halting():
-  config = dataclasses.replace(SMALL)
-  object.__setattr__(config, "halting", "nonsense")
-  with pytest.raises(KeyError, match="nonsense"):
-    examples.abstract(utm, config, SPEC)._halting_rule()
-
-
 def test_the_ponder_weight_warms_up():
   config = dataclasses.replace(SMALL, ponder_weight=0.5, ponder_warmup_steps=10)
 

@@ -18,9 +18,9 @@ from loopjax.analysis.loops import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import solver
 from loopjax.errors import UserError
+from loopjax.optim import chain
 from loopjax.play import __main__ as command
 from loopjax.play import load, page, puzzle
-from loopjax.program import build
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
 
@@ -83,11 +83,15 @@ def test_a_run_with_kernels_is_read_anywhere(tmp_path, monkeypatch):
   assert settings.plain["loop"]["kernels"] == "tpu"
   assert settings.loop.kernels == "xla"
   monkeypatch.setattr(program_lib, "have_kernels", lambda *_: True)
-  monkeypatch.setattr(build, "check_kernels", lambda *_: None)
-  monkeypatch.setattr(build, "_check_step", lambda _: None)
   assert trained.read(workdir).settings.loop.kernels == "xla"
   kept = trained.read(workdir, kernels=True).settings
   assert kept.loop.kernels == "tpu"
+
+
+def test_a_model_is_read_without_what_trains_it(workdir, monkeypatch):
+  monkeypatch.setattr(program_lib, "make_program", pytest.fail)
+  monkeypatch.setattr(chain, "make_optimizer", pytest.fail)
+  assert trained.read(workdir).settings.model.num_loops == LOOPS
 
 
 def test_more_loops_than_trained(workdir):
@@ -124,8 +128,8 @@ def test_harder_puzzles_have_fewer_clues_or_need_guesses():
   ("cells", "message"),
   [
     ("123", "3 cells; this board has 16"),
-    ("5" + 15 * ".", "'5' is no cell of a puzzle; there are 1 to 4"),
-    ("x" + 15 * ".", "'x' is no cell"),
+    ("5" + 15 * ".", "'5' is not a cell; use 1-4, or . for a blank"),
+    ("x" + 15 * ".", "'x' is not a cell"),
   ],
 )
 def test_what_is_no_puzzle(cells, message):
@@ -283,7 +287,7 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
     )
     style = square.get_attribute("style")
     assert f"{round(90 * share / 255)}%" in style
-  assert "looks here" in tab.locator("#legend").inner_text()
+  assert "attends here" in tab.locator("#legend").inner_text()
   tab.keyboard.press("Escape")
   tab.keyboard.press("h")
   assert tab.locator("[value=halting]").is_checked()

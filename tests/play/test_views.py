@@ -184,7 +184,9 @@ def test_a_sum_has_one_right_text(text, right):
 
 
 def test_a_text_that_is_too_long_is_refused(inspectors):
-  with pytest.raises(UserError, match="65 tokens; this model reads at most 64"):
+  with pytest.raises(
+    UserError, match="65 tokens, more than the model's context length of 64"
+  ):
     inspectors["looped"].inspect("x" * 64)
 
 
@@ -226,8 +228,8 @@ def test_what_is_no_question(runs):
   size = config.vocabulary.padding
   names = [multihop.decode(config, [token]) for token in range(size)]
   for words, message in (
-    ("<e1> <r0x>", "'<r0x>' is no word of this task; did you mean '<r0>'?"),
-    ("<r0> <e1>", "is no question; one has the form ENTITY RELATION1"),
+    ("<e1> <r0x>", "'<r0x>' is not a word of this task; did you mean '<r0>'?"),
+    ("<r0> <e1>", "is not a question; expected the form ENTITY RELATION1"),
   ):
     with pytest.raises(UserError) as error:
       questions.parse(config, facts, names, words)

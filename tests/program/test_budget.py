@@ -49,7 +49,7 @@ def test_every_width_has_its_ratio():
 
 
 def test_a_model_that_is_too_large_without_mlps_is_one_line():
-  with pytest.raises(UserError, match="no width of the MLP gives") as caught:
+  with pytest.raises(UserError, match="no MLP width gives") as caught:
     budget.mlp_ratio(config_of(), 1000.0)
   assert "\n" not in str(caught.value)
 

@@ -169,7 +169,7 @@ def test_resuming_is_bitwise_though_the_teacher_has_gone_on(teacher, tmp_path):
   assert fresh["digest"] != done["digest"]
   (cut / "summary.json").unlink()
   shutil.rmtree(source / "checkpoints" / "10")
-  with pytest.raises(UserError, match="source/.* no checkpoint of step 10"):
+  with pytest.raises(UserError, match="source/.* no checkpoint at step 10"):
     train.run(config, cut, "train")
 
 
@@ -244,7 +244,7 @@ def test_a_step_whose_carried_state_is_not_finite_changes_nothing():
   [
     ({"run__teacher": "nowhere"}, "run.teacher=nowhere contains no run"),
     ({"run__teacher": ""}, "model.name='pupil' learns from a teacher"),
-    ({"task__box_cols": 3}, r"reads 6 token ids, the task has 8"),
+    ({"task__box_cols": 3}, r"reads 6 token ids, but the task has 8"),
   ],
 )
 def test_a_teacher_that_cannot_be_is_one_line(
@@ -269,7 +269,7 @@ def test_a_folder_of_another_kind_is_one_line(tmp_path, teacher):
   hub = tmp_path / "hub"
   hub.mkdir()
   (hub / "config.json").write_text(json.dumps({"architectures": ["Ouro"]}))
-  with pytest.raises(UserError, match="hub: config.json does not describe"):
+  with pytest.raises(UserError, match="hub: config.json is not a loopjax"):
     describe.describe(config_of(hub))
   shutil.copy(teacher / "config.json", hub / "config.json")
   with pytest.raises(UserError, match="hub contains no checkpoints"):

@@ -12,7 +12,7 @@ from tests_support import ROOT, load_config
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
-from loopjax.report import comparison, grouping, keep, page
+from loopjax.report import grouping, keep, page, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance
@@ -125,7 +125,7 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   assert '"verdict": "same direction"' in path.read_text()
   capsys.readouterr()
   assert keep.main([f"--out={out / 'new.runs.json'}", "--sweep=x"]) == 2
-  assert "has no runs, and none are given" in capsys.readouterr().err
+  assert "contains no runs, and no WORKDIR" in capsys.readouterr().err
   assert keep.main([*words[:2], "--verdict=yes"]) == 2
 
 
@@ -186,10 +186,10 @@ def test_a_search_by_loss_chooses_the_lowest():
     )
     for value in (3.0, 2.0)
   ]  # fmt: skip
-  table, _ = comparison.table(sweep, groups, None, ())
+  table, _ = tables.comparison_table(sweep, groups, None, ())
   assert [row[1].text for row in table.rows] == ["3.0", "2.0, chosen"]
   for alone in ("x.y",), None:  # Nothing to choose among; nothing chosen.
-    table, _ = comparison.table(sweep, groups, None, alone)
+    table, _ = tables.comparison_table(sweep, groups, None, alone)
     assert [row[1].text for row in table.rows] == ["3.0", "2.0"]
 
 
@@ -205,7 +205,7 @@ def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):
   summary = workdir_lib.read_json(runs[0] / "summary.json")
   summary["metrics"]["test/exact_match"] = 0.5
   workdir_lib.write_json(runs[0] / "summary.json", summary)
-  with pytest.raises(UserError, match="another run with the name n1_s1"):
+  with pytest.raises(UserError, match="another run has the name n1_s1"):
     keep.keep(runs, at_once, "passes")
   assert one_by_one.read_text() == at_once.read_text()
 
@@ -240,11 +240,11 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
   workdir_lib.write_json(foreign / "summary.json", {"status": "completed"})
   out = tmp_path / "kept" / "a.runs.json"
   for workdirs, message in (
-    ([elsewhere], "names /home/me/runs/x, which others do not have"),
-    ([runs[0], twin], "there is another run with the name n1_s1"),
+    ([elsewhere], "contains the path /home/me/runs/x, which others"),
+    ([runs[0], twin], "another run has the name n1_s1"),
     ([broken], "the run is not complete"),
     ([unfinished], "the run is not complete"),
-    ([foreign], "summary.json: is not that of a run"),
+    ([foreign], "summary.json: was not written by loopjax"),
     ([tmp_path], "contains no run: config.json is missing"),
     (["zoo:novels"], "zoo:novels is a trained model, not a run"),
     ([runs[0], "--chosen_for="], "--chosen_for has no effect without --sweep"),
@@ -252,7 +252,7 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
     ([runs[0], "--title=x"], "--title has no effect without --sweep"),
     (
       [runs[0], "--sweep=x", "--chosen_for=model.num_pases"],
-      "no setting 'model.num_pases'; there is model.num_passes",
+      "unknown setting 'model.num_pases'; did you mean model.num_passes",
     ),
   ):
     arguments = [*map(str, workdirs), f"--out={out}"]
@@ -292,7 +292,7 @@ def test_a_folder_of_this_machine_is_renamed(tmp_path, capsys):
   out = tmp_path / "a.runs.json"
   words = [str(workdir), f"--out={out}"]
   assert keep.main([*words, "--rename=/home/me/data"]) == 2
-  assert "is not FOLDER=NAME" in capsys.readouterr().err
+  assert "expected FOLDER=NAME" in capsys.readouterr().err
   assert keep.main([*words, "--rename=/home/me/data=books"]) == 0
   assert "/home" not in out.read_text() and "books/x" in out.read_text()
 

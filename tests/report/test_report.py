@@ -14,11 +14,10 @@ from tests_support import load_config, namespace
 from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import grouping, page, plots
+from loopjax.report import grouping, page, plots, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import settings as settings_lib
-from loopjax.report import words as words_lib
 from loopjax.report.papers import (
   PAPERS,
   adaptive,
@@ -253,7 +252,7 @@ def test_several_directories_are_one_report(workdir, tmp_path, capsys):
   (path,) = re.findall(r"\]\((\S*by_hand/figures/curves.png)\)", text)
   assert (out / path).is_file()
   assert command.main(folders) == 2
-  assert "--out=FOLDER is needed" in capsys.readouterr().err
+  assert "--out=FOLDER is required" in capsys.readouterr().err
 
 
 def test_sweeps_of_one_name_have_their_own_pictures(workdir, tmp_path):
@@ -511,7 +510,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
   panels = adaptive.PAPER.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
   assert [line[0] for line in lines] == [
-    f"slots of a layer\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
+    f"slots per layer\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
   ]
   for number, line in enumerate(lines, 1):
     assert line[2] == [1, 2, 3, 6]
@@ -841,7 +840,7 @@ def test_runs_of_no_sweep_are_listed(workdir):
   config = plan_of(workdir).runs[0].config
   make_run(workdir / "by_hand", config, 0.75)
   html = written(workdir)[0].read_text()
-  assert "Runs of no sweep" in html
+  assert "Runs outside sweeps" in html
   assert "exact match, %: 75.0" in html
 
 
@@ -869,7 +868,9 @@ def test_a_summary_of_something_else_is_no_card(workdir, lacks):
     markdown = written(run.directory)[1].read_text()
     assert re.search("3,447 parameters\n", markdown)
     return
-  with pytest.raises(UserError, match=r"summary.json: is not that of a run"):
+  with pytest.raises(
+    UserError, match=r"summary.json: was not written by loopjax"
+  ):
     written(run.directory)
 
 
@@ -883,6 +884,6 @@ def test_the_command_prints_its_files(workdir, capsys):
 
 def test_times_are_readable():
   seconds = [3, 119, 600, 7200]
-  assert [words_lib.duration(s).replace("\u00a0", " ") for s in seconds] == [
+  assert [tables.duration(s).replace("\u00a0", " ") for s in seconds] == [
     "3 s", "119 s", "10 min", "2.0 h",
   ]  # fmt: skip

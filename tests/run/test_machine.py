@@ -69,5 +69,5 @@ def test_the_first_calls_correct_it(monkeypatch):
   assert not said  # Half a second is too short.
   calls.after(630, jnp.ones(()))
   calls.after(640, jnp.ones(()))
-  assert said == ["10 steps a second; about 3 minutes of training to go"]
+  assert said == ["10 steps per second; 3 minutes left"]
   assert next(times) == 99.0  # Later calls are not waited for.

@@ -3,8 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from loopjax.errors import UserError
 from loopjax.run import processes
@@ -14,8 +12,6 @@ from loopjax.run import processes
 def parsed(monkeypatch):
   for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"):
     monkeypatch.delenv(name, raising=False)
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
 
 
 @pytest.fixture
@@ -37,8 +33,7 @@ def test_flags_win_over_the_environment(joined, monkeypatch):
   monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "elsewhere:1")
   monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
   monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-  with flagsaver.flagsaver(coordinator_address="here:2"):
-    processes.start()
+  processes.start(coordinator_address="here:2")
   (call,) = joined
   assert call["coordinator_address"] == "here:2"
   assert (call["num_processes"], call["process_id"]) == (4, 3)
@@ -59,7 +54,7 @@ def test_a_scheduler_that_started_several_tasks_is_noticed(joined, monkeypatch):
     (
       {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
       {},
-      "smaller --process_id; they are 2 and 2",
+      "smaller --process_id; got 2 and 2",
     ),
     (
       {"coordinator_address": "a:1"},
@@ -73,8 +68,8 @@ def test_contradictions_are_named(
 ):
   for name, value in environment.items():
     monkeypatch.setenv(name, value)
-  with flagsaver.flagsaver(**given), pytest.raises(UserError, match=message):
-    processes.start()
+  with pytest.raises(UserError, match=message):
+    processes.start(**given)
   assert joined == []
 
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from absl import logging as absl_logging
 
-from loopjax.run import quiet
 from loopjax.run.checkpoints import checkpoint, restore
 
 
@@ -28,7 +27,7 @@ def test_orbax_is_silent_and_others_are_heard(tmp_path, caplog):
 
 
 def test_an_event_loop_of_orbax_is_silent(caplog):
-  quiet.orbax()
+  restore.quiet_orbax()
   log = logging.getLogger("asyncio")
   log.error("Task was destroyed but it is pending: <coro=read() of orbax/a.py>")
   log.error("Task was destroyed but it is pending: <coro=mine() of mine.py>")

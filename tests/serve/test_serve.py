@@ -168,7 +168,7 @@ def test_each_model_is_asked_by_its_name():
       assert answer["model"] == fields.get("model", "tiny")
       assert len(engine.added) == before + 1
     error = served.post(prompt="x", model="third").json()["error"]["message"]
-    assert "this server has 'tiny', 'other'" in error
+    assert "expected one of 'tiny', 'other'" in error
     wait_for(lambda: served.number("loopjax_live_requests") == 0)
     second.broken = True
     assert served.post(prompt="x", model="other").status_code == 503
@@ -389,21 +389,29 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   ("fields", "param", "message"),
   [
     ({}, "prompt", "prompt is missing"),
-    ({"prompt": {}}, "prompt", "not a text or a list of token ids"),
-    ({"prompt": []}, "prompt", "not a text or a list"),
-    ({"prompt": ["a", 3]}, "prompt", "not a text"),
-    ({"prompt": [True]}, "prompt", "not a text"),
+    ({"prompt": {}}, "prompt", "not a string or a list of token ids"),
+    ({"prompt": []}, "prompt", "not a string or a list"),
+    ({"prompt": ["a", 3]}, "prompt", "not a string"),
+    ({"prompt": [True]}, "prompt", "not a string"),
     ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
-    ({"prompt": ["a"] * 129}, "prompt", "129 prompts are more than 128"),
-    ({"prompt": "x" * 300}, "prompt", "room for 200"),
+    (
+      {"prompt": ["a"] * 129},
+      "prompt",
+      "129 prompts exceed the maximum of 128",
+    ),
+    ({"prompt": "x" * 300}, "prompt", "the maximum is 200"),
     ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
     ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
     ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
     ({"prompt": "x", "max_tokens": True}, "max_tokens", "an integer from 1"),
     ({"prompt": "x", "n": 0}, "n", "an integer from 1"),
-    ({"prompt": "x", "n": 9}, "n", "9 choices are more than the 8"),
-    ({"prompt": ["x"] * 65, "n": 2}, "n", "130 choices are more than 128"),
+    ({"prompt": "x", "n": 9}, "n", "9 choices exceed the 8"),
+    (
+      {"prompt": ["x"] * 65, "n": 2},
+      "n",
+      "130 choices exceed the maximum of 128",
+    ),
     ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
     ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
     ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
@@ -426,7 +434,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
       "stream_options",
       "no effect without stream",
     ),
-    ({"prompt": "x", "\ud800": 1}, r"\ud800", "there is no field '\\ud800'"),
+    ({"prompt": "x", "\ud800": 1}, r"\ud800", "unknown field '\\ud800'"),
     (
       {"prompt": "x", "stream": True, "stream_options": {"include_x": 1}},
       "stream_options",
@@ -439,11 +447,11 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     ),
     ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
     ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
-    ({"prompt": "x", "echo": True}, "echo", "echo=True is not supported"),
-    ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
-    ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-    ({"prompt": "x", "mesages": []}, "mesages", "there is no field"),
-    ({"prompt": "x", "model": "gpt"}, "model", "this server has 'tiny'"),
+    ({"prompt": "x", "echo": True}, "echo", "echo=True is unsupported"),
+    ({"prompt": "x", "best_of": 3}, "best_of", "unsupported"),
+    ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
+    ({"prompt": "x", "mesages": []}, "mesages", "unknown field"),
+    ({"prompt": "x", "model": "gpt"}, "model", "expected one of 'tiny'"),
   ],
 )
 def test_mistakes_are_named(served, fields, param, message):
@@ -468,12 +476,12 @@ def test_mistakes_are_named(served, fields, param, message):
   ("fields", "message"),
   [
     ({"messages": []}, "not a list of messages"),
-    ({"messages": ["Hi"]}, "not a message with a role and a text"),
+    ({"messages": ["Hi"]}, "not a message with a role and a string"),
     ({"messages": [{"role": "god", "content": "x"}]}, "with a role"),
     ({"messages": [{"role": "user", "content": [{}]}]}, "with a role"),
     (
       {"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
-      "no fiel",
+      "unknown fiel",
     ),
     (
       {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
@@ -481,7 +489,7 @@ def test_mistakes_are_named(served, fields, param, message):
     ),
     (
       {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
-      "not supported",
+      "unsupported",
     ),
     (
       {
@@ -619,7 +627,7 @@ def test_other_names_of_this_machine_are_refused():
     refused = made.client.get("/v1/models", headers=headers)
     assert refused.status_code == 400
     message = refused.json()["error"]["message"]
-    assert message.startswith("this server is not called 'evil.example'")
+    assert message.startswith("unknown host 'evil.example'")
     assert made.client.get("/health", headers=headers).status_code == 200
 
 

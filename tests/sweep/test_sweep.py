@@ -8,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
-from ml_collections import config_flags
 from tests_support import (
   CONFIGS,
   ROOT,
@@ -24,7 +22,6 @@ from loopjax.commands import command_line
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import __main__ as sweep_main
-from loopjax.sweep import child
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner as runner_lib
 
@@ -87,7 +84,7 @@ def items():
 
 def start(monkeypatch, items, tmp_path, fail=None, **options):
   runner = Runner(items, fail)
-  monkeypatch.setattr(child, "run_command", runner)
+  monkeypatch.setattr(runner_lib, "run_command", runner)
   failed, status = runner_lib.run_items(
     items, tmp_path, ["--config=c.py:smoke"], **options
   )
@@ -264,9 +261,15 @@ def test_limit_counts_what_is_started(monkeypatch, items, tmp_path):
 def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
   log = tmp_path / "x.log"
   script = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
-  command, stop = [sys.executable, "-c", script], child.StopRequest()
-  assert child.run_command([*command, "first", "2"], log, stop) == (2, "first")
-  assert child.run_command([sys.executable, "-c", ""], log, stop) == (0, "")
+  command, stop = [sys.executable, "-c", script], runner_lib.StopRequest()
+  assert runner_lib.run_command([*command, "first", "2"], log, stop) == (
+    2,
+    "first",
+  )
+  assert runner_lib.run_command([sys.executable, "-c", ""], log, stop) == (
+    0,
+    "",
+  )
   assert log.read_text() == "first\n"
 
 
@@ -290,27 +293,27 @@ sys.exit(4)
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_what_stops_the_sweep_lets_the_run_save(tmp_path, which):
   before = signal.getsignal(signal.Signals[which])
-  stop, log = child.StopRequest(), tmp_path / "x.log"
+  stop, log = runner_lib.StopRequest(), tmp_path / "x.log"
   command = [sys.executable, "-c", SAVES, str(int(signal.Signals[which]))]
   with stop.listening():
-    assert child.run_command(command, log, stop) == (4, "saved")
+    assert runner_lib.run_command(command, log, stop) == (4, "saved")
   assert stop.received
   assert signal.getsignal(signal.Signals[which]) == before
 
 
 def test_a_signal_between_two_runs_is_not_lost(tmp_path):
-  stop, log = child.StopRequest(), tmp_path / "x.log"
+  stop, log = runner_lib.StopRequest(), tmp_path / "x.log"
   with stop.listening():
     os.kill(os.getpid(), signal.SIGTERM)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    status, _ = child.run_command(command, log, stop)
+    status, _ = runner_lib.run_command(command, log, stop)
   assert status == -signal.SIGTERM
 
 
 def test_a_signal_that_is_ignored_stays_so():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
-    with child.StopRequest().listening():
+    with runner_lib.StopRequest().listening():
       assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
   finally:
     signal.signal(signal.SIGHUP, before)
@@ -323,12 +326,14 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
     stop.received = True
     return -signal.SIGTERM, ""
 
-  monkeypatch.setattr(child, "run_command", run)
+  monkeypatch.setattr(runner_lib, "run_command", run)
   assert runner_lib.run_items(items, tmp_path, ["--config=c.py"]) == ({}, 4)
 
 
 def test_mistakes():
-  with pytest.raises(UserError, match="there are ablation, depth, fixed_depth"):
+  with pytest.raises(
+    UserError, match="expected one of ablation, depth, fixed_depth"
+  ):
     items_of("depht")
   with pytest.raises(UserError, match="--config.run.seed has no effect"):
     items_of("tradeoff", common={"run.seed": 3})
@@ -384,14 +389,16 @@ def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
   config = load_config("sudoku_utm", "smoke")
   with pytest.raises(AttributeError, match="has no attribute 'stepz'"):
     items_lib.make_items(config, lambda _: items_lib.stepz, "a", {})
-  with pytest.raises(UserError, match="another family .* lacks no_such"):
+  with pytest.raises(UserError, match="do not support .* lacks no_such"):
     items_lib.make_items(config, lambda c: c.model.no_such, "a", {})
 
 
 def test_an_item_without_its_setting_is_one_line():
   config = load_config("multihop_disco", "smoke,model.name=looped")
   sweeps = namespace("multihop_disco")["sweeps"]
-  with pytest.raises(UserError, match="item .*no setting 'model.gate_value'"):
+  with pytest.raises(
+    UserError, match="item .*unknown setting 'model.gate_value'"
+  ):
     items_lib.make_items(config, sweeps, "gate", {})
 
 
@@ -407,7 +414,7 @@ def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):
   runner = Runner(
     depth, {depth[int(index)].slug: end for index, end in statuses.items()}
   )
-  monkeypatch.setattr(child, "run_command", runner)
+  monkeypatch.setattr(runner_lib, "run_command", runner)
   assert [
     sweep_depth(f"--workdir={tmp_path}", f"--item={index}")
     for index in range(3)
@@ -460,7 +467,7 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
     commands.append(command)
     return 1, ""
 
-  monkeypatch.setattr(child, "run_command", run)
+  monkeypatch.setattr(runner_lib, "run_command", run)
   for config in ("--config=c.py", "--config=c.py:smoke"):
     runner_lib.run_items(items, tmp_path, [config])
   assert commands[0][3:5] == [
@@ -470,22 +477,18 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
 
 
-@pytest.mark.filterwarnings("ignore:the load_module.. method is deprecated")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_main_accepts_every_item(monkeypatch, name):
+def test_main_accepts_every_item(name):
   """As text on its command line, which is all that it gets."""
   base = load_config(name, "smoke")
   sweeps = namespace(name)["sweeps"]
   file = f"--config={ROOT / 'configs' / name}.py:smoke"
   for sweep in sweeps(base):
     for item in items_lib.make_items(base, sweeps, sweep, {}):
-      values = flags.FlagValues()
-      config = config_flags.DEFINE_config_file("config", flag_values=values)
       arguments = runner_lib.item_arguments([file], item.overrides)
-      words = command_line.after_colon(["main", *arguments])
-      monkeypatch.setattr(sys, "argv", words)  # Read as well.
-      values(sys.argv)
-      assert config_lib.to_dict(config.value) == item.config
+      parser = command_line.ConfigParser("main", "")
+      config = parser.parse_config(arguments).config
+      assert config_lib.to_dict(config) == item.config
 
 
 def chain(config):
@@ -510,7 +513,7 @@ def test_items_go_on_from_earlier_ones(monkeypatch, tmp_path):
     monkeypatch, items, tmp_path, {second: (3, "")}
   )
   assert (runner.names, status) == ([first, second], 1)
-  assert failed[third] == f"goes on from {second}, not complete"
+  assert failed[third] == f"needs {second}, which is not complete"
   runner, failed, _ = start(monkeypatch, items[1:], tmp_path)
   assert set(failed) == {second, third}  # It would diverge again.
   (tmp_path / second / "summary.json").unlink()

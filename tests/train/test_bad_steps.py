@@ -175,7 +175,7 @@ def test_a_run_that_diverges_says_where(monkeypatch, tmp_path):
   config = smoke(run__max_bad_steps=4, eval__depth_factor=0)
   summary = train.run(config, tmp_path, "train_and_eval")
   assert summary["status"] == "diverged"
-  assert "4 steps in a row, the first at step 13" in summary["reason"]
+  assert "4 consecutive steps from step 13" in summary["reason"]
   assert "block/" in summary["reason"]
   assert not any(name.startswith("test/") for name in summary["metrics"])
   assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["10"]

@@ -4,7 +4,7 @@ import runpy
 
 import jax.numpy as jnp
 
-from loopjax.train import divergence
+from loopjax.train import loop
 
 
 def test_a_frame_is_the_projects_only_if_it_is_in_the_package(tmp_path):
@@ -20,15 +20,15 @@ def test_a_frame_is_the_projects_only_if_it_is_in_the_package(tmp_path):
   try:
     call(fail)
   except FloatingPointError as error:
-    assert divergence.origin(error, package) == f" at {package / 'b.py'}:2"
-    assert divergence.origin(error, tmp_path / "elsewhere") == ""
+    assert loop.origin(error, package) == f" at {package / 'b.py'}:2"
+    assert loop.origin(error, tmp_path / "elsewhere") == ""
 
 
 def test_the_first_bad_operation_is_found():
   def function(x, y):
     return jnp.log(x) + y
 
-  said = divergence.find_nan(function, jnp.float32(-1), jnp.float32(1))
+  said = loop.find_nan(function, jnp.float32(-1), jnp.float32(1))
   assert "encountered in log" in said
-  fine = divergence.find_nan(function, jnp.float32(1), jnp.float32(1))
+  fine = loop.find_nan(function, jnp.float32(1), jnp.float32(1))
   assert fine.startswith("non-finite in the compiled step, but not")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("sketches")
 def finished(tmp_path_factory):
   """One finished smoke run, shared by the tests that only read it."""
   workdir = tmp_path_factory.mktemp("finished")
-  train.run(smoke(), workdir, "train_and_eval")
+  train.run(smoke(), workdir, "train_and_eval", figures.finish)
   return workdir
 
 
@@ -91,7 +91,7 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   (cut / "summary.json").unlink()
   if cut_at == 10:
     shutil.rmtree(cut / "checkpoints" / "20")
-  train.run(smoke(), cut, "train_and_eval")
+  train.run(smoke(), cut, "train_and_eval", figures.finish)
   assert summary(cut)["digest"] == summary(finished)["digest"]
   assert rows(cut) == rows(finished)
 
@@ -119,9 +119,9 @@ def test_a_run_scores_its_average_and_goes_on_as_if_it_had_not_stopped(
 
     return evaluator
 
-  def make_figures(settings, graphdef, params, *_):
-    scored.append(("figures", size(params)))
-    return figures.Drawn([], {}, [])
+  def finish(one):
+    scored.append(("finish", size(one.params)))
+    return train.Extras({}, [], [])
 
   def check(notice):
     calls.append(notice)
@@ -135,18 +135,18 @@ def test_a_run_scores_its_average_and_goes_on_as_if_it_had_not_stopped(
   for module in (train.procedure, train.loop, scoring):
     monkeypatch.setattr(module, "time", clock)
   monkeypatch.setattr(evaluate, "make_evaluator", make_evaluator)
-  monkeypatch.setattr(figures, "make_figures", make_figures)
   plain, cut = tmp_path / "plain", tmp_path / "cut"
-  whole = train.run(config, plain, "train_and_eval")
+  whole = train.run(config, plain, "train_and_eval", finish)
   expected = scored.copy()
   scored.clear()
   monkeypatch.setattr(preemption.Notice, "check", check)
-  assert train.run(config, cut, "train_and_eval")["status"] == "preempted"
-  resumed = train.run(config, cut, "train_and_eval")
+  stopped = train.run(config, cut, "train_and_eval", finish)
+  assert stopped["status"] == "preempted"
+  resumed = train.run(config, cut, "train_and_eval", finish)
   assert scored == expected and rows(cut) == rows(plain)
   assert resumed["digest"] == whole["digest"]
   assert (resumed["wall_seconds"], whole["wall_seconds"]) == (100, 0)
-  names = ["validation"] * 4 + ["test", "figures"]
+  names = ["validation"] * 4 + ["test", "finish"]
   assert [name for name, _ in scored] == names
   for workdir in (plain, cut):
     kept = {int(path.name) for path in (workdir / "checkpoints").iterdir()}
@@ -169,7 +169,7 @@ def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
     raise ValueError("drawn wrong")
 
   monkeypatch.setattr(sudoku, "choose", fail)
-  train.run(smoke(), copy, "train_and_eval")
+  train.run(smoke(), copy, "train_and_eval", figures.finish)
   assert summary(copy)["figures_failed"] == [
     "puzzle", "puzzle_failed", "halting_map"
   ]  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
 def test_a_trained_run_is_scored_when_asked(tmp_path, finished):
   train.run(smoke(), tmp_path, "train")
   assert not any(k.startswith("test/") for k in summary(tmp_path)["metrics"])
-  train.run(smoke(), tmp_path, "train_and_eval")
+  train.run(smoke(), tmp_path, "train_and_eval", figures.finish)
   assert summary(tmp_path)["digest"] == summary(finished)["digest"]
   assert rows(tmp_path) == rows(finished)
 
@@ -215,7 +215,7 @@ def test_a_finished_run_is_not_run_again(finished, capsys):
 
 
 def test_a_finished_run_is_not_scored_otherwise(finished):
-  with pytest.raises(UserError, match="eval.num_loops=0; --mode=eval scores"):
+  with pytest.raises(UserError, match="eval.num_loops=0; use --mode=eval"):
     train.run(smoke(eval__num_loops=5), finished, "train_and_eval")
 
 
@@ -261,7 +261,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
     path.relative_to(copy): path.read_bytes()
     for path in (copy / "summary.json", copy / "metrics.jsonl")
   }
-  result = train.run(config, copy, "eval")
+  result = train.run(config, copy, "eval", figures.finish)
   assert result["steps"] == 10
   assert result["metrics"]["test/loops_run"] == 7  # Nothing stops by then.
   assert (copy / "evaluation" / "summary.json").exists()
@@ -296,7 +296,7 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
 
 
 def test_a_missing_checkpoint_is_named(finished, tmp_path):
-  with pytest.raises(UserError, match="no checkpoint of step 13"):
+  with pytest.raises(UserError, match="no checkpoint at step 13"):
     train.run(smoke(eval__checkpoint="13"), finished, "eval")
   with pytest.raises(UserError, match="contains no run"):
     train.run(smoke(), tmp_path / "nothing", "eval")
@@ -327,7 +327,9 @@ def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
 def test_parameters_that_are_only_read_are_not_trained(tmp_path):
   """In bfloat16 most updates would be lost to rounding."""
   config = load_config("lm_looped", "smoke,model.precision=bfloat16_params")
-  with pytest.raises(UserError, match="'bfloat16_params' is for models that"):
+  with pytest.raises(
+    UserError, match="'bfloat16_params' is for inference only"
+  ):
     train.run(config, tmp_path / "run", "train")
   assert not (tmp_path / "run").exists()
 
@@ -365,7 +367,9 @@ def test_a_score_that_is_none_is_named(tmp_path):
     eval__every=10, run__keep_best=1, run__best_metric="validation/exactmatch"
   )
   workdir = tmp_path / "a"
-  with pytest.raises(UserError, match="score; those are .*/exact_match, "):
+  with pytest.raises(
+    UserError, match="score; expected one of .*/exact_match, "
+  ):
     train.run(config, workdir, "train_and_eval")
   assert not workdir.exists()  # Said before the first step.
   with pytest.raises(UserError, match="keep_best has no effect"):

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from loopjax.watch import __main__ as command
-from loopjax.watch import frame, plots, runs
+from loopjax.watch import frame, runs
 
 NOW = 1_000_000.0
 
@@ -68,7 +68,7 @@ def test_panels_are_loss_scores_and_loops(tmp_path):
   ]
   panels = runs.read(make(tmp_path / "run", rows), NOW).panels
   scores = ["exact match", "blank accuracy"]
-  assert list(panels) == ["loss, nats", *scores, "loops of a token"]
+  assert list(panels) == ["loss, nats", *scores, "loops per token"]
   found = {
     title: {line.label: line.y.tolist() for line in lines}
     for title, lines in panels.items()
@@ -76,7 +76,7 @@ def test_panels_are_loss_scores_and_loops(tmp_path):
   assert found["loss, nats"] == {"train": [3, 2], "validation": [2.5, 1.5]}
   assert found["exact match"] == {"validation": [0.25, 0.5]}
   assert not panels["blank accuracy"]
-  assert found["loops of a token"] == {"cells": [4, 4], "memory": [7, 7]}
+  assert found["loops per token"] == {"cells": [4, 4], "memory": [7, 7]}
 
 
 def test_scores_by_depth_are_lines_over_loops(tmp_path):
@@ -87,14 +87,14 @@ def test_scores_by_depth_are_lines_over_loops(tmp_path):
     for step, x in ((10, 0.25), (20, 0.5))
   )  # fmt: skip
   panels = runs.read(make(tmp_path / "run", [old, new]), NOW).panels
-  [line] = panels["exact match by loops run"]
+  [line] = panels["exact match by number of loops"]
   assert line.x.tolist() == [1, 4] and line.y.tolist() == [0.5, 1.0]
 
 
 def test_layers_have_lines_of_their_own(tmp_path):
   rows = [train(10, **{"ponder_steps/layer=0": 1.5, "ponder_steps/layer=1": 2})]
   [first, second] = runs.read(make(tmp_path / "run", rows), NOW).panels[
-    "loops of a token"
+    "loops per token"
   ]
   assert (first.label, first.y.tolist()) == ("layer 1", [1.5])
   assert (second.label, second.y.tolist()) == ("layer 2", [2.0])
@@ -143,27 +143,27 @@ def test_a_run_that_has_written_nothing_is_starting(tmp_path):
 def test_lines_are_dots_from_corner_to_corner():
   up = runs.Line("up", np.array([0, 10]), np.array([1.0, 5.0]))
   down = runs.Line("down", np.array([0, 10]), np.array([5.0, 1.0]))
-  within = plots.limits([up])
+  within = frame.limits([up])
   assert within == (0, 10, 1, 5)
-  cells, colors = plots.draw([up], 2, 1, within)
+  cells, colors = frame.draw([up], 2, 1, within)
   # Four dots across, four down: one in each row and column.
   assert cells.tolist() == [[0x40 | 0x20, 0x02 | 0x08]]
   assert colors.tolist() == [[0, 0]]
-  cells, colors = plots.draw([up, down], 2, 1, within)
-  both = plots.draw([down], 2, 1, within)[0] | plots.draw([up], 2, 1, within)[0]
+  cells, colors = frame.draw([up, down], 2, 1, within)
+  both = frame.draw([down], 2, 1, within)[0] | frame.draw([up], 2, 1, within)[0]
   assert np.array_equal(cells, both)
   assert (colors == 1).all()
 
 
 def test_points_are_joined_and_what_is_outside_is_at_the_edge():
   line = runs.Line("far", np.array([0, 1]), np.array([0.0, 100.0]))
-  cells, _ = plots.draw([line], 3, 3, plots.Limits(0, 1, 0, 1))
+  cells, _ = frame.draw([line], 3, 3, frame.Limits(0, 1, 0, 1))
   assert (cells != 0).any(axis=1).all()  # In every row of characters.
 
 
 def test_a_constant_is_in_the_middle():
   line = runs.Line("flat", np.array([5]), np.array([2.0]))
-  assert plots.limits([line]) == (5, 6, 1.5, 2.5)
+  assert frame.limits([line]) == (5, 6, 1.5, 2.5)
 
 
 def printed(found, width):

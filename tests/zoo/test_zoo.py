@@ -133,7 +133,9 @@ def test_the_list_says_what_they_do(capsys):
 def test_mistakes_in_a_name_are_said(capsys):
   with pytest.raises(UserError, match="did you mean 'sudoku_6x6'"):
     zoo.located(pathlib.Path("zoo:sudoku_6"))
-  with pytest.raises(UserError, match="no checkpoint of step 7; there is 2600"):
+  with pytest.raises(
+    UserError, match="no checkpoint at step 7; available: 2600"
+  ):
     trained.read(pathlib.Path("zoo:sudoku_6x6"), 7)
   assert command.main(["score", "sudoku_6x6", "--limit=-1"]) == 2
   assert command.main(["score", "sums_melt"]) == 2  # Its text is elsewhere.
@@ -249,7 +251,7 @@ def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
 
 def test_only_complete_runs_become_entries(finished, tmp_path, monkeypatch):
   monkeypatch.setattr(entries, "MAX_BYTES", 100)
-  with pytest.raises(UserError, match="more than 100"):
+  with pytest.raises(UserError, match="exceed the maximum of 100"):
     exported(finished, tmp_path, monkeypatch)
   config = smoke(run__num_steps=10)
   workdir = tmp_path / "begun"

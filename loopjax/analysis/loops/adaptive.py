@@ -35,7 +35,7 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   figure = draw.new(11, 7.2)
   (over, at_end), (onset, scales) = figure.subplots(2, 2)
   _lines_by_layer(over, steps, expected)
-  title = "Expected iterations of every layer, E[n]"
+  title = "Expected iterations per layer, E[n]"
   draw.tidy(over, title, _STEPS, "iterations")
 
   _, spread = series.by_layer(evaluated.rows, "train", "ponder_steps_std")
@@ -60,7 +60,7 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     )  # fmt: skip
     onset.legend(frameon=False, fontsize=9)
   onset.invert_xaxis()
-  title = "When layers begin to loop"
+  title = "When layers start to loop"
   draw.tidy(onset, title, "validation loss, nats", "E[n], iterations")
   for axes in (over, at_end, onset):
     low, high = axes.get_ylim()
@@ -106,7 +106,7 @@ def draw_memory(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     steps, values = series.by_layer(evaluated.rows, "train", f"{bank}_gate")
     _lines_by_layer(gates, steps, values)
     gates.set_ylim(0, 1)
-    title = f"{bank.capitalize()} memory: mean gate of every layer"
+    title = f"{bank.capitalize()} memory: mean gate per layer"
     draw.tidy(gates, title, _STEPS, "gate")
     attention = output.trace[f"{bank}_slots"].mean(axis=0)  # [L, M]
     num_layers, num_slots = attention.shape
@@ -125,7 +125,10 @@ def draw_memory(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     )
     slots.set_ylim(0, 1.2 * num_slots)
     slots.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    title = f"{bank.capitalize()} memory: slots read, exp(entropy)"
+    title = (
+      f"{bank.capitalize()} memory: effective number of slots read, "
+      "exp(entropy)"
+    )
     draw.tidy(slots, title, "layer", "slots")
     slots.legend(frameon=False, fontsize=9, ncols=3, loc="upper left")
   return [draw.save(figure, evaluated.directory / "memory.png")]
@@ -151,8 +154,12 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     [row[f"{score}/change{of}"] for row in found] for of in ("", "_error")
   )
   for name, color, label in (
-    ("loops_per_token", draw.BLUE, "in the output of a token (all are run)"),
-    ("loops_per_row", draw.ORANGE, "run, if a layer stops with its whole row"),
+    ("loops_per_token", draw.BLUE, "in a token's output (all iterations run)"),
+    (
+      "loops_per_row",
+      draw.ORANGE,
+      "run, if a layer stops once its whole row has halted",
+    ),
   ):
     loops = [row[name] for row in found]
     axes.errorbar(
@@ -170,7 +177,7 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     axes,
     f"Halting at inference by threshold; {words} without it"
     f" {found[0][score]:.3f}, {found[0]['rows']} rows",
-    f"iterations, of {num_loops}, mean over layers",
+    f"iterations out of {num_loops}, mean over layers",
     f"change in {words}, ±1 standard error",
   )
   axes.legend(frameon=False, fontsize=9)

@@ -65,9 +65,9 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   figure = draw.new(7.5, 4.6)
   axes = figure.subplots()
   for rows, color, label in (
-    (fixed, draw.GREY, "every token runs as many"),
-    (gate, draw.BLUE, "exit by the gate"),
-    (change, draw.ORANGE, "exit by the change of the state"),
+    (fixed, draw.GREY, "fixed number of loops"),
+    (gate, draw.BLUE, "exit by gate"),
+    (change, draw.ORANGE, "exit by change of the state"),
   ):
     loops, losses, errors = (
       [row[name] for row in rows] for name in ("loops", "loss", "error")
@@ -80,7 +80,8 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   draw.tidy(
     axes,
-    f"Loss by loops run, {found.losses.shape[1]} rows; trained with {trained}",
+    f"Loss by number of loops, {found.losses.shape[1]} rows; trained with "
+    f"{trained}",
     "loops per token",
     "nats per token, ±1 standard error of the difference",
   )
@@ -110,10 +111,10 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   blocks: list[document.Block] = [
     document.Heading(1, "When tokens exit"),
     document.Paragraph(
-      f"A token is the darker, the more of the {trained} loops were run to"
-      " predict it: it is read out once the gate's chance to have left is at"
-      f" least {MAP_THRESHOLD:g}. Earlier tokens run all loops. Point at a"
-      " token for its loss after each loop, in nats."
+      f"Darker tokens ran more of the {trained} loops. A token exits once the "
+      f"gate's cumulative exit probability is at least {MAP_THRESHOLD:g}. "
+      "Earlier tokens run all loops. Hover over a token for its loss after "
+      "each loop, in nats."
     ),
   ]
   for row in range(len(steps)):
@@ -131,7 +132,7 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     ]
     mean = steps[row, known].mean() if len(known) else 0.0
     blocks += [
-      document.Heading(2, f"Row {row + 1}: {mean:.2f} loops a token"),
+      document.Heading(2, f"Row {row + 1}: {mean:.2f} loops per token"),
       document.Shaded(pieces),
     ]
   path = evaluated.directory / "exit_map.html"
@@ -249,7 +250,7 @@ def curve(
 def note(losses: np.ndarray, step: int) -> str:
   """The note on a token: the loop of its exit, and its loss after each loop."""
   by_loop = ", ".join(f"{loss:.2f}" for loss in losses)
-  return f"read out after loop {step}; loss by loop: {by_loop}"
+  return f"exits after loop {step}; loss per loop: {by_loop}"
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -28,8 +28,8 @@ def draw_passes(
   _, hidden = series.by_loop(rows, "train", "hidden_norm")
   figure = draw.new(13, 3.6)
   left, middle, right = figure.subplots(1, 3)
-  _by_pass(left, "Fast weights, norm of a head", steps, fast)
-  _by_pass(middle, "Residual stream, norm of a token", steps, hidden)
+  _by_pass(left, "Fast weights, norm per head", steps, fast)
+  _by_pass(middle, "Residual stream, norm per token", steps, hidden)
   _retention(right, rows)
   return [draw.save(figure, directory / "passes.png")]
 
@@ -55,6 +55,6 @@ def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
     label = f"memory layer {layer + 1}"
     axes.plot(steps, values.mean(axis=1), color=color, label=label)
   axes.set_ylim(-0.02, 1.02)
-  title = "Fast weights retained by one pass"
-  draw.tidy(axes, title, "optimizer steps", "share, mean of heads")
+  title = "Share of fast weights retained by one pass"
+  draw.tidy(axes, title, "optimizer steps", "share, mean over heads")
   axes.legend(frameon=False, fontsize=9)

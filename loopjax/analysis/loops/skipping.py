@@ -130,7 +130,7 @@ def draw_curve(
   axes = figure.subplots()
   for rule, color, label in (
     ("gate", draw.BLUE, "exit by the looped model's gate"),
-    ("change", draw.ORANGE, "exit by the change of the state"),
+    ("change", draw.ORANGE, "exit by change of the state"),
   ):
     rows = [row for row in found if row["rule"] == rule]
     loops, losses, errors = (
@@ -142,8 +142,8 @@ def draw_curve(
     )  # fmt: skip
   draw.tidy(
     axes,
-    f"Loss by loops run, of {evaluated.settings.model.num_loops}; skipped loops"
-    " are skipped for later tokens too",
+    f"Loss by number of loops, out of {evaluated.settings.model.num_loops}; "
+    "later tokens do not see skipped loops either",
     "loops per token",
     "nats per token, ±1 standard error of the difference",
   )

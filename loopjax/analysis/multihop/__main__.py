@@ -1,10 +1,9 @@
 """Command line: `python -m loopjax.analysis.multihop WORKDIR`."""
 
 import pathlib
-import sys
 
 from loopjax.analysis.multihop import command
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.run import zoo
 
 
@@ -14,8 +13,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.analysis.multihop",
     description=(
-      "Analyses the states between the loops of a multi-hop run, at its newest"
-      " checkpoint. Loops count from 1, positions from 0."
+      "Analyses the states between the loops of a multi-hop run at its newest "
+      "checkpoint. Loops are numbered from 1, positions from 0."
     ),
   )
   parser.add_argument(
@@ -25,15 +24,16 @@ def main(argv: list[str] | None = None) -> int:
     "--out", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
   )
   parser.add_argument(
-    "--limit", type=int, default=0, help="questions to ask [all]"
+    "--limit", type=int, default=0, help="number of questions [all]"
   )
   parser.add_argument(
-    "--loop", type=int, help="intervene and patch after this loop only [all]"
+    "--loop", type=int, help="only intervene and patch after this loop [all]"
   )
   parser.add_argument(
     "--position",
     type=int,
-    help="intervene and patch here [first position that sees each bridge]",
+    help="position to intervene at and patch [first position that sees each "
+    "bridge]",
   )
   arguments = parser.parse_args(argv)
   command.analyse(
@@ -47,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

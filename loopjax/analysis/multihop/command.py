@@ -14,10 +14,10 @@ from loopjax.analysis.multihop import (
   questions,
   readings,
   rows,
-  runs,
   tables,
 )
 from loopjax.data.multihop import task
+from loopjax.data.multihop import task as task_lib
 from loopjax.errors import UserError, writing
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
@@ -63,15 +63,13 @@ def analyse(
   Raises:
     UserError: no such run, or no such loop or position.
   """
-  settings = runs.read_settings(workdir)
+  settings = read_settings(workdir)
   _check(settings, num_examples, loop, position)
   run = trained.read(workdir)
   dataset = settings.task_module.make_dataset(
     settings.task, "test", batch_size=settings.eval.batch_size, seed=0
   )
-  question_set = questions.gather(
-    runs.task_config(settings), dataset, num_examples
-  )
+  question_set = questions.gather(task_config(settings), dataset, num_examples)
   _make(output)
   print(
     f"{workdir}: {settings.model_name}, step {run.step},"
@@ -86,18 +84,18 @@ def analyse(
     *readings.cosines(question_set, observed),
   ]
   notes = [
-    f"{split}: no bridge, so no intervention and no patching"
+    f"{split}: skipped intervention and patching: there is no bridge"
     for split, hops, _ in question_set.by_split()
     if hops == 1
   ]
   if reason := _why_unedited(settings):
-    notes = [f"intervention, patching: left out, {reason}"]
+    notes = [f"skipped intervention and patching: {reason}"]
   else:
     edited, left_out = _edit(run, model, question_set, observed, loop, position)
     found += edited
     notes += left_out
   if not rows.select(found, "role_exposure"):
-    notes.append("role exposure: left out, there are no questions of test_id")
+    notes.append("skipped role exposure: there are no test_id questions")
   for table in _TABLES:
     if text := table(found):
       print(f"\n{text}")
@@ -112,19 +110,19 @@ def _check(
 ) -> None:
   """Raises UserError for flags that do not apply to this run."""
   if num_examples < 0:
-    raise UserError(f"--limit={num_examples} must be at least 0, for all")
+    raise UserError(f"--limit={num_examples} must be at least 0 (0: all)")
   reason = _why_unedited(settings)
   for flag, value in (("loop", loop), ("position", position)):
     if reason and value is not None:
       raise UserError(
         f"--{flag}={value} has no effect on {settings.model_name}: {reason}"
       )
-  config = runs.task_config(settings)
+  config = task_config(settings)
   last = min(settings.eval_loops, config.max_hops) - 1
   if loop is not None and not 1 <= loop <= last:
     raise UserError(
-      f"--loop={loop} must be 1 to {last}: the run has {settings.eval_loops}"
-      f" loops, and its questions {config.max_hops} hops at most"
+      f"--loop={loop} must be 1 to {last}: the run has {settings.eval_loops} "
+      f"loops, its questions at most {config.max_hops} hops"
     )
   length = config.sequence_length
   if position is not None and not 0 <= position < length:
@@ -147,7 +145,7 @@ def _why_unedited(settings: config_lib.Settings) -> str:
   call = inspect.signature(settings.family.Model.__call__)
   if "edit" not in call.parameters:
     return f"{settings.model_name} has no editable state between loops"
-  return "" if settings.eval_loops > 1 else "one loop passes nothing on"
+  return "" if settings.eval_loops > 1 else "one loop has no state to edit"
 
 
 def _edit(
@@ -159,7 +157,7 @@ def _edit(
   position: int | None,
 ) -> tuple[list[rows.Row], list[str]]:
   """Interventions and patching: (rows, a line for each skipped analysis)."""
-  config = runs.task_config(run.settings)
+  config = task_config(run.settings)
   table = patching.fact_table(task.make_graph(config), config.num_relations)
   found, notes = [], []
   for place in interventions.places(
@@ -173,13 +171,12 @@ def _edit(
     notes += left_out
   for hop in range(model.num_loops, config.max_hops):
     notes.append(
-      f"bridge{hop}: no intervention and no patching, loop {hop} passes nothing"
-      " on"
+      f"bridge{hop}: skipped intervention and patching: loop {hop} is the last"
     )
   if position is not None:
     notes += [
-      f"{split}: no intervention and no patching, it ends before position"
-      f" {position}"
+      f"{split}: skipped intervention and patching: it ends before position "
+      f"{position}"
       for split, hops, members in question_set.by_split()
       if hops > 1 and question_set.last[members[0]] < position
     ]
@@ -207,7 +204,7 @@ def _write(
   )
   if not stages:
     notes.append(
-      "stages.png: left out, metrics.jsonl has no accuracies by loop yet"
+      "skipped stages.png: metrics.jsonl has no accuracy per loop yet"
     )
   pictures = [
     *stages,
@@ -218,3 +215,32 @@ def _write(
     *figures.draw_role_exposure(found, output),
   ]
   print("", *notes, "", path, *pictures, sep="\n")
+
+
+# Per-loop traces that a family must have.
+_TRACES = ("hidden", "prediction")
+
+
+def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
+  """The settings of a run.
+
+  Raises:
+    UserError: there is no run, or it is of another task or of a family without
+      the necessary traces.
+  """
+  settings = config_lib.of_run(workdir, str(workdir))
+  if not isinstance(settings.task, task_lib.Config):
+    task = settings.plain["task"]["name"]
+    raise UserError(f"{workdir}: task.name={task!r} is not 'multihop'")
+  if unseen := set(_TRACES).difference(settings.family.TRACES):
+    raise UserError(
+      f"{workdir}: model.name={settings.model_name!r} does not record "
+      f"{', '.join(sorted(unseen))} after every loop"
+    )
+  return settings
+
+
+def task_config(settings: config_lib.Settings) -> task_lib.Config:
+  """The task section of settings that `read_settings` has checked."""
+  assert isinstance(settings.task, task_lib.Config)
+  return settings.task

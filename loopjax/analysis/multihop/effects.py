@@ -13,7 +13,7 @@ _MARKERS = {"train": "o", "test_id": "s", "test_ood": "^"}
 _TARGETS = {
   "argmax": "most likely token",
   "bridge": "true bridge",
-  "random_entity": "random entity, a control",
+  "random_entity": "random entity (control)",
 }
 _NORMS = {
   "rms": "RMS norm",
@@ -98,13 +98,13 @@ def draw_patching(
     loop, place = loops[index // 2], ("patched", "control")[index % 2]
     shown = rows.select(patched, "patching", loop=loop, place=place)
     groups = [f"{row['split']}\nn={row['count']}" for row in shown]
-    bars = {"becomes the implied one": (draw.BLUE, shown, "implied")}
-    bars["stays as it was"] = (draw.ORANGE, shown, "stays")
+    bars = {"changes to the implied answer": (draw.BLUE, shown, "implied")}
+    bars["is unchanged"] = (draw.ORANGE, shown, "stays")
     figures.draw_bars(axes, groups, bars)
     axes.set_ylim(0, 1.03)
     title = f"After loop {loop}, {_where(shown)}"
-    title += ", a control" if place == "control" else ""
+    title += " (control)" if place == "control" else ""
     draw.tidy(axes, title, "", "share")
   figures.legend_below(figure, panels[0])
-  figure.suptitle("The answer with the state of another question")
+  figure.suptitle("Answers after patching in another question's state")
   return [draw.save(figure, directory / "patching.png")]

@@ -65,7 +65,7 @@ def draw_stages(
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     draw.tidy(axes, split, "optimizer steps", "accuracy")
   legend_below(figure, panels[0])
-  figure.suptitle("Answers read off after every loop, over training")
+  figure.suptitle("Accuracy after each loop, over training")
   return [draw.save(figure, directory / "stages.png")]
 
 
@@ -106,7 +106,7 @@ def draw_lens(
     image, ax=list(grid.ravel()), label="mean probability", shrink=0.8
   )
   figure.suptitle(
-    "Logit lens; framed: where the entity is first known", fontsize=12
+    "Logit lens; framed: first position where the entity is known", fontsize=12
   )
   return [draw.save(figure, directory / "lens.png")]
 
@@ -212,7 +212,7 @@ def draw_role_exposure(
     groups = [f"{row['role_exposure']}\nn={row['count']}" for row in shown]
     draw_bars(axes, groups, {"": (draw.GREEN, shown, "accuracy")})
     axes.set_ylim(0, 1.03)
-    draw.tidy(axes, split, "facts seen in their position", "accuracy")
+    draw.tidy(axes, split, "facts seen in this position", "accuracy")
   figure.suptitle(f"Accuracy after loop {last} by role exposure")
   return [draw.save(figure, directory / "role_exposure.png")]
 

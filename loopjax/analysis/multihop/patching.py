@@ -14,7 +14,7 @@ from loopjax.analysis.multihop import rows
 from loopjax.analysis.multihop.instrumented import InstrumentedModel, Observed
 from loopjax.analysis.multihop.interventions import Place
 from loopjax.analysis.multihop.questions import Questions
-from loopjax.data.multihop import graph as graph_lib
+from loopjax.data.multihop import chains
 
 _MAX_CANDIDATES = 64
 
@@ -35,7 +35,7 @@ class Pairs(NamedTuple):
   qualified: int
 
 
-def fact_table(graph: graph_lib.Graph, num_relations: int) -> np.ndarray:
+def fact_table(graph: chains.Graph, num_relations: int) -> np.ndarray:
   """Tail entity by head and relation, int [2 E, relations]; -1 for no fact."""
   table = np.full((2 * graph.num_entities, num_relations), -1)
   table[graph.heads, graph.relations] = graph.tails
@@ -132,8 +132,8 @@ def patch(
     used = np.flatnonzero(pairs.donor >= 0)
     if not len(used):
       notes.append(
-        f"patching of {split} after loop {place.loop}: left out, none of"
-        f" {pairs.examined} pairs leads along existing facts to another answer"
+        f"patching of {split} after loop {place.loop} is skipped: none of "
+        f"{pairs.examined} pairs leads along existing facts to another answer"
       )
       continue
     for name, where in (("patched", position), ("control", 0 * position)):

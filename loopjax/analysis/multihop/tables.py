@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from loopjax.analysis.multihop import edits, interventions, rows
-from loopjax.commands import text_table
+from loopjax.commands import document
 
 _COSINES = (
   "cosine",
@@ -17,7 +17,7 @@ _COSINES = (
 def stages(found: Sequence[rows.Row]) -> str:
   """Accuracy after every loop (DiscoLoop, table 1a)."""
   return _by_loop(
-    "Accuracy after every loop, % ± standard error",
+    "Accuracy after each loop, % ± standard error",
     rows.select(found, "stage"),
     ("split",),
   )
@@ -26,7 +26,7 @@ def stages(found: Sequence[rows.Row]) -> str:
 def role_exposure(found: Sequence[rows.Row]) -> str:
   """Accuracy after every loop by role exposure, see `chains.role_exposure`."""
   return _by_loop(
-    "The same by which facts were composed in their positions in training",
+    "The same, by which facts were composed in their positions in training",
     rows.select(found, "role_exposure"),
     ("split", "role_exposure"),
   )
@@ -163,8 +163,8 @@ def patching(found: Sequence[rows.Row]) -> str:
   ]
   header = ["split", "after", "at", "n", "implied, %", "stays, %"]
   return _table(
-    "State replaced by that of another question: the answer becomes the implied"
-    " one or stays",
+    "State replaced by another question's: the answer changes to the implied "
+    "one or is unchanged",
     [*header, "pairs examined", "qualified, %"],
     lines,
   )
@@ -203,5 +203,5 @@ def _table(title: str, header: Sequence[str], lines) -> str:
   """Aligned columns under a title; "" if there are no lines."""
   if not lines:
     return ""
-  table = text_table.aligned([list(header), *lines])
+  table = document.aligned([list(header), *lines])
   return f"{title}\n{textwrap.indent(table, '  ')}"

@@ -23,7 +23,7 @@ _PANELS = (
     "nats per token",
     "wide",
     (
-      ("train", "loss", "training, with penalties", draw.BLUE),
+      ("train", "loss", "training, including penalties", draw.BLUE),
       ("validation", "loss", "validation", draw.ORANGE),
     ),
   ),
@@ -270,6 +270,6 @@ def draw_halting(
     where = loops + (index - (len(shares) - 1) / 2) * width
     axes.bar(where, share, width, color=colors[name], label=label)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  draw.tidy(axes, "Loops before a token halts", "loops", "share of tokens")
+  draw.tidy(axes, "Loops until a token halts", "loops", "share of tokens")
   axes.legend(frameon=False, fontsize=9)
   return [draw.save(figure, directory / "halting.png")]

@@ -18,7 +18,7 @@ _PANELS = (
   ("loss", "Loss", "nats"),
   ("hidden_norm", "Norm of the state", "norm"),
   ("relative_change", "Change of the state by a loop", "of its norm"),
-  ("token_correlation", "Cosine of tokens with their mean", "cosine"),
+  ("token_correlation", "Cosine between tokens and their mean", "cosine"),
 )
 _WIDE = 10.0  # States of this range have a logarithmic scale.
 _ERROR = "/standard_error"
@@ -51,7 +51,7 @@ def draw_depth(
   drawn = {name for *_, names in of_metric for name in names}
   shares = [x for x in vectors if x not in drawn and not x.endswith(_ERROR)]
   if shares:
-    title = "Answers read off after every loop"
+    title = "Accuracy after each loop"
     shares.sort(key=lambda name: np.nanmax(vectors[name]))
     of_metric.insert(0, (title, "share", shares))
   panels: list[tuple[str, str, Sequence[str]]] = [

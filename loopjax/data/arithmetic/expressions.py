@@ -8,7 +8,7 @@ import itertools
 
 import numpy as np
 
-from loopjax.data import hashing, pipeline
+from loopjax.data import pipeline
 
 NUM_OPERATORS = 3  # Sum, difference and product.
 _PARTS = 20  # Hash buckets of expressions; each split has some of them.
@@ -114,5 +114,5 @@ def _hash(tokens: np.ndarray) -> np.ndarray:
   """A hash of every row, uint64 [B]."""
   total = np.zeros(len(tokens), np.uint64)
   for column in tokens.T:
-    total = hashing.splitmix64(total ^ (column + 1).astype(np.uint64))
+    total = pipeline.splitmix64(total ^ (column + 1).astype(np.uint64))
   return total

@@ -56,12 +56,13 @@ class Config:
       eval_seed=0,
     )
     if self.modulus > 2**20:
-      raise UserError(f"task.modulus={self.modulus} must be {2**20} at most")
+      raise UserError(f"task.modulus={self.modulus} must be at most {2**20}")
     if self.num_eval_examples % len(self.eval_operations):
       counts = ", ".join(map(str, self.eval_operations))
       raise UserError(
-        f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
-        f" {len(self.eval_operations)}: the same for {counts} operations"
+        f"task.num_eval_examples={self.num_eval_examples} must be a multiple "
+        f"of {len(self.eval_operations)}: equal numbers for {counts} "
+        "operations"
       )
 
   @property

@@ -64,36 +64,36 @@ class Config:
     ):
       if getattr(self, small) > getattr(self, large):
         raise UserError(
-          f"task.{small}={getattr(self, small)} is more than"
-          f" task.{large}={getattr(self, large)}"
+          f"task.{small}={getattr(self, small)} is greater than "
+          f"task.{large}={getattr(self, large)}"
         )
     self._check_words()
     if self.num_eval_examples % len(self.eval_hops):
       hops = ", ".join(map(str, self.eval_hops))
       raise UserError(
-        f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
-        f" {len(self.eval_hops)}: equal numbers for {hops} hops"
+        f"task.num_eval_examples={self.num_eval_examples} must be a multiple "
+        f"of {len(self.eval_hops)}: equal numbers for {hops} hops"
       )
 
   def _check_words(self) -> None:
     """Raises UserError unless the largest cycle can be named and written."""
     if self.num_words > _MAX_WORDS:
       raise UserError(
-        f"task.max_word={self.max_word} tokens out of task.word_base="
-        f"{self.word_base} make more than {_MAX_WORDS} words"
+        f"task.max_word={self.max_word} tokens with "
+        f"task.word_base={self.word_base} gives more than {_MAX_WORDS} words"
       )
     if self.num_nodes > self.num_words:
       raise UserError(
-        f"task.num_nodes={self.num_nodes} is more than the {self.num_words}"
-        f" words of {self.min_word} to {self.max_word} tokens out of"
-        f" task.word_base={self.word_base}"
+        f"task.num_nodes={self.num_nodes} exceeds the {self.num_words} words "
+        f"of {self.min_word} to {self.max_word} tokens with "
+        f"task.word_base={self.word_base}"
       )
     longest = 2 * self.num_nodes * self.max_word
     if self.context_length < longest:
       raise UserError(
-        f"task.context_length={self.context_length} is too short for"
-        f" task.num_nodes={self.num_nodes}: the longest such cycle has"
-        f" {longest} tokens"
+        f"task.context_length={self.context_length} is too short for "
+        f"task.num_nodes={self.num_nodes}: the longest cycle has {longest} "
+        "tokens"
       )
 
   @property

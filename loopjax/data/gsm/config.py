@@ -69,24 +69,24 @@ class Config:
       self._check_operations(field)
     if self.reverse_fraction > 1:
       raise UserError(
-        f"task.reverse_fraction={self.reverse_fraction} must be 1 at most"
+        f"task.reverse_fraction={self.reverse_fraction} must be at most 1"
       )
     if not 100 <= self.max_value < 10**language.NUM_DIGITS:
       raise UserError(
-        f"task.max_value={self.max_value} must be from 100 to"
-        f" {10**language.NUM_DIGITS - 1}"
+        f"task.max_value={self.max_value} must be in 100 ... "
+        f"{10**language.NUM_DIGITS - 1}"
       )
     if self.max_constant > self.max_value:
       raise UserError(
-        f"task.max_constant={self.max_constant} is more than task.max_value="
-        f"{self.max_value}"
+        f"task.max_constant={self.max_constant} is greater than "
+        f"task.max_value={self.max_value}"
       )
     self._check_length()
     if self.num_eval_examples % len(self.eval_ops):
       raise UserError(
-        f"task.num_eval_examples={self.num_eval_examples} must be a multiple of"
-        f" {len(self.eval_ops)}: equal numbers for each of task.eval_ops="
-        f"{self.eval_ops}"
+        f"task.num_eval_examples={self.num_eval_examples} must be a multiple "
+        f"of {len(self.eval_ops)}: equal numbers for each of "
+        f"task.eval_ops={self.eval_ops}"
       )
 
   def _check_operations(self, field: str) -> None:
@@ -99,8 +99,8 @@ class Config:
       or len(set(values)) < len(values)
     ):
       raise UserError(
-        f"task.{field}={values} must be distinct numbers of operations from 1"
-        f" to {MAX_OPERATIONS}"
+        f"task.{field}={values} must be distinct operation counts from 1 to "
+        f"{MAX_OPERATIONS}"
       )
 
   def _check_length(self) -> None:
@@ -115,18 +115,18 @@ class Config:
     )
     if self.context_length < longest:
       raise UserError(
-        f"task.context_length={self.context_length} is too short: the longest"
-        f" problem of {operations} operations has {longest} tokens"
+        f"task.context_length={self.context_length} is too short: the longest "
+        f"problem with {operations} operations has {longest} tokens"
       )
     if self.max_length > self.context_length:
       raise UserError(
-        f"task.max_length={self.max_length} is more than task.context_length="
-        f"{self.context_length}"
+        f"task.max_length={self.max_length} is greater than "
+        f"task.context_length={self.context_length}"
       )
     if self.num_names > _MAX_SIDE**2:
       raise UserError(
-        f"task.max_length={self.max_length} may need {self.num_names}"
-        f" quantities, more than the {_MAX_SIDE**2} that have a name"
+        f"task.max_length={self.max_length} may need {self.num_names} "
+        f"quantities, but only {_MAX_SIDE**2} have a name"
       )
 
   @property

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loopjax.data import hashing
+from loopjax.data import pipeline
 from loopjax.data.gsm import structures
 from loopjax.data.gsm.config import Config
 from loopjax.data.gsm.language import (
@@ -220,12 +220,12 @@ def in_split(
     taken = slots < graphs.num_operands[:, node, None]
     parts = hashes[rows, graphs.operands[:, node]] * taken
     label = 16 * graphs.numbers[:, node] + graphs.kinds[:, node]
-    hashes[:, node] = hashing.splitmix64(
+    hashes[:, node] = pipeline.splitmix64(
       parts.sum(axis=1, dtype=np.uint64) + _scrambled(label)
     )
   title = np.where(graphs.kinds[:, 0] == TOTAL, titles[:, 0], titles[:, 1])
   name = np.where(operations <= _MAX_NAMED, 1 + title, 0)
-  hashes = hashing.splitmix64(hashes[:, 0] + _scrambled(name))
+  hashes = pipeline.splitmix64(hashes[:, 0] + _scrambled(name))
   part = hashes % np.uint64(_PARTS)
   return {"train": part > 1, "validation": part == 1, "test": part == 0}[split]
 
@@ -251,4 +251,4 @@ def _influences(graphs: Graphs) -> np.ndarray:
 
 
 def _scrambled(values: np.ndarray) -> np.ndarray:
-  return hashing.splitmix64(values.astype(np.uint64))
+  return pipeline.splitmix64(values.astype(np.uint64))

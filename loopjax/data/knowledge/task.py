@@ -63,7 +63,8 @@ class Config:
     )
     if self.num_people > people.NUM_NAMES:
       raise UserError(
-        f"task.num_people={self.num_people}: there are {people.NUM_NAMES} names"
+        f"task.num_people={self.num_people}: only {people.NUM_NAMES} names "
+        "exist"
       )
     for field in ("asked_share", "question_share"):
       if not 0 < getattr(self, field) < 1:
@@ -73,9 +74,9 @@ class Config:
     fewest = min(len(part) for part in self.parts.values())
     if self.num_eval_people > fewest:
       raise UserError(
-        f"task.num_eval_people={self.num_eval_people} is more than the {fewest}"
-        f" people of a part; see task.num_people={self.num_people} and"
-        f" task.asked_share={self.asked_share}"
+        f"task.num_eval_people={self.num_eval_people} exceeds the {fewest} "
+        f"people in the smallest part; see task.num_people={self.num_people} "
+        f"and task.asked_share={self.asked_share}"
       )
 
   @property

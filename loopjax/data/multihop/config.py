@@ -68,8 +68,9 @@ class Config:
     )
     if self.out_degree > self.num_relations:
       raise UserError(
-        f"task.out_degree={self.out_degree} is more than task.num_relations="
-        f"{self.num_relations}: the relations of an entity are distinct"
+        f"task.out_degree={self.out_degree} is greater than "
+        f"task.num_relations={self.num_relations}: the relations of an entity "
+        "must be distinct"
       )
     self._check_counts()
     if self.format != "symbolic":
@@ -81,13 +82,13 @@ class Config:
     for name, counts in (("train", train), ("test", test)):
       if not all(type(count) is int and count >= 0 for count in counts):
         raise UserError(
-          f"task.num_{name}_chains={counts} must be counts, one for each number"
-          " of hops from 2 on"
+          f"task.num_{name}_chains={counts} must be non-negative counts, one "
+          "per number of hops, starting at 2"
         )
     if not train or len(train) != len(test):
       raise UserError(
-        f"task.num_train_chains={train} and task.num_test_chains={test} must"
-        " have one count each for 2, 3, ... hops"
+        f"task.num_train_chains={train} and task.num_test_chains={test} must "
+        "have the same length: one count for each of 2, 3, ... hops"
       )
     for hops, (n_train, n_test) in enumerate(
       zip(train, test, strict=True), start=2
@@ -96,9 +97,9 @@ class Config:
       requested = n_train + 2 * n_test
       if requested > there:
         raise UserError(
-          f"task.num_train_chains={train}, and task.num_test_chains={test} for"
-          f" validation and test each, ask for {requested} chains of {hops}"
-          f" hops; a graph has {there}"
+          f"task.num_train_chains={train} and task.num_test_chains={test} "
+          f"(used for validation and for test) request {requested} chains of "
+          f"{hops} hops, but a graph has {there}"
         )
       if there > np.iinfo(np.int64).max:
         raise UserError(
@@ -132,5 +133,5 @@ def _check_words(
   """Raises UserError if there are fewer words than needed."""
   if num * graphs > len(available):
     raise UserError(
-      f"task.{name}={num} in English can be {len(available) // graphs} at most"
+      f"task.{name}={num} in English must be at most {len(available) // graphs}"
     )

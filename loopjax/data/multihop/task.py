@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.multihop import chains, graph, language
+from loopjax.data.multihop import chains, language
 from loopjax.data.multihop.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
@@ -167,9 +167,9 @@ def decode(config: Config, ids: Iterable[int]) -> str:
   return language.decode(config.vocabulary, ids)
 
 
-def make_graph(config: Config) -> graph.Graph:
+def make_graph(config: Config) -> chains.Graph:
   """Both graphs of a task; identical in every process."""
-  return graph.make_graph(
+  return chains.make_graph(
     config.num_entities,
     config.num_relations,
     config.out_degree,
@@ -184,7 +184,7 @@ def _take(
   return {name: value[examples] for name, value in table.items()}
 
 
-def _splits(config: Config) -> tuple[graph.Graph, dict[str, np.ndarray]]:
+def _splits(config: Config) -> tuple[chains.Graph, dict[str, np.ndarray]]:
   """Both graphs and all splits; identical in every process."""
   facts = make_graph(config)
   splits = chains.make_splits(
@@ -198,7 +198,7 @@ def _splits(config: Config) -> tuple[graph.Graph, dict[str, np.ndarray]]:
 
 def _table(
   config: Config,
-  facts: graph.Graph,
+  facts: chains.Graph,
   chosen: Mapping[str, np.ndarray],
   names: tuple[str, ...],
   seen: np.ndarray,
@@ -229,7 +229,7 @@ def _table(
 
 
 def _examples(
-  config: Config, facts: graph.Graph, part: np.ndarray
+  config: Config, facts: chains.Graph, part: np.ndarray
 ) -> dict[str, np.ndarray]:
   """Tokens, targets, weights and bridges [N, T] of N chains of k hops."""
   tokens = language.questions(

@@ -35,8 +35,8 @@ class Board:
   def __post_init__(self):
     if min(self.box_rows, self.box_cols) < 2 or self.size > 9:
       raise errors.UserError(
-        f"boxes of {self.box_rows}x{self.box_cols} cells are not supported; "
-        "use 2x2, 2x3, 3x2, 2x4, 4x2 or 3x3"
+        f"boxes of {self.box_rows}x{self.box_cols} cells are unsupported; "
+        "expected 2x2, 2x3, 3x2, 2x4, 4x2 or 3x3"
       )
 
   @property

@@ -71,7 +71,8 @@ class Config:
     if (self.max_revealed > 0) != (self.num_revealed_examples > 0):
       raise UserError(
         f"task.max_revealed={self.max_revealed} and task.num_revealed_examples="
-        f"{self.num_revealed_examples} go together"
+        f"{self.num_revealed_examples} must be set"
+        " together"
       )
     if self.max_revealed > 1:
       raise UserError(
@@ -83,8 +84,8 @@ class Config:
       )
     if bool(self.train_csv) != bool(self.test_csv):
       raise UserError(
-        "task.train_csv and task.test_csv go together: the packaged puzzles are"
-        " another distribution, and their splits are not those of your file"
+        "task.train_csv and task.test_csv must be set together: the packaged "
+        "puzzles have another distribution and other splits than your file"
       )
     if self.train_csv and self.train_csv == self.test_csv:
       raise UserError(f"task.test_csv={self.test_csv!r} is the training file")

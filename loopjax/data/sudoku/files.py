@@ -20,8 +20,8 @@ import tqdm
 from loopjax import checks
 from loopjax.data import hub
 from loopjax.data.sudoku import rows as rows_lib
+from loopjax.data.sudoku.bank import Puzzles, pack
 from loopjax.data.sudoku.board import Board
-from loopjax.data.sudoku.puzzles import Puzzles, pack
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 
@@ -35,8 +35,8 @@ _COLUMNS = {  # The arrays of `Puzzles`, one file each.
 }
 _FACTS = "facts.json"
 _YOURS = (
-  "give CSV files of yours: --config.task.train_csv=FILE"
-  " --config.task.test_csv=FILE"
+  "pass your own CSV files: --config.task.train_csv=FILE "
+  "--config.task.test_csv=FILE"
 )
 _CHUNK = 16_384  # Rows held in memory as text.
 
@@ -114,13 +114,11 @@ def _opened(path: str) -> Iterator[io.BufferedReader]:
       yield file
   except FileNotFoundError:
     raise UserError(
-      f"{path}: no such file; give the path of a CSV file with the header "
+      f"{path}: no such file; expected a CSV file with the header "
       f"{','.join(rows_lib.HEADER)}, or hf://OWNER/NAME/FILE"
     ) from None
   except IsADirectoryError:
-    raise UserError(
-      f"{path}: is a directory; give the path of a CSV file in it"
-    ) from None
+    raise UserError(f"{path}: is a directory; expected a CSV file") from None
   except OSError as error:
     raise rows_lib.unreadable(path, error) from None
 
@@ -162,11 +160,9 @@ def _write(
       num_skipped += len(part.faults)
       bar.update(file.tell() - bar.n)
   if not num_kept and first_fault:
-    raise UserError(f"{path}:{first_fault} (and no other row can be used)")
+    raise UserError(f"{path}:{first_fault} (and no other row is valid)")
   if not num_kept:
-    raise UserError(
-      f"{path}:1: there are no puzzles after the header; add some"
-    )
+    raise UserError(f"{path}:1: contains no puzzles after the header")
   (folder / _FACTS).write_text(
     json.dumps(
       {

@@ -10,7 +10,6 @@ import numpy as np
 
 from loopjax.data.sudoku import bank, generator, solver
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import puzzles as puzzles_lib
 
 # The puzzles of each size: how many are made, the share that is made minimal
 # (the others stop at random numbers of clues), and how many are kept.
@@ -31,7 +30,7 @@ def make_puzzles(
   minimal_share: float,
   num_kept: int,
   rng: np.random.Generator,
-) -> puzzles_lib.Puzzles:
+) -> bank.Puzzles:
   """Makes distinct puzzles of all difficulties, in random order.
 
   Args:
@@ -58,8 +57,8 @@ def make_puzzles(
   questions, answers = questions[distinct], answers[distinct]
   ratings = solver.solve(board, questions).guesses
   kept = _spread(np.digitize(ratings, _RATING_EDGES), num_kept, rng)
-  return puzzles_lib.Puzzles(
-    *puzzles_lib.pack(board, questions[kept], answers[kept]),
+  return bank.Puzzles(
+    *bank.pack(board, questions[kept], answers[kept]),
     ratings=ratings[kept],
     source_ids=np.zeros(len(kept), np.int32),
     sources=("bank",),

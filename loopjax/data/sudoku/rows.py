@@ -61,10 +61,10 @@ def read(path: str, file: io.BufferedReader) -> Generator[Row]:
   try:
     header = next((fields for fields in reader if fields), None)
     if header is None:
-      raise UserError(f"{path}: the file is empty; it needs puzzles")
+      raise UserError(f"{path}: the file is empty")
     if tuple(name.strip().lower() for name in header) != HEADER:
       raise UserError(
-        f"{path}:1: the header is {','.join(header)[:80]!r}; it must be "
+        f"{path}:1: the header is {','.join(header)[:80]!r}; expected "
         f"{','.join(HEADER)}"
       )
     # A field in quotes may hold line breaks: a row starts on the line after
@@ -80,12 +80,11 @@ def read(path: str, file: io.BufferedReader) -> Generator[Row]:
     ) from None
   except UnicodeDecodeError:
     raise UserError(
-      f"{path}: is not UTF-8 text from about line {reader.line_num + 1} on; "
-      "save it as UTF-8"
+      f"{path}: invalid UTF-8 near line {reader.line_num + 1}; save it as UTF-8"
     ) from None
   except csv.Error as error:
     raise UserError(
-      f"{path}:{reader.line_num}: is not valid CSV ({error}); correct the line"
+      f"{path}:{reader.line_num}: invalid CSV ({error}); correct the line"
     ) from None
   except OSError as error:
     raise unreadable(path, error) from None
@@ -147,24 +146,24 @@ def check(
 def _fault_of_form(board: board_lib.Board, fields: list[str]) -> str:
   """What is wrong with the form of a row; "" if nothing is."""
   if len(fields) != len(HEADER):
-    return f"has {len(fields)} fields; it must have {len(HEADER)}"
+    return f"has {len(fields)} fields; expected {len(HEADER)}"
   _, question, answer, rating = fields
   cells, digits = board.num_cells, "123456789"[: board.size]
   if len(question) != cells:
-    return f"the question has {len(question)} cells; write {cells}"
+    return f"the question has {len(question)} cells; expected {cells}"
   if len(answer) != cells:
-    return f"the answer has {len(answer)} cells; write {cells}"
+    return f"the answer has {len(answer)} cells; expected {cells}"
   if stray := question.strip(".0" + digits):
     return (
-      f"the question holds {stray[0]!r}; use 1 to {board.size}, and '.' or '0'"
-      " for a blank"
+      f"the question contains {stray[0]!r}; use 1 to {board.size}, and '.' or "
+      "'0' for a blank"
     )
   if stray := answer.strip(digits):
-    return f"the answer holds {stray[0]!r}; use 1 to {board.size}"
+    return f"the answer contains {stray[0]!r}; use 1 to {board.size}"
   if not (rating.isascii() and rating.isdigit()):
-    return f"the rating is {rating[:40]!r}; use a non-negative integer"
+    return f"the rating is {rating[:40]!r}; expected a non-negative integer"
   if len(rating) > 10 or int(rating) > _MAX_RATING:
-    return f"the rating is above {_MAX_RATING}; use a smaller one"
+    return f"the rating exceeds {_MAX_RATING}"
   return ""
 
 
@@ -192,7 +191,7 @@ def _faults(
     bad, board_lib.clashes(board, questions[bad]), strict=True
   ):
     if clash:
-      faults[int(i)] = "the givens of the question clash"
+      faults[int(i)] = "the givens of the question contradict each other"
     elif wrong[i]:
       faults[int(i)] = "the answer is not a solution"
     else:
@@ -202,5 +201,5 @@ def _faults(
     sound = np.flatnonzero(~(wrong | differs))
     several = solver.solve(board, questions[sound]).num_solutions > 1
     for i in sound[several]:
-      faults[int(i)] = "the question has several solutions"
+      faults[int(i)] = "the question has more than one solution"
   return faults

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loopjax.data import hashing
+from loopjax.data import pipeline
 from loopjax.data.sudoku import board as board_lib
 
 # Chosen among small integers so that the test split has a fifth of the 6x6
@@ -121,10 +121,10 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
     turned = square.swapaxes(0, 1)
     by_rows = _line_key(turned, board.box_cols, board.box_rows)
     if board.box_rows != board.box_cols:
-      by_columns = hashing.splitmix64(
+      by_columns = pipeline.splitmix64(
         by_columns
       )  # Rows and columns cannot be exchanged.
-    keys[part] = hashing.splitmix64(by_rows) + hashing.splitmix64(by_columns)
+    keys[part] = pipeline.splitmix64(by_rows) + pipeline.splitmix64(by_columns)
   return keys
 
 
@@ -133,7 +133,7 @@ def place(class_keys: np.ndarray) -> np.ndarray:
 
   Symmetric grids have the same number, and are always in the same split.
   """
-  return hashing.splitmix64(class_keys ^ np.uint64(_SPLIT_SALT)) / 2.0**64
+  return pipeline.splitmix64(class_keys ^ np.uint64(_SPLIT_SALT)) / 2.0**64
 
 
 def _line_permutations(num_groups, group_size, uniforms):
@@ -174,10 +174,10 @@ def _line_key(square, place_group, line_group):
   inside = (group[:, None] == group)[:, :, None]
   # Sums of hashes instead of chains: the order of lines must not matter.
   same_group = (pairs * inside).sum(axis=0)
-  lines = hashing.splitmix64(
-    hashing.splitmix64(same_group) + (pairs * ~inside).sum(axis=0)
+  lines = pipeline.splitmix64(
+    pipeline.splitmix64(same_group) + (pairs * ~inside).sum(axis=0)
   )
-  groups = hashing.splitmix64(lines.reshape(-1, line_group, num).sum(axis=1))
+  groups = pipeline.splitmix64(lines.reshape(-1, line_group, num).sum(axis=1))
   return groups.sum(axis=0)
 
 
@@ -239,4 +239,4 @@ def _permutation_table(size, place_group):
       count = kept.sum(axis=1, dtype=np.uint8)
       code = code * np.uint64(size + 1) + count
     power = np.take_along_axis(step, power, axis=1)
-  return front, back, hashing.splitmix64(code)
+  return front, back, pipeline.splitmix64(code)

@@ -12,7 +12,6 @@ import numpy as np
 
 from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, files, symmetry
-from loopjax.data.sudoku import puzzles as puzzles_lib
 from loopjax.data.sudoku.config import TEST_SHARE, Config
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -70,8 +69,8 @@ def make_dataset(
   chosen = _chosen(config, split, puzzles)
   if not len(chosen):
     raise UserError(
-      f"{config.train_csv}: {len(puzzles.ratings)} puzzle(s); training and"
-      " validation need one each"
+      f"{config.train_csv}: {len(puzzles.ratings)} puzzle(s); training and "
+      "validation need at least one each"
     )
   if split == "train" and config.num_train_puzzles:
     chosen = _subset(chosen, config.num_train_puzzles, seed)
@@ -89,7 +88,7 @@ def make_dataset(
 
   def boards_of(examples):
     givens, answers = puzzles.givens[examples], puzzles.answers[examples]
-    return puzzles_lib.unpack(board, givens, answers)
+    return bank.unpack(board, givens, answers)
 
   def make_training(examples, positions):
     questions, answers = boards_of(chosen[examples])
@@ -169,7 +168,7 @@ def _encoded(
   }
 
 
-def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
+def _puzzles(config: Config, split: str) -> bank.Puzzles:
   """The puzzles that a split is part of: from a file, or the packaged ones."""
   if not config.train_csv:
     return bank.load_bank(config.board)
@@ -181,9 +180,7 @@ def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
   )
 
 
-def _chosen(
-  config: Config, split: str, puzzles: puzzles_lib.Puzzles
-) -> np.ndarray:
+def _chosen(config: Config, split: str, puzzles: bank.Puzzles) -> np.ndarray:
   """Which of the puzzles are in the split, int64, ascending."""
   if config.train_csv and split == "test":
     return np.arange(len(puzzles.ratings))
@@ -208,7 +205,7 @@ def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
   available = len(chosen)
   if num > available:
     raise UserError(
-      f"task.num_train_puzzles={num} is more than the {available} there are"
+      f"task.num_train_puzzles={num} exceeds the {available} available"
     )
   rng = np.random.default_rng(seed)
   return chosen[rng.choice(available, num, replace=False)]
@@ -223,8 +220,8 @@ def _overlap(config: Config, train_keys: np.ndarray) -> int:
   seen = np.isin(test.class_keys, train_keys)
   num = int(seen.sum())
   message = (
-    f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have, up to symmetry,"
-    f" the solution of a puzzle of {config.train_csv}"
+    f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have the same "
+    f"solution, up to symmetry, as a puzzle of {config.train_csv}"
   )
   if num and config.on_overlap == "error":
     raise UserError(

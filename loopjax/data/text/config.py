@@ -22,7 +22,7 @@ class Config:
 
   Attributes:
     train_files: sources, separated by commas.
-    test_files: sources of the test split; empty for a share of train_files.
+    test_files: sources of the test split; empty to use a share of train_files.
     mixture: share of each source in the training rows, with sum 1; empty for
       shares in proportion to their numbers of rows.
     text_field: in JSONL and parquet, the field of the text or conversation. A
@@ -32,18 +32,18 @@ class Config:
       (AceReason: `input`, with `output` as text_field); empty for none.
     tokenizer: "bytes", or the path of a `tokenizer.json`.
     end_token: the tokenizer's token for the end of a document and for padding,
-      as a published model was trained with; empty to add an id for each.
-    begin_token: the tokenizer's token that documents begin with; empty for the
-      end token, as a separator from the document before.
-    add_begin_token: whether prompts begin with it, too; if not, nothing is
+      as a published model uses it; empty to add an id for each.
+    begin_token: the tokenizer's token at the beginning of documents; empty for
+      the end token, as a separator from the previous document.
+    add_begin_token: whether prompts also begin with it; otherwise nothing is
       added to them.
-    vocab_size: number of token ids; 0 for those of the tokenizer and, without
+    vocab_size: number of token ids; 0 for the tokenizer's and, without
       end_token, two more, the end of a document and padding.
-    sequence_length: tokens of a row. Longer documents are cut.
+    sequence_length: tokens per row. Longer documents are cut.
     validation_share, test_share: shares of the documents, chosen by the hash of
       their text or, if they have one, of their prompt.
-    on_bad_document: "error" stops at a malformed document, "skip" leaves it out
-      and counts it in the summary.
+    on_bad_document: "error" stops at a malformed document, "skip" skips it and
+      counts it in the summary.
     overlap_files: sources of evaluation items (OLMES requests, any JSONL or
       parquet with text, plain text), which are compared with the training split
       by 13-grams of words; empty for no comparison.
@@ -79,8 +79,8 @@ class Config:
     checks.at_least("task", self, vocab_size=0, sequence_length=2)
     if self.sequence_length > _MAX_LENGTH:
       raise UserError(
-        f"task.sequence_length={self.sequence_length} must be {_MAX_LENGTH} at"
-        " most"
+        f"task.sequence_length={self.sequence_length} must be at most "
+        f"{_MAX_LENGTH}"
       )
     for field in ("validation_share", "test_share"):
       if not 0 < getattr(self, field) <= 0.4:
@@ -116,7 +116,7 @@ class Config:
       )
     if not math.isclose(sum(self.mixture), 1.0, abs_tol=1e-6):
       raise UserError(
-        f"task.mixture={self.mixture} sums to {sum(self.mixture):g}; make it 1"
+        f"task.mixture={self.mixture} sums to {sum(self.mixture):g}, expected 1"
       )
 
   @property
@@ -136,5 +136,5 @@ class Config:
 
 
 def split_sources(text: str) -> tuple[str, ...]:
-  """The sources that a setting names."""
+  """The sources listed in a setting."""
   return tuple(part.strip() for part in text.split(",") if part.strip())

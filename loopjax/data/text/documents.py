@@ -79,7 +79,7 @@ def rows(chunk: files.Chunk) -> Iterator[Any]:
     except UnicodeDecodeError:
       yield Fault("is not UTF-8; save the file as UTF-8")
     except (ValueError, RecursionError):
-      yield Fault("is not valid JSON; write one object a line")
+      yield Fault("is not valid JSON; expected one object per line")
 
 
 def _segments(row: Any, text_field: str, prompt_field: str) -> Segments:
@@ -87,10 +87,10 @@ def _segments(row: Any, text_field: str, prompt_field: str) -> Segments:
   if isinstance(row, Fault):
     raise row
   if not isinstance(row, dict):
-    raise Fault("is not a JSON object; write one object a line")
+    raise Fault("is not a JSON object; expected one object per line")
   for field in filter(None, (prompt_field, text_field)):
     if field in row and row[field] is None:
-      raise Fault(f"its {field!r} is null; leave such rows out")
+      raise Fault(f"its {field!r} is null; remove such rows")
     if field not in row:
       there = ", ".join(map(str, row))[:100]
       raise Fault(
@@ -132,6 +132,6 @@ def _checked(text: Any, field: str) -> str:
     text.encode()
   except UnicodeEncodeError:
     raise Fault(
-      f"{field!r} contains half a character (a lone surrogate)"
+      f"{field!r} contains a lone surrogate (half a character)"
     ) from None
   return text

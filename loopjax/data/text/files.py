@@ -8,7 +8,9 @@ import codecs
 import glob
 import gzip
 import io
+import json
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Iterator
@@ -52,13 +54,14 @@ def find(source: str) -> list[str]:
     UserError: there are none, or a download fails.
   """
   if source.startswith(hub.PREFIX):
-    return hub.download_all(source, "give local files in task.train_files")
+    return hub.download_all(source, "set task.train_files to local files")
   if source.startswith(made.PREFIX):
     return [made.path(source)]
   source = os.path.expanduser(source)
   if os.path.isdir(source):
     raise UserError(
-      f"{source}: is a directory; give files, such as {source.rstrip('/')}/*"
+      f"{source}: is a directory; expected files, such as "
+      f"{source.rstrip('/')}/*"
     )
   if os.path.exists(source):
     return [source]
@@ -83,7 +86,9 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
   kind = kind_of(path)
   try:
     with open(path, "rb") as file:
-      if wrong := checks.wrong_file(file.peek(64)):
+      is_page = path.lower().endswith((".html", ".htm"))
+      wrong = "" if is_page else checks.wrong_file(file.peek(64))
+      if wrong:
         raise UserError(f"{path}: {wrong}")
       if kind == "parquet":
         yield from _read_table(path, file, columns)
@@ -254,3 +259,24 @@ def kind_of(path: str) -> str:
   if name.endswith((".jsonl", ".ndjson", ".json")):
     return "jsonl"
   return "parquet" if name.endswith(".parquet") else "text"
+
+
+def json_lines(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+  """Yields ("file:line", JSON value) for every non-empty line.
+
+  Raises:
+    UserError: the file cannot be read, or a line is not JSON.
+  """
+  for chunk in read(str(path), ()):
+    lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
+    if chunk.kind != "jsonl":
+      raise UserError(
+        f"{path}: expected a file name that ends with .jsonl, .jsonl.gz"
+      )
+    for number, line in enumerate(lines, chunk.first):
+      if not line.strip():
+        continue
+      try:
+        yield f"{path}:{number}", json.loads(line)
+      except ValueError:
+        raise UserError(f"{path}:{number}: is not valid JSON") from None

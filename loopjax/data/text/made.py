@@ -28,7 +28,9 @@ def path(source: str) -> str:
   name = source.removeprefix(PREFIX)
   if name not in _MAKERS:
     known = ", ".join(PREFIX + known for known in sorted(_MAKERS))
-    raise UserError(f"{source}: no such text is made up; there is {known}")
+    raise UserError(
+      f"{source}: unknown synthetic text; expected one of {known}"
+    )
   key = f"{name}-{_VERSION}"
 
   def write(folder: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.data import hashing
+from loopjax.data import pipeline
 from loopjax.data.text import corpus as corpora
 from loopjax.data.text import documents, files, parallel, preparation
 from loopjax.errors import UserError
@@ -145,8 +145,8 @@ def report(
     here = items.file == number
     num = int(hits[here].sum())
     message = (
-      f"{name}: training contains {NUM_WORDS} words in a row of {num:,} of"
-      f" {here.sum():,} items"
+      f"{name}: training data contain {NUM_WORDS} consecutive words of {num:,} "
+      f"of {here.sum():,} items"
     )
     if num and on_overlap == "error":
       raise UserError(
@@ -186,7 +186,7 @@ def hash_runs(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
   sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])
   inverse = pow(_BASE, -1, 2**64)
   hashes = (sums[ends] - sums[starts]) * _powers(inverse, len(data))[starts]
-  return hashing.splitmix64(hashes), text[within]
+  return pipeline.splitmix64(hashes), text[within]
 
 
 @functools.lru_cache(maxsize=4)

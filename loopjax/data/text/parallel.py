@@ -57,7 +57,7 @@ def in_order(
           waiting.append(pool.submit(function, chunk))
     except BrokenProcessPool:
       raise UserError(
-        "a process that reads text was killed; it may have run out of memory"
+        "a text preparation process was killed, possibly for lack of memory"
       ) from None
     finally:
       for future in waiting:

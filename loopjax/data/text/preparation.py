@@ -102,9 +102,9 @@ def write(
   if not any(total["rows"] for total in totals.values()):
     why = ""
     if num_empty:
-      why = f"; in {num_empty} there is nothing to predict"
+      why = f"; {num_empty} have no token to predict"
     if first_fault:
-      why += f"; the first of {num_skipped} malformed ones: {first_fault}"
+      why += f"; {num_skipped} are malformed, the first one: {first_fault}"
     raise UserError(f"{source}: contains no documents{why}")
   facts = {
     **totals,
@@ -179,7 +179,10 @@ def _tokenizer(config: Config, key: str) -> Tokenizer:
   """The tokenizer, which is loaded once in each process."""
   tokenizer = tokenizer_lib.of(config)
   if tokenizer.key != key:
-    raise UserError(f"task.tokenizer={config.tokenizer}: changed; start again")
+    raise UserError(
+      f"task.tokenizer={config.tokenizer}: changed while it was being used; "
+      "start again"
+    )
   return tokenizer
 
 

@@ -37,8 +37,8 @@ def spec(config: Config) -> TaskSpec:
   vocab_size = config.vocab_size or tokenizer.num_ids
   if vocab_size < tokenizer.num_ids:
     raise UserError(
-      f"task.vocab_size={vocab_size} is too small: {config.tokenizer} has"
-      f" {tokenizer.num_ids} ids, including the end of a document and padding"
+      f"task.vocab_size={vocab_size} is too small: {config.tokenizer} has "
+      f"{tokenizer.num_ids} ids, including end of document and padding"
     )
   return TaskSpec(
     vocab_size=vocab_size,
@@ -90,8 +90,8 @@ def make_dataset(
   names = config.test_sources if is_test else config.sources
   if not names:
     raise UserError(
-      "task.train_files is empty; give text files, such as"
-      " --config.task.train_files='books/*.txt'"
+      "task.train_files is empty; set it to text files, such as "
+      "--config.task.train_files='books/*.txt'"
     )
   tokenizer = tokenizer_lib.of(config)
   _check_vocabulary(config, tokenizer)
@@ -100,8 +100,8 @@ def make_dataset(
   for one, count in zip(corpora, counts, strict=True):
     if not count:
       raise UserError(
-        f"{one.name}: has no document in the {split} split; give more text or"
-        f" another task.{'test' if split == 'test' else 'validation'}_share"
+        f"{one.name}: has no document in the {split} split; provide more text "
+        f"or change task.{'test' if split == 'test' else 'validation'}_share"
       )
   readers = [one.reader(split) for one in corpora]
 
@@ -158,9 +158,10 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer) -> None:
   """
   if config.vocab_size > 2 * tokenizer.num_ids:
     raise UserError(
-      f"task.vocab_size={config.vocab_size} is that of another tokenizer:"
-      f" task.tokenizer={config.tokenizer} has {tokenizer.num_ids} ids; give"
-      " the path of its tokenizer.json, or task.vocab_size=0 for these ids"
+      f"task.vocab_size={config.vocab_size} does not match the tokenizer: "
+      f"task.tokenizer={config.tokenizer} has {tokenizer.num_ids} ids; set "
+      "task.tokenizer to the tokenizer.json of that vocabulary, or "
+      "task.vocab_size=0 for this one"
     )
 
 

@@ -1,9 +1,9 @@
-"""Tokenizers: bytes, and any `tokenizer.json`; and what texts begin with.
+"""Tokenizers: bytes, and any `tokenizer.json`; and their begin tokens.
 
 Two ids are added to the tokenizer's: the end token, which also separates a
-document from the one before it, and padding. None are added if documents end
-with a token of the tokenizer, as in published models; that token then also
-serves as padding.
+document from the previous one, and padding. None are added if documents end
+with one of the tokenizer's tokens, as in published models; that token is then
+also the padding.
 """
 
 import copy
@@ -31,11 +31,11 @@ class Tokenizer:
 
   Attributes:
     name: "bytes" or the path of a file.
-    key: checksum of what determines the ids of a document.
+    key: checksum of everything that determines the ids of a document.
     end, padding: ids of the end of a document and of padding.
-    begin: id that documents begin with: a token of its own, or the end token,
-      which separates a document from the one before it.
-    start: the ids that prompts begin with: `begin` or nothing.
+    begin: id at the beginning of documents: a separate token, or the end token,
+      which separates a document from the previous one.
+    start: the ids at the beginning of prompts: `begin` or none.
     num_ids: number of ids, including end and padding.
     num_real: number of ids that a model may predict; they precede an added
       padding id.
@@ -85,15 +85,15 @@ class Tokenizer:
     """The id of a token; UserError if the tokenizer has no such token."""
     found = self._library.token_to_id(token) if self._library else None
     if found is None:
-      raise UserError(f"{label}={token!r} is no token of {self.name}")
+      raise UserError(f"{label}={token!r} is not a token of {self.name}")
     return found
 
   def beginning_with(self, token: str | None) -> "Tokenizer":
-    """This tokenizer with other begins of prompts and documents.
+    """This tokenizer with another begin token.
 
     Args:
-      token: a token, "none" for prompts that begin with nothing, or None for
-        this tokenizer.
+      token: a token, "none" for prompts without one, or None for this
+        tokenizer.
 
     Raises:
       UserError: there is no such token.
@@ -110,7 +110,7 @@ class Tokenizer:
 
   @property
   def beginning(self) -> str:
-    """What prompts begin with, in words, for files of results."""
+    """A description of the begin token of prompts, for result files."""
     if not self.start:
       return "nothing"
     if self.begin == self.end:
@@ -118,16 +118,16 @@ class Tokenizer:
     return self.token(self.begin) or ""
 
   def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each text, int [n], to which nothing is added."""
+    """Token ids of each text, int [n], without added tokens."""
     if self._library is None:
       return [np.frombuffer(text.encode(), np.uint8) for text in texts]
     encode = self._library.encode_batch_fast
     return [np.array(one.ids, np.int64) for one in _batched(encode, texts)]
 
   def encode_prompt(self, text: str) -> tuple[int, ...]:
-    """Token ids of a text to continue, after what prompts begin with.
+    """Token ids of a text to continue, after the prompt's begin token.
 
-    An empty text is what documents begin with.
+    An empty text gives the begin token of documents.
     """
     (ids,) = self.encode([text])
     return tuple(self._begun(ids).tolist())
@@ -138,15 +138,15 @@ class Tokenizer:
     """Token ids of contexts, as prompts, and of their continuations.
 
     As in lm-evaluation-harness, both are encoded together, and the continuation
-    is what has been added to the tokens of the context; spaces at the end of a
-    context belong to its continuation. If one token spans the boundary and
-    nothing is added, the continuation is encoded by itself.
+    consists of the tokens after the context's; spaces at the end of a context
+    belong to its continuation. If one token spans the boundary and no token
+    follows, the continuation is encoded separately.
 
     Returns:
       For each pair int [c], int [n], both at least 1.
 
     Raises:
-      UserError: the tokenizer leaves nothing of a continuation.
+      UserError: a continuation has no tokens.
     """
     moved = []
     for context, continuation in pairs:
@@ -193,7 +193,7 @@ class Tokenizer:
     return found
 
   def _begun(self, ids: np.ndarray) -> np.ndarray:
-    """The ids of a prompt, once with what prompts begin with; never empty."""
+    """The ids of a prompt with one begin token, if any; never empty."""
     start = self.start
     if not len(ids):
       start = (self.begin,)
@@ -268,8 +268,8 @@ def _content(path: str) -> bytes:
     return pathlib.Path(path).expanduser().read_bytes()
   except OSError as error:
     raise UserError(
-      f"task.tokenizer={path}: cannot be read ({error.strerror}); give"
-      " 'bytes' or the path of a tokenizer.json"
+      f"task.tokenizer={path}: cannot be read ({error.strerror}); expected "
+      "'bytes' or the path of a tokenizer.json"
     ) from None
 
 

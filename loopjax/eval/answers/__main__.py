@@ -1,9 +1,8 @@
 """Command line: `python -m loopjax.eval.answers WORKDIR --questions=FILE`."""
 
 import pathlib
-import sys
 
-from loopjax.errors import Parser, one_line_errors
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.eval.answers import command, questions
 from loopjax.generate import source, text_flags
 
@@ -14,8 +13,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = Parser(
     prog="python -m loopjax.eval.answers",
     description=(
-      "Lets a language model answer questions, and scores its answers: pass@k."
-      " Repeated, the command goes on with the answers that are missing."
+      "Generates a language model's answers to questions and scores them with"
+      " pass@k. Run again, the command resumes with the missing answers."
     ),
   )
   source.add_flags(parser)
@@ -26,31 +25,34 @@ def main(argv: list[str] | None = None) -> int:
     help='JSON lines with a "question" (or "problem") and an "answer"',
   )
   parser.add_argument(
-    "--limit", type=int, default=0, help="questions from the start [all]"
+    "--limit", type=int, default=0, help="use the first N questions [all]"
   )
   parser.add_argument(
     "--template",
     default=command.QUESTION,
-    help=f"the prompt, around {command.QUESTION} [{command.QUESTION}]",
+    help=f"prompt template, containing {command.QUESTION} [{command.QUESTION}]",
   )
   parser.add_argument(
-    "--chat", action="store_true", help="ask in the model's chat template"
+    "--chat", action="store_true", help="use the model's chat template"
   )
   parser.add_argument(
     "--check",
     choices=questions.CHECKS,
     default=questions.CHECKS[0],
-    help="compare the last number, or the last mathematical expression"
-    f" [{questions.CHECKS[0]}]",
+    help="how to compare answers: by the last number or the last mathematical"
+    f" expression [{questions.CHECKS[0]}]",
   )
   parser.add_argument(
-    "--k", default="1", help="values of k for pass@k, such as 1,10 [1]"
+    "--k", default="1", help="values of k for pass@k, for example 1,10 [1]"
   )
   parser.add_argument(
-    "--slots", type=int, default=16, help="answers generated in parallel [16]"
+    "--slots",
+    type=int,
+    default=16,
+    help="number of answers generated in parallel [16]",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, help="folder to write to [WORKDIR/eval]"
+    "--out", type=pathlib.Path, help="output folder [WORKDIR/eval]"
   )
   text_flags.add_flags(parser)
   options = vars(parser.parse_args(argv))
@@ -61,4 +63,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  leave(main())

@@ -20,9 +20,8 @@ from loopjax.eval.answers import file, scores
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import chat, source, text_flags
-from loopjax.generate.costs import Costs
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.requests import Costs, GenerationRequest
 from loopjax.generate.text import TextStream
 from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
@@ -108,8 +107,9 @@ def run(options: Options) -> None:
   workdir_lib.write_json(path.with_suffix(".json"), result)
   if missing:
     print(
-      f"{len(missing)} answers generated in {seconds:.0f} s, compilation"
-      f" included; cache: {engine.cache_bytes:,} bytes for {engine.num_slots}"
+      f"{len(missing)} answers generated in {seconds:.0f} s, including"
+      f" compilation; cache: {engine.cache_bytes:,} bytes for"
+      f" {engine.num_slots} in parallel"
     )
   if drafts := costs.of_drafts():
     print(drafts)
@@ -172,10 +172,10 @@ def _requests(
       continue  # There is room for any text.
     if len(prompt) > most or room < least:
       raise UserError(
-        f"question {number}: after its prompt of {len(prompt)} tokens there is"
+        f"question {number}: after its prompt of {len(prompt)} tokens, there is"
         f" no room for {least} more, with"
-        f" --max_tokens={engine.limits.max_tokens}"
-        f" and --prompt_tokens={flags.prompt_tokens}"
+        f" --max_tokens={engine.limits.max_tokens} and"
+        f" --prompt_tokens={flags.prompt_tokens}"
       )
   return {
     one.key: GenerationRequest(
@@ -287,14 +287,18 @@ def _check(options: Options) -> tuple[int, ...]:
       raise UserError(f"--{name}={value} must be at least {least}")
   checks.unicode("--template", options.template)
   if QUESTION not in options.template:
-    raise UserError(f"--template={options.template!r} is without {QUESTION}")
+    raise UserError(
+      f"--template={options.template!r} does not contain {QUESTION}"
+    )
   samples = options.text.samples
   if samples > 1 and not options.text.sampling.temperature:
-    raise UserError(f"--temperature=0 makes all --samples={samples} equal")
+    raise UserError(f"--temperature=0 makes all --samples={samples} identical")
   try:
     ks = tuple(dict.fromkeys(int(part) for part in options.k.split(",")))
   except ValueError:
-    raise UserError(f"--k={options.k} is not like 1,10") from None
+    raise UserError(
+      f"--k={options.k} is invalid: expected numbers such as 1,10"
+    ) from None
   for k in ks:
     if not 1 <= k <= samples:
       raise UserError(f"--k={k} is not in [1, {samples}], --samples={samples}")

@@ -1,7 +1,7 @@
-"""The file of answers: settings in its first line, then an answer a line.
+"""The file of answers: settings in its first line, then one answer per line.
 
-Every answer is written as soon as it is there. A process that is killed loses
-only those in progress; the same command goes on with the missing ones.
+Every answer is written as soon as it ends. A killed process loses only the
+answers in progress; the same command resumes with the missing ones.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ class Answers(NamedTuple):
 
   Attributes:
     by_key: each with at least "question" and "sample", its key.
-    stream: the file, which stays empty until there is an answer, so that the
-      settings of a mistaken command are not kept.
+    stream: the file, which stays empty until the first answer, so the settings
+      of a failed command are not stored.
     head: its first line, or "" if the file has it.
   """
 
@@ -42,11 +42,11 @@ class Answers(NamedTuple):
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
-  """Opens a file of answers, or begins one.
+  """Opens or creates a file of answers.
 
   Args:
-    path: the file; folders are made.
-    facts: what the answers depend on, as JSON.
+    path: the file; its folder is created.
+    facts: the settings that the answers depend on, as JSON.
 
   Raises:
     UserError: the file cannot be read or written, or its answers depend on
@@ -89,8 +89,8 @@ def _read(
       raise UserError(f"{path}:{number}: is damaged") from None
     if differences:
       raise UserError(
-        f"{path}: its answers are of other settings:"
-        f" {'; '.join(differences)}; give another --out"
+        f"{path}: contains answers generated with other settings:"
+        f" {'; '.join(differences)}; choose another --out"
       )
   return by_key
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from loopjax.data.text import json_lines
+from loopjax.data.text import files as files_lib
 from loopjax.errors import UserError
 
 # Names that published files give the question.
@@ -24,7 +24,7 @@ class Question(NamedTuple):
   Attributes:
     number: its place in the file, from 0.
     text: the question.
-    answer: the right answer; what follows "####", if that occurs (GSM8K).
+    answer: the right answer; the part after "####", if present (GSM8K).
   """
 
   number: int
@@ -40,10 +40,10 @@ def read(path: Path, limit: int = 0) -> list[Question]:
     limit: number of questions to read, from the start; 0 for all.
 
   Raises:
-    UserError: the file cannot be read, or a line is no question.
+    UserError: the file cannot be read, or a line is not a question.
   """
   questions: list[Question] = []
-  for where, row in json_lines.rows(path):
+  for where, row in files_lib.json_lines(path):
     if limit and len(questions) == limit:
       break
     given = row if isinstance(row, dict) else {}
@@ -51,8 +51,8 @@ def read(path: Path, limit: int = 0) -> list[Question]:
     answer = given.get("answer")
     if not isinstance(text, str) or type(answer) not in (str, int, float):
       raise UserError(
-        f"{where}: needs a text {' or '.join(map(repr, _QUESTION))}, and an"
-        " 'answer', a text or a number"
+        f"{where}: needs a string {' or '.join(map(repr, _QUESTION))} and an"
+        " 'answer' (string or number)"
       )
     right = str(answer).rpartition("####")[2].strip()
     if not right:

@@ -9,7 +9,7 @@ import math
 import pathlib
 from typing import Any
 
-from loopjax.data.text import json_lines as json_lines_lib
+from loopjax.data.text import files
 from loopjax.errors import UserError
 from loopjax.eval import requests
 
@@ -25,7 +25,7 @@ def _path(file: str, folder: str) -> pathlib.Path:
     raise UserError("the task needs its data: --metadata=folder=DIR")
   path = pathlib.Path(folder, file)
   if not path.is_file():
-    raise UserError(f"--metadata=folder={folder}: {file} is not there")
+    raise UserError(f"--metadata=folder={folder}: {file} does not exist")
   return path
 
 
@@ -38,7 +38,7 @@ def request_file(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
   path = _path(file, folder)
   items = requests.read(path).items
   if any(len(set(item.contexts)) > 1 for item in items):
-    raise UserError(f"{path}: choices of a question have several prompts")
+    raise UserError(f"{path}: the choices of a question have different prompts")
   return _documents(
     [
       {
@@ -53,9 +53,7 @@ def request_file(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
 
 def json_lines(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
   """Objects of a file of JSON lines."""
-  return _documents(
-    [row for _, row in json_lines_lib.rows(_path(file, folder))]
-  )
+  return _documents([row for _, row in files.json_lines(_path(file, folder))])
 
 
 def choice_scores(

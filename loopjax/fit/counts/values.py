@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loopjax.fit.counts import executions, hlo
+from loopjax.fit.counts import hlo
 
 _PACKAGE = pathlib.Path(__file__).parents[2]  # loopjax
 # Results that alias another value, or take no memory.
@@ -74,7 +74,7 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
   """The `num` kinds of values with the largest total size."""
   found: Counter[tuple[int, str, str, bool]] = Counter()
   fills: Counter[tuple[int, str, str, bool]] = Counter()
-  for name in executions.executed(module, asynchronous=False):
+  for name in hlo.executed(module, asynchronous=False):
     for instruction in module.computations[name].instructions.values():
       for element, array in _results(module, name, instruction):
         path = _path(module, name, instruction, element)

@@ -1,4 +1,4 @@
-"""A model and its cache: how the engine's programs read tokens."""
+"""A model and its cache, as the engine's programs use them."""
 
 import functools
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class CachedModel(NamedTuple):
   Attributes:
     family: the model's family.
     graphdef: the model without its parameters.
-    num_loops: maximum number of loops of a token.
+    num_loops: maximum number of loops per token.
     max_tokens: maximum length of a sequence, prompt included.
     prompt_tokens, cache_kind: see `CausalFamily.empty_cache`.
     exit_rule, exit_kept: `rule` and `kept` of `loop.exits.ExitPolicy`; without
@@ -50,7 +50,7 @@ class CachedModel(NamedTuple):
   platform: str
 
   def check(self, config: Any) -> None:
-    """Raises UserError for a cache or exits that the model does not have.
+    """Raises UserError for a cache or exits that the model does not support.
 
     Args:
       config: config of the model.
@@ -77,29 +77,29 @@ class CachedModel(NamedTuple):
       )
 
   def has_places(self, params: Any) -> bool:
-    """Whether what the cache holds of a token depends on no later reading."""
+    """Whether a token's cache entries do not depend on later calls."""
     cache = self._cache_shapes(params, 1, self.max_tokens)
     of_every_loop = self.cache_kind == "per_loop"
     return of_every_loop and isinstance(cache, HasPlaces)
 
   def check_drafts(self, config: Any) -> None:
-    """Raises UserError if fewer loops cannot draft tokens for all loops."""
+    """Raises UserError if self-speculative decoding is unsupported."""
     if not isinstance(self.family, Resumes):
       raise UserError(
-        "draft_loops: this family of models does not read with fewer loops and"
-        " then go on with the others"
+        "draft_loops: this model family does not support self-speculative"
+        " decoding"
       )
     self.family.check_resumes(config, self.cache_kind)
 
   def check_prefill(self, config: Any) -> None:
-    """Raises UserError if prompts cannot be read with fewer loops."""
+    """Raises UserError if prefill with fewer loops is unsupported."""
     if not isinstance(self.family, ExitsEarly):
       raise UserError(
-        "prefill_loops: the tokens of this family of models cannot skip loops"
+        "prefill_loops: this model family does not support skipping loops"
       )
     if self.prompt_tokens:
       raise UserError(
-        f"prefill_loops: prompt_tokens={self.prompt_tokens} keeps all loops of"
+        f"prefill_loops: prompt_tokens={self.prompt_tokens} stores all loops of"
         " a prompt"
       )
     if self.exit_kept == "computed":
@@ -118,7 +118,7 @@ class CachedModel(NamedTuple):
     )
 
   def takes_rows(self, params: Any) -> bool:
-    """Whether tokens are written with a cache of the rows that write alone.
+    """Whether decoding uses a cache of only the active rows.
 
     On a CPU, where copying them costs less than products of all slots' rows.
     """
@@ -127,15 +127,15 @@ class CachedModel(NamedTuple):
     return self.platform == "cpu" and has_places
 
   def unrolls(self, params: Any, config: Any) -> bool:
-    """Whether decoding may compile every layer in every loop by itself."""
+    """Whether decoding may compile every layer of every loop separately."""
     few = self.num_loops * config.num_layers <= _MOST_UNROLLED
     return few and self._unstacks(params)
 
   def for_decoding(self, params: Any) -> Any:
     """The model with its parameters, to be called outside of a loop.
 
-    Quantised layers stay stacked: dense ones would fill the memory again, since
-    XLA would make those of all layers before the loop.
+    Quantised layers stay stacked: XLA would dequantise all layers before the
+    loop, which would use the memory of dense ones.
     """
     model: Any = nnx.merge(self.graphdef, params)
     if self._unstacks(params):
@@ -181,7 +181,7 @@ class CachedModel(NamedTuple):
     exit_threshold: Array,
     span: int | None,
   ) -> tuple[Output, Any, Any]:
-    """See `AdvancesRows.advance`; other arguments as of `read`."""
+    """See `AdvancesRows.advance`; other arguments as in `read`."""
     family: Any = self.family
     output, cache, progress = family.advance(
       model,
@@ -275,7 +275,7 @@ def _axis(one: Any, two: Any) -> int:
 
 
 def read_out(model: Any, hidden: Array) -> Array:
-  """Logits f32 [..., V] of the read-out's input [..., D].
+  """Logits f32 [..., V] of the output layer's input [..., D].
 
   In the model's compute dtype, as in training and scoring.
   """

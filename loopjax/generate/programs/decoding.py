@@ -1,8 +1,8 @@
-"""Generating tokens, in lockstep or by depth.
+"""Decoding, in lockstep or by depth.
 
-In lockstep a step is a token of every row, and ends when the last row has left
-the loop. By depth a step is one loop of every row: a row that leaves has its
-token sampled and begins the next one in the next step.
+In lockstep, a step is a token of every row, and ends when the last row has
+exited. By depth, a step is one loop of every row: when a row exits, its token
+is sampled and it starts the next one in the next step.
 """
 
 import functools
@@ -114,7 +114,7 @@ def decode(
 
 
 def most_tokens(num_steps: int) -> int:
-  """The most tokens of a row in a call by depth, if others take all loops."""
+  """Maximum tokens of a row in a call by depth, if other rows run all loops."""
   return 2 * num_steps
 
 
@@ -130,7 +130,7 @@ def sampled(
 
   Args:
     model: the model with its parameters.
-    hidden: the read-out's input, [B, D].
+    hidden: the output layer's input, [B, D].
     slots: the rows.
     live: bool [B].
     loops: f32 [B], loops that the model ran.

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.generate.programs import decoding, speculation
-from loopjax.generate.programs import prefill as prefill_lib
 from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.generate.programs.decoding import sampled
@@ -100,9 +99,7 @@ def prefill(
     state.cache,
     empty,
   )
-  hidden, loops, cache = prefill_lib.read(
-    cached_model, model, chunks, cache, span
-  )
+  hidden, loops, cache = read_chunks(cached_model, model, chunks, cache, span)
   cache = jax.tree.map(
     lambda axis, old, new: _scattered(axis, old, new, slot_ids),
     axes,
@@ -188,3 +185,66 @@ def _scattered(axis: int, old: Array, new: Array, slot_ids: Array) -> Array:
   if axis < 0:
     return new
   return old.at[(slice(None),) * axis + (slot_ids,)].set(new, mode="drop")
+
+
+def read_chunks(
+  cached_model: CachedModel,
+  model: Any,
+  chunks: PromptChunks,
+  cache: Any,
+  span: int | None,
+) -> tuple[Array, Array, Any]:
+  """Prefills the next tokens of P prompts, with all loops or with fewer.
+
+  After prefill with m loops, the cache equals that of tokens that exited after
+  loop m (`exits.ExitPolicy.kept`). The last token runs all loops, like a
+  generated one, so no token is predicted with fewer.
+
+  Args:
+    cached_model: the model without its parameters.
+    model: the model with them.
+    chunks: the tokens.
+    cache: of the tokens before them.
+    span: see `CachedModel.read`.
+
+  Returns:
+    (the output layer's input for each row's last token [P, D], the number of
+    loops that it ran f32 [P], the cache).
+  """
+  tokens, valid, slots = chunks.tokens, chunks.valid, chunks.slots
+  each = jnp.arange(len(tokens))
+  last = jnp.maximum(jnp.sum(valid, axis=1) - 1, 0)
+  fewer, alone = chunks.num_loops, None
+  if fewer is not None:  # In some rows the last token is read by itself.
+    alone = chunks.is_last & (fewer > 0)
+    is_last = jnp.arange(tokens.shape[1])[None] == last[:, None]
+    valid &= ~(alone[:, None] & is_last)
+  output, cache = cached_model.read(
+    model,
+    tokens,
+    cache,
+    valid=valid,
+    num_loops=slots.num_loops
+    if fewer is None
+    else jnp.where(fewer > 0, fewer, slots.num_loops),
+    exit_threshold=slots.exit_threshold,
+    span=span,
+    fills=fewer is not None,
+  )
+  hidden, loops = output.hidden[each, last], output.stats["loops_run"]
+  if alone is None:
+    return hidden, loops, cache
+  output, cache = cached_model._replace(exit_rule="fixed").read(
+    model,
+    tokens[each, last][:, None],
+    cache,
+    valid=alone[:, None],
+    num_loops=slots.num_loops,
+    exit_threshold=slots.exit_threshold,
+    span=span,
+  )
+  return (
+    jnp.where(alone[:, None], output.hidden[:, 0], hidden),
+    jnp.where(alone, output.stats["loops_run"], loops),
+    cache,
+  )

@@ -53,26 +53,26 @@ def prompt_chunks(
 
 
 def by_depth(loops: Sequence[float], most: int) -> bool:
-  """Whether sequences write in less time if none waits for the others.
+  """Whether decoding by depth is faster than in lockstep.
 
-  In lockstep a token of all takes about the most loops. By depth these are the
-  mean, but a loop takes longer: the rows' keys are gathered from the slots of
-  their loops, and some token is read out after each loop.
+  In lockstep, a token of all rows takes about the maximum number of loops. By
+  depth it takes the mean, but each loop is slower: the rows' keys are gathered
+  from the slots of their loops, and every loop computes logits.
 
   Args:
     loops: the mean loops of the tokens of each sequence.
-    most: the most loops that a token can have.
+    most: maximum number of loops per token.
   """
   return len(loops) > 1 and sum(loops) < _SHARE_BY_DEPTH * most * len(loops)
 
 
 def rows_at_once(num_bytes: int) -> int:
-  """Sequences that write in one call on a CPU, for so many bytes of weights."""
+  """Sequences decoded in one call on a CPU, by the bytes of the weights."""
   return _FEW_ROWS if num_bytes <= _SMALL_WEIGHTS else sys.maxsize
 
 
 def span(num_tokens: int, most: int) -> int:
-  """The next of 64, 96, 128, 192, 256 ... for so many tokens, or `most`."""
+  """The next of 64, 96, 128, 192, 256 ... for a number of tokens, or `most`."""
   size = SMALLEST_SPAN
   while size < num_tokens:
     size = size * 4 // 3 if size % 3 == 0 else size * 3 // 2
@@ -88,14 +88,14 @@ def drafts(
 ) -> tuple[int, int]:
   """(drafts of a round, rounds of a call) of `speculation.speculate`.
 
-  The drafts are those that promise most tokens for the time of a round.
+  Maximises the expected number of tokens for the time of a round.
 
   Args:
     counts: accepted and rejected drafts of the sequences that draft together.
-    share: of the loops, those that draft.
+    share: share of the loops that draft.
     num_tokens: tokens that a call without drafts generates; with drafts these
       are at most twice as many.
-    on_cpu: whether reading several tokens at once takes longer than one.
+    on_cpu: whether processing several tokens together takes longer than one.
   """
   accepted, rejected = (sum(each) for each in zip(*counts, strict=True))
   chance = (accepted + 2) / (accepted + rejected + 3)  # At first 2 in 3.
@@ -110,5 +110,5 @@ def drafts(
 
 
 def rounds(num_drafts: int, num_tokens: int) -> int:
-  """Rounds of a call with so many drafts, by the tokens of one without."""
+  """Rounds of a call with drafts, from the tokens of a call without."""
   return max(1, 2 * num_tokens // num_drafts)

@@ -29,7 +29,8 @@ class Slots(NamedTuple):
   """The sequences in B slots, without their cache.
 
   Attributes:
-    token: i32 [B], the last generated token, which the model has not read yet.
+    token: i32 [B], the last generated token, which the model has not processed
+      yet.
     position: i32 [B], in its sequence, of the next token to generate.
     num_left: i32 [B], maximum number of tokens still to generate; 0 for an
       empty slot.
@@ -54,7 +55,7 @@ class Slots(NamedTuple):
 
 
 class State(NamedTuple):
-  """All that is kept on the device between two calls."""
+  """The arrays kept on the device between two calls."""
 
   cache: Any
   slots: Slots
@@ -69,10 +70,10 @@ class PromptChunks(NamedTuple):
     slot_ids: i32 [P], the prompts' slots; B, which is out of range, for a row
       without a prompt.
     is_first, is_last: bool [P], whether this is a prompt's first or last chunk.
-    slots: what the slots hold after the chunk; `token` is not used, `seen` is
-      [P, 0], and `progress` None.
-    num_loops: i32 [P], loops of the prompt's tokens but its last, if these are
-      fewer than those of the slots, else 0; None if that is so in no row.
+    slots: the slots after the chunk; `token` is not used, `seen` is [P, 0], and
+      `progress` None.
+    num_loops: i32 [P], loops of all prompt tokens but the last, if fewer than
+      in decoding, else 0; None if 0 in all rows.
   """
 
   tokens: Any
@@ -138,18 +139,19 @@ def repeat(
   num_steps: int,
   num_tokens: int | None = None,
 ) -> tuple[State, Generated]:
-  """Generates until all active sequences end, in `num_steps` steps at most.
+  """Generates until all active sequences end, in at most `num_steps` steps.
 
   Args:
     step: state -> (state, what it generated).
     state: the state before the first step.
     active: bool [B].
     num_steps: static.
-    num_tokens: it also ends when a sequence has so many more; None for any.
+    num_tokens: also ends when a sequence has this many new tokens; None for
+      any.
 
   Returns:
-    The state, and what the steps generated, with a leading axis num_steps;
-    zeros where nothing was.
+    The state, and the generated tokens of the steps, with a leading axis
+    num_steps; zeros for steps that did not run.
   """
 
   first = state.slots.position
@@ -198,5 +200,5 @@ def fetched(generated: Generated) -> Generated:
 
 
 def placed(tree: Any, devices: set[jax.Device]) -> Any:
-  """Sharded like the programs' results, so that nothing is compiled twice."""
+  """Sharded like the programs' results, so nothing is compiled twice."""
   return jax.device_put(tree, *devices) if len(devices) == 1 else tree

@@ -1,12 +1,12 @@
-"""Drafts by fewer loops of the same model, which all its loops then check.
+"""Self-speculative decoding: fewer loops draft tokens, all loops verify them.
 
-In a round m loops draft n tokens, one after another. The loops after them run
-on all n at once, from the states and keys that the draft left, and choose a
-token after each as they would without drafts, with the random numbers of its
-place; the draft was drawn with the same ones. A draft that is this token is
-accepted; after another one the rest of the draft is dropped. The text is that
-without drafts, whatever m, n, and the other rows are (Gumbel coupling, arXiv
-2408.07978). There is no token after the last draft that none drafted.
+In a round, m loops draft n tokens, one after another. The remaining loops run
+on all n at once, resuming from the states and keys of the draft, and choose
+each next token as without drafts, with the random numbers of its position,
+which the draft also used. A draft equal to this token is accepted; after the
+first different one, the rest of the draft is dropped. The text is the same as
+without drafts, for any m, n and other rows (Gumbel coupling, arXiv 2408.07978).
+No extra token is sampled after the last draft.
 """
 
 from typing import Any, NamedTuple

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from loopjax import sharding
 from loopjax.kernels.gated_kv import reference
@@ -18,8 +19,8 @@ def gated_kv(
   latent: Array | None,
   weights: reference.Weights,
   tables: tuple[Array, Array],
-  cache: tuple[Array, Array],
-  start: Array,
+  cache: tuple[Array, Array] | None = None,
+  start: Array | None = None,
   *,
   implementation: str = "reference",
 ) -> tuple[Array, tuple[Array, Array]]:
@@ -30,9 +31,10 @@ def gated_kv(
 
     z = sigmoid(x W_z + h U_z + b_z),   h <- z h + (1 - z) x,
 
-  and the tokens' rows of the cache become RoPE(h W_K) and h W_V. The gate, the
-  blend and the rotation are in float32; matrix products accumulate in float32,
-  and read the latent in the dtype of x.
+  and the tokens' rows of the cache become RoPE(h W_K) and h W_V; without a
+  cache, these are returned. The gate, the blend and the rotation are in
+  float32; matrix products accumulate in float32, and read the latent in the
+  dtype of x.
 
   Args:
     inputs: x [B, S, D].
@@ -41,24 +43,28 @@ def gated_kv(
     tables: cosines and sines of the rotation [B, S, d_h / 2], f32; constants.
     cache: keys and values [B, L, G, d_h] in any dtype. A kernel updates them in
       place if the caller no longer needs them (donated arrays, or values inside
-      one program).
+      one program). None for no cache.
     start: int32 [B], the row of each example's first token; its tokens occupy
       rows start to start + S - 1. If any of these is outside 0 .. L - 1, none
-      is written: -1 writes nothing.
+      is written: -1 writes nothing. None without a cache.
     implementation: "reference" supports all derivatives; "pallas_tpu" and
       "pallas_gpu" (Hopper; bfloat16, D and d_h multiples of 64) support reverse
       mode only, store x and h for it, and recompute the gate. They are chosen
       by loop.kernels.
 
   Returns:
-    The latent [B, S, D] in the dtype of x, and the cache.
+    The latent [B, S, D] in the dtype of x, and the cache; without one, the
+    tokens' keys and values [B, S, G, d_h] in that dtype.
 
   Raises:
     ValueError: shapes or options do not fit.
   """
-  _check(inputs, latent, weights, tables, cache, start)
   tables = jax.lax.stop_gradient(tables)
-  arguments = (inputs, latent, weights, tables, cache, start)
+  arguments = inputs, latent, weights, tables, cache, start
+  if cache is None:  # Kernels write to an empty one.
+    cache, start = _empty(inputs, weights, tables)
+  assert start is not None, "a cache needs the places to write to"
+  _check(inputs, latent, weights, tables, cache, start)
   if implementation == "reference":
     return reference.gated_kv(*arguments)
   if implementation not in IMPLEMENTATIONS:
@@ -76,6 +82,16 @@ def gated_kv(
 
   by_example = sharding.by_example(kernel, len(inputs))
   return by_example((inputs, latent, tables, cache, start), weights)
+
+
+def _empty(
+  inputs: Array, weights: reference.Weights, tables: tuple[Array, Array]
+) -> tuple[tuple[Array, Array], Array]:
+  """A cache with a row for each token of x, and the places to write to."""
+  head_width = 2 * tables[0].shape[-1]
+  heads = weights.key.shape[-1] // head_width, head_width
+  none = jnp.zeros((*inputs.shape[:2], *heads), inputs.dtype)
+  return (none, none), jnp.zeros(len(inputs), jnp.int32)
 
 
 def _check(

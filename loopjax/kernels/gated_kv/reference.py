@@ -34,19 +34,31 @@ def gated_kv(
   latent: Array | None,
   weights: Weights,
   tables: tuple[Array, Array],
-  cache: tuple[Array, Array],
-  start: Array,
+  cache: tuple[Array, Array] | None = None,
+  start: Array | None = None,
 ) -> tuple[Array, tuple[Array, Array]]:
   """As in `api.gated_kv`; autodiff stores the gate and the blend's terms."""
   latent = inputs if latent is None else blend(inputs, latent, weights)
-  head_width = cache[0].shape[-1]
+  key, value = project(latent, weights, tables)
+  if cache is None:
+    return latent, (key.astype(inputs.dtype), value.astype(inputs.dtype))
+  assert start is not None
+  return latent, (write(cache[0], key, start), write(cache[1], value, start))
+
+
+def project(
+  latent: Array, weights: Weights, tables: tuple[Array, Array]
+) -> tuple[Array, Array]:
+  """RoPE(h W_K) and h W_V of h [B, S, D], float32 [B, S, G, d_h] each.
+
+  MELT, section 3.2 (arXiv 2605.07721).
+  """
 
   def heads(matrix: Array) -> Array:
     x = product("bsd,de->bse", latent, matrix)
-    return x.reshape(*x.shape[:-1], -1, head_width)
+    return x.reshape(*x.shape[:-1], -1, 2 * tables[0].shape[-1])
 
-  keys = write(cache[0], rotate(heads(weights.key), tables), start)
-  return latent, (keys, write(cache[1], heads(weights.value), start))
+  return rotate(heads(weights.key), tables), heads(weights.value)
 
 
 def gate(inputs: Array, latent: Array, weights: Weights) -> Array:

@@ -16,7 +16,7 @@ from loopjax.types import TaskSpec
 class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's model with memory.
 
-  Those of `stack.StackConfig`, where init_std is also that of the banks, and:
+  Those of `stack.StackConfig`, where init_std also applies to the banks, and:
 
   Attributes:
     norm: "layernorm" (the paper), or "rmsnorm" as in the other families.
@@ -26,8 +26,8 @@ class Config(stack.StackConfig):
     loop_scale: initial value of alpha_t; s_t = softplus(alpha_t).
     scale_from_step: first t with an alpha_t; before it s_t = 1.
     halting_mass: the halting probability that remains after N iterations:
-      "remainder": goes to the last iteration; "printed": is lost, as in
-      equation 4; "renormalised": the weights are divided by their sum.
+      "remainder": the last iteration gets it; "printed": it is lost, as in
+        equation 4; "renormalised": the weights are divided by their sum.
     num_local_slots: M_L, slots of the memory bank of each layer; 0 for no bank.
     num_global_slots: M_G, slots of the bank that all layers share; 0 for no
       bank.
@@ -42,7 +42,7 @@ class Config(stack.StackConfig):
       distribution from a geometric distribution with this parameter, truncated
       after N iterations (lambda_p of PonderNet, arXiv 2107.05407, equation 8).
     z_weight: weight of the mean squared log-normaliser of the logits.
-    tied: whether the read-out uses the embedding table; else it has its own.
+    tied: whether the output layer uses the embedding table or a separate one.
   """
 
   num_layers: int = 12
@@ -78,7 +78,9 @@ class Config(stack.StackConfig):
     checks.at_least("model", self, ponder_weight=0, z_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
       of_memory = ("memory_placement", "memory_gate", "gate_bias")
-      checks.without_effect("model", self, "there are no slots", *of_memory)
+      checks.without_effect(
+        "model", self, "the model has no memory slots", *of_memory
+      )
     if self.scale_from_step > self.num_loops:
       because = f"model.scale_from_step is over {self.num_loops} loops"
       checks.without_effect("model", self, because, "loop_scale")

@@ -1,13 +1,16 @@
 """MELT (arXiv 2605.07721): all loops share the keys and values of a token.
 
-`layer.py` and `passes.py` contain the paper's algorithm, `training.py` the two
-phases of training, `reading.py` the cache, and `config.py` the settings.
+`algorithm.py` is the paper's, in training and in reading; `training.py` has the
+two phases of training, `model.py` the rest of the family.
 """
 
 from loopjax.models.exiting import check_exits, exit_rule, untrained
 from loopjax.models.melt.config import Config, check_schedule, costs
-from loopjax.models.melt.model import CACHES, HEADLINE, TRACES, Model
-from loopjax.models.melt.reading import (
+from loopjax.models.melt.model import (
+  CACHES,
+  HEADLINE,
+  TRACES,
+  Model,
   advance,
   between_tokens,
   empty_cache,

@@ -1,6 +1,7 @@
 """The settings of MELT, and its FLOPs."""
 
 import dataclasses
+from typing import NamedTuple
 
 from loopjax import checks
 from loopjax.errors import UserError
@@ -156,6 +157,34 @@ class Config(stack.StackConfig):
         f"model.chunk_size={self.chunk_size} does not divide the"
         f" {spec.sequence_length} tokens of a sequence"
       )
+
+
+class Options(NamedTuple):
+  """Static options of `algorithm.run`.
+
+  Attributes:
+    gate: one of GATES.
+    num_loops: K.
+    rope_base: longest wavelength over 2 pi, in tokens.
+    kind, remat: how loops are executed, see `LoopOptions`.
+    keep: records of every loop to return: "hidden", "attention", "inputs".
+    chunk_size: C, which divides T; 0 for one chunk.
+    reach, hops: `Config.history_reach` and `Config.history_hops`.
+    sweeps: how many times all tokens are read again at once, each as a chunk of
+      its own, with the keys and values of the pass before (Jacobi's iteration).
+      After s sweeps the first s + 1 tokens equal those of chunks of one token.
+  """
+
+  gate: str
+  num_loops: int
+  rope_base: float
+  kind: str = "scan"
+  remat: str = "none"
+  keep: tuple[str, ...] = ()
+  chunk_size: int = 0
+  reach: int = -1
+  hops: int = -1
+  sweeps: int = 0
 
 
 def check_schedule(config: Config, num_steps: int) -> None:

@@ -1,21 +1,34 @@
-"""MELT: a looped transformer whose loops share keys and values.
+"""MELT as a family: its parameters, and texts in chunks of tokens.
 
-Source: arXiv 2605.07721. The parameters are those of a `looped` model with
-loop_norm="per_loop", and gates. Training starts from such a model
-(`run.init_from`).
+Source: arXiv 2605.07721; `algorithm.py` has what happens in a chunk. The
+parameters are those of a `looped` model with loop_norm="per_loop", and gates.
+Training starts from such a model (`run.init_from`).
+
+A cache has one entry per token and layer, for all loops. Tokens are read in
+chunks of `Config.prefill_chunk`, so that results depend on where these end:
+they equal those of the full forward pass if every call of `read` but the last
+has a multiple of the chunk size, and always if the chunk size is 1.
+
+A token that exits early skips the remaining loops for good: its entry keeps the
+keys and values of its last loop, and later tokens attend to these in all loops.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.models import causal
-from loopjax.models.melt import layer as layer_lib
-from loopjax.models.melt import passes
-from loopjax.models.melt.config import Config
+from loopjax.loop import driver, exits
+from loopjax.models import by_depth, causal, exiting
+from loopjax.models.melt import algorithm
+from loopjax.models.melt.algorithm import LatentCache
+from loopjax.models.melt.config import Config, Options
+from loopjax.models.melt.parameters import Layer, Stack, make_gates
 from loopjax.nn import linear
-from loopjax.types import Array, LoopOptions, Output, TaskSpec
+from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 CACHES = ("latent",)
@@ -41,7 +54,7 @@ class Model(nnx.Module):
     self.config, self.spec, self.options = config, spec, options
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, config.num_layers, options, rngs)
-    self.latent_gates = layer_lib.make_gates(config, rngs)
+    self.latent_gates = make_gates(config, rngs)
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)
@@ -79,7 +92,7 @@ class Model(nnx.Module):
     options = self.pass_options(
       num_loops, kind, keep=("hidden",) if trace else ()
     )
-    hidden, records = passes.run(
+    hidden, records = algorithm.run(
       self.stack(),
       options._replace(chunk_size=size),
       self.token_embedding(whole),
@@ -104,23 +117,22 @@ class Model(nnx.Module):
       hidden=hidden,
     )
 
-  def stack(self) -> passes.Stack:
+  def stack(self) -> Stack:
     """The parameters that every loop uses."""
-    layers = layer_lib.Layer(self.layers, self.latent_gates)
-    return passes.Stack(layers, self.final_norm)
+    return Stack(Layer(self.layers, self.latent_gates), self.final_norm)
 
   def pass_options(
     self,
     num_loops: int | None = None,
     kind: str | None = None,
     keep: tuple[str, ...] = (),
-  ) -> passes.Options:
-    """Options of `passes.run` with one chunk; defaults from the config."""
+  ) -> Options:
+    """Options of `algorithm.run` with one chunk; defaults from the config."""
     config = self.config
     num_loops = config.num_loops if num_loops is None else num_loops
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1")
-    return passes.Options(
+    return Options(
       gate=config.gate,
       num_loops=num_loops,
       rope_base=config.rope_base,
@@ -140,3 +152,199 @@ class Model(nnx.Module):
     The gate was trained with the looped model that the parameters come from.
     """
     return self.exit_gate(hidden)[..., 0]
+
+
+def empty_cache(
+  model: Model,
+  batch: int,
+  max_tokens: int,
+  *,
+  num_loops: int | None = None,
+  kind: str | None = None,
+  prompt_tokens: int = 0,
+) -> LatentCache:
+  """See `CausalFamily.empty_cache`; independent of the number of loops."""
+  del num_loops, kind, prompt_tokens
+  config, shape = model.config, model.config.block_shape()
+  entries = config.num_layers * (max_tokens + config.read_chunk(model.spec))
+  heads = (shape.num_key_value_heads, shape.head_width)
+  compute = PRECISIONS[config.precision].compute
+  empty = jnp.zeros((batch, entries, *heads), compute)
+  return LatentCache(empty, empty, jnp.zeros(batch, jnp.int32))
+
+
+def read(
+  model: Model,
+  tokens: Array,
+  cache: LatentCache,
+  *,
+  num_loops: int | None = None,
+  valid: Array | None = None,
+  exit_policy: exits.ExitPolicy | None = None,
+) -> tuple[Output, LatentCache]:
+  """`CausalFamily.read` with early exits; without them if there is no policy.
+
+  The first chunk begins with the first token that is not padding. If rows have
+  several tokens, which are parts of prompts, they run up to
+  `exit_policy.num_loops` loops without an early exit.
+  """
+  config = model.config
+  chunk = config.read_chunk(model.spec)
+  max_tokens = cache.key.shape[1] // config.num_layers - chunk
+  num_tokens = tokens.shape[1]
+  if num_tokens > max_tokens:
+    raise UserError(
+      f"{num_tokens} tokens do not fit into a cache of {max_tokens}"
+    )
+  if valid is None:
+    valid = jnp.ones(tokens.shape, bool)
+  # Valid tokens first, so that chunks do not depend on padding.
+  order = jnp.argsort(~valid, axis=1, stable=True)
+  tokens, valid = (
+    jnp.take_along_axis(x, order, axis=1) for x in (tokens, valid)
+  )
+  size = min(chunk, num_tokens)
+  missing = ((0, 0), (0, -num_tokens % size))
+
+  def by_chunk(x: Array) -> Array:
+    x = jnp.pad(x, missing)
+    return jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
+
+  rule = (
+    exit_policy.rule if exit_policy is not None and num_tokens == 1 else "fixed"
+  )
+
+  def step(
+    cache: LatentCache, part: Any
+  ) -> tuple[LatentCache, tuple[Array, Array]]:
+    tokens, valid = part
+    return _read_chunk(
+      model, tokens, valid, cache, num_loops, exit_policy, rule
+    )
+
+  parts = by_chunk(tokens), by_chunk(valid)
+  if len(parts[0]) == 1:
+    cache, found = step(cache, jax.tree.map(lambda x: x[0], parts))
+    hidden, loops = found
+  else:
+    cache, (hidden, loops) = jax.lax.scan(step, cache, parts)
+    loops = jnp.max(loops, axis=0)
+    hidden = jnp.swapaxes(hidden, 0, 1)
+    hidden = hidden.reshape(len(tokens), -1, config.width)
+  back = jnp.argsort(order, axis=1)
+  hidden = jnp.take_along_axis(hidden, back[..., None], axis=1)
+  stats = {"loops_run": loops.astype(jnp.float32)}
+  output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
+  return output, cache
+
+
+def between_tokens(model: Model, batch: int, rule: str) -> by_depth.Progress:
+  """See `AdvancesRows`; rows keep the latents of their token."""
+  progress = by_depth.between_tokens(model, batch, rule)
+  latents = model.stack().no_latents(progress.hidden)
+  return progress._replace(own=jnp.swapaxes(latents, 0, 1))
+
+
+def advance(
+  model: Model,
+  tokens: Array,
+  cache: LatentCache,
+  progress: by_depth.Progress,
+  *,
+  num_loops: int,
+  valid: Array,
+  exit_policy: exits.ExitPolicy,
+) -> tuple[Output, LatentCache, by_depth.Progress]:
+  """See `AdvancesRows`; all loops of a row write to the same entry."""
+  del num_loops  # A cache has one entry for any number.
+  first = model.token_embedding(tokens)
+  (_, key_values), one_loop = loop_after(model, cache, first)
+
+  def step(hidden: Array, kept: Any, k: Array, live: Array) -> Any:
+    return one_loop(hidden, kept, k[:, None, None], live)
+
+  latents = jnp.swapaxes(progress.own, 0, 1)
+  hidden, kept, loops, progress = by_depth.run_one(
+    model,
+    exit_policy,
+    step,
+    (first, (latents, key_values)),
+    progress,
+    valid[:, 0],
+  )
+  latents, (key, value) = kept
+  own = by_depth.by_row(valid, jnp.swapaxes(latents, 0, 1), progress.own)
+  stats = {"loops_run": loops.astype(jnp.float32)}
+  output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
+  length = cache.length + (loops > 0)
+  cache = LatentCache(key, value, length, cache.span)
+  return output, cache, progress._replace(own=own)
+
+
+def _read_chunk(
+  model: Model,
+  tokens: Array,
+  valid: Array,
+  cache: LatentCache,
+  num_loops: int | None,
+  exit_policy: exits.ExitPolicy | None,
+  rule: str,
+) -> tuple[LatentCache, tuple[Array, Array]]:
+  """Reads a chunk of tokens [B, C] with padding at the end.
+
+  Returns:
+    The cache; (the output of each row's last loop [B, C, D], the number of
+    loops of each row i32 [B]).
+  """
+  num_loops = model.pass_options(num_loops).num_loops
+  count = jnp.sum(valid, axis=1, dtype=jnp.int32)
+  hidden, reads = model.token_embedding(tokens), count > 0
+  kept, one_loop = loop_after(model, cache, hidden)
+
+  def step(hidden: Array, kept: Any, t: Array, live: Array) -> Any:
+    return one_loop(hidden, kept, t, reads & live)
+
+  def all_live(carry: Any, t: Array) -> tuple[Any, None]:
+    hidden, kept = carry
+    return one_loop(hidden, kept, t, reads), None
+
+  carry = hidden, kept
+  if exit_policy is None:
+    (hidden, kept), _, _ = driver.run_loop(all_live, carry, num_loops)
+    loops = jnp.full(len(tokens), num_loops, jnp.int32)
+  else:
+    hidden, kept, loops = exiting.run(
+      model, exit_policy, rule, step, carry, reads, num_loops
+    )
+  key, value = kept[1]
+  cache = LatentCache(key, value, cache.length + count, cache.span)
+  return cache, (hidden, loops)
+
+
+def loop_after(
+  model: Model, cache: LatentCache, hidden: Array
+) -> tuple[Any, Callable[[Array, Any, Array, Array], tuple[Array, Any]]]:
+  """What loops over tokens that follow a cache keep at first, and one loop.
+
+  Args:
+    model: the model.
+    cache: the tokens before.
+    hidden: embedded tokens [B, C, D].
+
+  Returns:
+    (what is kept: latents and the cache's keys and values; the step of
+    `exiting.run`, where the index may be each row's, [B, 1, 1]).
+  """
+  stack = model.stack()
+  options = model.pass_options(kind="scan")._replace(remat="none")
+  chunk, start = algorithm.start_after(stack, options, cache, hidden)
+
+  def one_loop(
+    hidden: Array, kept: Any, t: Array, live: Array
+  ) -> tuple[Array, Any]:
+    state, _ = algorithm.one_loop(
+      stack, options, chunk, algorithm.State(hidden, *kept), t, live=live
+    )
+    return state.hidden, (state.latents, state.key_values)
+
+  return (start.latents, start.key_values), one_loop

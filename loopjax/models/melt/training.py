@@ -17,10 +17,10 @@ from loopjax.errors import UserError
 from loopjax.losses import distill
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped
-from loopjax.models.melt import passes
-from loopjax.models.melt.config import Config
-from loopjax.models.melt.layer import Layer
+from loopjax.models.melt import algorithm
+from loopjax.models.melt.config import Config, Options
 from loopjax.models.melt.model import Model
+from loopjax.models.melt.parameters import Layer, Stack
 from loopjax.protocols import Teacher
 from loopjax.types import PRECISIONS, Array, Batch, Metrics, TaskSpec
 
@@ -98,7 +98,7 @@ def loss(
     keep=("hidden",) if config.distill == "all" else ()
   )
   alpha, attention = alpha_at(config, step), targets.get("attention")
-  hidden, records = passes.run(
+  hidden, records = algorithm.run(
     model.stack(),
     options._replace(
       chunk_size=config.chunk_size,
@@ -154,11 +154,9 @@ def teacher_outputs(
   """
   keep = ("hidden", "attention") if config.align_weight else ("hidden",)
   theirs = teacher.config
-  options = passes.Options(
-    "last", theirs.num_loops, theirs.rope_base, keep=keep
-  )
-  stack = passes.Stack(Layer(teacher.layers, None), teacher.final_norm)
-  _, records = passes.run(
+  options = Options("last", theirs.num_loops, theirs.rope_base, keep=keep)
+  stack = Stack(Layer(teacher.layers, None), teacher.final_norm)
+  _, records = algorithm.run(
     stack,
     options,
     teacher.token_embedding(batch["inputs"]),

@@ -22,7 +22,8 @@ UPDATES = ("replace", "gate", "damped")
 class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are Huginn's (arXiv 2502.05171).
 
-  Those of `stack.StackConfig`, where `num_layers` is that of the core, and:
+  Those of `stack.StackConfig`, where `num_layers` counts the core's layers,
+  and:
 
   Attributes:
     num_prelude, num_coda: layers that run once before the loops and after them.
@@ -45,24 +46,24 @@ class Config(stack.StackConfig):
       (Huginn).
     state: the state before the first loop: the "input" of the loops, "zero", or
       "normal", drawn for each row and position. In evaluation the draw depends
-      on the position alone.
+      only on the position.
     state_std: standard deviation of "normal", cut at three of it.
     update: the state after a loop: "replace": the core's output; "gate": from
       the second loop on, the old state moves towards it by a learned share of
       each feature, initially 0; "damped": h + (core(h) - h) / K.
-    num_loops: K, the loops of evaluation; in training the mean that `depth` is
-      drawn with.
+    num_loops: K, number of loops in evaluation; in training, the mean of
+      `depth`.
     depth: distribution of the loops in training, see `loop.depth`.
     depth_sigma: sigma of "poisson_lognormal".
-    calibrated: whether the mean depth is K exactly; without, that of
+    calibrated: whether the mean depth is exactly K; otherwise the mean of
       "poisson_lognormal" is K + 1, as in Huginn.
-    max_loops: maximum of the drawn depth; 0 for none.
+    max_loops: maximum of the sampled depth; 0 for none.
     depth_per: one draw for each "step", or for each "row" of its batch.
     num_with_gradient: b, number of last loops with a gradient; 0 for all.
-    growth_steps, growth_loops: loops of a fixed depth that grows: before the
-      i-th of these steps there are the i-th of these loops; then K.
+    growth_steps, growth_loops: a fixed depth that grows: growth_loops[i] loops
+      before step growth_steps[i], then K.
     input_scale: factor of embedded tokens.
-    tied: whether the read-out uses the embedding table; else it has its own.
+    tied: whether the output layer uses the embedding table or a separate one.
     dropout: dropout rate on embeddings and on the outputs of attention and MLP,
       in training.
   """
@@ -102,11 +103,11 @@ class Config(stack.StackConfig):
       "model",
       self,
       norm_order=NORM_ORDERS,
-      injection=injection.KINDS,
+      injection=injection.INJECTIONS,
       exit_norm=EXIT_NORMS,
       state=STATES,
       update=UPDATES,
-      depth=depth_lib.KINDS,
+      depth=depth_lib.DEPTHS,
       depth_per=("step", "row"),
     )
     checks.at_least(
@@ -168,8 +169,8 @@ class Config(stack.StackConfig):
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  Also those of a training step: three forward passes of what has a gradient,
-  one of what has none; the mean over depths.
+  Also FLOPs of a training step: three forward passes for parts with a gradient,
+  one for parts without; the mean over depths.
 
   A multiply-add counts as two; point-wise operations are not counted.
   """
@@ -177,12 +178,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   layer = block.flops(shape, tokens)
   once = (config.num_prelude + config.num_coda) * layer
   once += 2 * tokens * config.width * spec.vocab_size
-  enters, loop = 0, config.num_layers * layer
-  if config.injection == "linear":
-    loop += 4 * tokens * config.width**2
-  elif config.injection in ("diagonal", "orthogonal"):
-    enters = 2 * tokens * config.width**2
-    loop += enters
+  products = injection.INJECTIONS[config.injection].num_products
+  loop = config.num_layers * layer + 2 * products * tokens * config.width**2
   chances = config.depths()
   all_loops = depth_lib.expected(chances)
   last = config.num_with_gradient

@@ -19,8 +19,7 @@ from loopjax.models import causal, every_loop
 from loopjax.models.recurrent.config import Config
 from loopjax.nn import norm, stack
 from loopjax.nn.attention.parts import PartsCache
-from loopjax.nn.dropout import dropout
-from loopjax.nn.keys import fold_in, normal_by_token
+from loopjax.nn.keys import dropout, fold_in, normal_by_token
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -60,8 +59,7 @@ class Model(nnx.Module):
       self.coda = causal.layers(config, config.num_coda, options, rngs)
     if config.prelude_norm:
       self.prelude_norm = causal.final_norm(config, rngs)
-    self.injection = injection.make(
-      config.injection,
+    self.injection = injection.INJECTIONS[config.injection].make(
       config.width,
       nnx.initializers.normal(config.init_std),
       precision=precision,
@@ -275,12 +273,8 @@ class Model(nnx.Module):
 
   def measures(self) -> dict[str, Array]:
     """See `Measured`: "injection_radius", of how a loop maps the old state."""
-    kind = self.config.injection
-    if kind == "add":
-      return {"injection_radius": jnp.ones(())}
-    if kind in ("none", "anchor"):
-      return {}
-    return {"injection_radius": self.injection.radius()}
+    radius = injection.INJECTIONS[self.config.injection].radius
+    return {"injection_radius": radius(self.injection)} if radius else {}
 
 
 def by_row(number: Array | int) -> Array:

@@ -46,14 +46,15 @@ def reads_out_every_loop(config: Any) -> bool:
 
 def check_resumes(config: Any, kind: str) -> None:
   """See `ResumesLoops`: a damped loop depends on how many there are."""
-  _check_update(config, "reading on after some loops")
+  _check_update(config, "resuming after some loops")
   exiting.check_resumes(config, kind)
 
 
 def _check_update(config: Any, what: str) -> None:
   if config.update == "damped":
     raise UserError(
-      f"{what}: with model.update='damped' a loop depends on how many follow"
+      f"{what} is unsupported with model.update='damped': a loop depends on how"
+      " many follow"
     )
 
 

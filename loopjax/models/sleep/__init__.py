@@ -4,11 +4,15 @@ Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
 
 from loopjax.models.exiting import untrained
-from loopjax.models.sleep.cache import CACHES, empty_cache
 from loopjax.models.sleep.config import Config, costs
-from loopjax.models.sleep.model import HEADLINE, TRACES, Model, loss
-from loopjax.models.sleep.reading import read
-from loopjax.models.sleep.state import WindowState
+from loopjax.models.sleep.model import (
+  HEADLINE,
+  TRACES,
+  Model,
+  WindowState,
+  loss,
+)
+from loopjax.models.sleep.reading import CACHES, empty_cache, read
 
 __all__ = [
   "CACHES",

@@ -1,14 +1,24 @@
 """Sleep: passes that write a window into fast weights before it is evicted.
 
-Source: "Language Models Need Sleep" (arXiv 2605.26099, algorithm 1). Attention
-is limited to one window. Information for later windows must be in the fast
-weights of the memory layers. N passes over the window write them ("sleep"); the
-answer is read in one pass ("awake").
+Source: "Language Models Need Sleep" (arXiv 2605.26099). Attention is limited to
+one window. Information for later windows must be in the fast weights S of the
+memory layers. N passes over the window write them ("sleep"); the answer is read
+in one pass ("awake"). By the lines of algorithm 1:
+
+  1       S = 0                            `Model.empty_state`
+  2       windows, and the last chunk      `split`
+  4       h <- Embed(c)                    `Model.embed`
+  5 to 8  N times h, S <- Blocks(h, S)     `Model.sleep`, `Model.next_input`
+  10      once h, S <- Blocks(h, S)        `Model.awake`
+  11      the loss                         `loss`
+
+`run_passes` says which of the passes have a gradient, `cut` where it ends.
+`reading.py` runs the same passes on keys and values in a cache.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +27,12 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
-from loopjax.loop import windows
+from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
-from loopjax.models.sleep import pass_gradients
 from loopjax.models.sleep.config import Config, last_chunk
-from loopjax.models.sleep.state import Tokens, WindowState, split
 from loopjax.nn import attention, hybrid, norm, remat, rope
+from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
   PRECISIONS,
@@ -37,6 +46,31 @@ from loopjax.types import (
 
 TRACES = ("hidden",)
 HEADLINE: tuple[str, ...] = ()
+Carry = tuple[Array, hybrid.Memory]  # h and S of a pass.
+
+
+class Tokens(NamedTuple):
+  """Embedded tokens.
+
+  Attributes:
+    hidden: [..., D].
+    mask: bool [...], False for padding; None without padding.
+  """
+
+  hidden: Array
+  mask: Array | None = None
+
+
+class WindowState(NamedTuple):
+  """The state that a window passes to the next one.
+
+  Attributes:
+    parts: the memories of prelude, core and coda.
+    past_mask: bool [B, P], False for padding among the P past tokens.
+  """
+
+  parts: tuple[hybrid.Memory, ...]
+  past_mask: Array
 
 
 class Model(nnx.Module):
@@ -161,19 +195,17 @@ class Model(nnx.Module):
     window = self._window(tokens, state.past_mask)
     inputs, first, _ = read(prelude, tokens.hidden, window, old[0])
 
-    def one_pass(carry: pass_gradients.Carry, n: Array) -> tuple:
-      """h, S <- Blocks(h, S)."""
+    def one_pass(carry: Carry, n: Array) -> tuple:
       hidden, memory = carry
-      before = memory if self.config.carry_state else old[1]
-      memory = hybrid.next_pass(before, old[1])
-      hidden = self.next_input(hidden, inputs, n)
-      hidden, memory, stats = read(core, hidden, window, memory)
-      found = pass_gradients.record(
-        self.config, hidden, memory, stats, tokens.mask
+      hidden, start = self.next_input(
+        n, hidden, memory.state, inputs, old[1].state
       )
+      memory = old[1]._replace(state=start)
+      hidden, memory, stats = read(core, hidden, window, memory)  # Line 7.
+      found = _record(self.config, hidden, memory, stats, tokens.mask)
       return (hidden, memory), found | {name: hidden for name in trace}
 
-    first_pass, (asleep, memory), records = pass_gradients.run(
+    first_pass, (asleep, memory), records = run_passes(
       self.config,
       one_pass,
       (inputs, old[1]),
@@ -189,11 +221,28 @@ class Model(nnx.Module):
     past_mask = windows.last(window.mask, self.config.num_past)
     return WindowState((first, memory, last), past_mask), records
 
-  def next_input(self, hidden: Array, inputs: Array, n: Array) -> Array:
-    """The input of pass n, from the previous output and the first input."""
-    next_input = self.final_norm(hidden) if self.config.pass_norm else hidden
-    next_input = next_input + inputs if self.config.inject else next_input
-    return jnp.where(n > 0, next_input, hidden)
+  def next_input(
+    self,
+    n: Array,
+    hidden: Array,
+    state: fast_weights.State,
+    inputs: Array,
+    start: fast_weights.State,
+  ) -> tuple[Array, fast_weights.State]:
+    """h and S that the core reads in a pass over a window (line 7).
+
+    Args:
+      n: index of the pass, from 0.
+      hidden, state: the core's output [B, L, D], and its memory layers' states,
+        after the pass before.
+      inputs, start: its input in the first pass, and those states at the start
+        of the window; also the convolutions of every pass begin with them.
+    """
+    config = self.config
+    fast = state.fast if config.carry_state else start.fast
+    next_input = self.final_norm(hidden) if config.pass_norm else hidden
+    next_input = next_input + inputs if config.inject else next_input
+    return jnp.where(n > 0, next_input, hidden), start._replace(fast=fast)
 
   def awake(
     self, state: WindowState, tokens: Tokens, kind: str = "scan"
@@ -286,6 +335,100 @@ class Model(nnx.Module):
     )
     past = [windows.last(x, self.config.num_past, axis=3) for x in memory.past]
     return hidden, memory._replace(past=attention.PastKeyValues(*past)), stats
+
+
+def run_passes(
+  config: Config,
+  one_pass: Any,
+  carry: Carry,
+  num_passes: int,
+  kind: str,
+  *,
+  want_first: bool,
+) -> tuple[Carry | None, Carry, dict[str, Array]]:
+  """Runs the passes, with the gradient that the config describes.
+
+  Returns:
+    (the carry after the first pass, None unless `want_first`; the carry after
+    the last pass; records [N, ...]).
+  """
+  if terms := config.implicit_terms:
+    first, last, records = driver.run_implicit(
+      one_pass, carry, num_passes, num_terms=terms, kind=kind
+    )
+    return first if want_first else None, last, records
+  return driver.run_truncated(
+    one_pass,
+    carry,
+    num_passes,
+    num_with_gradient=config.gradient_passes,
+    cut_fn=functools.partial(cut, config),
+    want_first=want_first,
+    kind=kind,
+  )
+
+
+def cut(config: Config, carry: Carry) -> Carry:
+  """The carry, with gradients stopped as `gradient_cut` says."""
+  hidden, memory = carry
+  if config.gradient_cut in ("hidden", "both"):
+    hidden = jax.lax.stop_gradient(hidden)
+  if config.gradient_cut in ("fast_weights", "both"):
+    memory = jax.lax.stop_gradient(memory)
+  return hidden, memory
+
+
+def _record(
+  config: Config,
+  hidden: Array,
+  memory: hybrid.Memory,
+  stats: dict[str, Array],
+  mask: Array | None,
+) -> dict[str, Array]:
+  """Statistics of a pass, f32 scalars summed over the window's tokens."""
+  fast = memory.state.fast
+  # Fast weights may be zero, where the norm has no gradient.
+  hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
+  weights = jnp.ones(hidden.shape[:2]) if mask is None else jnp.float32(mask)
+  tokens = jnp.sum(weights, axis=1)
+  norms = jnp.linalg.norm(fast, axis=(-2, -1))  # [groups, layers, B, H]
+  norms = jnp.mean(norms, axis=(0, 1, 3))
+  sums = {
+    "num_tokens": jnp.sum(tokens),
+    "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * weights),
+    "fast_weight_norm": jnp.sum(norms * tokens),
+  }
+  retentions = jnp.concatenate(stats["retention"])  # [layers, B, H]
+  per_layer = config.num_memory_layers / config.num_layers
+  first = round(per_layer * config.num_prelude_layers)
+  for layer, retention in enumerate(retentions, start=first):
+    means = jnp.mean(retention, axis=-1)
+    sums[f"retention/memory={layer}"] = jnp.sum(means * tokens)
+  return sums
+
+
+def split(
+  tokens: Tokens, config: Config, spec: TaskSpec
+) -> tuple[Tokens, Tokens]:
+  """The windows [W, B, L] to sleep over, and the tokens after them [B, S]."""
+  size, length = tokens.hidden.shape[1], config.window
+  num_last = 0  # The remainder.
+  if config.answer_chunk == "separate":
+    num_last = spec.num_answer_tokens
+    short = (num_last - size) % length
+    tokens = _padded(tokens, short) if short else tokens
+  parts = [windows.split(x, length, num_last) for x in tokens if x is not None]
+  slept, last = zip(*parts, strict=True)
+  assert last[0].shape[1] >= spec.num_answer_tokens, size
+  return Tokens(*slept), Tokens(*last)
+
+
+def _padded(tokens: Tokens, size: int) -> Tokens:
+  """Adds `size` padding tokens before tokens [B, S, D]."""
+  hidden, mask = tokens
+  mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask
+  front = ((0, 0), (size, 0))
+  return Tokens(jnp.pad(hidden, (*front, (0, 0))), jnp.pad(mask, front))
 
 
 def loss(

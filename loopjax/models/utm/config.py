@@ -1,9 +1,12 @@
 """The settings of UTM, and its FLOPs."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.loop import halting
 from loopjax.nn import block, norm, rope, shape
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, TaskSpec
@@ -25,10 +28,10 @@ class Config:
       0 .. T - 1 (the paper); "offset": cells M .. M + T - 1; "grid": the task's
       coordinates, on a board (row, column, box); "none": no rotation.
     rope_base: longest wavelength over 2 pi, in tokens.
-    step_embedding: the vector added before step k >= K: "wrap": that of step
-      k mod K (the paper); "clamp": that of step K - 1. "none": no vectors.
-    halting: "act" (the paper); "ponder" (PonderNet); or "fixed": the output is
-      that of the last step. Settings that the rule does not use must keep their
+    step_embedding: the vector added before step k >= K: "wrap": the vector of
+      step k mod K (the paper); "clamp": of step K - 1. "none": no vectors.
+    halting: "act" (the paper); "ponder" (PonderNet); or "fixed": the output of
+      the last step. Settings that the rule does not use must keep their
       defaults.
     router_bias: initial bias of the router; -3 is the paper's deep start.
     router_input: input of the router: the output of the "block" (the paper), or
@@ -73,7 +76,7 @@ class Config:
       norm=norm.NORMS,
       positions=rope.POSITIONS,
       step_embedding=("wrap", "clamp", "none"),
-      halting=("act", "ponder", "fixed"),
+      halting=HALTING,
       router_input=("block", "state"),
       freeze=("pre", "post", "none"),
       ponder_over=("all", "cells"),
@@ -119,6 +122,13 @@ class Config:
       norm=norm.NORMS[self.norm],
       qk_norm=norm.rms_norm,
     )
+
+
+HALTING: Mapping[str, Callable[[Config], Any]] = {
+  "act": lambda config: halting.ACT(config.epsilon, config.forced_remainder),
+  "ponder": lambda _: halting.PonderNet(),
+  "fixed": lambda _: halting.FixedSteps(),
+}
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

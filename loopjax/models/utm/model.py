@@ -17,7 +17,7 @@ from loopjax import checks
 from loopjax.kernels import KERNELS
 from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
-from loopjax.models.utm.config import Config
+from loopjax.models.utm.config import HALTING, Config
 from loopjax.nn import attention, block, linear, rope
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
@@ -67,7 +67,7 @@ class Model(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    checks.one_document(spec, "sees a whole row at once")
+    checks.one_document(spec, "attends to the whole row")
     self.config, self.spec, self.options = config, spec, options
     self.precision = PRECISIONS[config.precision]
     num_memory = config.num_memory_tokens
@@ -115,7 +115,7 @@ class Model(nnx.Module):
     config = self.config
     num_loops = num_loops or config.num_loops
     num_memory = config.num_memory_tokens
-    rule = self._halting_rule()
+    rule = HALTING[config.halting](config)
     positions = rope.positions_after_memory(
       config.positions, num_memory, self.spec.coordinates
     )
@@ -191,14 +191,6 @@ class Model(nnx.Module):
     wraps = self.config.step_embedding == "wrap"
     row = k % trained if wraps else jnp.minimum(k, trained - 1)
     return self.step_embedding.embedding[...][row][None, None]
-
-  def _halting_rule(self):
-    config = self.config
-    return {
-      "act": halting.ACT(config.epsilon, config.forced_remainder),
-      "ponder": halting.PonderNet(),
-      "fixed": halting.FixedSteps(),
-    }[config.halting]
 
   @jax.named_scope("halting")
   def _probability(self, x_BxSxD: Array) -> Array:

@@ -12,14 +12,51 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from loopjax.nn.attention.layout import by_head, by_token, columns, product
-from loopjax.nn.attention.mask import Mask, hide
 from loopjax.types import Array
 
 _PART = 256  # Maximum number of queries that are processed together.
 # Causal attention splits many queries into blocks of consecutive queries.
 _MIN_BLOCK = 128  # Minimum number of queries of a block.
 _NUM_BLOCKS = 4  # Maximum number of blocks.
+_HIDDEN = -1e30  # Finite, so that a query without keys has finite weights.
+
+
+class Mask(NamedTuple):
+  """The keys that each query attends to: those that all fields allow.
+
+  Attributes:
+    visible: bool [B or 1, T, S]; None allows all keys.
+    query_documents, key_documents: i32 [B, T] and [B, S]; queries attend to
+      keys with the same number. None allows all keys.
+    start: i32 scalar; query t attends to keys 0 .. start + t. None allows all
+      keys.
+  """
+
+  visible: Array | None = None
+  query_documents: Array | None = None
+  key_documents: Array | None = None
+  start: Array | None = None
+
+  def to_array(self, num_queries: int, num_keys: int) -> Array | None:
+    """The mask as bool [B or 1, T, S]; None if all keys are allowed."""
+    mask = self.visible
+    if self.query_documents is not None:
+      assert self.key_documents is not None
+      same = self.query_documents[:, :, None] == self.key_documents[:, None]
+      mask = same if mask is None else mask & same
+    if self.start is not None:
+      pairs = (1, num_queries, num_keys)
+      place = jax.lax.broadcasted_iota(jnp.int32, pairs, 1) + self.start
+      earlier = place >= jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
+      mask = earlier if mask is None else mask & earlier
+    return mask
+
+
+def hide(logits: Array, visible: Array) -> Array:
+  """Logits [B, G, R T, S] with -1e30 where not `visible` [B or 1, T, S]."""
+  split = logits.reshape(*logits.shape[:2], -1, *visible.shape[1:])
+  split = jnp.where(visible[:, None, None], split, _HIDDEN)
+  return split.reshape(logits.shape)
 
 
 class _Residuals(NamedTuple):
@@ -298,3 +335,28 @@ def _logits(query: Array, key: Array, mask: Mask) -> Array:
   logits *= query.shape[-1] ** -0.5
   visible = mask.to_array(query.shape[1], key.shape[1])
   return logits if visible is None else hide(logits, visible)
+
+
+def by_head(x: Array, groups: int) -> Array:
+  """[B, T, H, d_h] -> [B, G, R T, d_h], the R heads of a group in order."""
+  batch, length, heads, width = x.shape
+  x = jnp.transpose(x, (0, 2, 1, 3))
+  return x.reshape(batch, groups, heads // groups * length, width)
+
+
+def columns(x: Array, groups: int) -> Array:
+  """[B, T, H, d_h] -> [B, G, d_h, R T]: the transpose of `by_head`."""
+  return jnp.swapaxes(by_head(x, groups), 2, 3)
+
+
+def by_token(x: Array, query: Array) -> Array:
+  """[B, G, R T, d_h] -> [B, T, H, d_h], the inverse of `by_head`."""
+  batch, length, heads, _ = query.shape
+  x = x.reshape(batch, heads, length, x.shape[-1])
+  return jnp.transpose(x, (0, 2, 1, 3))
+
+
+def product(equation: str, left: Array, right: Array) -> Array:
+  """einsum that accumulates and returns float32, or a wider input dtype."""
+  wide: Any = jnp.promote_types(jnp.float32, left.dtype)
+  return jnp.einsum(equation, left, right, preferred_element_type=wide)

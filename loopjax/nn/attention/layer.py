@@ -10,7 +10,6 @@ from flax import nnx
 from loopjax.kernels import Kernels
 from loopjax.nn import linear, rope
 from loopjax.nn.attention import dot_product
-from loopjax.nn.attention import mask as mask_lib
 from loopjax.nn.attention.attend import attend, attend_to
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.attention.part import Part
@@ -231,7 +230,7 @@ class Attention(nnx.Module):
     )
     first = jnp.zeros((), jnp.int32) if self.causal else None
     ids = metadata.documents
-    mask = mask_lib.Mask(metadata.visible, ids, ids, first)
+    mask = dot_product.Mask(metadata.visible, ids, ids, first)
     visible = mask.to_array(*logits.shape[-2:])
     if visible is not None:
       logits = jnp.where(visible[:, None], logits, -jnp.inf)

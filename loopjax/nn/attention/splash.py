@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as splash,
 )
@@ -50,19 +51,37 @@ def attend(query: Array, *parts: Part) -> Array:
 
 
 def _joined(query: Array, parts: tuple[Part, ...]) -> Part:
-  """All parts as one; the one with a `first`, if any, has the last keys."""
-  assert all(part.reach is None for part in parts)
+  """All parts as one; those with a `first` have the last keys.
+
+  If only the last one has limits, they are its `first`; else its `visible` is
+  an array of NumPy, [1, T, S].
+  """
   parts = tuple(sorted(parts, key=lambda part: part.first is not None))
   *rest, last = parts
-  assert all(part.first is None for part in rest)
+  first: int | None = None
+  visible: Any = None
+  if last.reach is not None or any(part.first is not None for part in rest):
+    visible = np.concatenate([_seen(query, part) for part in parts], axis=2)
+  elif last.first is not None:
+    first = sum(part.num_keys for part in rest) + last.first
   ids = [_documents(query, part) for part in parts]
-  before = sum(part.num_keys for part in rest)
   return Part(
     jnp.concatenate([part.key for part in parts], axis=1),
     jnp.concatenate([part.value for part in parts], axis=1),
-    first=None if last.first is None else before + last.first,
+    first=first,
     documents=(ids[-1][0], jnp.concatenate([keys for _, keys in ids], axis=1)),
+    visible=visible,
   )
+
+
+def _seen(query: Array, part: Part) -> np.ndarray:
+  """Keys that `first` and `reach` allow, bool [1, T, S]."""
+  num_queries = query.shape[1]
+  with jax.ensure_compile_time_eval():
+    seen = part._replace(documents=None, length=None).seen(num_queries)
+    if seen is None:
+      return np.ones((1, num_queries, part.num_keys), bool)
+    return np.asarray(seen)
 
 
 def _scale(query: Array) -> Array:
@@ -77,6 +96,12 @@ def _by_head(x: Array) -> Array:
 
 
 def _mask(lengths: tuple[int, int], part: Part) -> Any:
+  if part.visible is not None:
+    (seen,) = np.asarray(part.visible)
+    more = [(0, n - m) for n, m in zip(lengths, seen.shape, strict=True)]
+    # A query that sees no key would be NaN.
+    seen = np.pad(seen, (more[0], (0, 0)), mode="edge")
+    return masks.NumpyMask(np.pad(seen, ((0, 0), more[1])))
   if part.first is None:
     return masks.FullMask(lengths)
   if part.reach is None:

@@ -115,8 +115,8 @@ _MEMORY_ROWS = (
        (0.978, 0.841, 0.794), (1.961, 1.787, 1.616)),
 )  # fmt: skip
 _PARAMETERS = (
-  "With 12 layers and no memory the paper says about 200 M parameters; with the"
-  " sizes that it prints, and its other counts, there are 162.2 M."
+  "With 12 layers and no memory the paper says about 200 M parameters; its"
+  " sizes, and its other counts, give 162.2 M."
 )
 _SWEEPS = {
   "table_1": Sweep(
@@ -147,25 +147,25 @@ _SWEEPS = {
             ("validation/ponder_steps",), over="validation/loss", factor=1.0),
     ),
     caveats=(
-      "Base is a transformer without loops. IsoFLOP has as many FLOPs as three"
-      " loops, in three times the layers; IsoPar-M as many parameters as the"
-      " models with memory (Mem), in a wider MLP; IsoFLOP-M both. g is the"
-      " first bias of the memory's gates.",
-      "The paper scored 128 items a task: all of its 240 accuracies are"
+      "Base is a transformer without loops. IsoFLOP has the FLOPs of three"
+      " loops, with three times the layers; IsoPar-M the parameters of the"
+      " models with memory (Mem), with a wider MLP; IsoFLOP-M both. g is the"
+      " initial bias of the memory gates.",
+      "The paper scored 128 items per task: all of its 240 accuracies are"
       " multiples of 1/128. Their average over eight tasks has a standard error"
       " of about 1.5 points (our count).",
       _PARAMETERS,
     ),
   ),
   "onset": Sweep(
-    title="At which loss layers begin to loop",
+    title="At which loss layers start to loop",
     source="Figure 3",
     columns=(
       Column("onset", "loss at onset, nats, mean of layers",
              OfEvaluations(_of_onsets(np.mean, 1)), 2),
       Column("spread", "standard deviation over layers, nats",
              OfEvaluations(_of_onsets(_deviation, 2)), 2),
-      Column("began", "layers that began",
+      Column("began", "layers that started",
              OfEvaluations(_of_onsets(np.size, 0)), 1),
       _STEPS, _BPB,
     ),
@@ -185,17 +185,18 @@ _SWEEPS = {
       ),
     ),
     caveats=(
-      "A layer begins to loop at the validation loss at which its expected"
-      " loops, which fall at first, are half-way from the lowest evaluation to"
-      " the last; one that rises by less than 0.1 loops never begins. The paper"
-      " does not say how it reads the onset, nor of what ± 0.59 is the spread."
-      " Shaded: mean ± standard deviation, ours over layers and runs.",
-      "The paper's losses are nats of a token of GPT-2, ours of a byte unless"
-      " the command names a tokenizer: these do not compare.",
+      "The onset is the validation loss at which a layer's expected loops,"
+      " which first fall, are half-way between their lowest and their last"
+      " evaluation; a layer that rises by less than 0.1 loops never starts. The"
+      " paper does not say how it determines the onset, nor what ± 0.59 is the"
+      " spread of. Shaded: mean ± standard deviation, ours over layers and"
+      " runs.",
+      "The paper's losses are nats per GPT-2 token, ours nats per byte unless"
+      " the command sets a tokenizer: they are not comparable.",
     ),
   ),
   "gate_openings": Sweep(
-    title="How far gates are open at first",
+    title="Initial opening of the gates",
     source="Table 1, Figure 4 and section A.3",
     columns=(_BPB, _STEPS, _mean_gate("local"), _mean_gate("global"), _SENSE,
              _SENSE_BPB, _MATH),
@@ -205,13 +206,13 @@ _SWEEPS = {
             factor=1.0),
     ),
     caveats=(
-      "At the end the paper's gates are 0.42 +- 0.13 (local) and 0.30 +- 0.03"
-      " (global); it does not say of which model.",
+      "After training, the paper's gates are 0.42 +- 0.13 (local) and 0.30 +-"
+      " 0.03 (global); it does not say for which model.",
     ),
   ),
   "lambda": Sweep(
-    title="A price for iterations",
-    source="ours; the paper takes 0 for the majority of its experiments",
+    title="A penalty on iterations",
+    source="ours; the paper uses 0 in most experiments",
     columns=(_BPB, _STEPS),
   ),
   "knowledge_vs_manipulation": Sweep(
@@ -220,8 +221,8 @@ _SWEEPS = {
     columns=(_FACTS, _ANSWERS, _VALUES),
     caveats=(
       "The paper's claim: loops help manipulation and not knowledge, memory"
-      " helps knowledge. Here knowledge is what is said of made-up people, and"
-      " manipulation the arithmetic of made-up sums.",
+      " helps knowledge. Here knowledge is facts about synthetic people, and"
+      " manipulation is synthetic arithmetic.",
     ),
   ),
   "knowledge_rates": Sweep(
@@ -234,12 +235,12 @@ _SWEEPS = {
     source="ours; left open by the paper (section 4)",
     columns=(_BPB, _STEPS),
     panels=(
-      Panel("bits per byte, by slots of a layer", ("test/bits_per_byte",),
+      Panel("bits per byte, by slots per layer", ("test/bits_per_byte",),
             over=_LOOPS, lines=_LOCAL, factor=1.0),
     ),
     caveats=(
-      "Depth is the same number of applied layers over the loops; the MLPs are"
-      " as wide as the FLOPs leave room for.",
+      "Depth is the number of applied layers divided by the loops; MLP widths"
+      " use the remaining FLOPs.",
     ),
   ),
 }  # fmt: skip
@@ -273,8 +274,8 @@ PAPER = Paper(
   columns=(_BPB, _STEPS, _LOSS),
   scale=_SCALE,
   caveats=(
-    "The paper trains on FineWeb-Edu and scores benchmarks; bits per byte of a"
-    " run here are of its own held-out text. The two do not compare.",
-    "Each number of the paper is of one run.",
+    "The paper trains on FineWeb-Edu and scores benchmarks; runs here have"
+    " bits per byte on their own held-out text. The two are not comparable.",
+    "Each of the paper's numbers is from one run.",
   ),
 )

@@ -129,11 +129,11 @@ _SWEEPS = {
       for panel in (_tests(2, format_), _stages(format_))
     ),
     caveats=(
-      "Of the tasks in English the paper prints no table: these are the words"
-      " of sections 5.2 and A.3.",
-      "Only 74 % of the ID test chains have both facts trained in the places"
-      " that they have there (our count over 4 graphs of the paper's size);"
-      " scores by role exposure are in each run's summary.",
+      "The paper has no table for the English tasks: these are quotes from"
+      " sections 5.2 and A.3.",
+      "In only 74 % of the ID test chains were both facts trained at these"
+      " positions (our count over 4 graphs of the paper's size); scores by role"
+      " exposure are in each run's summary.",
     ),
   ),
   "three_hop": Sweep(
@@ -157,32 +157,32 @@ _SWEEPS = {
     panels=(_tests(2, "symbolic"), _tests(3, "symbolic")),
   ),
   "plateau": Sweep(
-    title="Is the vanilla plateau one of weight decay and learning rate?",
+    title="Do weight decay and learning rate cause the vanilla plateau?",
     source="ours",
     columns=(_IN, _OUT, _STAGE),
     caveats=("The paper states neither weight decay nor learning rate.",),
   ),
   "gate": Sweep(
-    title="How far the discrete channel is open",
+    title="Gate of the discrete channel",
     source="ours; the paper's gate is 1 (symbolic) or learned (English)",
     columns=(_IN, _OUT, _STAGE),
   ),
   "channel": Sweep(
     title="Details of the discrete channel",
-    source="ours; the paper states temperature 1 and no more",
+    source="ours; the paper only states temperature 1",
     columns=(_IN, _OUT, _STAGE),
   ),
   "length_generalisation": Sweep(
     title="More hops than trained on, with more loops",
     source="ours; future work of the paper",
     columns=(_IN, _OUT, *(_by_depth(hops) for hops in range(3, 8))),
-    caveats=("Trained on up to 3 hops with 3 loops, read out after up to 9.",),
+    caveats=("Trained on up to 3 hops with 3 loops, evaluated after up to 9.",),
   ),
   "retrofit": Sweep(
     title="The discrete channel added to a trained vanilla loop",
     source="ours",
     columns=(_IN, _OUT, _STAGE),
-    caveats=("A tenth of the steps, from run.init_from.",),
+    caveats=("A tenth of the steps, starting from run.init_from.",),
   ),
 }  # fmt: skip
 
@@ -218,10 +218,11 @@ _SCALE = (
 
 PAPER = Paper(
   name="DiscoLoop, Fu et al., arXiv 2607.00341",
-  about="A loop that passes on its state, and the token that this stands for"
-  " (the discrete channel); the vanilla loop passes on the state alone. Chains"
-  " of two facts are asked for: in distribution (ID), facts that were in other"
-  " chains of training; out of distribution (OOD), facts that were in none.",
+  about="Each loop passes on its state and the token it decodes to (the"
+  " discrete channel); the vanilla loop passes on only the state."
+  " Questions are about chains of two facts: in distribution (ID), facts"
+  " that were in other training chains; out of distribution (OOD), facts"
+  " that were in none.",
   # In English there are more steps. The paper does not state the model's size;
   # we assume GPT-2's.
   size={
@@ -235,6 +236,6 @@ PAPER = Paper(
   caveats=(
     "The paper states neither the model's size nor the optimizer of its"
     " synthetic experiments; ours are in the config file.",
-    "Each number of the paper is of one run.",
+    "Each of the paper's numbers is from one run.",
   ),
 )

@@ -64,19 +64,20 @@ _SWEEPS = {
       "The paper's scores are zero-shot, of lm-evaluation-harness: normalised"
       " accuracy except for LAMBADA and RACE. Ours come from"
       " `python -m loopjax.eval` and are not in this table.",
-      "The paper's losses are of training, smoothed, and only drawn; these are"
-      " the words of section 5.3 and appendix B.",
+      "The paper only plots smoothed training losses; these are quotes from"
+      " section 5.3 and appendix B.",
     ),
     panels=(_LOSSES,),
   ),
   "equal_parameters": _ours(
-    "As many parameters",
-    "The transformer has the same stack once, and a quarter of the FLOPs.",
+    "Equal parameters",
+    "The transformer applies the same stack once, with a quarter of the FLOPs.",
   ),
   "equal_flops": _ours(
-    "As many FLOPs",
-    "The vanilla loop and the K untied copies have wider MLPs, for what Phi"
-    " costs DiscoLoop and PonderLM; the copies have K stacks of parameters.",
+    "Equal FLOPs",
+    "The vanilla loop and the K untied copies have wider MLPs, to match the"
+    " cost of Phi in DiscoLoop and PonderLM; the copies have K stacks of"
+    " parameters.",
   ),
   "loops": _ours("Fewer and more loops"),
   "decoding": _ours("Details of the discrete channel"),
@@ -101,11 +102,11 @@ _SCALE = (
 
 PAPER = Paper(
   name="DiscoLoop, Fu et al., arXiv 2607.00341",
-  about="The same as language models, beside a transformer, K untied copies of"
-  " its stack, and PonderLM, which passes on the token alone.",
+  about="The same as language models, compared with a transformer, K untied"
+  " copies of its stack, and PonderLM, which passes on only the token.",
   size={"model.width": 1024, "run.num_steps": 19_074},
   sweeps=_SWEEPS,
   columns=(_BITS, _NATS, _EXACT),
   scale=_SCALE,
-  caveats=("Each number of the paper is of one run.",),
+  caveats=("Each of the paper's numbers is from one run.",),
 )

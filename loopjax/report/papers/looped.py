@@ -42,35 +42,36 @@ _OURO = Row(
   "Ouro-1.4B-Thinking",
   {"model.num_loops": 4, "model.exit_gate": "joint"},
   {
-    key: Number(mean, text=f"± {error}, as MELT measures it")
+    key: Number(mean, text=f"± {error}, measured by MELT")
     for key, _, mean, error in _TABLE
   },
 )
 _SWEEPS = {
   "loops": Sweep(
-    title="Loops of one stack, and a stack as deep without sharing",
+    title="Loops of one stack, and an unshared stack of equal depth",
     source="MELT's Table 1 for the published weights, of four loops",
     columns=(_BPB, _LOSS, melt.CACHE, *_SCORES),
     rows=(_OURO,),
     panels=_PANELS,
     caveats=(
-      "The row of the paper is of 7.7 trillion tokens and post-training; no"
-      " benchmark of it is run here.",
+      "The paper's row used 7.7 trillion tokens and post-training; its"
+      " benchmarks are not run here.",
     ),
   ),
   "exit_policies": Sweep(
-    title="Exits without a gate, with one, and with one trained alone",
+    title="Exits without a gate, with one, and with one trained separately",
     source="Ouro, sections 3.3 and 3.4; it has no table of this",
     columns=(_BPB, _LOSS),
     panels=_PANELS,
     caveats=(
-      "Bits per byte are of all loops. The loss after fixed loops, by the gate"
-      " and by the change of the state is in each run's figures/exit_curve.",
+      "Bits per byte use all loops. The loss after a fixed number of loops,"
+      " and with exits by the gate or by the change of the state, is in each"
+      " run's figures/exit_curve.",
     ),
   ),
   "exits": Sweep(
     title="How exits are trained: the entropy of the gate",
-    source="ours; Ouro takes 0.1 at first and 0.05 later",
+    source="ours; Ouro uses 0.1 at first and 0.05 later",
     columns=(_BPB, _LOSS),
     panels=_PANELS,
   ),
@@ -100,15 +101,15 @@ _SCALE = (
 
 PAPER = Paper(
   name="Ouro, arXiv 2510.25741",
-  about="One stack of layers runs several times; a gate says after which loop a"
-  " token may leave.",
+  about="One stack of layers runs several times; a gate decides after which"
+  " loop a token exits.",
   size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _LOSS),
   scale=_SCALE,
   caveats=(
-    "Ouro's scores are those of its published weights in MELT's Table 1 (arXiv"
-    " 2605.07721). Bits per byte of runs here are of their own held-out text;"
-    " the two do not compare.",
+    "Ouro's scores are for its published weights, from MELT's Table 1 (arXiv"
+    " 2605.07721). Runs here have bits per byte on their own held-out text; the"
+    " two are not comparable.",
   ),
 )

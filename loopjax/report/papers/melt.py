@@ -39,7 +39,7 @@ def _cache_bytes(config, summary):
 _BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
 _AGREES = Column(
   "agrees",
-  "greedy continuation as the teacher's, %",
+  "greedy continuation equal to the teacher's, %",
   Metric("teacher/agreement", 100.0),
 )
 CACHE = Column("cache", "cache, bytes per token", _cache_bytes, 0)
@@ -99,12 +99,12 @@ _SWEEPS = {
     ),
     panels=_PANELS,
     caveats=(
-      "The cache of MELT-1.6B has 196,608 bytes a token, that of its teacher"
+      "The cache of MELT-1.6B has 196,608 bytes per token, its teacher's"
       " 786,432 (Table 2).",
     ),
   ),
   "gates": Sweep(
-    title="What a loop keeps of the latent, after phase 1",
+    title="How much of the latent a loop retains, after phase 1",
     source="Table 3",
     columns=(_BPB, *_BENCHMARKS),
     rows=(
@@ -117,12 +117,13 @@ _SWEEPS = {
     panels=_PANELS,
   ),
   "components": Sweep(
-    title="One part of the training after another left out",
+    title="Training without one component at a time",
     source="Table 4",
     columns=(_BPB, _AGREES, *_BENCHMARKS),
     rows=_TABLE_4,
     panels=_PANELS,
-    caveats=("All runs are read token by token, whatever they train with.",),
+    caveats=("All runs are evaluated token by token, regardless of their"
+             " training.",),
   ),
   "untrained_sharing": Sweep(
     title="One loop's keys and values for all, without training",
@@ -135,37 +136,37 @@ _SWEEPS = {
       _row("First loop", _gate("first"), 0.0, 0.0, 0.0, 0.0),
     ),
     caveats=(
-      "The paper's rows that keep all loops of the prompt are left out: bits"
+      "The paper's rows that cache all loops of the prompt are omitted: bits"
       " per byte have no prompt. loopjax.generate has such a cache"
       " (`--cache_kind=last_loop --prompt_tokens=N`).",
     ),
   ),
   "adaptive_depth": Sweep(
-    title="Tokens that leave the loop early, for good",
+    title="Tokens that exit early and skip the remaining loops",
     source="ours; left open by the paper (appendix F.2)",
     columns=(
       _BPB,
-      Column("gate", "loops a token at 1 % more loss, by the gate",
+      Column("gate", "loops per token at 1 % more loss, by the gate",
              Metric("exits/loops_by_gate"), 2),
       Column("change", "the same by the change of the state",
              Metric("exits/loops_by_change"), 2),
     ),
   ),
   "chunk_size": Sweep(
-    title="Tokens that are trained in parallel",
-    source="ours; the paper takes 500",
+    title="Number of tokens trained in parallel",
+    source="ours; the paper uses 500",
     columns=(_BPB,),
     panels=_PANELS,
   ),
   "decoding": Sweep(
-    title="Training by chunks, and reading token by token",
-    source="ours; the paper trains and reads by chunks of 500",
+    title="Training by chunks, decoding token by token",
+    source="ours; the paper trains and decodes by chunks of 500",
     columns=(_BPB, _AGREES),
     panels=_PANELS,
     caveats=(
-      "All runs are read token by token. Parallel readings after the chunks are"
-      " readings of a row in training as decoding reads it. The looped model"
-      " is the teacher.",
+      "All runs are evaluated token by token. Parallel sweeps after the chunks"
+      " process a row in training as decoding does. The looped model is the"
+      " teacher.",
     ),
   ),
   "gqa": Sweep(
@@ -194,16 +195,16 @@ _SCALE = (
 
 PAPER = Paper(
   name="MELT, arXiv 2605.07721",
-  about="A looped model whose loops share one cache: a gate blends what every"
-  " loop would store. It learns from a looped model, its teacher, by chunks of"
+  about="A looped model whose loops share one cache: a gate blends what each"
+  " loop would cache. It learns from a looped model, its teacher, by chunks of"
   " tokens, and in phase 2 to agree with it.",
   size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _AGREES, CACHE),
   scale=_SCALE,
   caveats=(
-    "The paper post-trains Ouro on reasoning traces and scores benchmarks; bits"
-    " per byte of a run here are of its own held-out text. The two do not"
-    " compare.",
+    "The paper post-trains Ouro on reasoning traces and scores benchmarks;"
+    " runs here have bits per byte on their own held-out text. The two are not"
+    " comparable.",
   ),
 )

@@ -35,8 +35,8 @@ _LEARNING = Panel(
 )
 _LOOPS = "model.num_loops"
 _TOKENS = (
-  "The losses of arXiv 2609.19107 are of FineWeb, with 5 to 8 tokens a"
-  " parameter, which differ among its rows: they are not of equal compute."
+  "The losses of arXiv 2609.19107 are on FineWeb, with 5 to 8 tokens per"
+  " parameter depending on the row: they are not at equal compute."
 )
 
 
@@ -46,8 +46,9 @@ def _loss(value: float) -> dict[str, Number]:
 
 _SWEEPS = {
   "depth_sampling": Sweep(
-    title="A fixed number of loops in training, or one drawn at random",
-    source="ours; Huginn draws it (section 3.3), without a comparison",
+    title="A fixed or a random number of loops in training",
+    source="ours; Huginn uses a random number (section 3.3), without a"
+    " comparison",
     columns=(_BPB, _LOSS, *_DEPTHS),
     panels=(_BY_LOOPS, _LEARNING),
   ),
@@ -64,7 +65,7 @@ _SWEEPS = {
     panels=(_LEARNING,),
   ),
   "growth": Sweep(
-    title="Loops from the start, or loops that grow",
+    title="All loops from the start, or a growing number",
     source="arXiv 2609.19107, its repository",
     columns=(_BPB, _LOSS),
     rows=(
@@ -75,7 +76,7 @@ _SWEEPS = {
     caveats=(_TOKENS,),
   ),
   "equal_flops": Sweep(
-    title="A loop, a stack of as many FLOPs, and one of as many parameters",
+    title="A loop, a stack with equal FLOPs, and one with equal parameters",
     source="arXiv 2609.19107, its repository",
     columns=(_BPB, _LOSS),
     rows=(
@@ -87,14 +88,15 @@ _SWEEPS = {
     caveats=(_TOKENS,),
   ),
   "retrofit": Sweep(
-    title="A trained transformer, some of whose layers become a loop",
+    title="Turning layers of a trained transformer into a loop",
     source="ours; arXiv 2511.07384 and 2605.11011 do so at scale",
     columns=(_BPB, _LOSS),
     panels=(_LEARNING,),
     caveats=(
-      "Update damped: the transformer's middle layers repeat, untrained. Gate:"
-      " they become a loop that grows while it is trained on. Replace: no loop,"
-      " the transformer itself, and the same trained on for as many steps.",
+      "Update damped: the transformer's middle layers repeat, without"
+      " training. Gate: they become a growing loop that is trained further."
+      " Replace: the transformer itself, without a loop, and the same trained"
+      " further for as many steps.",
     ),
   ),
 }
@@ -118,8 +120,8 @@ _SCALE = (
 
 PAPER = Paper(
   name="Recurrent depth, Huginn, arXiv 2502.05171",
-  about="Layers before and after a loop run once; the loop's own repeat, and"
-  " the output of the first ones is injected into every loop.",
+  about="Layers before and after a loop run once; the loop's layers repeat, and"
+  " the output of the first layers is injected into every loop.",
   size=None,
   sweeps=_SWEEPS,
   columns=(_BPB, _LOSS),

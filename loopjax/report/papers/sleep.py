@@ -38,7 +38,7 @@ def _share(key: str, label: str, score: str) -> Column:
 
 _MATCH = _share("match", "all labels of an example right", "exact_match")
 _CELLS = _share("cells", "labels right", "label_accuracy")
-_FLOOR = Column("floor", "all right by the best constant answer, %", _floor)
+_FLOOR = Column("floor", "all right with the best constant answer, %", _floor)
 _LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
 _ANSWERS = _share("answers", "answers right", "answer_accuracy")
 _EXACT = _share("exact", "all answers of an example right", "exact_match")
@@ -124,12 +124,12 @@ def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
 _paper = functools.partial(
   Paper,
   name='"Language Models Need Sleep", arXiv 2605.26099',
-  about="Attention sees one window of tokens. Before that is dropped, the model"
-  " reads it N times, and memory layers write what a later answer needs into a"
-  " state that decays at a learned rate A.",
+  about="Attention sees one window of tokens. Before the window is dropped, the"
+  " model processes it N times, and memory layers write what a later answer"
+  " needs into a state that decays at a learned rate A.",
   caveats=(
-    "Each number of the paper is of one run; data come in the same order for"
-    " every N, here too.",
+    "Each of the paper's numbers is from one run; the data order is the same"
+    " for every N, here too.",
   ),
 )
 _ALL_LABELS = _curve("exact_match", "all labels right, %")
@@ -161,8 +161,8 @@ AUTOMATON = _paper(
         "A label is the first cell of a state after t steps. The paper's rows"
         " are for t = 32 after about 5 billion tokens; 10 % is what the best"
         " constant answer gets there.",
-        "The paper does not say what lies beyond the ends of a state; here they"
-        " are neighbours.",
+        "The paper does not specify the boundary of a state; here the ends are"
+        " neighbours.",
       ),
     ),
     "depth": Sweep(
@@ -178,7 +178,7 @@ AUTOMATON = _paper(
       columns=(_MATCH, _CELLS),
     ),
     "states": Sweep(
-      title="What a pass begins with, and how far a token writes",
+      title="Initial state of a pass, and how far a token writes",
       source="ours; algorithm 1 is the first row",
       columns=(_MATCH, _CELLS),
     ),
@@ -207,7 +207,7 @@ DEPO = _paper(
       rows=(
         _row(1, **{"hops=4": _text("little progress")}),
         _row(2, **{"hops=8": _text("stalls")}),
-        _row(4, **{"hops=16": _text("begins to improve")}),
+        _row(4, **{"hops=16": _text("starts to improve")}),
       ),
       panels=tuple(
         _curve(f"loss/hops={hops}", _at(hops), 1.0) for hops in _NUM_HOPS
@@ -220,7 +220,7 @@ DEPO = _paper(
       columns=(*_HOPS, _ANSWERS),
     ),
     "eviction": Sweep(
-      title="Whole windows dropped, or all but the last tokens",
+      title="Dropping whole windows, or all but the last tokens",
       source="ours; on this task the paper drops whole windows",
       columns=(*_HOPS, _ANSWERS),
     ),
@@ -244,8 +244,8 @@ _BY_OPERATIONS = tuple(
   for number in _NUM_OPERATIONS
 )
 _PRETRAINED = (
-  "The paper fine-tunes pre-trained models of 1.4 and 2 billion parameters on"
-  " a generator of its own kind; ours begin with random parameters, or a"
+  "The paper fine-tunes pre-trained models with 1.4 and 2 billion parameters"
+  " on a different generator; ours start from random parameters, or from a"
   " `looped` model trained on the same task.",
 )
 GSM = _paper(
@@ -266,20 +266,21 @@ GSM = _paper(
       caveats=_PRETRAINED,
     ),
     "sliding": Sweep(
-      title="The same, with the last L - 1 tokens kept in sight",
+      title="The same, with the last L - 1 tokens visible",
       source="Figure 5",
       columns=(*_OPERATIONS, _EXACT),
       rows=(
         _row(1, **{"op=2": Number(59.6)}),
         _row(2),
-        _row(4, **{"op=2": Number(90.5, text="N is not said")}),
+        _row(4, **{"op=2": Number(90.5, text="N is not stated")}),
       ),
       panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
     ),
     "stages": Sweep(
-      title="Memory inserted into a LoopLM: that, a warm-up, and all together",
-      source="section 6.4; the paper prints no numbers of its stages",
+      title="Memory inserted into a LoopLM: the LoopLM, a warm-up, and joint"
+        " training",
+      source="section 6.4; the paper has no numbers for its stages",
       columns=(*_OPERATIONS, _EXACT),
       panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
@@ -290,7 +291,7 @@ GSM = _paper(
     *_scale(
       "2,000; 512 if sliding",
       Scale(
-        "tokens of a problem",
+        "tokens per problem",
         lambda c, _: "{min_length:,} to {max_length:,}".format(**c["task"]),
         "2,000 to 3,300",
       ),

@@ -30,7 +30,7 @@ def _token_steps(config, summary):
 
 
 _EXACT = Column("exact", "exact match, %", Metric("test/exact_match", 100.0))
-_HALT = Column("halt", "loops of a token", Metric("test/ponder_steps"), 2)
+_HALT = Column("halt", "loops per token", Metric("test/ponder_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "loops x tokens", _token_steps, 0)
 _OF_TRAIN = Metric("train/exact_match", 100.0)
 _TRAIN_EXACT = Column("train_exact", "exact match in training, %", _OF_TRAIN)
@@ -51,7 +51,7 @@ def _seeds(first, second, third, mean=None, std=None, text="") -> Number:
   return Number(mean, std, ran, text)
 
 
-_BIMODAL = "bimodal: no mean printed"
+_BIMODAL = "bimodal, no mean given"
 _CURVE = {  # Table 3: exact match, then ponder steps (mean and range).
   0: (_seeds(2.3, 2.6, 2.7, 2.5, 0.2), Number(7.83, text="6.9-8.5")),
   4: (_seeds(55.5, 55.8, 5.4, text=_BIMODAL), Number(text="7.0-17.7")),
@@ -82,7 +82,7 @@ _SWEEPS = {
     ),
   ),
   "router_init": Sweep(
-    title="Start of the router's bias",
+    title="Initial router bias",
     source="Tables 1, 2 and 3",
     columns=(_EXACT,),
     rows=(
@@ -97,10 +97,10 @@ _SWEEPS = {
       Row(
         "bias +1 (Graves)",
         {_BIAS: 1.0},
-        {"exact": Number(text="said to trap; no number printed")},
+        {"exact": Number(text="reported to trap; no number given")},
       ),
     ),
-    caveats=("Table 2 has bias -3 at seed 123 alone; the rest is Table 3's.",),
+    caveats=("Table 2 has bias -3 only at seed 123; others are in Table 3.",),
   ),
   "tradeoff": Sweep(
     title="Memory tokens against depth under a ponder cost",
@@ -124,7 +124,7 @@ _SWEEPS = {
       )
     ),
     panels=(
-      Panel("training: loops of a token", ("train/ponder_steps",), factor=1.0),
+      Panel("training: loops per token", ("train/ponder_steps",), factor=1.0),
       Panel("validation: exact match, %", ("validation/exact_match",)),
     ),
     caveats=("One seed. T = 64 ran at batch 128, the others at 256.",),
@@ -158,8 +158,8 @@ _SWEEPS = {
     caveats=(
       "The paper's 6-8 % may be an artefact: a script of the authors'"
       " permutes the blank's token as if it were a digit. Ours does not.",
-      "Beside them the paper prints 87.4 % of TRM, another model.",
-      "Ours does not measure exact match on the training puzzles.",
+      "The paper also lists 87.4 % for TRM, another model.",
+      "We do not measure exact match on the training puzzles.",
     ),
   ),
   "lambda": Sweep(
@@ -197,13 +197,13 @@ _SWEEPS = {
     caveats=(
       "The paper's percentages are multiples of 2: probably 50 puzzles, chosen"
       " by their number of blanks, with a standard error near 7 points.",
-      "Both read the state of each step and not ACT's average of them; ours on"
+      "Both use the state of each step instead of ACT's average; ours on"
       " eval.depth_examples puzzles.",
       "The paper's model was probably trained twice as long (8 epochs).",
     ),
   ),
   "norm": Sweep(
-    title="Is the normalization to blame for the trap? (bias 0)",
+    title="Does the normalization cause the trap? (bias 0)",
     source="Section 3.3",
     columns=(_EXACT, _HALT),
     rows=(
@@ -219,7 +219,7 @@ _SWEEPS = {
     source="ours; the paper's cells are from Tables 1 and 3 at T = 16",
     columns=(_EXACT, _HALT),
     rows=(
-      Row("as it is", {}, {"exact": _CURVE[16][0], "halt": _CURVE[16][1]}),
+      Row("unchanged", {}, {"exact": _CURVE[16][0], "halt": _CURVE[16][1]}),
       Row("no memory", {_MEMORY: 0},
           {"exact": _CURVE[0][0], "halt": _CURVE[0][1]}),
       Row("bias 0", {_BIAS: 0.0}, {"exact": _TRAPPED[16]}),
@@ -229,7 +229,7 @@ _SWEEPS = {
     title="Positions, with and without memory tokens",
     source="ours",
     columns=(_EXACT, _HALT),
-    caveats=("The paper uses overlap and compares it with nothing.",),
+    caveats=("The paper uses overlap, without a comparison.",),
   ),
   "width": Sweep(
     title="Width 768 with the deep start",
@@ -238,12 +238,12 @@ _SWEEPS = {
     caveats=("With bias 0 the paper reports 2-5 % at this width.",),
   ),
   "no_memory": Sweep(
-    title="No memory tokens: every start, mode and depth",
-    source="ours; section 1 claims it, and has numbers in Tables 1 and 3",
+    title="No memory tokens: every initial bias, mode and depth",
+    source="ours; claimed in section 1, with numbers in Tables 1 and 3",
     columns=(_EXACT, _HALT),
     caveats=(
-      "The paper says that nothing helps without memory, 18 steps or other"
-      " ones, and prints bias 0 and -3 at 18 steps: 2.3 to 4.7 %.",
+      "The paper says that nothing helps without memory, with 18 or other"
+      " numbers of steps, and has bias 0 and -3 at 18 steps: 2.3 to 4.7 %.",
     ),
   ),
   "muon": Sweep(
@@ -279,7 +279,8 @@ _SCALE = (
 PAPER = Paper(
   name="Universal transformers with memory, Sapunov, arXiv 2604.21999",
   about="One block loops over a board and T learned memory tokens. With ACT a"
-  " router halts each token by itself; lambda (ponder weight) is the price.",
+  " router halts each token separately; lambda (ponder weight) penalises"
+  " steps.",
   size={
     "task.box_rows": 3,
     "task.box_cols": 3,
@@ -291,10 +292,10 @@ PAPER = Paper(
   columns=(_EXACT, _HALT),
   scale=_SCALE,
   caveats=(
-    "The paper's exact match is of 12,800 test puzzles (standard error about"
-    " 0.44 points), another sample at every evaluation, the last one about 900"
-    " steps before the end; ours is of the whole test split, at the end.",
-    "Loops are averaged over memory tokens and cells, each until it halts, the"
-    " paper's and ours.",
+    "The paper's exact match uses 12,800 test puzzles (standard error about"
+    " 0.44 points), a new sample at every evaluation, the last about 900 steps"
+    " before the end; ours uses the whole test split, at the end.",
+    "Loops until halting are averaged over memory tokens and cells, in the"
+    " paper and here.",
   ),
 )

@@ -1,22 +1,22 @@
 """Saves checkpoints of the whole train state, and decides which to keep.
 
-Orbax writes asynchronously and atomically. Beside the arrays there is a record
-of them with our own checksums, which `restore` verifies.
+Orbax writes asynchronously and atomically. A record next to the arrays has our
+own checksums, which `restore` verifies.
 """
 
 import errno
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import processes, quiet
-from loopjax.run.checkpoints import integrity, restore, retention
+from loopjax.run import processes
+from loopjax.run.checkpoints import integrity, restore
 
 
 class Checkpoints:
@@ -47,7 +47,7 @@ class Checkpoints:
       keep_best: number of checkpoints with the highest scores to keep as well.
       scores: the scores known so far, by step.
     """
-    quiet.orbax()
+    restore.quiet_orbax()
     self.directory = workdir / restore.DIRECTORY
     self.scores: dict[int, float] = dict(scores or {})
     if jax.process_index() == 0:
@@ -55,7 +55,7 @@ class Checkpoints:
       for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path)
     processes.wait_for_all()
-    kept = retention.NewestAndBest(keep, keep_best, self.scores)
+    kept = NewestAndBest(keep, keep_best, self.scores)
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
       item_names=(restore.STATE, restore.META),
@@ -69,12 +69,12 @@ class Checkpoints:
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-    """Starts saving in the background; an existing step is kept as it is.
+    """Starts saving in the background; an existing step is not overwritten.
 
     Raises:
       OSError: there is not enough disk space.
       UserError: this save or the previous one cannot be written.
-      processes.ProcessLostError: likewise, in a run of several processes.
+      processes.ProcessLostError: the same, in a run with several processes.
     """
     if step in self.steps():
       return
@@ -108,8 +108,8 @@ class Checkpoints:
     free = shutil.disk_usage(self.directory).free
     if free < needed:
       reason = (
-        f"{os.strerror(errno.ENOSPC)}: a checkpoint takes {needed >> 10} KiB,"
-        f" {free >> 10} KiB are free; complete checkpoints are kept"
+        f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed >> 10} KiB,"
+        f" {free >> 10} KiB are free; existing checkpoints are intact"
       )
       raise OSError(errno.ENOSPC, reason, str(self.directory))
 
@@ -118,10 +118,31 @@ class Checkpoints:
       return function()
     except (OSError, ValueError, RuntimeError) as error:
       line = (
-        f"{self.directory}: a checkpoint cannot be written: {one_line(error)};"
-        " complete checkpoints are kept"
+        f"{self.directory}: cannot write a checkpoint: {one_line(error)};"
+        " existing checkpoints are intact"
       )
       # Saving is where processes wait for each other.
       if jax.process_count() > 1 and not isinstance(error, OSError):
         raise processes.ProcessLostError(line) from error
       raise UserError(line) from error
+
+
+class NewestAndBest:
+  """Keeps the newest checkpoints and those with the best scores.
+
+  Orbax calls `should_preserve`. Its own policies could delete the newest.
+  """
+
+  def __init__(self, newest: int, best: int, scores: Mapping[int, float]):
+    self._newest, self._best, self._scores = newest, best, scores
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Whether to keep each checkpoint, oldest first."""
+    del context
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    scored = [step for step in steps if step in self._scores]
+    scored.sort(key=lambda step: self._scores[step], reverse=True)
+    kept = {*sorted(steps)[-self._newest :], *scored[: self._best]}
+    return [step in kept for step in steps]

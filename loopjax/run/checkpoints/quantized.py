@@ -1,11 +1,11 @@
-"""Weights in 8 or 4 bits, for models that are read and not trained.
+"""8-bit and 4-bit weights, for inference.
 
 The matrices of linear maps and of embeddings become arrays of qwix: integers,
-and a scale for each output in float32. They are multiplied out where a product
-needs them (`nn.linear.dense`), a layer at a time; all other parameters stay as
-they are. qwix's own `quantize_model` is not used: it finds the weights of a
-product among the attributes of the module that is being called, where a layer
-of a stack, which is a slice within a scan, is not.
+and a scale for each output in float32. They are dequantised where a product
+needs them (`nn.linear.dense`), one layer at a time; all other parameters are
+unchanged. qwix's own `quantize_model` is not used: it finds the weights of a
+product among the attributes of the module that is being called, which do not
+include a layer of a stack, a slice within a scan.
 """
 
 import pathlib
@@ -37,8 +37,8 @@ def quantized(params: Any, weights: str) -> Any:
     weights: a key of WEIGHTS.
 
   Raises:
-    UserError: qwix is not installed, there is no such matrix, or it is
-      quantised already.
+    UserError: qwix is not installed, there is no such matrix, or it is already
+      quantised.
   """
   try:
     import qwix
@@ -48,7 +48,7 @@ def quantized(params: Any, weights: str) -> Any:
       " pip install 'loopjax[quantize]'"
     ) from None
   if there := kind(params):
-    raise UserError(f"--weights={weights}: the weights are in {there} already")
+    raise UserError(f"--weights={weights}: the weights are already in {there}")
 
   def one(path: Any, leaf: Array) -> Any:
     if not _is_covered(path, leaf):
@@ -63,14 +63,14 @@ def quantized(params: Any, weights: str) -> Any:
   made = jax.tree_util.tree_map_with_path(one, params)
   if not kind(made):
     raise UserError(
-      f"--weights={weights} has no effect: no matrix of this model has"
-      f" {_LEAST} rows and columns or more"
+      f"--weights={weights} has no effect: no matrix of this model has at least"
+      f" {_LEAST} rows and columns"
     )
   return made
 
 
 def kind(params: Any) -> str | None:
-  """The key of WEIGHTS that some of the parameters are in; None for none."""
+  """The key of WEIGHTS of the quantised parameters; None if there are none."""
   names = {str(leaf.dtype) for leaf in jax.tree.leaves(params)}
   return next((name for name in WEIGHTS if name in names), None)
 
@@ -129,7 +129,9 @@ def stored_weights(workdir: pathlib.Path) -> str | None:
   path = workdir / "summary.json"
   weights = workdir_lib.read_json(path).get("weights")
   if weights not in WEIGHTS:
-    raise UserError(f"{path}: weights={weights!r}: {', '.join(WEIGHTS)} are")
+    raise UserError(
+      f"{path}: weights={weights!r} is not {' or '.join(WEIGHTS)}"
+    )
   return str(weights)
 
 

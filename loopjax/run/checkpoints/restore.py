@@ -1,8 +1,9 @@
 """Reads checkpoints: verifies them, falls back, and sets damaged ones aside.
 
 Orbax restores onto any mesh, but it does not detect a changed byte and accepts
-an empty directory as a checkpoint. So anything that does not match the record
-that `loopjax.run.checkpoints.checkpoint` wrote beside the arrays is rejected.
+an empty directory as a checkpoint. Therefore a checkpoint is rejected if it
+does not match the record that `loopjax.run.checkpoints.checkpoint` wrote next
+to the arrays.
 
 Every function takes the work directory of a run, which may be in progress, and
 is called by all processes.
@@ -10,6 +11,7 @@ is called by all processes.
 
 import itertools
 import json
+import logging
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import processes, quiet, zoo
+from loopjax.run import processes, zoo
 from loopjax.run.checkpoints import integrity
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
@@ -54,8 +56,8 @@ def newest(
   Args:
     workdir: the run's work directory.
     read: raises DamagedCheckpointError if the checkpoint is damaged.
-    set_aside: move damaged checkpoints to workdir/damaged, so that the run can
-      save these steps again.
+    set_aside: move damaged checkpoints to workdir/damaged, so the run can save
+      these steps again.
 
   Raises:
     UserError: there are checkpoints, and all of them are damaged.
@@ -65,7 +67,7 @@ def newest(
     try:
       value = read(step)
     except DamagedCheckpointError as error:
-      print(f"checkpoint {step} is not used: {error}", flush=True)
+      print(f"checkpoint {step} is skipped: {error}", flush=True)
       damaged.append(step)
       continue
     if set_aside:  # Only now: if none is intact, all must stay in place.
@@ -73,8 +75,8 @@ def newest(
     return value
   if there_are:
     raise UserError(
-      f"{workdir / DIRECTORY}: none of the checkpoints {there_are} is intact;"
-      " nothing to resume from"
+      f"{workdir / DIRECTORY}: cannot resume: all checkpoints {there_are} are"
+      " damaged"
     )
   return None
 
@@ -166,14 +168,16 @@ def chosen_params(
   """
   if (workdir / QUANTIZED).is_file():
     raise UserError(
-      f"{label} has quantised weights, which generate, serve and eval read, and"
-      " nothing else does"
+      f"{label} has quantised weights, which only generate, serve and eval"
+      " support"
     )
   folder = zoo.located(workdir)
   if folder != workdir:
     only = json.loads((folder / "summary.json").read_text())["steps"]
     if step not in (None, only):
-      raise UserError(f"{label}: no checkpoint of step {step}; there is {only}")
+      raise UserError(
+        f"{label}: no checkpoint at step {step}; available: {only}"
+      )
     return only, zoo.read(folder, abstract_params, fresh)
 
   def read(at: int) -> tuple[int, Any]:
@@ -199,7 +203,7 @@ def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
   """
   if step not in steps(workdir):
     raise UserError(
-      f"{workdir / DIRECTORY}: no checkpoint of step {step}; there are"
+      f"{workdir / DIRECTORY}: no checkpoint at step {step}; available:"
       f" {steps(workdir) or 'none'}"
     )
   # The file that Orbax's JSON handler writes.
@@ -219,7 +223,7 @@ def _read(
   Uses Orbax's handler without a manager, which would wait for processes that
   failed to read.
   """
-  quiet.orbax()
+  quiet_orbax()
   arguments = ocp.args.PyTreeRestore(
     abstract,
     restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
@@ -235,7 +239,7 @@ def _read(
   ]
   if changed:
     raise DamagedCheckpointError(
-      f"bytes were changed in {integrity.abbreviate(changed)}"
+      f"corrupt bytes in {integrity.abbreviate(changed)}"
     )
   return tree
 
@@ -269,3 +273,18 @@ def _intact(read: Callable[[], Any]) -> Any:
   if problem := processes.gather_messages(problem):
     raise DamagedCheckpointError(problem)
   return value
+
+
+def quiet_orbax() -> None:
+  """Drops the messages of Orbax and of the event loops that it starts.
+
+  It logs every step of a save, and repeats whatever it raises. Other messages
+  pass.
+  """
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_is_of_others)
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+  text = logging.Formatter().format(record)  # With the traceback, if any.
+  return "orbax" not in record.pathname and "orbax" not in text

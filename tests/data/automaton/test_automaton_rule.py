@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loopjax.data.automaton import rule
+from loopjax.data.automaton import task
 
 RULE_110 = {
   (1, 1, 1): 0, (1, 1, 0): 1, (1, 0, 1): 1, (1, 0, 0): 0, (0, 1, 1): 1,
@@ -28,7 +28,7 @@ def random_states(num, width, seed=0):
 
 @pytest.mark.parametrize("neighbourhood", sorted(RULE_110))
 def test_rule_110_is_its_table(neighbourhood):
-  got = rule.evolve(np.array([neighbourhood], bool), 1, 110)
+  got = task.evolve(np.array([neighbourhood], bool), 1, 110)
   assert got[0, 1] == RULE_110[neighbourhood]
   assert scalar(list(neighbourhood), 1, 110)[1] == RULE_110[neighbourhood]
 
@@ -38,7 +38,7 @@ def test_rule_110_is_its_table(neighbourhood):
 def test_states_evolve_as_one_cell_at_a_time(number, num, width):
   states = random_states(num, width)
   for num_steps in (0, 1, 2, 9):
-    got = rule.evolve(states, num_steps, number)
+    got = task.evolve(states, num_steps, number)
     assert got.dtype == bool
     rows = states.astype(int).tolist()
     assert got.tolist() == [scalar(row, num_steps, number) for row in rows]
@@ -47,14 +47,14 @@ def test_states_evolve_as_one_cell_at_a_time(number, num, width):
 def test_the_ends_are_neighbours():
   lone = np.zeros((1, 10), bool)
   lone[0, 0] = True
-  assert np.flatnonzero(rule.evolve(lone, 1, 110)[0]).tolist() == [0, 9]
+  assert np.flatnonzero(task.evolve(lone, 1, 110)[0]).tolist() == [0, 9]
   states = random_states(40, 11)
-  turned = rule.evolve(np.roll(states, 4, axis=1), 20, 110)
+  turned = task.evolve(np.roll(states, 4, axis=1), 20, 110)
   np.testing.assert_array_equal(
-    turned, np.roll(rule.evolve(states, 20, 110), 4, axis=1)
+    turned, np.roll(task.evolve(states, 20, 110), 4, axis=1)
   )
   # With zeros beyond the ends the first cell would nearly always be 1.
-  assert 0.5 < rule.evolve(random_states(4000, 24), 16, 110)[:, 0].mean() < 0.6
+  assert 0.5 < task.evolve(random_states(4000, 24), 16, 110)[:, 0].mean() < 0.6
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
@@ -62,7 +62,7 @@ def test_the_density_of_few_cells_is_exact(num_steps):
   width = 7
   states = [[n >> i & 1 for i in range(width)] for n in range(2**width)]
   ones = sum(scalar(state, num_steps, 110)[0] for state in states)
-  assert rule.density(width, num_steps, 110) == ones / 2**width
+  assert task.density(width, num_steps, 110) == ones / 2**width
 
 
 def test_the_density_of_many_cells_is_close():
@@ -74,8 +74,8 @@ def test_the_density_of_many_cells_is_close():
   for _ in range(5):
     after = after[after]
   exact = float(np.mean(after & 1))
-  assert rule.density(24, 32, 110) == pytest.approx(exact, abs=3e-4)
+  assert task.density(24, 32, 110) == pytest.approx(exact, abs=3e-4)
   # No state of 16 cells is that of 17: both ways to count are in use.
-  assert rule.density(16, 8, 110) == pytest.approx(
-    rule.density(17, 8, 110), abs=2e-3
+  assert task.density(16, 8, 110) == pytest.approx(
+    task.density(17, 8, 110), abs=2e-3
   )

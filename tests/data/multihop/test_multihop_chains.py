@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from loopjax.data.multihop import chains
-from loopjax.data.multihop import graph as graphs
 
-SMALL = graphs.make_graph(6, 5, 3, np.random.default_rng(3))
-PAPER = graphs.make_graph(500, 50, 10, np.random.default_rng(0))
+SMALL = chains.make_graph(6, 5, 3, np.random.default_rng(3))
+PAPER = chains.make_graph(500, 50, 10, np.random.default_rng(0))
 
 
 def all_chains(graph, side, hops):
@@ -139,7 +138,7 @@ def test_deep_chains_are_drawn_without_listing_them():
 
 
 def test_roles_by_brute_force():
-  graph = graphs.make_graph(20, 8, 4, np.random.default_rng(1))
+  graph = chains.make_graph(20, 8, 4, np.random.default_rng(1))
   splits = chains.make_splits(graph, (60, 40), (130, 200), 5)
   roles = {
     (hop, fact)
@@ -167,7 +166,7 @@ def test_roles_by_brute_force():
 def test_the_papers_sizes_leave_a_quarter_without_both_roles():
   shares = []
   for seed in range(4):
-    graph = graphs.make_graph(500, 50, 10, np.random.default_rng((1, seed)))
+    graph = chains.make_graph(500, 50, 10, np.random.default_rng((1, seed)))
     splits = chains.make_splits(graph, (10_000,), (2_000,), seed)
     seen = chains.seen_roles(graph, splits, 2)
     names, ids = chains.role_exposure(splits["test_id_2"], seen)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from loopjax.data.multihop import graph as graphs
+from loopjax.data.multihop import chains
 
 SIZES = [(500, 50, 10), (7, 4, 4), (1, 1, 1)]
 
 
 def make(sizes, seed=0):
-  return graphs.make_graph(*sizes, np.random.default_rng(seed))
+  return chains.make_graph(*sizes, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -13,7 +13,6 @@ from loopjax.data.sudoku import (
   task,
 )
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import puzzles as puzzles_lib
 
 NUM_PUZZLES = {
   board_lib.Board(2, 2): 2000,
@@ -23,7 +22,7 @@ NUM_PUZZLES = {
 
 
 def boards(board, puzzles):
-  return puzzles_lib.unpack(board, puzzles.givens, puzzles.answers)
+  return bank.unpack(board, puzzles.givens, puzzles.answers)
 
 
 each_board = pytest.mark.parametrize("board", NUM_PUZZLES, ids=str)
@@ -53,7 +52,7 @@ def test_all_puzzles_are_sound_and_distinct(board):
 def test_a_sample_has_one_solution_and_the_stored_rating(board):
   puzzles = bank.load_bank(board)
   some = np.random.default_rng(0).choice(NUM_PUZZLES[board], 200, False)
-  puzzles = puzzles_lib.take(puzzles, some)
+  puzzles = bank.take(puzzles, some)
   questions, answers = boards(board, puzzles)
   result = solver.solve(board, questions)
   assert (result.num_solutions == 1).all()
@@ -102,9 +101,9 @@ def test_odd_number_of_cells_survives_packing():
   questions, answers, _ = generator.generate(
     board, 20, np.random.default_rng(0)
   )
-  givens, packed, _ = puzzles_lib.pack(board, questions, answers)
+  givens, packed, _ = bank.pack(board, questions, answers)
   assert (givens.shape, packed.shape) == ((20, 11), (20, 41))
-  got = puzzles_lib.unpack(board, givens, packed)
+  got = bank.unpack(board, givens, packed)
   assert (got[0] == questions).all() and (got[1] == answers).all()
 
 

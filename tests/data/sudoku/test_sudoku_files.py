@@ -13,7 +13,6 @@ import pytest
 from loopjax import errors
 from loopjax.data.sudoku import bank, files
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import puzzles as puzzles_lib
 
 BOARD = board_lib.Board(2, 2)
 HEADER = "source,question,answer,rating\n"
@@ -51,7 +50,7 @@ def fails(path, *parts, **options):
 
 
 def boards(puzzles, board=BOARD):
-  return puzzles_lib.unpack(board, puzzles.givens, puzzles.answers)
+  return bank.unpack(board, puzzles.givens, puzzles.answers)
 
 
 def test_reads_plain_and_gzip_whatever_the_name(write):
@@ -96,19 +95,22 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     (PACKED[:-9], "{path}: the gzip data is corrupt"),
     (PACKED[:-8] + bytes(8), "{path}: the gzip data is corrupt"),
     (PACKED[:20] + bytes(30) + PACKED[50:], "{path}: the gzip data is corrupt"),
-    ((HEADER + GOOD).encode().replace(b"mi", b"m\xff"), "{path}: is not UTF-8"),
+    (
+      (HEADER + GOOD).encode().replace(b"mi", b"m\xff"),
+      "{path}: invalid UTF-8",
+    ),
     ("", "the file is empty"),
     ("\n\n", "the file is empty"),
     (gzip.compress(b"", mtime=0), "the file is empty"),
-    (HEADER, "{path}:1: there are no puzzles"),
+    (HEADER, "{path}:1: contains no puzzles"),
     (
       f"source,puzzle,answer,rating\n{GOOD}",
-      "{path}:1: the header is 'source,puzzle,answer,rating'; it must be"
+      "{path}:1: the header is 'source,puzzle,answer,rating'; expected"
       " source,question,answer,rating",
     ),
     (GOOD, ":1: the header"),
     ("<!DOCTYPE html>\n" + GOOD, "{path}: is a web page"),
-    (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: is not valid CSV"),
+    (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: invalid CSV"),
   ],
 )
 def test_files_that_cannot_be_read(write, kept, content, message):
@@ -124,7 +126,7 @@ def test_a_header_in_capitals_and_with_spaces(write):
 
 def test_paths_that_are_none(tmp_path):
   path = tmp_path / "none.csv"
-  fails(path, f"{path}: no such file", "give the path")
+  fails(path, f"{path}: no such file", "expected a CSV file")
   fails(tmp_path, f"{tmp_path}: is a directory")
   for path in ("hf://owner", "hf://owner/name", "hf://owner//file"):
     fails(path, "hf://OWNER/NAME/FILE")
@@ -133,19 +135,19 @@ def test_paths_that_are_none(tmp_path):
 BAD_ROWS = {
   "has 3 fields": f"mine,{QUESTION},{ANSWER}",
   "has 5 fields": f"mine,{QUESTION},{ANSWER},3,4",
-  "the question has 15 cells; write 16": f"mine,{QUESTION[1:]},{ANSWER},3",
-  "the answer has 17 cells; write 16": f"mine,{QUESTION},{ANSWER}1,3",
-  "the question holds '5'": f"mine,5{QUESTION[1:]},{ANSWER},3",
-  "the question holds 'é'": f"mine,é{QUESTION[1:]},{ANSWER},3",
-  "the answer holds '.'": f"mine,{QUESTION},.{ANSWER[1:]},3",
-  "the givens of the question clash": f"mine,11{QUESTION[2:]},{ANSWER},3",
+  "the question has 15 cells; expected 16": f"mine,{QUESTION[1:]},{ANSWER},3",
+  "the answer has 17 cells; expected 16": f"mine,{QUESTION},{ANSWER}1,3",
+  "the question contains '5'": f"mine,5{QUESTION[1:]},{ANSWER},3",
+  "the question contains 'é'": f"mine,é{QUESTION[1:]},{ANSWER},3",
+  "the answer contains '.'": f"mine,{QUESTION},.{ANSWER[1:]},3",
+  "the givens of the question contradict": f"mine,11{QUESTION[2:]},{ANSWER},3",
   "the answer is not a solution": f"mine,{QUESTION},{ANSWER[:-1]}2,3",
   "the answer contradicts": f"mine,.3{QUESTION[2:]},{ANSWER},3",
   "the rating is '1.5'": f"mine,{QUESTION},{ANSWER},1.5",
   "the rating is '-1'": f"mine,{QUESTION},{ANSWER},-1",
   "the rating is ''": f"mine,{QUESTION},{ANSWER},",
   "the rating is '²'": f"mine,{QUESTION},{ANSWER},²",
-  "the rating is above": f"mine,{QUESTION},{ANSWER},2147483648",
+  "the rating exceeds": f"mine,{QUESTION},{ANSWER},2147483648",
 }
 
 
@@ -164,7 +166,7 @@ def test_number_of_solutions_on_request(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
   assert files.read(BOARD, path).num_skipped == 0
-  message = f"{path}:3: the question has several solutions"
+  message = f"{path}:3: the question has more than one solution"
   fails(path, message, check_solutions=True)
   puzzles = files.read(BOARD, path, "skip", check_solutions=True)
   assert puzzles.num_skipped == 1
@@ -181,7 +183,7 @@ def test_question_without_solution_contradicts_its_answer(write):
 def test_the_first_bad_row_is_reported(write):
   rows = list(BAD_ROWS.values())
   path = write(HEADER + GOOD + "\n" + "\n".join(rows[::-1]) + "\n")
-  fails(path, f"{path}:4: the rating is above")
+  fails(path, f"{path}:4: the rating exceeds")
   assert files.read(BOARD, path, "skip").num_skipped == len(rows)
 
 
@@ -201,7 +203,7 @@ def test_file_errors_are_not_skipped(write):
 
 
 def test_board_of_another_size(write):
-  with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
+  with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
     files.read(board_lib.Board(3, 3), write(HEADER + GOOD))
 
 
@@ -307,10 +309,10 @@ def test_what_changes_the_result_is_read_anew(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
   assert len(files.read(BOARD, path).ratings) == 2
-  fails(path, "several solutions", check_solutions=True)
+  fails(path, "more than one solution", check_solutions=True)
   path = write(HEADER + GOOD)
   assert len(files.read(BOARD, path).ratings) == 1
-  with pytest.raises(errors.UserError, match="has 16 cells; write 81"):
+  with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
     files.read(board_lib.Board(3, 3), path)
 
 

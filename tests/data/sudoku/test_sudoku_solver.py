@@ -6,9 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
+from loopjax.data.sudoku import bank, files, generator, solver
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import files, generator, solver
-from loopjax.data.sudoku import puzzles as puzzles_lib
 
 # A well-known hard puzzle.
 HARD = (
@@ -212,7 +211,7 @@ def test_rating_of_real_puzzles_follows_theirs():
   board = board_lib.Board(3, 3)
   puzzles = files.read(board, path)
   some = slice(0, None, 100)
-  questions, answers = puzzles_lib.unpack(
+  questions, answers = bank.unpack(
     board, puzzles.givens[some], puzzles.answers[some]
   )
   result = solver.solve(board, questions)

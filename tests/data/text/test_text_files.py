@@ -140,6 +140,11 @@ def test_a_file_that_is_another_one_is_named(read, name, content, said):
     read(name, content)
 
 
+def test_web_pages_may_be_what_is_trained_on(read):
+  page = b"<html><body>Once</body></html>"
+  assert read("a.html", page) == [[(page.decode(), True)]]
+
+
 @pytest.mark.parametrize(
   ("name", "pack"), [("a.jsonl", jsonl), ("a.parquet", table)]
 )
@@ -218,5 +223,5 @@ def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
   ):
     found = files.find(f"hf://owner/name/{pattern}")
     assert found == [str(tmp_path / name) for name in expected]
-  with pytest.raises(UserError, match="none of the dataset's 5 files matches"):
+  with pytest.raises(UserError, match="matches none of the dataset's 5 files"):
     files.find("hf://owner/name/*.parquet")

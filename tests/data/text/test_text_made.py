@@ -32,5 +32,5 @@ def test_every_line_of_arithmetic_is_right_and_few_are_alike(monkeypatch):
 
 
 def test_text_that_nobody_makes_is_one_line():
-  with pytest.raises(UserError, match="made:poems: no such text is made up"):
+  with pytest.raises(UserError, match="made:poems: unknown synthetic text"):
     files.find("made:poems")

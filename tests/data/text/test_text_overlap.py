@@ -151,8 +151,9 @@ def test_items_in_training_are_counted(config, capsys):
   }
   said = capsys.readouterr().out
   assert said.count("warning: ") == 3
-  assert "requests.jsonl.gz: training contains 13 words in a row of 1 of 3" in (
-    said
+  assert (
+    "requests.jsonl.gz: training data contain 13 consecutive words of 1 of 3"
+    in (said)
   )
   assert not [n for n in facts(made, "validation") if n.startswith("overlap")]
   facts(made)  # From the cache.

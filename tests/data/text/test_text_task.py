@@ -312,11 +312,11 @@ def test_bad_documents_stop_or_are_counted(config, tmp_path):
     (b'{"text": "alone"}', "has no document in the (train|validation) split"),
     (
       b'{"text": ""}',
-      "contains no documents; in 1 there is nothing to predict",
+      "contains no documents; 1 have no token to predict",
     ),
     (
       b"{\n",
-      "contains no documents; the first of 1 malformed ones: .*:1: is not",
+      "contains no documents; 1 are malformed, the first one: .*:1: is not",
     ),
   ],
 )
@@ -459,7 +459,7 @@ def test_vocabularies_that_do_not_fit(config, tokenizer):
   with pytest.raises(UserError, match="No such file"):
     task.spec(change(config, tokenizer=path + "x"))
   for name in ("bytes", path):
-    with pytest.raises(UserError, match="end_token='<s>' is no token of"):
+    with pytest.raises(UserError, match="end_token='<s>' is not a token of"):
       task.spec(change(config, tokenizer=name, end_token="<s>"))
   assert Tokenizer(path).key != Tokenizer(path, "<|end|>").key
   pathlib.Path(path).write_text("{}")
@@ -471,6 +471,6 @@ def test_a_vocabulary_of_another_tokenizer_is_not_trained_on(config):
   """As in the presets of language models, which name no tokenizer."""
   large = change(config, vocab_size=129_280)
   assert task.spec(large).vocab_size == 129_280  # To be described.
-  message = "vocab_size=129280 is that of another tokenizer: .*bytes has 258"
+  message = "vocab_size=129280 does not match the tokenizer: .*bytes has 258"
   with refused(message):
     task.make_dataset(large, "train", batch_size=4, seed=0)

@@ -1,4 +1,4 @@
-"""The chunked form of decode_embed against the reference, and both by hand."""
+"""`decode_embed` by chunks against the plain form, and both by hand."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from tests_support import assert_rounded
 from vocabulary_examples import FAST, HIDDEN, ROWS, like
 
 from loopjax.kernels import vocabulary
-from loopjax.kernels.decode_embed import api, chunked, reference
+from loopjax.loop.decode_embed import decode_embed
 
 WIDTH = 12
 assert_close = functools.partial(vocabulary_examples.assert_close, least=0.0)
@@ -70,10 +70,8 @@ def both(case, operands):
   return (
     values_and_grads(form, operands)
     for form in (
-      functools.partial(
-        chunked.decode_embed, chunk_size=case["chunk"], **options
-      ),
-      functools.partial(reference.decode_embed, **options),
+      functools.partial(decode_embed, chunk_size=case["chunk"], **options),
+      functools.partial(vocabulary_examples.decode_embed, **options),
     )
   )
 
@@ -127,8 +125,8 @@ def test_reference_by_hand():
   """Equation 5 in NumPy, token by token, and its top-k form."""
   hidden, table, head = arrays({"vocab": 9, "untied": True}, jnp.float32)
   options = {"temperature": 0.7, "num_padding_tokens": 2}
-  whole = reference.decode_embed(hidden, table, head, top_k=0, **options)
-  few = reference.decode_embed(hidden, table, head, top_k=3, **options)
+  form = functools.partial(vocabulary_examples.decode_embed, **options)
+  whole, few = (form(hidden, table, head, top_k=k) for k in (0, 3))
   h, e, u = (np.asarray(x, np.float64) for x in (hidden, table, head))
   for b in range(2):
     for t in range(5):
@@ -146,7 +144,7 @@ def test_both_roles_of_a_tied_table_get_a_gradient():
   case = CASES["padding"]
   hidden, table, _ = arrays(case, jnp.float32)
   options = {**options_of(case), "chunk_size": 8}
-  form = functools.partial(chunked.decode_embed, **options)
+  form = functools.partial(decode_embed, **options)
   _, (_, tied, _) = values_and_grads(form, (hidden, table, None))
   _, (_, as_table, as_head) = values_and_grads(form, (hidden, table, table))
   assert jnp.abs(as_table).max() > 0.1
@@ -178,21 +176,19 @@ def test_chunks_keep_no_array_of_the_vocabulary(top_k):
   """512 tokens, 16,384 rows: one [N, V] array is 32 MiB."""
   shapes = like(4, 128, 16), like(16_384, 16)
 
-  def temporaries(implementation):
+  def temporaries(form):
     def loss(hidden, table):
-      value = api.decode_embed(
-        hidden, table, top_k=top_k, implementation=implementation
-      )
-      return jnp.sum(value**2)
+      return jnp.sum(form(hidden, table, top_k=top_k) ** 2)
 
     run = jax.jit(jax.grad(loss, (0, 1)))
     memory = run.lower(*shapes).compile(FAST).memory_analysis()
     return memory.temp_size_in_bytes
 
-  whole, chunks = temporaries("reference"), temporaries("chunked")
+  whole = temporaries(vocabulary_examples.decode_embed)
+  chunks = temporaries(decode_embed)
   assert whole > 60 * 2**20
   assert chunks < whole / 5
-  assert chunks < 4.5 * 4 * 512 * api.CHUNK_SIZE  # Float32 [N, chunk].
+  assert chunks < 4.5 * 4 * 512 * vocabulary.CHUNK_SIZE  # Float32 [N, chunk].
 
 
 @pytest.mark.parametrize("top_k", [0, 16])
@@ -202,7 +198,7 @@ def test_a_mesh_changes_nothing_and_gathers_the_table_once(top_k):
     hidden = jnp.concatenate([hidden] * 4)
 
   def loss(hidden, table):
-    return jnp.sum(api.decode_embed(hidden, table, top_k=top_k) ** 2)
+    return jnp.sum(decode_embed(hidden, table, top_k=top_k) ** 2)
 
   with jax.enable_x64(True):
     text = vocabulary_examples.on_a_mesh(loss, (hidden, table), (HIDDEN, ROWS))
@@ -215,15 +211,10 @@ def test_a_mesh_changes_nothing_and_gathers_the_table_once(top_k):
 @pytest.mark.parametrize("top_k", [0, 32])
 def test_lowers_for_accelerators(platform, top_k):
   def loss(hidden, table):
-    return jnp.sum(api.decode_embed(hidden, table, top_k=top_k) ** 2)
+    return jnp.sum(decode_embed(hidden, table, top_k=top_k) ** 2)
 
   operands = (
     like(8, 128, 256, dtype=jnp.bfloat16),
     like(129_280, 256, dtype=jnp.bfloat16),
   )
   vocabulary_examples.assert_lowers(loss, operands, platform)
-
-
-def test_chunks_are_the_default():
-  operands = jnp.zeros((1, 4)), jnp.zeros((8, 4))
-  vocabulary_examples.assert_chunks_are_the_default(api.decode_embed, *operands)

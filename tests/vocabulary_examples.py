@@ -1,20 +1,81 @@
-"""What the kernels over a vocabulary have in common: how they are compared."""
+"""Operators over a vocabulary in plain JAX, and how chunks are compared.
 
-import functools
+The plain forms make arrays [..., V].
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests_support import array_sizes
 
 from loopjax import program, sharding
+from loopjax.kernels.vocabulary import CHUNK_SIZE, MASKED_LOGIT, product
 
 FAST = {"xla_backend_optimization_level": 0}
 # Splits of hidden states and of a table over 2 x 2 devices each.
 HIDDEN, ROWS = P(("data", "fsdp")), P(("tensor", "fsdp"))
+
+
+def _logits(
+  hidden, table, num_padding_tokens, temperature=1.0, of_padding=MASKED_LOGIT
+):
+  logits = product("...d,vd->...v", hidden, table) / temperature
+  token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  real = token < len(table) - num_padding_tokens
+  return jnp.where(real, logits, of_padding)
+
+
+def token_loss(hidden, table, targets, *, num_padding_tokens=0):
+  """As `losses.token_loss`."""
+  logits = _logits(hidden, table, num_padding_tokens)
+  log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+  picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+  return log_normaliser - picked, log_normaliser
+
+
+def distill(
+  student,
+  student_table,
+  teacher,
+  teacher_table,
+  *,
+  beta=0.5,
+  temperature=1.0,
+  num_padding_tokens=0,
+):
+  """As `losses.distill`, by the logarithm of the mean of two softmaxes."""
+  log_s, log_t = (
+    jax.nn.log_softmax(_logits(*pair, num_padding_tokens, temperature))
+    for pair in ((student, student_table), (teacher, teacher_table))
+  )
+  if beta == 0:
+    return jnp.sum(jnp.exp(log_t) * (log_t - log_s), axis=-1)
+  if beta == 1:
+    return jnp.sum(jnp.exp(log_s) * (log_s - log_t), axis=-1)
+  log_m = jnp.logaddexp(math.log(beta) + log_t, math.log1p(-beta) + log_s)
+  return jnp.sum(
+    beta * jnp.exp(log_t) * (log_t - log_m)
+    + (1 - beta) * jnp.exp(log_s) * (log_s - log_m),
+    axis=-1,
+  )
+
+
+def decode_embed(
+  hidden, table, head=None, *, temperature=1.0, top_k=0, num_padding_tokens=0
+):
+  """As `loop.decode_embed`."""
+  head = table if head is None else head
+  logits = _logits(hidden, head, num_padding_tokens, temperature, -jnp.inf)
+  if not top_k:
+    weights = jax.nn.softmax(logits, axis=-1)
+    return product("...v,vd->...d", weights.astype(table.dtype), table)
+  best, ids = jax.lax.top_k(logits, top_k)
+  weights = jax.nn.softmax(best, axis=-1)
+  return product("...k,...kd->...d", weights.astype(table.dtype), table[ids])
 
 
 def assert_close(actual, expected, tolerance, least=1e-3):
@@ -51,18 +112,19 @@ def on_a_mesh(loss, operands, splits, tolerance=1e-12):
   return compiled.as_text()
 
 
-def assert_no_array_of_the_vocabulary(form, operands, backward, chunk, share):
+def assert_no_array_of_the_vocabulary(
+  plain, chunked, operands, backward, share
+):
   """Of 512 tokens by 16,384 rows: every array is of a chunk, or of the table.
 
-  `form` computes a loss with an implementation; temporaries of the chunked one
-  take less than `share` of those of the reference.
+  Both forms compute a loss; temporaries of the chunked one take less than
+  `share` of those of the plain one.
   """
   whole, parts = (
-    compiled(functools.partial(form, implementation), operands, backward)
-    for implementation in ("reference", "chunked")
+    compiled(form, operands, backward) for form in (plain, chunked)
   )
   assert max(array_sizes(whole.as_text())) == 512 * 16_384
-  assert max(array_sizes(parts.as_text())) == 512 * chunk
+  assert max(array_sizes(parts.as_text())) == 512 * CHUNK_SIZE
   before, after = (
     program.memory_analysis().temp_size_in_bytes for program in (whole, parts)
   )
@@ -84,17 +146,6 @@ def assert_lowers(loss, operands, platform):
   assert f"{table}xbf16" in text
   assert f"x{vocab}x" not in text
   assert f"x{vocab}xf32" not in text
-
-
-def assert_chunks_are_the_default(form, *operands):
-  def is_chunked(**options):
-    traced = jax.make_jaxpr(functools.partial(form, **options))(*operands)
-    return "custom_vjp_call" in str(traced)
-
-  assert is_chunked() and is_chunked(implementation="chunked")
-  assert not is_chunked(implementation="reference")
-  with pytest.raises(ValueError, match="'fast' is not one of"):
-    is_chunked(implementation="fast")
 
 
 def like(*shape, dtype=jnp.float32):

@@ -8,7 +8,7 @@ from tests_support import load_config
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
-from loopjax.train import agreement
+from loopjax.analysis import agreement
 
 
 def test_what_is_shared_ends_with_the_first_difference():

@@ -1,4 +1,4 @@
-"""The chunked form of token_loss against the reference, and both by hand."""
+"""Cross-entropy by chunks against the plain form, and both by hand."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ import vocabulary_examples
 from tests_support import array_sizes
 from vocabulary_examples import FAST, HIDDEN, ROWS, assert_close, compiled, like
 
-from loopjax.kernels.token_loss import api, chunked, reference
+from loopjax.losses.token_loss import token_loss, token_scores
 
 WIDTH = 12
 CASES = {
@@ -36,7 +36,7 @@ def arrays(case, dtype):
 
 def chunks(case):
   return functools.partial(
-    chunked.token_loss,
+    token_loss,
     num_padding_tokens=case.get("padding", 0),
     chunk_size=case["chunk"],
   )
@@ -44,7 +44,7 @@ def chunks(case):
 
 def plain(case):
   return functools.partial(
-    reference.token_loss, num_padding_tokens=case.get("padding", 0)
+    vocabulary_examples.token_loss, num_padding_tokens=case.get("padding", 0)
   )
 
 
@@ -144,9 +144,11 @@ def test_large_logits_neither_overflow_nor_lose_their_differences(
   assert all(jnp.isfinite(x).all() for x in (*before, *grads))
 
 
-def mean_loss(implementation, *operands):
-  losses, _ = api.token_loss(*operands, implementation=implementation)
-  return jnp.mean(losses)
+def mean_loss(*operands, form=token_loss):
+  return jnp.mean(form(*operands)[0])
+
+
+plain_loss = functools.partial(mean_loss, form=vocabulary_examples.token_loss)
 
 
 def peak(compiled):
@@ -167,8 +169,7 @@ def test_memory_at_the_vocabulary_of_a_language_model():
     like(4, 1024, dtype=jnp.int32),
   )
   whole, parts = (
-    compiled(functools.partial(mean_loss, form), operands, True)
-    for form in ("reference", "chunked")
+    compiled(form, operands, True) for form in (plain_loss, mean_loss)
   )
   assert peak(parts) < peak(whole) / 8
   assert max(array_sizes(parts.as_text())) == 129_280 * 128  # The table.
@@ -178,7 +179,7 @@ def test_memory_at_the_vocabulary_of_a_language_model():
 def test_no_array_of_tokens_by_vocabulary_is_in_the_program(backward, share):
   operands = like(4, 128, 16), like(16_384, 16), like(4, 128, dtype=jnp.int32)
   vocabulary_examples.assert_no_array_of_the_vocabulary(
-    mean_loss, operands, backward, api.CHUNK_SIZE, share
+    plain_loss, mean_loss, operands, backward, share
   )
 
 
@@ -187,7 +188,7 @@ def test_a_mesh_changes_nothing_and_gathers_no_table():
   targets = jnp.concatenate([targets] * 4)
 
   def loss(hidden, table):
-    losses, normaliser = api.token_loss(hidden, table, targets)
+    losses, normaliser = token_loss(hidden, table, targets)
     return jnp.mean(losses + 0.1 * normaliser**2)
 
   operands = jnp.concatenate([hidden] * 4), table
@@ -205,20 +206,14 @@ def test_lowers_for_accelerators(platform):
     like(129_280, 256, dtype=jnp.bfloat16),
     like(8, 128, dtype=jnp.int32),
   )
-  loss = functools.partial(mean_loss, None)
-  vocabulary_examples.assert_lowers(loss, operands, platform)
-
-
-def test_chunks_are_the_default():
-  operands = jnp.zeros((1, 4)), jnp.zeros((8, 4)), jnp.zeros(1, jnp.int32)
-  vocabulary_examples.assert_chunks_are_the_default(api.token_loss, *operands)
+  vocabulary_examples.assert_lowers(mean_loss, operands, platform)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_scores_of_tokens(case):
   """Losses, and the first of the most likely tokens, padding left out."""
   real, options = case["vocab"] - case.get("padding", 0), chunks(case).keywords
-  scores = functools.partial(chunked.token_scores, **options)
+  scores = functools.partial(token_scores, **options)
   run = jax.jit(scores, compiler_options=FAST)
   for equal in (False, True):
     with jax.enable_x64(True):
@@ -235,7 +230,7 @@ def test_scores_of_tokens(case):
 
 def test_of_equal_tokens_the_first_is_the_most_likely():
   hidden, table = jnp.ones((2, 3, 4)), jnp.ones((37, 4))
-  _, best = chunked.token_scores(
+  _, best = token_scores(
     hidden,
     table.at[:11].set(0.0),
     jnp.zeros((2, 3), jnp.int32),

@@ -1,4 +1,4 @@
-"""The chunked form of distill against the reference, and both by hand."""
+"""Distillation by chunks against the plain form, and both by hand."""
 
 import functools
 
@@ -10,8 +10,8 @@ import vocabulary_examples
 from jax.sharding import PartitionSpec as P
 from vocabulary_examples import FAST, HIDDEN, ROWS, assert_close, like
 
-from loopjax.kernels.distill import api, chunked, distill, reference
 from loopjax.losses import distill as losses
+from loopjax.losses.distill import distill
 from loopjax.types import Precision
 
 CASES = {
@@ -49,11 +49,11 @@ def options(case):
 
 def chunks(case):
   size = case.get("chunk", 8)
-  return functools.partial(chunked.distill, chunk_size=size, **options(case))
+  return functools.partial(distill, chunk_size=size, **options(case))
 
 
 def plain(case):
-  return functools.partial(reference.distill, **options(case))
+  return functools.partial(vocabulary_examples.distill, **options(case))
 
 
 def value_and_grads(form, student, student_table, teacher, teacher_table):
@@ -155,15 +155,16 @@ def test_the_teacher_is_a_constant():
   assert not table.any()
 
 
-def mean_divergence(implementation, *operands):
-  return jnp.mean(distill(*operands, implementation=implementation))
+def mean_divergence(*operands, form=distill):
+  return jnp.mean(form(*operands))
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_no_array_of_tokens_by_vocabulary_is_in_the_program(backward):
   operands = (like(2, 256, 16), like(16_384, 16)) * 2
+  plain = functools.partial(mean_divergence, form=vocabulary_examples.distill)
   vocabulary_examples.assert_no_array_of_the_vocabulary(
-    mean_divergence, operands, backward, api.CHUNK_SIZE, 1 / 3
+    plain, mean_divergence, operands, backward, 1 / 3
   )
 
 
@@ -200,7 +201,6 @@ def test_lowers_for_accelerators(platform):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"implementation": "fast"}, "'fast' is not one of"),
     ({"beta": 1.1}, "beta=1.1 must be from 0 to 1"),
     ({"beta": float("nan")}, "beta=nan must be"),
     ({"temperature": 0.0}, "temperature=0.0 above 0"),

@@ -1,4 +1,6 @@
-"""`token_loss` by chunks of the vocabulary, with its own backward pass.
+"""Logits and cross-entropy fused, by chunks of the vocabulary.
+
+No array of all logits is made, and the backward pass is written out.
 
 A running maximum and sum carry log sum exp from chunk to chunk (online softmax,
 arXiv 1805.02867); the target's logit is in one of the chunks. The backward pass
@@ -46,28 +48,56 @@ class Sums(NamedTuple):
   picked: Array
 
 
+@jax.named_scope("read_out")
 def token_loss(
   hidden: Array,
   table: Array,
   targets: Array,
   *,
-  num_padding_tokens: int,
-  chunk_size: int,
+  num_padding_tokens: int = 0,
+  chunk_size: int = vocabulary.CHUNK_SIZE,
 ) -> tuple[Array, Array]:
-  """As in `api.token_loss`; makes arrays of [..., chunk_size] at most."""
+  """-log softmax(h W^T)[target] per token, and log sum exp h W^T.
+
+  The latter is what a z-loss keeps small (PaLM, arXiv 2204.02311, section 5).
+  Products take their inputs as they are and accumulate in float32; the softmax
+  is in float32. Supports reverse mode only.
+
+  Args:
+    hidden: h [..., D].
+    table: W [V, D], one row per token, in h's dtype: the embedding table if
+      they are tied, else a separate read-out.
+    targets: int [...], in 0 .. V - 1.
+    num_padding_tokens: the last ids are not real tokens. Their logits are
+      MASKED_LOGIT, so they get no probability; as targets they cost 1e9 nats,
+      which a weight of zero removes, and have no gradient.
+    chunk_size: no array is larger than [..., chunk_size] or the table.
+
+  Returns:
+    Two arrays [...] in nats, in float32, or float64 for float64 inputs.
+  """
   folded, options = _folded(table, num_padding_tokens, chunk_size)
   return _token_loss(hidden, folded, targets, options)
 
 
+@jax.named_scope("read_out")
 def token_scores(
   hidden: Array,
   table: Array,
   targets: Array,
   *,
-  num_padding_tokens: int,
-  chunk_size: int,
+  num_padding_tokens: int = 0,
+  chunk_size: int = vocabulary.CHUNK_SIZE,
 ) -> tuple[Array, Array]:
-  """As in `api.token_scores`; makes arrays of [..., chunk_size] at most."""
+  """-log softmax(h W^T)[target] per token, and the most likely token.
+
+  Takes the arguments of `token_loss`, needs one pass over the chunks of the
+  vocabulary, and has no gradient.
+
+  Returns:
+    Two arrays [...]: nats, in float32, or float64 for float64 inputs; ids i32,
+    the first one in case of a tie.
+  """
   folded, options = _folded(table, num_padding_tokens, chunk_size)
   unknown = jnp.int32(folded.shape[0] * options.num_chunks)
 

@@ -1,0 +1,432 @@
+"""The algorithm of MELT (arXiv 2605.07721): training and reading, one code.
+
+In loop t = 1 .. K a layer has an input x_t, the normed residual stream, and of
+each token a latent h_t, which gives the token's only key and value:
+
+  (z)   z_t = sigmoid(x_t W_z + h_{t-1} U_z + b_z)              section 3.2
+  (1)   h_t = z_t h_{t-1} + (1 - z_t) x_t,  h_0 = x_1           and E.1
+  (kv)  k_t = h_t W_K,  v_t = h_t W_V
+  (K)   K_t = [K, k_t],  V_t = [V, v_t]
+  (x)   x_attn = Attn(q, K_t, V_t) + x,  x' = FFN(x_attn) + x_attn
+  (a)   KV = alpha KV_MELT + (1 - alpha) KV_base                section 3.3
+
+The paper numbers (1) alone; the other marks are ours. The tokens of a chunk are
+computed in parallel, with each other's keys and values of the same loop; K and
+V are those of earlier chunks after the last loop (section 3.3). Training and
+reading repeat `one_loop`: `run_chunk` does in training, where gradients go to
+earlier chunks; for a chunk of a prompt, or a token, that follows a cache,
+`start_after` is what its loops begin with. With one chunk and z = 0 this is a
+looped model, so the teacher is run by the same code.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from loopjax import sharding
+from loopjax.kernels.gated_kv import gated_kv, reference
+from loopjax.loop import chunks, driver
+from loopjax.models.melt.config import LEARNED, Options
+from loopjax.models.melt.parameters import Layer, Stack
+from loopjax.nn import remat as remat_lib
+from loopjax.nn import rope
+from loopjax.nn.attention.attend import attend_to
+from loopjax.nn.attention.part import Part
+from loopjax.types import Array
+
+EMA_KEEP = 0.2  # The mean of the paper's learned gates (section 4.4.1).
+KeyValues = tuple[Array, Array]  # Rotated keys, and values.
+Tables = tuple[Array, Array]  # Cosines and sines of the rotation of keys.
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("key", "value", "length"),
+  meta_fields=("span",),
+)
+@dataclasses.dataclass(frozen=True)
+class LatentCache:
+  """Keys and values of all layers, concatenated along one axis.
+
+  Attributes:
+    key, value: [B, L R, G, d_h]. Entries l R to l R + R - 1 belong to layer l;
+      the first `length` of these hold tokens, the others arbitrary values. R is
+      the maximum number of tokens plus one chunk, because padding at the end of
+      a chunk is written too. Keys are rotated.
+    length: i32 [B], number of tokens in each row of the batch.
+    span: number of entries of each layer that attention reads; R if None.
+  """
+
+  key: Array
+  value: Array
+  length: Array
+  span: int | None = None
+
+  def within(self, span: int | None) -> "LatentCache":
+    """As in `nn.attention.cache.Cache`."""
+    return dataclasses.replace(self, span=span)
+
+
+class Places(NamedTuple):
+  """Where a chunk's tokens are in a `LatentCache`.
+
+  Attributes:
+    start: i32 [B], index of the first one among a layer's entries.
+    fits: bool [B], whether the cache has room for all of them.
+    visible: bool [B, C, N], which of a layer's first N entries a token sees.
+    capacity: R.
+  """
+
+  start: Array
+  fits: Array
+  visible: Array
+  capacity: int
+
+  def first(self, number: Array, live: Array | bool) -> Array:
+    """Entry of the first token in a layer; -1 in rows that write nothing."""
+    entry = number * self.capacity + self.start
+    return jnp.where(self.fits & live, entry, -1)
+
+  def parts(self, number: Array, cache: KeyValues) -> list[Part]:
+    """K_t and V_t of (K) in a layer: a cache has the chunk's own, too."""
+    span, first = self.visible.shape[-1], number * self.capacity
+    key, value = (
+      jax.lax.dynamic_slice_in_dim(x, first, span, axis=1) for x in cache
+    )
+    return [Part(key, value, visible=self.visible)]
+
+
+class Chunk(NamedTuple):
+  """What the C tokens of a chunk are given; none of it has a gradient.
+
+  Attributes:
+    tables: rotary tables of their positions, [B, C, d_h / 2].
+    first: index of the first token, from which on the history is not there.
+      None if the chunk is the whole row, read as chunks of one token.
+    documents, of_row: document numbers of the tokens, i32 [B, C], and of the
+      whole row, i32 [B, T]; None if a row is one document.
+    alpha: of (a), f32 scalar; None for 1.
+    targets: of the outputs of attention, [K, L, B, C, D], or None.
+    places: where the tokens are in a cache; None without one.
+  """
+
+  tables: Any
+  first: Any = None
+  documents: Any = None
+  of_row: Any = None
+  alpha: Any = None
+  targets: Any = None
+  places: Any = None
+
+
+class State(NamedTuple):
+  """What a loop passes on to the next.
+
+  Attributes:
+    hidden: residual stream [B, C, D].
+    latents: h_t of all layers [L, B, C, D].
+    key_values: of the chunk's tokens, [L, B, C, G, d_h] each; with a cache,
+      those of all its entries; None with an alpha.
+  """
+
+  hidden: Array
+  latents: Array
+  key_values: Any
+
+
+def gate_values(layer: Layer, mode: str, t: Array, x: Array, h: Array) -> Array:
+  """z_t, f32 [B, S, D] or of fewer dimensions; of no use in the first loop.
+
+  Args:
+    layer: the layer's parameters.
+    mode: one of `config.GATES`; fixed ones are those of section 4.4.1.
+    t: index of the loop, from 0, a scalar or [B, 1, 1].
+    x, h: x_t and h_{t-1} [B, S, D].
+  """
+  if mode in LEARNED:
+    return reference.gate(x, h, layer.weights())  # (z)
+  t = jnp.asarray(t, jnp.float32)
+  values = {
+    "mean": t / (t + 1.0),
+    "ema": jnp.full_like(t, EMA_KEEP),
+    "last": jnp.zeros_like(t),
+    "first": jnp.ones_like(t),
+  }
+  return values[mode]
+
+
+def interpolate(share: Array, h: Array, x: Array) -> Array:
+  """share h + (1 - share) x, in the dtype of x.
+
+  That is (1) of z, and (a) of alpha: keys and values are linear in their input.
+  """
+  own, old = x.astype(share.dtype), h.astype(share.dtype)
+  return (own + share * (old - own)).astype(x.dtype)
+
+
+def project(layer: Layer, h: Array, tables: Tables) -> KeyValues:
+  """Rotated keys, and values, [B, S, G, d_h], of h [B, S, D]."""
+  return gated_kv(h, None, layer.projections(), tables)[1]  # (kv)
+
+
+def update(
+  layer: Layer,
+  mode: str,
+  t: Array,
+  x: Array,
+  h: Array,
+  tables: Tables,
+  cache: KeyValues | None = None,
+  start: Array | None = None,
+) -> tuple[Array, KeyValues]:
+  """h_t [B, S, D], and its keys and values.
+
+  Args:
+    layer, mode, t, x, h: as of `gate_values`.
+    tables: rotary tables [B, S, d_h / 2].
+    cache, start: a cache to return with the keys and values written to it, as
+      in `gated_kv`. Without it they are returned, [B, S, G, d_h] each.
+  """
+  kernel = layer.block.attention.kernels.gated_kv
+  run = functools.partial(gated_kv, implementation=kernel)
+  h = jnp.where(t == 0, x, h)  # h_0 = x_1
+  if mode == "element":  # (z), (1) and (kv) at once, see `gated_kv`.
+    return run(x, h, layer.weights(), tables, cache, start)
+  h = interpolate(gate_values(layer, mode, t, x, h), h, x)  # (1)
+  return run(h, None, layer.projections(), tables, cache, start)  # (kv)
+
+
+def appended(
+  chunk: Chunk, own: KeyValues, past: KeyValues | None
+) -> list[Part]:
+  """K_t and V_t of (K): what is before the chunk, and its own.
+
+  Args:
+    chunk: the tokens.
+    own: their keys and values [B, C, G, d_h].
+    past: those of the row, or of its first N tokens, [B, N, G, d_h]; None if
+      the chunk is the first.
+  """
+  same = before = None
+  if chunk.documents is not None:
+    same = chunk.documents, chunk.documents
+    if past is not None:
+      before = chunk.documents, chunk.of_row[:, : past[0].shape[1]]
+  if past is None:
+    return [Part(*own, first=0, documents=same)]
+  if chunk.first is None:
+    alone = Part(*own, first=0, reach=1, documents=same)
+    return [alone, Part(*past, first=-1, documents=before)]
+  there = jnp.asarray(chunk.first, jnp.int32)
+  return [
+    Part(*own, first=0, documents=same),
+    Part(*past, documents=before, length=there),
+  ]
+
+
+@jax.named_scope("attention")
+def attend(layer: Layer, x: Array, tables: Tables, parts: list[Part]) -> Array:
+  """Attn(q, K_t, V_t) of (x), [B, S, D]; the query is a projection of x."""
+  attention = layer.block.attention
+  query = rope.rotate(attention.queries(x), tables).astype(x.dtype)
+  implementation = attention.kernels.attention
+  mixed = attend_to(query, *parts, implementation=implementation)
+  return attention.merged(mixed)
+
+
+def one_loop(
+  stack: Stack,
+  options: Options,
+  chunk: Chunk,
+  state: State,
+  t: Array,
+  history: KeyValues | None = None,
+  live: Array | bool = True,
+) -> tuple[State, dict[str, Array]]:
+  """A loop over the tokens of a chunk, through all layers.
+
+  Args:
+    stack, options, chunk: parameters, static options, and the tokens.
+    state: of the loop before.
+    t: index of the loop, from 0; with a cache it may be each row's, [B, 1, 1].
+    history: without a cache, keys and values of earlier chunks,
+      [1 or K, L, B, N, G, d_h] each; None if there is none.
+    live: bool [B], rows whose keys and values are written to the cache.
+
+  Returns:
+    (the state, records: those of `options.keep`, "hidden_norm", and
+    "squared_distance" [L, B, C] from targets).
+  """
+  places: Places | None = chunk.places
+  passes_own = places is None and chunk.alpha is None
+  past = jax.tree.map(lambda x: x[t if len(x) > 1 else 0], history)
+  targets = None if chunk.targets is None else chunk.targets[t]
+
+  def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Any]:
+    hidden, cache = carry
+    layer, number, h, past, target = of_layer
+    x = layer.block.attention_norm(hidden)
+    x = x.astype(layer.block.attention.precision.compute)
+    start = None if places is None else places.first(number, live)
+    h, own = update(layer, options.gate, t, x, h, chunk.tables, cache, start)
+    if chunk.alpha is not None:
+      own = project(layer, interpolate(chunk.alpha, h, x), chunk.tables)  # (a)
+    if places is None:
+      parts = appended(chunk, own, past)  # (K)
+    else:
+      cache, parts = own, places.parts(number, own)  # (K)
+    mixed = attend(layer, x, chunk.tables, parts)
+    record = {"attention": mixed} if "attention" in options.keep else {}
+    if target is not None:
+      error = mixed.astype(jnp.float32) - target
+      record["squared_distance"] = jnp.mean(error**2, axis=-1)
+    if chunk.alpha is not None or "inputs" in options.keep:
+      record["inputs"] = x
+    hidden = layer.block.add(sharding.split_by_example(hidden), mixed)  # (x)
+    return (hidden, cache), (h, own if passes_own else None, record)
+
+  numbers = jnp.arange(stack.num_layers)
+  (hidden, cache), (latents, own, record) = remat_lib.scan(
+    run_layer,
+    (state.hidden, None if places is None else state.key_values),
+    (stack.layers, numbers, state.latents, past, targets),
+    unroll=options.kind == "unroll",
+    remat=options.remat,
+  )
+  hidden = stack.final_norm(hidden)
+  record["hidden_norm"] = jnp.mean(jnp.linalg.norm(hidden, axis=-1))
+  if "hidden" in options.keep:
+    record["hidden"] = hidden
+  return State(hidden, latents, own if places is None else cache), record
+
+
+def run_chunk(
+  options: Options,
+  stack: Stack,
+  hidden: Array,
+  chunk: Chunk,
+  history: KeyValues | None,
+  first: Array | int | None,
+) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
+  """All loops over a chunk, without a cache; the step of `chunks.Options`.
+
+  Args:
+    options, stack, history: as of `one_loop`.
+    hidden: embedded tokens [B, C, D].
+    chunk: the tokens; its tables are [C, d_h / 2].
+    first: `Chunk.first`.
+
+  Returns:
+    ((output [B, C, D], records), keys and values for later chunks).
+  """
+  batch, size, _ = hidden.shape
+  if history is not None and first is not None:
+    # No gradient goes from here to chunks that are further back.
+    history = chunks.cut(history, first, options.reach * size)
+  cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in chunk.tables)
+  chunk = chunk._replace(tables=(cos, sin), first=first)
+  shared = chunk.alpha is None
+  own = stack.no_key_values(batch, size) if shared else None
+  state, records, _ = driver.run_loop(
+    lambda state, t: one_loop(stack, options, chunk, state, t, history),
+    State(hidden, stack.no_latents(hidden), own),
+    options.num_loops,
+    kind=options.kind,
+  )
+  if shared:  # All loops over later chunks see those of the last loop.
+    key_values = jax.tree.map(lambda x: x[None], state.key_values)
+  else:  # (a), of the last loop's latents and of the inputs of each.
+    inputs = records.pop("inputs")
+    mixtures = interpolate(chunk.alpha, state.latents[None], inputs)
+    of_loops = jax.vmap(jax.vmap(project, (0, 0, None)), (None, 0, None))
+    key_values = of_loops(stack.layers, mixtures, chunk.tables)
+  return (state.hidden, records), key_values
+
+
+def run(
+  stack: Stack,
+  options: Options,
+  hidden: Array,
+  *,
+  documents: Array | None = None,
+  alpha: Array | None = None,
+  attention: Array | None = None,
+) -> tuple[Array, dict[str, Array]]:
+  """All loops over rows of T tokens, chunk by chunk, without a cache.
+
+  Args:
+    stack, options: parameters, and static options.
+    hidden: embedded tokens [B, T, D].
+    documents: i32 [B, T], a number for each document of a row; None if a row is
+      one document.
+    alpha: f32 scalar, of (a); None for 1. Has no gradient.
+    attention: a teacher's attention outputs, [K, L, B, T, D], or None. Has no
+      gradient.
+
+  Returns:
+    (the last loop's output [B, T, D], records by name). The records are
+    "hidden_norm" [K]; if `attention` is given, "squared_distance", the mean
+    over features of the squared distance from it, f32 [K, L, B, T]; and those
+    that `options.keep` names: "hidden" [K, B, T, D], and "attention", the
+    output of attention before any norm, [K, L, B, T, D].
+  """
+  batch, num_tokens, _ = hidden.shape
+  size = options.chunk_size or num_tokens
+  num_chunks, rest = divmod(num_tokens, size)
+  assert rest == 0, (num_tokens, size)
+  places = jnp.arange(num_tokens)[:, None]
+  head_width = stack.layers.block.attention.head_width
+  tables = rope.rope_tables(places, head_width, options.rope_base)
+  whole = Chunk(tables, None, documents, documents, alpha, attention)
+  step = functools.partial(run_chunk, options)
+  if num_chunks == 1:
+    (ends, records), history = step(stack, hidden, whole, None, 0)
+  else:
+    axes = Chunk(*[chunks.EVERY] * len(whole))
+    axes = axes._replace(tables=0, documents=1, targets=3)
+    split = functools.partial(chunks.split, num_chunks)
+    loops = 1 if alpha is None else options.num_loops
+    (ends, records), history = chunks.run(
+      chunks.Options(step, options.hops),
+      stack,
+      split(1, hidden),
+      jax.tree.map(split, axes, whole),
+      stack.no_key_values(batch, num_tokens, loops),
+    )
+    of_tokens = {"hidden": 2, "attention": 3, "squared_distance": 3}
+    norms = jnp.mean(records.pop("hidden_norm"), axis=0)
+    records = {k: chunks.join(of_tokens[k], x) for k, x in records.items()}
+    ends, records["hidden_norm"] = chunks.join(1, ends), norms
+  for _ in range(options.sweeps):
+    (ends, records), history = step(stack, hidden, whole, history, None)
+  return ends, records
+
+
+def start_after(
+  stack: Stack, options: Options, cache: LatentCache, hidden: Array
+) -> tuple[Chunk, State]:
+  """What all loops over tokens that follow a cache begin with.
+
+  `one_loop` then repeats as in `run_chunk`, which is what reading is, whether
+  the tokens are a chunk of a prompt or one token.
+
+  Args:
+    stack, options: parameters, and static options.
+    cache: the tokens before.
+    hidden: embedded tokens [B, C, D].
+  """
+  attention, size = stack.layers.block.attention, hidden.shape[1]
+  capacity = cache.key.shape[1] // stack.num_layers
+  places = cache.length[:, None] + jnp.arange(size)[None]
+  span = min(cache.span or capacity, capacity)
+  visible = jnp.arange(span)[None, None] <= places[..., None]
+  fits = cache.length + size <= capacity
+  tables = rope.rope_tables(
+    places[..., None], attention.head_width, options.rope_base
+  )
+  chunk = Chunk(tables, places=Places(cache.length, fits, visible, capacity))
+  kept = stack.no_latents(hidden), (cache.key, cache.value)
+  return chunk, State(hidden, *kept)
