@@ -5,6 +5,7 @@ import pathlib
 from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.eval import command, scorer
 from loopjax.generate import source
+from loopjax.run import user_cache
 from loopjax.run.checkpoints import quantized
 
 
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     help=f"maximum number of tokens in a batch [{scorer.BATCH_TOKENS}]",
   )
   options = vars(parser.parse_args(argv))
+  user_cache.keep_compiled()
   command.run(command.Options(**options))
   return 0
 

@@ -101,8 +101,14 @@ def _read_checksum(file: pathlib.Path, size: int, changed: int) -> int:
 
 
 def keep_compiled() -> None:
-  """Turns on JAX's compilation cache, in a directory that is per user."""
-  default = str(directory("compilation"))
-  chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR", default)
-  jax.config.update("jax_compilation_cache_dir", chosen)
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  """Turns on JAX's compilation cache, in a directory that is per user.
+
+  JAX's environment variables for the cache have precedence.
+  """
+  defaults = {
+    "jax_compilation_cache_dir": str(directory("compilation")),
+    "jax_persistent_cache_min_compile_time_secs": 0.5,
+  }
+  for name, value in defaults.items():
+    if name.upper() not in os.environ:
+      jax.config.update(name, value)

@@ -4,6 +4,7 @@ import pathlib
 
 from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.generate import source
+from loopjax.run import user_cache
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -94,6 +95,7 @@ def main(argv: list[str] | None = None) -> int:
       " 'loopjax[serve]'"
     ) from None
   model = source.pop_flags(options)
+  user_cache.keep_compiled()
   return command.run(command.Options(model=model, **options))
 
 

@@ -4,8 +4,8 @@ import pathlib
 
 from loopjax.commands import document
 from loopjax.errors import Parser, UserError, leave, one_line_errors
+from loopjax.run import user_cache, zoo
 from loopjax.run import workdir as workdir_lib
-from loopjax.run import zoo
 from loopjax.zoo.entries import COMMANDS
 
 
@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   if options["limit"] < 0:
     raise UserError(f"--limit={options['limit']} must be at least 0")
+  user_cache.keep_compiled()
   found = entries.score(options["name"], options["limit"], options["num_loops"])
   for key, value in found.items():
     print(f"{key} {value:.6g}")

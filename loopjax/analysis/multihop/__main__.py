@@ -4,7 +4,7 @@ import pathlib
 
 from loopjax.analysis.multihop import command
 from loopjax.errors import Parser, leave, one_line_errors
-from loopjax.run import zoo
+from loopjax.run import user_cache, zoo
 
 
 @one_line_errors
@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     "bridge]",
   )
   arguments = parser.parse_args(argv)
+  user_cache.keep_compiled()
   command.analyse(
     arguments.workdir,
     arguments.out or zoo.output(arguments.workdir) / "analysis",

@@ -5,6 +5,7 @@ import pathlib
 from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.eval.answers import command, questions
 from loopjax.generate import source, text_flags
+from loopjax.run import user_cache
 
 
 @one_line_errors
@@ -58,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
   options = vars(parser.parse_args(argv))
   text = text_flags.pop_flags(options)
   model = source.pop_flags(options)
+  user_cache.keep_compiled()
   command.run(command.Options(model=model, text=text, **options))
   return 0
 
