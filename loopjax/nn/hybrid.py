@@ -188,64 +188,32 @@ def run_groups(
     tokens; statistics of every memory layer, [groups, layers, ...] by name).
   """
 
-  def attend(layer: block.Block, x: Array, _: None, past: Any) -> Any:
-    x, past = layer.attend_with_past(x, past, tables, reach, mask)
-    return (x, None), past
-
-  (x, _), (past, state, stats) = _blocks(
-    groups, attend, (x, None), memory.past, memory.state, packing, unroll, remat
-  )
-  return x, Memory(state, past), stats
-
-
-def _blocks(
-  groups: Groups,
-  attend: Any,
-  carry: tuple[Array, Any],
-  keys: Any,
-  state: fast_weights.State,
-  packing: fast_weights.Packing | None,
-  unroll: bool = False,
-  remat: str = "none",
-) -> tuple[tuple[Array, Any], Any]:
-  """Groups one after another (equation 5), whatever attention reads.
-
-  Args:
-    groups, packing, unroll, remat: as of `run_groups`.
-    attend: (attention block, x, cache, its `keys`) -> ((x, cache), its keys).
-    carry: the residual stream [B, S, D], and a cache or None.
-    keys: what each attention block reads and returns, [groups, layers, ...].
-    state: states of the memory layers, [groups, layers, B, ...].
-
-  Returns:
-    (the carry, (keys, states, statistics of every memory layer)).
-  """
-
-  def attend_once(carry: Any, of_layer: Any) -> Any:
-    layer, keys = of_layer
-    return attend(layer, *carry, keys)
+  def attend(x: Array, of_layer: tuple[block.Block, attention.PastKeyValues]):
+    layer, past = of_layer
+    return layer.attend_with_past(x, past, tables, reach, mask)
 
   def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
     layer, state = of_layer
     x, *outputs = layer(x, state, packing)
     return x, outputs
 
-  def step(carry: Any, of_group: Any) -> Any:
-    group, keys, state = of_group
-    (x, cache), keys = _through(
-      attend_once, carry, (group.attention, keys), unroll
+  def step(x: Array, of_group: tuple[Groups, Memory]):
+    group, memory = of_group
+    x, past = _through(attend, x, (group.attention, memory.past), unroll)
+    x, (state, stats) = _through(
+      remember, x, (group.memory, memory.state), unroll
     )
-    x, (state, stats) = _through(remember, x, (group.memory, state), unroll)
-    return (x, cache), (keys, state, stats)
+    return x, (Memory(state, past), stats)
 
   # Group by group: all at once would stack what each keeps, and then read it.
   # XLA removes a loop over a single group.
   is_alone = len(jax.tree.leaves(groups)[0]) == 1
   again = remat_lib.rematerialised(step, remat, prevent_cse=unroll or is_alone)
-  return jax.lax.scan(again, carry, (groups, keys, state), unroll=unroll)
+  x, (memory, stats) = jax.lax.scan(again, x, (groups, memory), unroll=unroll)
+  return x, memory, stats
 
 
-def _through(step: Any, x: Any, layers: Any, unroll: bool) -> tuple[Any, Any]:
+def _through(step: Any, x: Array, layers: Any, unroll: bool) -> tuple[Any, Any]:
   """`jax.lax.scan`; without a loop over one layer, which would copy states."""
   if len(jax.tree.leaves(layers)[0]) > 1:
     return jax.lax.scan(step, x, layers, unroll=unroll)
@@ -281,11 +249,24 @@ def read_groups(
   if not num_groups:  # An empty scan cannot be compiled.
     return x, cache, state
 
-  def attend(layer: block.Block, x: Array, cache: Any, slot: Array) -> Any:
+  def attend(carry: Any, of_layer: tuple[block.Block, Array]):
+    x, cache = carry
+    layer, slot = of_layer
     return layer(x, metadata, cache, slot), None
 
+  def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
+    layer, state = of_layer
+    return layer(x, state, packing)[:2]
+
+  def step(carry: Any, of_group: Any):
+    group, state, slots = of_group
+    (x, cache), _ = jax.lax.scan(attend, carry, (group.attention, slots))
+    x, state = jax.lax.scan(remember, x, (group.memory, state))
+    return (x, cache), state
+
   slots = jnp.arange(num_groups * num_layers).reshape(num_groups, -1)
-  (x, cache), (_, state, _) = _blocks(
-    groups, attend, (x, cache), first_slot + slots, state, packing
+  carry = x, cache
+  (x, cache), state = jax.lax.scan(
+    step, carry, (groups, state, first_slot + slots)
   )
   return x, cache, state
