@@ -55,7 +55,7 @@ IMPOSSIBLE = {
     ({"num_layers": 3}, "num_memory_layers=2 must divide"),
     ({"num_memory_layers": 3}, "num_layers=2 or be a multiple of it"),
     ({"num_layers": 4, "num_coda_layers": 1}, "multiple of 2"),
-    ({"num_prelude_layers": 1, "num_coda_layers": 1}, "leaves no layer"),
+    ({"num_prelude_layers": 1, "num_coda_layers": 1}, "has no layers left"),
     ({"A_range": (3.0, 1.0)}, "A_range"),
     ({"A_range": ("a", 1.0)}, "A_range"),
     ({"dt_range": (0.1,)}, "dt_range"),

@@ -118,7 +118,7 @@ class Config(stack.StackConfig):
     if self.alpha < 1 and self.interpolation_steps < 2:
       raise UserError(
         f"model.alpha={self.alpha} needs model.interpolation_steps of at least"
-        " 2: the model is read with a weight of 1"
+        " 2: evaluation uses alpha=1"
       )
     self._check_effects()
 
@@ -192,7 +192,7 @@ def check_schedule(config: Config, num_steps: int) -> None:
   if config.interpolation_steps > num_steps:
     raise UserError(
       f"model.interpolation_steps={config.interpolation_steps} are more than"
-      f" run.num_steps={num_steps}: the model is read with a weight of 1"
+      f" run.num_steps={num_steps}: evaluation uses alpha=1"
     )
 
 

@@ -182,7 +182,7 @@ class Config(stack.StackConfig):
         )
     if self.num_prelude_layers + self.num_coda_layers >= self.num_layers:
       raise UserError(
-        f"model.num_layers={self.num_layers} leaves no layer between"
+        f"model.num_layers={self.num_layers} has no layers left between"
         f" model.num_prelude_layers={self.num_prelude_layers} and"
         f" model.num_coda_layers={self.num_coda_layers}"
       )
