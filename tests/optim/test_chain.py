@@ -39,7 +39,7 @@ def test_a_schedule_warms_up_again():
   with pytest.raises(UserError, match="must be before run.num_steps=80"):
     chain.make_schedule(config, 80)
   for wrong in ((3, 2), (0,)):
-    with pytest.raises(UserError, match="must be positive integers"):
+    with pytest.raises(UserError, match="must be increasing positive integers"):
       dataclasses.replace(CONFIG, warm_again=wrong)
   with pytest.raises(UserError, match="warm_again has no effect while"):
     dataclasses.replace(CONFIG, warmup_steps=0, warm_again=(4,))
@@ -286,7 +286,7 @@ def test_frozen_parameters_stay_and_do_not_count(name):
 
 @pytest.mark.parametrize(
   ("pattern", "message"),
-  [("none", "matches no"), ("kernel", "leaves no"), ("(", "optim.frozen")],
+  [("none", "matches no"), ("kernel", "freezes all"), ("(", "optim.frozen")],
 )
 def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
   params = {
