@@ -20,11 +20,6 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-if os.name == "nt":
-  raise ImportError(
-    "loopjax runs on Linux and macOS; on Windows, install it in WSL"
-  )
-
 # First tested and first untested version, as in setup.cfg.
 _TESTED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 
@@ -54,6 +49,14 @@ def _numbers(version: str) -> tuple[int, ...]:
   return tuple(int(x) for x in parts[:3] if x.isdigit())
 
 
+def _check_platform(name: str) -> None:
+  """Raises ImportError on Windows, rather than in the middle of a run."""
+  if name == "nt":
+    raise ImportError(
+      "loopjax runs on Linux and macOS; on Windows, install it in WSL"
+    )
+
+
 def _warn_if_untested() -> None:
   for name, (first, end) in _TESTED.items():
     found = metadata.version(name)
@@ -65,4 +68,5 @@ def _warn_if_untested() -> None:
       )
 
 
+_check_platform(os.name)
 _warn_if_untested()
