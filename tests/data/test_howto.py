@@ -74,4 +74,4 @@ def test_it_trains_with_its_config(parity, monkeypatch, tmp_path, capsys):
   assert command(main_lib.main, config, f"--workdir={tmp_path}/run") == 0
   said = capsys.readouterr().out
   assert "test: exact_match 0" in said
-  assert "of 512 examples" in said
+  assert "on 512 examples" in said

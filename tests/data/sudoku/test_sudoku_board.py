@@ -42,7 +42,7 @@ def test_boxes_of_a_board_that_is_not_square_boxed():
 
 @pytest.mark.parametrize("boxes", [(1, 4), (4, 4), (0, 3), (-3, -3)])
 def test_impossible_boxes(boxes):
-  with pytest.raises(errors.UserError, match="not supported"):
+  with pytest.raises(errors.UserError, match="unsupported"):
     board_lib.Board(*boxes)
 
 
