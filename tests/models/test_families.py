@@ -264,8 +264,10 @@ def test_loop_kinds_and_rematerialisation_agree(name):
   other, _, other_grads = value_and_grad(name, LoopOptions("unroll", "full"))
   np.testing.assert_allclose(value, other, rtol=1e-6)
   for path, grad in grads.items():
+    # Sums in another order: a few roundings of the largest element.
+    most = 2e-6 + 5e-6 * float(jnp.max(jnp.abs(grad)))
     np.testing.assert_allclose(
-      grad, other_grads[path], atol=2e-6, rtol=1e-4, err_msg=path
+      grad, other_grads[path], atol=most, rtol=0, err_msg=path
     )
 
 
