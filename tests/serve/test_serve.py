@@ -209,7 +209,7 @@ def test_a_conversation_is_written_by_the_template(served):
   both = served.post(
     path, messages=messages, max_tokens=5, max_completion_tokens=5
   )
-  assert both.status_code == 400 and "give one" in both.text
+  assert both.status_code == 400 and "pass only one" in both.text
   messages.append({"role": "assistant", "content": "Well"})
   served.post(path, messages=messages, continue_final_message=True)
   assert bytes(served.engine.added[-1].prompt).decode() == text + "Well"
