@@ -155,4 +155,4 @@ def test_splits_without_a_pair_are_named():
   )
   assert found == []
   assert len(notes) == 3
-  assert notes[0].startswith("patching of train_3 after loop 2: left out")
+  assert notes[0].startswith("patching of train_3 after loop 2 is skipped")
