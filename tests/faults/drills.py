@@ -328,7 +328,7 @@ def disk_full(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
     assert checkpoints(workdir)
     run(workdir)
     assert_same_run(workdir, never_killed)
-  return errors[0]
+  return "error: " + said.split("error: ")[1].splitlines()[0]
 
 
 def read_only(tmp: pathlib.Path) -> str:
