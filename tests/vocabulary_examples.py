@@ -16,6 +16,15 @@ from loopjax import program, sharding
 from loopjax.kernels.vocabulary import CHUNK_SIZE, MASKED_LOGIT, product
 
 FAST = {"xla_backend_optimization_level": 0}
+# A vocabulary, its padding and the size of a chunk.
+SIZES = {
+  "ragged": {"vocab": 37, "chunk": 8},
+  "one_chunk": {"vocab": 37, "chunk": 64},
+  "one_row_chunks": {"vocab": 5, "chunk": 1},
+  "one_token": {"vocab": 1, "chunk": 8},
+  "padding": {"vocab": 37, "chunk": 8, "padding": 6},
+  "padding_fills_a_chunk": {"vocab": 32, "chunk": 8, "padding": 9},
+}
 # Splits of hidden states and of a table over 2 x 2 devices each.
 HIDDEN, ROWS = P(("data", "fsdp")), P(("tensor", "fsdp"))
 

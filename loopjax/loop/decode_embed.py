@@ -39,8 +39,8 @@ class Options(NamedTuple):
   Attributes:
     temperature: tau.
     top_k: 0 for all tokens.
-    num_tokens: real tokens, which
-      come first in the vocabulary. num_chunks: n.
+    num_tokens: number of real tokens, which come first in the vocabulary.
+    num_chunks: n.
   """
 
   temperature: float

@@ -17,12 +17,7 @@ from loopjax.loop.decode_embed import decode_embed
 WIDTH = 12
 assert_close = functools.partial(vocabulary_examples.assert_close, least=0.0)
 CASES = {
-  "ragged": {"vocab": 37, "chunk": 8},
-  "one_chunk": {"vocab": 37, "chunk": 64},
-  "one_row_chunks": {"vocab": 5, "chunk": 1},
-  "one_token": {"vocab": 1, "chunk": 8},
-  "padding": {"vocab": 37, "chunk": 8, "padding": 6},
-  "padding_fills_a_chunk": {"vocab": 32, "chunk": 8, "padding": 9},
+  **vocabulary_examples.SIZES,
   "cold": {"vocab": 37, "chunk": 8, "temperature": 1e-3},
   "hot": {"vocab": 37, "chunk": 8, "temperature": 1e3},
   "untied": {"vocab": 37, "chunk": 8, "untied": True, "temperature": 0.7},

@@ -15,12 +15,7 @@ from loopjax.losses.token_loss import token_loss, token_scores
 
 WIDTH = 12
 CASES = {
-  "ragged": {"vocab": 37, "chunk": 8},
-  "one_chunk": {"vocab": 37, "chunk": 64},
-  "one_row_chunks": {"vocab": 5, "chunk": 1},
-  "one_token": {"vocab": 1, "chunk": 8},
-  "padding": {"vocab": 37, "chunk": 8, "padding": 6},
-  "padding_fills_a_chunk": {"vocab": 32, "chunk": 8, "padding": 9},
+  **vocabulary_examples.SIZES,
   "one_real_token": {"vocab": 37, "chunk": 8, "padding": 36},
 }
 

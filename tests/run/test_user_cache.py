@@ -1,6 +1,7 @@
 """What is kept for later runs is whole or is made anew."""
 
 import concurrent.futures
+import importlib
 import os
 import pathlib
 import signal
@@ -40,6 +41,45 @@ def test_the_place_is_that_of_the_system(monkeypatch):
   ):
     unset()
     assert str(user_cache.directory("x")) == "/home/me/.cache/loopjax/x"
+
+
+def test_variables_of_jax_go_before_the_compilation_cache_of_the_user(
+  monkeypatch, tmp_path
+):
+  set_to = {}
+  monkeypatch.setattr(user_cache.jax.config, "update", set_to.__setitem__)
+  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
+  monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+  user_cache.keep_compiled()
+  assert set_to == {"jax_persistent_cache_min_compile_time_secs": 0.5}
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+  user_cache.keep_compiled()
+  place = str(tmp_path / "loopjax" / "compilation")
+  assert set_to["jax_compilation_cache_dir"] == place
+
+
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    ("generate", ("run", "--prompt=a")),
+    ("serve", ("run",)),
+    ("eval", ("run", "--tasks=a")),
+    ("eval.answers", ("run", "--questions=a")),
+    ("analysis.multihop", ("run",)),
+    ("play", ("run",)),
+    ("zoo", ("score", "novels")),
+  ],
+)
+def test_commands_that_compile_keep_it(name, words, monkeypatch):
+  """Before they read a model."""
+  command = importlib.import_module(f"loopjax.{name}.__main__")
+
+  def kept():
+    raise ZeroDivisionError
+
+  monkeypatch.setattr(user_cache, "keep_compiled", kept)
+  with pytest.raises(ZeroDivisionError):
+    command.main(words)
 
 
 def test_an_entry_is_written_once():
