@@ -27,7 +27,7 @@ class Config(stack.StackConfig):
     scale_from_step: first t with an alpha_t; before it s_t = 1.
     halting_mass: the halting probability that remains after N iterations:
       "remainder": the last iteration gets it; "printed": it is lost, as in
-        equation 4; "renormalised": the weights are divided by their sum.
+      equation 4; "renormalised": the weights are divided by their sum.
     num_local_slots: M_L, slots of the memory bank of each layer; 0 for no bank.
     num_global_slots: M_G, slots of the bank that all layers share; 0 for no
       bank.
