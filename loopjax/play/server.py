@@ -2,6 +2,7 @@
 
 import functools
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
@@ -28,7 +29,7 @@ def make(
   inspection of a random prompt of this difficulty, one of the facts' "levels"
   if there are any; GET /export?prompt=... the page of that prompt as a file. A
   random prompt that was shown is not parsed again: its text may stand for other
-  tokens.
+  tokens. An inspector serves one request at a time.
 
   Args:
     inspector: the inspector that made them.
@@ -37,9 +38,11 @@ def make(
       none: compiling takes seconds.
   """
   shown = {inspection["prompt"]: inspection for inspection in inspections}
+  one_at_a_time = threading.Lock()  # An inspector's engine has one caller.
 
   def inspection_of(prompt: str) -> Inspection:
-    return shown.get(prompt) or inspector.inspect(prompt)
+    with one_at_a_time:
+      return shown.get(prompt) or inspector.inspect(prompt)
 
   def home(request: Request) -> Response:
     del request
@@ -53,7 +56,8 @@ def make(
 
   def first(request: Request) -> Response:
     del request
-    return JSONResponse(list(beginning()))
+    with one_at_a_time:
+      return JSONResponse(list(beginning()))
 
   async def inspect(request: Request) -> Response:
     prompt = (await request.body()).decode()
@@ -68,7 +72,8 @@ def make(
     if level not in levels:
       message = f"level={level!r} must be one of {', '.join(levels)}"
       return JSONResponse({"error": message}, status_code=400)
-    inspection = inspector.random(secrets.randbits(32), level)
+    with one_at_a_time:
+      inspection = inspector.random(secrets.randbits(32), level)
     shown[inspection["prompt"]] = inspection
     return JSONResponse(inspection)
 

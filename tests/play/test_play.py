@@ -4,6 +4,9 @@ import base64
 import re
 import socket
 import sys
+import threading
+import time
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -188,6 +191,35 @@ def test_the_page_comes_before_what_it_begins_with(inspector, inspection):
   for _ in range(2):
     assert client.get("/begin").json() == [inspection]
   assert len(made) == 1
+
+
+def test_an_inspector_has_one_caller(inspector, inspection):
+  """Several visitors, and one who reloads: its engine is not for two."""
+  pytest.importorskip("httpx")
+  testclient = pytest.importorskip("starlette.testclient")
+  from loopjax.play import server
+
+  calls, lock = [], threading.Lock()
+
+  def alone(*arguments):
+    assert lock.acquire(blocking=False), "called while it was busy"
+    try:
+      calls.append(arguments)
+      time.sleep(0.05)
+      return {**inspection, "prompt": str(arguments)}
+    finally:
+      lock.release()
+
+  facts = inspector.facts | {"levels": []}
+  only = inspector._replace(facts=facts, inspect=alone, random=alone)
+  client = testclient.TestClient(server.make(only, [], lambda: [alone()]))
+  with futures.ThreadPoolExecutor() as threads:
+    asked = [
+      *(threads.submit(client.post, "/think", content=x) for x in "abc"),
+      *(threads.submit(client.get, x) for x in ("/random", "/begin", "/begin")),
+    ]
+  assert [x.result().status_code for x in asked] == [200] * 6
+  assert len(calls) == 5  # It begins once.
 
 
 @pytest.mark.long
