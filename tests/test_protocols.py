@@ -52,12 +52,13 @@ def test_a_family_has_the_metrics_of_its_headline(name):
   assert {"loss", *settings.family.headline} <= metrics.keys()
 
 
-def test_families_whose_tokens_halt_have_the_trace_and_the_threshold():
+def test_models_take_the_arguments_that_their_family_promises():
   """Figures, evaluation and inspection ask the record alone."""
   halting = {}
   for name, family in MODELS.items():
     parameters = inspect.signature(family.Model.__call__).parameters
     assert bool(family.halting_trace) == ("exit_threshold" in parameters)
+    assert bool(family.reads_out_every_loop) == ("targets" in parameters)
     if family.halting_trace:
       halting[name] = family.halting_trace
       assert family.halting_trace in family.traces

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
+import pytest
 from test_families import CAUSAL, MATTER, SPEC, VOCABULARY, batch_of, config_of
 from tests_support import crossing, load_config
 
@@ -268,6 +269,23 @@ LARGE = {
   "melt": {"num_layers": 4},
   "sleep": {"window": 1000, "eviction": "sliding", "num_layers": 4},
 }
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_record_says_what_its_caches_can_do(name):
+  """Without it, the engine would read all places, and share no prefix."""
+  family, config = MODELS[name], config_of(name)
+  params, reading = examples.params_of(family, config, SPEC), family.reading
+  for kind in reading.caches:
+
+    def make(params, kind=kind):
+      model = examples.merged(family, config, SPEC, params)
+      return reading.empty_cache(model, 1, 8, kind=kind)
+
+    cache = jax.eval_shape(make, params)
+    assert reading.has_span == hasattr(cache, "within")
+    places = {"cut", "of_rows", "with_rows"} & {*dir(cache)}
+    assert len(places) == (3 if reading.has_places else 0)
 
 
 def test_every_causal_family_is_read():
