@@ -51,7 +51,7 @@ from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.requests import Costs
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
-from loopjax.models import CAUSAL, looped
+from loopjax.models import MODELS, looped
 from loopjax.run import provenance
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved import trained
@@ -163,7 +163,7 @@ def cache():
     return [tokens[len(prompt) :].tolist()]
 
   engine = Engine(
-    looped, graphdef, params, num_slots=1, max_tokens=length,
+    looped.FAMILY, graphdef, params, num_slots=1, max_tokens=length,
     tokens_per_dispatch=32,
   )  # fmt: skip
   forms = {
@@ -193,7 +193,9 @@ def together(part, model, num, most, max_tokens):
   ]
   forms = {
     f"{slots} slots": writer(
-      Engine(looped, graphdef, params, num_slots=slots, max_tokens=max_tokens),
+      Engine(
+        looped.FAMILY, graphdef, params, num_slots=slots, max_tokens=max_tokens
+      ),
       asked,
     )
     for slots in (32, 8, 1)
@@ -206,7 +208,9 @@ def steps():
   graphdef, params = make_model(TINY, 256)
   rows = []
   for size in map(int, _BATCHES.value):
-    engine = Engine(looped, graphdef, params, num_slots=size, max_tokens=256)
+    engine = Engine(
+      looped.FAMILY, graphdef, params, num_slots=size, max_tokens=256
+    )
     everyone = np.arange(size, dtype=np.int32)
     for span in (64, 128):
       for depth in (slots_lib.LOOPS, slots_lib.UNROLLED):
@@ -269,7 +273,7 @@ def exits():
       "gate at 0.7": {"exit_threshold": 0.7},
     }
     make = lambda size: Engine(  # noqa: E731
-      looped, graphdef, params, num_slots=size, max_tokens=256
+      looped.FAMILY, graphdef, params, num_slots=size, max_tokens=256
     )
   for size in map(int, _BATCHES.value):
     engine = make(size)
@@ -313,7 +317,7 @@ def depth():
     num, most = 16, 32
     graphdef, params = make_model(LARGE, 128)
     make = lambda: Engine(  # noqa: E731
-      looped, graphdef, params, num_slots=8, max_tokens=128
+      looped.FAMILY, graphdef, params, num_slots=8, max_tokens=128
     )
   generator = np.random.default_rng(0)
   given = [tuple(generator.integers(0, 256, 16).tolist()) for _ in range(num)]
@@ -358,16 +362,16 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
     jnp.full(size, num_loops or most),
     _EXIT_RULE.value,
   )
-  family = CAUSAL[language_model.facts["model"]]
+  reading = MODELS[language_model.facts["model"]].reading
 
   @jax.jit
   def score(params, inputs, targets):
     model = nnx.merge(language_model.graphdef, params)
-    cache = family.empty_cache(model, size, length)
+    cache = reading.empty_cache(model, size, length)
 
     def step(cache, pair):
       token, target = pair
-      output, cache = family.read(
+      output, cache = reading.read(
         model, token[:, None], cache, exit_policy=policy
       )
       chance = jax.nn.log_softmax(output.logits[:, 0])
@@ -429,14 +433,14 @@ def reads():
   """Several tokens at once, and one."""
   language_model, repeated = trained_model(), 64
   loops = language_model.call["num_loops"]
-  half = loops // 2
+  half, reading = loops // 2, looped.FAMILY.reading
   policy = exits_lib.ExitPolicy(jnp.ones(1), jnp.full(1, loops))
 
   def reader(size, begun):
     @jax.jit
     def run(params, tokens):
-      model = looped.unstacked(nnx.merge(language_model.graphdef, params))
-      cache = looped.empty_cache(model, 1, 256, num_loops=loops)
+      model = reading.unstacked(nnx.merge(language_model.graphdef, params))
+      cache = reading.empty_cache(model, 1, 256, num_loops=loops)
       resumed = None
       if begun:
         state = jnp.ones((1, size, model.config.width))
@@ -445,7 +449,7 @@ def reads():
       def body(_, carry):
         tokens, cache = carry
         cache = cache.cut(jnp.full(1, 100), jnp.ones(1, bool)).within(128)
-        output, cache = looped.read(
+        output, cache = reading.read(
           model, tokens, cache, num_loops=loops, exit_policy=policy,
           resumed=resumed,
         )  # fmt: skip
@@ -513,7 +517,7 @@ def torch():
   for size in map(int, _BATCHES.value):
     given = prompts(size, 64, 64)
     engine = Engine(
-      looped, graphdef, params, num_slots=size, max_tokens=128,
+      looped.FAMILY, graphdef, params, num_slots=size, max_tokens=128,
       tokens_per_dispatch=16,
     )  # fmt: skip
     oracle = torch_looped.Model(LARGE, params)

@@ -74,12 +74,14 @@ def quality():
     @jax.jit
     def score(params, fewer):
       net = nnx.merge(model.graphdef, params)
-      cache = looped.empty_cache(net, size, length)
+      cache = looped.FAMILY.reading.empty_cache(net, size, length)
       loops = jnp.full(size, fewer)
 
       def read(tokens, cache, loops, fills):
         policy = exits.ExitPolicy(jnp.ones(size), loops, "fixed", kept, fills)
-        return looped.read(net, tokens, cache, exit_policy=policy)
+        return looped.FAMILY.reading.read(
+          net, tokens, cache, exit_policy=policy
+        )
 
       _, cache = read(inputs[:, :held], cache, loops, True)
       rest = loops if whole else jnp.full(size, most)

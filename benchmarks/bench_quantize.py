@@ -136,7 +136,7 @@ def speed(size):
     runs = {}
     for name, (graphdef, params) in models.items():
       engine = Engine(
-        looped, graphdef, params, num_slots=batch, max_tokens=128,
+        looped.FAMILY, graphdef, params, num_slots=batch, max_tokens=128,
         tokens_per_dispatch=16,
       )  # fmt: skip
       runs[name] = bench_generate.writer(engine, asked)

@@ -33,7 +33,6 @@ from loopjax.generate.sampling import Sampling
 from loopjax.hub import convert
 from loopjax.optim import chain
 from loopjax.program import fresh, step
-from loopjax.protocols import CarriesState, LearnsFromTeacher
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.saved import language_model as language_model_lib
@@ -126,13 +125,13 @@ class Model:
 
     Args:
       tokens: token ids, [T] or [B, T].
-      names: what to record, names from `TRACES` of the family.
+      names: what to record, names from `traces` of the family.
       num_loops: K; as in training if None.
 
     Raises:
       UserError: the family has no such record; or as in `logits`.
     """
-    there = self.about.settings.family.TRACES
+    there = self.about.settings.family.traces
     for name in names:
       if name not in there:
         raise UserError(f"trace {name!r} is not one of {', '.join(there)}")
@@ -282,7 +281,8 @@ def _generator(
   model: Model, num_loops: int
 ) -> tuple[language_model_lib.LanguageModel, Engine]:
   settings = model.about.settings
-  if settings.causal is None or not isinstance(settings.task, TextConfig):
+  reading = settings.family.reading
+  if reading is None or not isinstance(settings.task, TextConfig):
     raise UserError(
       f"a model {settings.model_name!r} of the task"
       f" {settings.plain['task']['name']!r} does not generate text"
@@ -389,7 +389,7 @@ def loss(
       or as in `Model.fit`.
   """
   settings = model.about.settings
-  if isinstance(settings.family, CarriesState):
+  if settings.family.init_carried:
     raise UserError(
       f"{settings.model_name!r} carries state from step to step; use Model.fit"
     )
@@ -445,8 +445,7 @@ def datasets(
   config_lib.make("transformer", task)  # Names an unknown task.
   named = {f"task__{name}": value for name, value in settings.items()}
   config = _config("transformer", task, named)
-  values = dict(config.task)
-  checked = TASKS[values.pop("name")].Config(**values)
+  checked = config_lib.record("task", dict(config.task))
   return {
     split: TASKS[task]
     .make_dataset(checked, split, batch_size=batch_size, seed=seed)
@@ -494,7 +493,7 @@ def _optimizer(
 def _objective(settings: config_lib.Settings) -> Loss:
   """The family's loss; raises UserError if it learns from a teacher."""
   family = settings.family
-  if isinstance(family, LearnsFromTeacher):
+  if family.check_teacher:
     try:
       family.check_teacher(settings.model, settings.spec, None)
     except UserError as error:
@@ -511,7 +510,7 @@ def _ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
       " integer ids [B, T]"
     )
   spec = settings.spec
-  is_whole = settings.causal is None or spec.num_answer_tokens > 0
+  is_whole = settings.family.reading is None or spec.num_answer_tokens > 0
   if is_whole and ids.shape[1] != spec.sequence_length:
     raise UserError(
       f"{name}: {settings.model_name!r} reads rows of {spec.sequence_length}"

@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise
     _end_alone(error)
   if jax.process_index() == 0:
-    headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
+    headline = (*settings.task_module.HEADLINE, *settings.family.headline)
     print(*ending.lines(summary, headline, workdir, mode), sep="\n")
   if "reason" in summary:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)

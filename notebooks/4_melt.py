@@ -123,7 +123,7 @@ from flax import nnx
 
 from loopjax import program
 from loopjax.saved import trained
-from loopjax.models import CAUSAL
+from loopjax.models import MODELS
 
 settings = trained.read(second).settings
 test = settings.task_module.make_dataset(
@@ -140,16 +140,16 @@ def read_bits(workdir, kind):
   """Bits per byte, read token by token with a kind of cache."""
   model_run = trained.read(workdir)
   name = model_run.settings.plain["model"]["name"]
-  family = CAUSAL[name]
+  reading = MODELS[name].reading
 
   @jax.jit
   def losses(params, inputs, targets):
     model = nnx.merge(model_run.graphdef, params)
-    cache = family.empty_cache(model, len(inputs), inputs.shape[1], kind=kind)
+    cache = reading.empty_cache(model, len(inputs), inputs.shape[1], kind=kind)
 
     def read(cache, pair):
       token, following = pair
-      output, cache = family.read(model, token[:, None], cache)
+      output, cache = reading.read(model, token[:, None], cache)
       log_chances = jax.nn.log_softmax(output.logits[:, 0])
       taken = jax.numpy.take_along_axis(log_chances, following[:, None], axis=1)
       return cache, -taken[:, 0]

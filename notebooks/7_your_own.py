@@ -48,7 +48,6 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %%
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
@@ -84,9 +83,10 @@ class Confident:
 # %% [markdown]
 # ## The family
 #
-# A family is a module with `Config`, `Model`, `loss`, `costs` and two tuples of
-# names (`protocols.Family`). Here it is made by hand; in the repository it
-# would be a file in `loopjax/models/`, and the last line a line of `MODELS`.
+# A family is a record, `protocols.Family`: its `Config`, `Model`, `loss` and
+# `costs`, and names of what it records. In the repository it would be the end
+# of a file in `loopjax/models/`, and the last statement one of `MODELS`; in a
+# package of your own, `MODELS.register("confident", "my_package.confident")`.
 #
 # The block is the shared one: attention with rotary positions from the task's
 # coordinates (row, column and box), and an MLP. The board is added in each
@@ -187,13 +187,16 @@ def costs(config, spec, num_loops):
 
 # %%
 from loopjax.models import MODELS
+from loopjax.protocols import Family
 
-family = types.ModuleType("confident")
-family.Config, family.Model = Config, Model
-family.loss, family.costs = loss, costs
-family.TRACES = ("hidden", "logits", "prediction", "confidence", "weight")
-family.HEADLINE = ("ponder_steps",)
-MODELS["confident"] = family
+MODELS["confident"] = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=("hidden", "logits", "prediction", "confidence", "weight"),
+  headline=("ponder_steps",),
+)
 
 # %% [markdown]
 # ## Tests for free

@@ -13,7 +13,6 @@ from loopjax import program
 from loopjax.data import TASKS
 from loopjax.models import MODELS
 from loopjax.nn import remat
-from loopjax.protocols import CarriesState, HaltsByMass
 from loopjax.types import Output
 
 
@@ -39,7 +38,7 @@ def test_a_family_has_the_metrics_of_its_headline(name):
   graphdef, params = program.abstract_model(settings)
   batch = settings.task_module.abstract_batch(settings.task, 4)
   batch = {**batch, "mean_weight": jax.ShapeDtypeStruct((), jnp.float32)}
-  if isinstance(settings.family, CarriesState):
+  if settings.family.init_carried:
     batch["carried"] = settings.family.init_carried(
       settings.model, settings.spec, 4
     )
@@ -50,16 +49,17 @@ def test_a_family_has_the_metrics_of_its_headline(name):
 
   with strict_dtypes():
     metrics = jax.eval_shape(metrics_of, params, batch, jax.random.key(0))
-  assert {"loss", *settings.family.HEADLINE} <= metrics.keys()
+  assert {"loss", *settings.family.headline} <= metrics.keys()
 
 
-def test_families_whose_tokens_halt_have_the_trace_and_the_threshold():
-  """Figures, evaluation and inspection ask the protocol alone."""
+def test_models_take_the_arguments_that_their_family_promises():
+  """Figures, evaluation and inspection ask the record alone."""
   halting = {}
   for name, family in MODELS.items():
     parameters = inspect.signature(family.Model.__call__).parameters
-    assert isinstance(family, HaltsByMass) == ("exit_threshold" in parameters)
-    if isinstance(family, HaltsByMass):
-      halting[name] = family.HALTING_TRACE
-      assert family.HALTING_TRACE in family.TRACES
+    assert bool(family.halting_trace) == ("exit_threshold" in parameters)
+    assert bool(family.reads_out_every_loop) == ("targets" in parameters)
+    if family.halting_trace:
+      halting[name] = family.halting_trace
+      assert family.halting_trace in family.traces
   assert halting == {"adaptive": "halting"}

@@ -48,6 +48,13 @@ def by_size(families: Iterable[str]) -> list[str]:
   return known + sorted(set(families) - set(known))
 
 
+def causal() -> list[str]:
+  """Names of families that predict next tokens, the smallest first."""
+  from loopjax.models import MODELS
+
+  return by_size([name for name in MODELS if MODELS[name].reading])
+
+
 def crossing(names: str | tuple[str, ...], cases: Iterable, **options):
   """Parametrizes a test of what its first case shows; the others are long."""
   first, *others = cases

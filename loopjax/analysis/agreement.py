@@ -41,7 +41,9 @@ def measure(
     or if one of the two does not predict next tokens.
   """
   settings, teacher = program.settings, program.teacher
-  if teacher is None or not (settings.causal and teacher.causal):
+  if teacher is None or not (
+    settings.family.reading and teacher.family.reading
+  ):
     return {}
   if jax.process_count() > 1:  # Each holds only part of the arrays.
     params, teacher_params = multihost_utils.process_allgather(
@@ -85,9 +87,8 @@ def _written(
 ) -> list[list[int]]:
   """The most likely tokens after each prompt, one after another."""
   graphdef, _ = program_lib.abstract_model(settings)
-  assert settings.causal is not None  # `measure` ensures this.
   engine = Engine(
-    settings.causal,
+    settings.family,
     graphdef,
     evaluated.on_one_device(params),
     num_slots=len(prompts),

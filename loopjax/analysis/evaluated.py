@@ -12,7 +12,6 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.program import eval_step as eval_step_lib
-from loopjax.protocols import MemoryTokens
 from loopjax.types import Dataset, Output, TaskSpec
 
 MAX_EXAMPLES = 256
@@ -75,7 +74,7 @@ def evaluate_model(
     directory: output directory, created if missing.
   """
   directory.mkdir(parents=True, exist_ok=True)
-  model = settings.model
+  num_memory_of = settings.family.num_memory_tokens
   wanted = settings.eval.depth_examples
   batch = sample(dataset, wanted and max(wanted, MAX_EXAMPLES))
   params = on_one_device(params)
@@ -85,12 +84,10 @@ def evaluate_model(
     graphdef=graphdef,
     params=params,
     spec=settings.spec,
-    num_memory=(
-      model.num_memory_tokens if isinstance(model, MemoryTokens) else 0
-    ),
+    num_memory=num_memory_of(settings.model) if num_memory_of else 0,
     batch=batch,
     output=forward(
-      tuple(name for name in _TRACES if name in settings.family.TRACES),
+      tuple(name for name in _TRACES if name in settings.family.traces),
       averaged=("attention",),
       num_examples=max_examples(settings.spec),
     ),

@@ -29,7 +29,6 @@ from loopjax.analysis.plots import depth as depth_plots
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
 from loopjax.errors import one_line
-from loopjax.models import CAUSAL
 from loopjax.types import Dataset
 
 
@@ -231,6 +230,6 @@ def _depth_scores(
   if not settings.eval.depth_factor:
     return {}
   shows = "prediction" in evaluated.output.trace
-  if not shows and settings.model_name not in CAUSAL:
+  if not shows and settings.family.reading is None:
     return {}
   return depth.scores_by_depth(evaluated)

@@ -137,10 +137,12 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
   before = jnp.arange(num_tokens)[None] < count[:, None] - 1
   last = jnp.take_along_axis(tokens, count[:, None] - 1, axis=1)
   hidden = model.token_embedding(last)[:, 0]
-  family: Any = melt if isinstance(model, melt.Model) else looped
-  cache = family.empty_cache(model, batch, num_tokens)
-  _, cache = family.read(model, tokens, cache, valid=before)
-  if family is looped:
+  module = melt if isinstance(model, melt.Model) else looped
+  reading = module.FAMILY.reading
+  assert reading is not None
+  cache = reading.empty_cache(model, batch, num_tokens)
+  _, cache = reading.read(model, tokens, cache, valid=before)
+  if module is looped:
     reads = jnp.ones((batch, 1), bool)
     call = causal.begin(model, last, kind="scan", cache=cache, valid=reads)
 

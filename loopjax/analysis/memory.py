@@ -60,7 +60,8 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   Raises:
     UserError: the family is not autoregressive.
   """
-  if settings.causal is None:
+  reading = settings.family.reading
+  if reading is None:
     raise UserError(
       f"model.name={settings.model_name!r} does not predict next tokens and "
       "has no cache"
@@ -71,7 +72,7 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
   )
   return [
     Size(kind, *program_lib.cache_bytes(settings, kind), total)
-    for kind in settings.causal.CACHES
+    for kind in reading.caches
   ]
 
 

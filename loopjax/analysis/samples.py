@@ -22,7 +22,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """samples.html: the first halves of evaluation texts, continued."""
   settings, task = evaluated.settings, evaluated.settings.task
   assert isinstance(task, text_task.Config)
-  if settings.causal is None:
+  if settings.family.reading is None:
     return []
   tokenizer = tokenizer_lib.of(task)
   spec = settings.spec
@@ -40,7 +40,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     for temperature in _TEMPERATURES.values()
   ]
   engine = Engine(
-    settings.causal,
+    settings.family,
     evaluated.graphdef,
     evaluated.params,
     num_slots=len(requests),

@@ -14,5 +14,6 @@ from loopjax.config.overrides import to_dict as to_dict
 from loopjax.config.resolve import MAX_LOOPS as MAX_LOOPS
 from loopjax.config.resolve import check_loops as check_loops
 from loopjax.config.resolve import of_run as of_run
+from loopjax.config.resolve import record as record
 from loopjax.config.resolve import resolve as resolve
 from loopjax.config.settings import Settings as Settings

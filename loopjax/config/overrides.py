@@ -20,10 +20,11 @@ from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
 from loopjax.optim import chain
+from loopjax.protocols import Registry
 from loopjax.sections import flatten
 from loopjax.types import LoopOptions
 
-NAMES: Mapping[str, Mapping[str, Any]] = {"model": MODELS, "task": TASKS}
+NAMES: Mapping[str, Registry[Any]] = {"model": MODELS, "task": TASKS}
 
 
 SECTIONS: Mapping[str, Any] = {
@@ -58,8 +59,11 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   check_name("model", model, MODELS)
   check_name("task", task, TASKS)
   sections = {
-    "model": {"name": model, **dataclasses.asdict(MODELS[model].Config())},
-    "task": {"name": task, **dataclasses.asdict(TASKS[task].Config())},
+    "model": {
+      **MODELS.named(model),
+      **dataclasses.asdict(MODELS[model].Config()),
+    },
+    "task": {**TASKS.named(task), **dataclasses.asdict(TASKS[task].Config())},
     **{name: dataclasses.asdict(record()) for name, record in SECTIONS.items()},
   }
   sections["loop"]["remat"] = "auto"
@@ -109,11 +113,13 @@ def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
     return
   known = NAMES[section]
   check_name(section, name, known)
-  fields = {"name": name, **dataclasses.asdict(known[name].Config())}
+  fields = dataclasses.asdict(known[name].Config())
   old = dict(config[section])
-  kept = {key: old[key] for key in fields if key in old and key != "name"}
+  kept = {key: old[key] for key in fields if key in old}
   with config.unlocked():
-    config[section] = ml_collections.ConfigDict({**fields, **kept})
+    config[section] = ml_collections.ConfigDict(
+      {**known.named(name), **fields, **kept}
+    )
 
 
 def check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
@@ -121,7 +127,7 @@ def check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
   if name not in names:
     raise UserError(
       f"{section}.name={name!r} is not one of {', '.join(sorted(names))}"
-      + similar(name, names)
+      + (similar(name, names) or f"; to add it: docs/howto/{section}.md")
     )
 
 

@@ -23,12 +23,7 @@ from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
 from loopjax.nn import remat
 from loopjax.optim import chain
-from loopjax.protocols import (
-  Dataclass,
-  HasSchedule,
-  LearnsFromTeacher,
-  LeavesUntrained,
-)
+from loopjax.protocols import Dataclass
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.sections import flatten
@@ -48,10 +43,10 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   records: dict[str, Any] = {}
   for name, section in config.items():
     with mistakes.collected():
-      records[name] = _record(name, dict(section))
+      records[name] = record(name, dict(section))
   mistakes.raise_all()
   family, task = MODELS[config.model.name], TASKS[config.task.name]
-  if isinstance(family, LeavesUntrained):
+  if family.untrained:
     optim = records["optim"]
     patterns = filter(None, (optim.frozen, family.untrained(records["model"])))
     records["optim"] = dataclasses.replace(optim, frozen="|".join(patterns))
@@ -73,11 +68,20 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   return settings
 
 
-def _record(section: str, values: dict[str, Any]) -> Dataclass:
-  """The checked record of a section of the config."""
+def record(section: str, values: dict[str, Any]) -> Dataclass:
+  """The checked record of a section of a config.
+
+  Raises:
+    UserError: a value is invalid.
+  """
   if section in NAMES:
     name, names = values.pop("name"), NAMES[section]
     check_name(section, name, names)
+    module = names.named(name).get("module")
+    if values.pop("module", None) != module:
+      raise UserError(
+        f"{section}.module is not {module}, which has {section}.name={name!r}"
+      )
     if values.keys() != dataclasses.asdict(names[name].Config()).keys():
       raise UserError(
         f"{section}.name={name!r} has other settings, so select it after the "
@@ -118,14 +122,14 @@ def _check_schedules(settings: Settings) -> None:
   """Raises UserError for a schedule that does not fit the run."""
   num_steps = settings.run.num_steps
   chain.make_schedule(settings.optim, num_steps)  # Checks it.
-  if isinstance(settings.family, HasSchedule):
+  if settings.family.check_schedule:
     settings.family.check_schedule(settings.model, num_steps)
 
 
 def _check_teacher(settings: Settings) -> None:
   """Raises UserError for a teacher without effect, or a missing one."""
   family, teacher = settings.family, settings.run.teacher
-  if isinstance(family, LearnsFromTeacher):
+  if family.check_teacher:
     if not teacher:
       family.check_teacher(settings.model, settings.spec, None)
   elif teacher:
@@ -176,6 +180,8 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
         "is a Hugging Face Hub folder; import it with python -m loopjax.hub "
         f"import {workdir} WORKDIR"
       )
+    for section, names in NAMES.items():
+      names.register_recorded(there[section])
     config = make(there["model"]["name"], there["task"]["name"])
     config.lock()
     override(config, flatten(there))

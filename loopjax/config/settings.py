@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 from loopjax import checks, sharding
 from loopjax.errors import UserError
-from loopjax.models import CAUSAL
 from loopjax.optim import chain
 from loopjax.protocols import (
-  CausalFamily,
   Dataclass,
   Family,
   ModelConfig,
@@ -157,7 +155,7 @@ class Settings(NamedTuple):
 
   Attributes:
     plain: the config as stored in config.json.
-    family: the module of model.name.
+    family: the family of model.name.
     task_module: the module of task.name.
     spec: the properties of the task that a model depends on.
     model, task, optim, loop, mesh, run, eval: the sections' records.
@@ -178,11 +176,6 @@ class Settings(NamedTuple):
   @property
   def model_name(self) -> str:
     return self.plain["model"]["name"]
-
-  @property
-  def causal(self) -> CausalFamily | None:
-    """The family if it predicts next tokens."""
-    return CAUSAL.get(self.model_name)
 
   @property
   def eval_loops(self) -> int:

@@ -1,7 +1,9 @@
 """Tasks by name."""
 
-from typing import TYPE_CHECKING
+import types
+from typing import TYPE_CHECKING, Any
 
+from loopjax.errors import UserError
 from loopjax.protocols import Registry, Task
 
 if TYPE_CHECKING:  # The type checker compares each task with the protocol.
@@ -27,7 +29,22 @@ if TYPE_CHECKING:  # The type checker compares each task with the protocol.
     text,
   )
 
-TASKS = Registry[Task](
+
+def _task(module: types.ModuleType) -> Task:
+  names = [name for name in vars(Task) if not name.startswith("_")]
+  if missing := [name for name in names if not hasattr(module, name)]:
+    raise UserError(
+      f"{module.__name__} does not define {', '.join(missing)}; see"
+      " loopjax.protocols.Task"
+    )
+  task: Any = module
+  return task
+
+
+TASKS = Registry(
+  "task",
+  "loopjax.tasks",
+  _task,
   {
     "arithmetic": "loopjax.data.arithmetic.task",
     "automaton": "loopjax.data.automaton.task",
@@ -38,5 +55,5 @@ TASKS = Registry[Task](
     "multihop": "loopjax.data.multihop.task",
     "sudoku": "loopjax.data.sudoku.task",
     "text": "loopjax.data.text.task",
-  }
+  },
 )

@@ -77,8 +77,8 @@ def model_of(
     UserError: the family does not predict next tokens, or loop.kernels are
       another platform's.
   """
-  family, chip = settings.causal, machine.devices[0]
-  if family is None:
+  reading, chip = settings.family.reading, machine.devices[0]
+  if reading is None:
     raise UserError(
       f"model.name={settings.model_name!r} does not predict next tokens and"
       " cannot generate"
@@ -94,19 +94,19 @@ def model_of(
     )
 
   cached_model = cached_model_lib.CachedModel(
-    family,
+    reading,
     graphdef,
     settings.eval_loops,
     max_tokens=0,
     prompt_tokens=0,
-    cache_kind=family.CACHES[0],
-    exit_rule=cached_model_lib.default_exit_rule(family, settings.model),
+    cache_kind=reading.caches[0],
+    exit_rule=cached_model_lib.default_exit_rule(reading.exits, settings.model),
     exit_kept="copy",
     platform=chip.platform,
   )
   spec = settings.spec
   *_, prompt_chunk = sizes.prompt_chunks(
-    settings.model, spec, engine.PROMPT_CHUNK, sys.maxsize
+    reading, settings.model, spec, engine.PROMPT_CHUNK, sys.maxsize
   )
   params = jax.tree.map(stored, params)
   return Model(cached_model, params, spec.vocab_size, prompt_chunk, placed)

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import checks
+from loopjax.errors import UserError
 from loopjax.generate import batches, limits
 from loopjax.generate import prefixes as prefixes_lib
 from loopjax.generate.programs import program, sizes
@@ -26,7 +27,7 @@ from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling
 from loopjax.generate.scheduler import BySlot, Scheduler, num_top
-from loopjax.protocols import CausalFamily
+from loopjax.protocols import Family, Reading
 
 MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
 TOKENS_PER_DISPATCH, PROMPT_CHUNK = 8, 256  # Unless the caller chooses.
@@ -39,7 +40,7 @@ class Engine:
     num_slots: maximum number of sequences in the batch.
     limits: the supported requests. A sequence may have any length if the
       family's cache does not grow with it.
-    cache_kind: the kind of cache, one of the family's CACHES.
+    cache_kind: the kind of cache, one of the family's `caches`.
     cache_bytes: size of the cache.
     chunk_sizes, group_sizes, row_sizes: the compiled sizes: tokens per prompt
       chunk, prompts prefilled together, and sequences decoded together; in
@@ -50,7 +51,7 @@ class Engine:
 
   def __init__(
     self,
-    family: CausalFamily,
+    family: Family,
     graphdef: nnx.GraphDef,
     params: Any,
     *,
@@ -68,13 +69,13 @@ class Engine:
     """Allocates the cache; programs are compiled when they are first needed.
 
     Args:
-      family: the model's family, a value of `loopjax.models.CAUSAL`.
+      family: the model's family, a value of `loopjax.models.MODELS`.
       graphdef: the model without its parameters.
       params: the model's parameters.
       num_slots: B, maximum number of sequences in the batch.
       max_tokens: maximum length of a sequence, prompt included.
       num_loops: maximum number of loops of a token; the trained number if None.
-      cache_kind: one of the family's CACHES; the first if None.
+      cache_kind: one of the family's `caches`; the first if None.
       prompt_tokens: how many of `max_tokens` are reserved for the prompt, which
         then has keys and values of every loop even if the loops of later tokens
         share them; 0 if the prompt's loops share them, too.
@@ -87,8 +88,8 @@ class Engine:
       prefix_mib: MiB of memory for beginnings of prompts, see `prefixes`.
 
     Raises:
-      UserError: a number is out of range, or the model has no such cache or no
-        such exits.
+      UserError: a number is out of range, or the model cannot generate or has
+        no such cache or exits.
     """
     checks.integer("num_slots", num_slots, 1)
     checks.integer("max_tokens", max_tokens, 2)
@@ -98,19 +99,19 @@ class Engine:
     devices = jax.tree.leaves(params)[0].devices()
     self.num_slots, self._params = num_slots, slots_lib.placed(params, devices)
     model: Any = nnx.merge(graphdef, params)
-    spec, config = model.spec, model.config
+    spec, config, reading = model.spec, model.config, _reading(family)
     num_loops = config.num_loops if num_loops is None else num_loops
     checks.integer("num_loops", num_loops, 1)
     family.costs(config, spec, num_loops)  # Raises if these are too many.
-    self.cache_kind = cache_kind or family.CACHES[0]
+    self.cache_kind = cache_kind or reading.caches[0]
     cached_model = CachedModel(
-      family,
+      reading,
       graphdef,
       num_loops,
       max_tokens,
       prompt_tokens,
       self.cache_kind,
-      exit_rule or default_exit_rule(family, config),
+      exit_rule or default_exit_rule(reading.exits, config),
       exit_kept,
       next(iter(devices)).platform,
     )
@@ -132,7 +133,7 @@ class Engine:
     axes = cached_model.batch_axes(params)
     self._programs = program.programs(cached_model, axes, tokens_per_dispatch)
     self.chunk_sizes = sizes.prompt_chunks(
-      config, spec, prompt_chunk, max_tokens
+      reading, config, spec, prompt_chunk, max_tokens
     )
     self.group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS), 2)
     self.row_sizes = self.limits.row_sizes(num_slots)
@@ -292,3 +293,10 @@ class Engine:
       if token.finish:
         self._scheduler.release(slot)
     return list(tokens.values())
+
+
+def _reading(family: Family) -> Reading:
+  """How a family reads; raises UserError unless it predicts next tokens."""
+  if family.reading is None:
+    raise UserError("this model family does not predict next tokens")
+  return family.reading

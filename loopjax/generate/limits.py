@@ -11,7 +11,6 @@ from loopjax.errors import UserError
 from loopjax.generate.programs import sizes, slots
 from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.generate.requests import GenerationRequest
-from loopjax.protocols import ExitsEarly
 
 
 class Limits(NamedTuple):
@@ -167,13 +166,13 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     params: its parameters.
   """
   num_loops, spec = cached.num_loops, model.spec
-  takes_rows = cached.takes_rows(params)
+  takes_rows = cached.takes_rows
   num_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
   return Limits(
     num_tokens=spec.vocab_size - spec.num_padding_tokens,
     max_tokens=cached.max_tokens if cached.is_bounded(params) else None,
     prompt_tokens=cached.prompt_tokens,
-    min_loops=1 if isinstance(cached.family, ExitsEarly) else num_loops,
+    min_loops=1 if cached.reading.exits else num_loops,
     num_loops=num_loops,
     exit_rule=cached.exit_rule,
     on_cpu=cached.platform == "cpu",

@@ -170,7 +170,7 @@ def make(
   """
   if not mebibytes or model.max_tokens < BLOCK:
     return None
-  if not model.has_places(params):
+  if not model.has_places:
     raise UserError(
       f"prefix_mib={mebibytes}: a cache of kind {model.cache_kind!r} does not"
       " support prefix sharing: its entries depend on the whole prefill"

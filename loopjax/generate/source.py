@@ -11,7 +11,7 @@ from loopjax.errors import UserError
 from loopjax.generate.engine import Engine
 from loopjax.hub import convert
 from loopjax.loop import exits
-from loopjax.models import CAUSAL
+from loopjax.models import MODELS
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved.language_model import LanguageModel
@@ -211,7 +211,7 @@ def make_engine(language_model: LanguageModel, **options: Any) -> Engine:
     UserError: see `Engine`.
   """
   return Engine(
-    CAUSAL[language_model.facts["model"]],
+    MODELS[language_model.facts["model"]],
     language_model.graphdef,
     language_model.params,
     num_loops=language_model.call["num_loops"],
@@ -235,8 +235,9 @@ def engine_from_flags(
   """
   given = flags.prefix_mib
   if given is None:
-    family = CAUSAL[language_model.facts["model"]]
-    kind = flags.cache_kind or family.CACHES[0]
+    reading = MODELS[language_model.facts["model"]].reading
+    assert reading is not None  # `language_model.load` ensures this.
+    kind = flags.cache_kind or reading.caches[0]
     given = prefix_mib if kind == "per_loop" else 0
   engine = make_engine(
     language_model,

@@ -38,7 +38,7 @@ def quantize(
   config, params, folder = read_source(source, checkpoint, dtype or "bfloat16")
   if dtype and folder != source:
     raise UserError(f"--dtype={dtype} has no effect on a run")
-  if config_lib.resolve(config).causal is None:
+  if config_lib.resolve(config).family.reading is None:
     raise UserError(
       f"{source}: model.name={config.model.name!r} does not predict next tokens"
     )

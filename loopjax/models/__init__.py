@@ -1,55 +1,37 @@
 """Model families by name."""
 
-from typing import TYPE_CHECKING
+import types
 
-from loopjax.protocols import CausalFamily, Family, Registry
+from loopjax.errors import UserError
+from loopjax.protocols import Family, Registry
 
-if TYPE_CHECKING:  # The type checker compares each family with its protocol.
-  from loopjax.models import (
-    adaptive,
-    disco,
-    hrm,
-    looped,
-    melt,
-    ponderlm,
-    recurrent,
-    sleep,
-    transformer,
-    trm,
-    urm,
-    utm,
-  )
 
-  _COMPARED: tuple[Family, ...] = (hrm, trm, urm, utm)
-  _COMPARED_CAUSAL: tuple[CausalFamily, ...] = (
-    adaptive,
-    disco,
-    looped,
-    melt,
-    ponderlm,
-    recurrent,
-    sleep,
-    transformer,
-  )
+def _family(module: types.ModuleType) -> Family:
+  found = getattr(module, "FAMILY", None)
+  if not isinstance(found, Family):
+    raise UserError(
+      f"{module.__name__} has no FAMILY; it must end with"
+      " FAMILY = loopjax.protocols.Family(...)"
+    )
+  return found
 
-_CAUSAL = {
-  "adaptive": "loopjax.models.adaptive",
-  "disco": "loopjax.models.disco",
-  "looped": "loopjax.models.looped",
-  "melt": "loopjax.models.melt",
-  "ponderlm": "loopjax.models.ponderlm",
-  "recurrent": "loopjax.models.recurrent",
-  "sleep": "loopjax.models.sleep",
-  "transformer": "loopjax.models.transformer",
-}
-# Families that predict next tokens.
-CAUSAL = Registry[CausalFamily](_CAUSAL)
-MODELS = Registry[Family](
+
+MODELS = Registry(
+  "model",
+  "loopjax.families",
+  _family,
   {
-    **_CAUSAL,
+    "adaptive": "loopjax.models.adaptive",
+    "disco": "loopjax.models.disco",
     "hrm": "loopjax.models.hrm",
+    "looped": "loopjax.models.looped",
+    "melt": "loopjax.models.melt",
+    "ponderlm": "loopjax.models.ponderlm",
+    "recurrent": "loopjax.models.recurrent",
+    "sleep": "loopjax.models.sleep",
+    "transformer": "loopjax.models.transformer",
     "trm": "loopjax.models.trm",
     "urm": "loopjax.models.urm",
     "utm": "loopjax.models.utm",
-  }
+  },
 )

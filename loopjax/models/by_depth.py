@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from loopjax.loop import exits
 from loopjax.models import causal, exiting
 from loopjax.nn.attention.cache import Cache
+from loopjax.protocols import ByDepth
 from loopjax.types import Array, Output
 
 
@@ -51,7 +52,7 @@ def advance(
   valid: Array,
   exit_policy: exits.ExitPolicy,
 ) -> tuple[Output, Cache, Progress]:
-  """See `AdvancesRows`: each row reads and writes the slots of its loop."""
+  """See `ByDepth.advance`: each row reads and writes the slots of its loop."""
   call = causal.begin(
     model, tokens, num_loops, "scan", cache=cache, valid=valid
   )
@@ -123,3 +124,6 @@ def run_one(
 def by_row(which: Array, x: Array, other: Array) -> Array:
   """x [B, ...] in the rows `which`, bool [B], and `other` in the others."""
   return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, other)
+
+
+BY_DEPTH = ByDepth(between_tokens, advance)

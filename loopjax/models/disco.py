@@ -15,17 +15,11 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.models import causal, every_loop, exiting
-from loopjax.models.causal import loss as loss
-from loopjax.models.every_loop import (
-  reads_out_every_loop as reads_out_every_loop,
-)
-from loopjax.models.exiting import check_resumes as check_resumes
-from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import unstacked as unstacked
+from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
+from loopjax.protocols import Exits, Family, Reading
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -36,9 +30,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "mixed", "gate", "prediction", "confidence")
-CACHES = cache_lib.KINDS
-HEADLINE: tuple[str, ...] = ()
-check_exits, exit_rule = exiting.check_ungated, exiting.ungated_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +210,7 @@ class Model(nnx.Module):
 def read(
   model: Model, tokens: Array, cache: Cache, **options: Any
 ) -> tuple[Output, Cache]:
-  """`CausalFamily.read` with early exits: `exiting.read`, with both channels.
+  """`Reading.read` with early exits: `exiting.read`, with both channels.
 
   The state of a token that exits or resumes later is H^k, before the channels.
   """
@@ -253,3 +244,26 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
     ],
   }
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=causal.loss,
+  costs=costs,
+  traces=TRACES,
+  reads_out_every_loop=every_loop.reads_out_every_loop,
+  reading=Reading(
+    caches=cache_lib.KINDS,
+    empty_cache=reading.empty_cache,
+    read=read,
+    has_span=True,
+    has_places=True,
+    exits=Exits(
+      rule=exiting.ungated_rule,
+      check=exiting.check_ungated,
+      check_resumes=exiting.check_resumes,
+    ),
+    unstacked=reading.unstacked,
+  ),
+)

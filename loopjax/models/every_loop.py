@@ -22,7 +22,7 @@ _EPSILON = 1e-6
 
 
 def reads_out_every_loop(config: Any) -> bool:
-  """See `ReadsOutEveryLoop`: true of every config."""
+  """See `Family.reads_out_every_loop`: true of every config."""
   del config
   return True
 

@@ -23,13 +23,13 @@ def exit_rule(config: Any) -> str:
 
 
 def ungated_rule(config: Any) -> str:
-  """See `ExitsEarly`, without a gate: by default all loops run."""
+  """See `Exits.rule`, without a gate: by default all loops run."""
   del config
   return "fixed"
 
 
 def untrained(config: Any) -> str:
-  """See `LeavesUntrained`: the gate, or everything else."""
+  """See `Family.untrained`: the gate, or everything else."""
   patterns = {"unused": "^exit_gate/", "alone": "^(?!exit_gate/)"}
   return patterns.get(config.exit_gate, "")
 
@@ -48,7 +48,7 @@ def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
 
 
 def check_ungated(config: Any, rule: str, kept: str, kind: str) -> None:
-  """See `ExitsEarly`, without a gate, where loops read more than the state."""
+  """See `Exits.check`, without a gate, where loops read more than the state."""
   del config, kind
   if rule == "gate":
     raise UserError(
@@ -81,7 +81,7 @@ def read(
   resumed: exits.Resumed | None = None,
   between: Between | None = None,
 ) -> tuple[Output, Cache]:
-  """`CausalFamily.read` with early exits; without them if there is no policy.
+  """`Reading.read` with early exits; without them if there is no policy.
 
   In a model with `between`, it computes the input of each loop after the first
   from the state after the previous loop and that loop's input, [B, S, D].

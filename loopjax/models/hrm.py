@@ -15,10 +15,8 @@ from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, post_norm, remat
 from loopjax.nn.shape import Shape
+from loopjax.protocols import Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
-
-TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
-loss, init_carried = supervised.loss, supervised.init_carried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,3 +148,15 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     with_gradient=2 * network,
     num_forward=2,
   )
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=supervised.loss,
+  costs=costs,
+  traces=supervised.TRACES,
+  headline=supervised.HEADLINE,
+  init_carried=supervised.init_carried,
+  num_memory_tokens=supervised.num_memory_tokens,
+)

@@ -19,24 +19,12 @@ from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
-from loopjax.models import causal, every_loop
-from loopjax.models.by_depth import advance as advance
-from loopjax.models.by_depth import between_tokens as between_tokens
-from loopjax.models.every_loop import (
-  reads_out_every_loop as reads_out_every_loop,
-)
-from loopjax.models.exiting import check_exits as check_exits
-from loopjax.models.exiting import check_resumes as check_resumes
-from loopjax.models.exiting import exit_rule as exit_rule
-from loopjax.models.exiting import read as read
-from loopjax.models.exiting import untrained as untrained
-from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import unstacked as unstacked
+from loopjax.models import by_depth, causal, every_loop, exiting, reading
 from loopjax.nn import block, norm, rope
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
-from loopjax.protocols import AnyTeacher
+from loopjax.protocols import AnyTeacher, Exits, Family, Reading
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -48,8 +36,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
-CACHES = cache_lib.KINDS
-HEADLINE: tuple[str, ...] = ()
 EXIT_GATES = ("none", "joint", "alone", "unused")
 
 
@@ -255,3 +241,28 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     ],
     **({"training_flops_per_example": passes * forward} if passes else {}),
   }
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=TRACES,
+  untrained=exiting.untrained,
+  reads_out_every_loop=every_loop.reads_out_every_loop,
+  reading=Reading(
+    caches=cache_lib.KINDS,
+    empty_cache=reading.empty_cache,
+    read=exiting.read,
+    has_span=True,
+    has_places=True,
+    exits=Exits(
+      rule=exiting.exit_rule,
+      check=exiting.check_exits,
+      check_resumes=exiting.check_resumes,
+      by_depth=by_depth.BY_DEPTH,
+    ),
+    unstacked=reading.unstacked,
+  ),
+)

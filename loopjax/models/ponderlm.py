@@ -14,17 +14,12 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import channel, driver
-from loopjax.models import causal, every_loop, exiting
-from loopjax.models.causal import loss as loss
-from loopjax.models.every_loop import (
-  reads_out_every_loop as reads_out_every_loop,
-)
-from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import unstacked as unstacked
+from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, linear, norm
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import dropout, fold_in
+from loopjax.protocols import Exits, Family, Reading
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -34,9 +29,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "mixed", "prediction", "confidence")
-CACHES = cache_lib.KINDS
-HEADLINE: tuple[str, ...] = ()
-check_exits, exit_rule = exiting.check_ungated, exiting.ungated_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +201,7 @@ class Model(nnx.Module):
 
 
 def check_resumes(config: Config, kind: str) -> None:
-  """See `Resumes`: the state after a loop must be all that the next one needs.
+  """See `Exits.check_resumes`: the state must be all that the next loop needs.
 
   Raises:
     UserError: it is not, or another kind of cache is needed.
@@ -225,7 +217,7 @@ def check_resumes(config: Config, kind: str) -> None:
 def read(
   model: Model, tokens: Array, cache: Cache, **options: Any
 ) -> tuple[Output, Cache]:
-  """`CausalFamily.read` with early exits: `exiting.read`, with pondering.
+  """`Reading.read` with early exits: `exiting.read`, with pondering.
 
   A token that leaves the loop, or whose loops go on later, has the state
   LM(e^s).
@@ -251,3 +243,26 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
     ],
   }
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=causal.loss,
+  costs=costs,
+  traces=TRACES,
+  reads_out_every_loop=every_loop.reads_out_every_loop,
+  reading=Reading(
+    caches=cache_lib.KINDS,
+    empty_cache=reading.empty_cache,
+    read=read,
+    has_span=True,
+    has_places=True,
+    exits=Exits(
+      rule=exiting.ungated_rule,
+      check=exiting.check_ungated,
+      check_resumes=check_resumes,
+    ),
+    unstacked=reading.unstacked,
+  ),
+)

@@ -18,7 +18,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> Any:
-  """See `CausalFamily.empty_cache`."""
+  """See `Reading.empty_cache`."""
   config, kind = model.config, kind or "per_loop"
   num_loops = config.num_loops if num_loops is None else num_loops
 
@@ -49,7 +49,7 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
 ) -> tuple[Output, Cache]:
-  """See `CausalFamily.read`.
+  """See `Reading.read`.
 
   All loops run, even if all tokens have halted: later tokens attend to the keys
   and values of every loop.
@@ -62,7 +62,7 @@ def read(
 
 
 def unstacked(model: Any) -> Any:
-  """See `StacksLayers.unstacked` and `nn.stack.unstacked`."""
+  """See `Reading.unstacked` and `nn.stack.unstacked`."""
   for name in ("prelude", "layers", "coda"):
     if hasattr(model, name):
       setattr(model, name, stack.unstacked(getattr(model, name)))

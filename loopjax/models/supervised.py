@@ -171,6 +171,11 @@ def _inner(kind: str) -> str:
   return "unroll" if kind == "unroll" else "scan"
 
 
+def num_memory_tokens(config: Any) -> int:
+  """M, positions before the task's tokens."""
+  return config.num_memory_tokens
+
+
 def init_carried(config: Any, spec: TaskSpec, batch_size: int) -> Carried:
   """Rows that all take a new example at the first step."""
   num_positions = config.num_memory_tokens + spec.sequence_length

@@ -15,15 +15,10 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.models import causal, every_loop
-from loopjax.models.causal import loss as loss
-from loopjax.models.every_loop import (
-  reads_out_every_loop as reads_out_every_loop,
-)
-from loopjax.models.reading import empty_cache as empty_cache
-from loopjax.models.reading import read as read
+from loopjax.models import causal, every_loop, reading
 from loopjax.nn import block, norm
 from loopjax.nn.attention.cache import Cache
+from loopjax.protocols import Family, Reading
 from loopjax.types import (
   Array,
   LoopOptions,
@@ -32,8 +27,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
-CACHES = ("per_loop",)  # Copies do not share keys and values.
-HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,3 +175,20 @@ def _check(config: Config, num_copies: int) -> None:
       f"num_loops={num_copies} must be 1 to {config.num_loops}, the number"
       " of copies of the stack"
     )
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=causal.loss,
+  costs=costs,
+  traces=TRACES,
+  reads_out_every_loop=every_loop.reads_out_every_loop,
+  reading=Reading(
+    caches=("per_loop",),  # Copies do not share keys and values.
+    empty_cache=reading.empty_cache,
+    read=reading.read,
+    has_span=True,
+    has_places=True,
+  ),
+)

@@ -16,10 +16,9 @@ from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, linear, post_norm
 from loopjax.nn.fast_weights import convolution
 from loopjax.nn.shape import Shape
+from loopjax.protocols import Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, Precision, TaskSpec
 
-TRACES, HEADLINE = supervised.TRACES, supervised.HEADLINE
-loss, init_carried = supervised.loss, supervised.init_carried
 CONVOLUTION_WIDTH = (
   2  # Tokens that the convolution sees: the one before, and its own.
 )
@@ -172,3 +171,15 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     segment=config.num_cycles * cycle,
     with_gradient=cycle,
   )
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=supervised.loss,
+  costs=costs,
+  traces=supervised.TRACES,
+  headline=supervised.HEADLINE,
+  init_carried=supervised.init_carried,
+  num_memory_tokens=supervised.num_memory_tokens,
+)

@@ -45,7 +45,7 @@ def load(
     UserError: its model does not show what the page shows.
   """
   family = settings.model_name
-  if unseen := set(TRACES).difference(settings.family.TRACES):
+  if unseen := set(TRACES).difference(settings.family.traces):
     raise UserError(
       f"{workdir}: model.name={family!r} does not record"
       f" {', '.join(sorted(unseen))} after every loop"
@@ -53,7 +53,7 @@ def load(
   assert isinstance(settings.task, sudoku_task.Config)  # The caller found so.
   board = settings.task.board
   run = trained.read(workdir, checkpoint)
-  more = tuple(x for x in _MORE if x in settings.family.TRACES)
+  more = tuple(x for x in _MORE if x in settings.family.traces)
 
   @jax.jit
   def forward(params, inputs):

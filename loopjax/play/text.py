@@ -27,7 +27,6 @@ from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.play.page import Inspection, Inspector, facts
-from loopjax.protocols import ExitsEarly, HaltsByMass
 from loopjax.saved import language_model as language_model_lib
 from loopjax.types import Array
 
@@ -145,10 +144,10 @@ def load(
 def how_it_exits(settings: config_lib.Settings) -> tuple[str, Read]:
   """How tokens exit, "gate", "mass" or "", and the function for readings."""
   family = settings.family
-  if isinstance(family, HaltsByMass):
+  if family.halting_trace:
     return "mass", by_mass
-  early = family if isinstance(family, ExitsEarly) else None
-  if early and early.exit_rule(settings.model) == "gate":
+  exits_early = family.reading and family.reading.exits
+  if exits_early and exits_early.rule(settings.model) == "gate":
     return "gate", by_gate
   return "", by_loop
 

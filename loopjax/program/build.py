@@ -168,15 +168,15 @@ def cache_bytes(
       the result is (0, 0).
     kind: the kind of cache; the family's default if None.
   """
-  family = settings.causal
-  if family is None:
+  reading = settings.family.reading
+  if reading is None:
     return 0, 0
   graphdef, params = abstract_model(settings)
 
   def size(max_tokens: int) -> int:
     def make(params: Any) -> Any:
       model, loops = nnx.merge(graphdef, params), settings.eval_loops
-      return family.empty_cache(
+      return reading.empty_cache(
         model, 1, max_tokens, num_loops=loops, kind=kind
       )
 

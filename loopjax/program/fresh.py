@@ -8,7 +8,7 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.program import step
-from loopjax.protocols import CarriesState, Model
+from loopjax.protocols import Model
 from loopjax.types import Carried
 
 
@@ -45,8 +45,7 @@ def _new_model(settings: config_lib.Settings, key: Any) -> Model:
 
 def init_carried(settings: config_lib.Settings) -> Carried:
   """The state that the first step carries; empty for most families."""
-  if not isinstance(settings.family, CarriesState):
+  init = settings.family.init_carried
+  if init is None:
     return Carried()
-  return settings.family.init_carried(
-    settings.model, settings.spec, settings.run.batch_size
-  )
+  return init(settings.model, settings.spec, settings.run.batch_size)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError, local_path
-from loopjax.protocols import LearnsFromTeacher
 from loopjax.run.checkpoints import restore
 
 
@@ -45,10 +44,10 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
       f"{label} reads {theirs.vocab_size} token ids, but the task has"
       f" {ours.vocab_size}"
     )
-  family = settings.family
-  assert isinstance(family, LearnsFromTeacher)  # Checked by `config.resolve`.
+  check = settings.family.check_teacher
+  assert check is not None  # Checked by `config.resolve`.
   try:
-    family.check_teacher(settings.model, ours, teacher)
+    check(settings.model, ours, teacher)
   except UserError as error:
     raise UserError(f"{label}: {error}") from error
   return teacher

@@ -1,14 +1,16 @@
-"""What every family of models defines."""
+"""What a family of models is: one record, and the parts that it may have."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from flax import nnx
 
+from loopjax.protocols.reading import Reading
 from loopjax.types import (
   Array,
   Batch,
+  Carried,
   LoopOptions,
   Metrics,
   Output,
@@ -56,7 +58,7 @@ class Model(Protocol):
       num_loops: number of loops; that of training if None.
       kind: how the loop is executed, see `loopjax.loop.driver`; as in the
         model's options if None.
-      trace: what to record in every loop, names from the family's TRACES.
+      trace: what to record in every loop, names from the family's `traces`.
     """
     ...
 
@@ -80,29 +82,13 @@ class MakeModel(Protocol):
     ...
 
 
-class Family(Protocol):
-  """A module of `loopjax.models`."""
+class Loss(Protocol):
+  """A training objective."""
 
-  @property
-  def Config(self) -> Callable[..., ModelConfig]:
-    """The model config: a frozen dataclass with the paper's defaults."""
-
-  @property
-  def Model(self) -> MakeModel:
-    """The model's class."""
-
-  @property
-  def TRACES(self) -> tuple[str, ...]:
-    """Names of the quantities that a model can record in every loop."""
-
-  @property
-  def HEADLINE(self) -> tuple[str, ...]:
-    """The family's own metrics to show at the terminal, if any."""
-
-  def loss(
+  def __call__(
     self, model: Any, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
   ) -> tuple[Array, Metrics]:
-    """The training objective.
+    """Computes the loss of a batch.
 
     Args:
       model: the model to train.
@@ -120,10 +106,14 @@ class Family(Protocol):
     """
     ...
 
-  def costs(
+
+class Costs(Protocol):
+  """FLOPs of a model, counted analytically; a multiply-add counts as two."""
+
+  def __call__(
     self, config: Any, spec: TaskSpec, num_loops: int
   ) -> dict[str, Any]:
-    """FLOPs of the model, counted analytically; a multiply-add counts as two.
+    """Counts them.
 
     Returns:
       "flops_per_example": for each k = 1 .. num_loops, FLOPs of a forward pass
@@ -136,68 +126,82 @@ class Family(Protocol):
     ...
 
 
-class CausalFamily(Family, Protocol):
-  """A family that predicts next tokens and can read them incrementally.
-
-  Processing tokens in any number of chunks gives the same logits as in one
-  call, for every kind of cache except those whose keys and values are shared by
-  all loops: there, logits also depend on which tokens are processed together.
-  The rows of a cache are independent sequences of different lengths.
-  """
+class Teacher(Protocol):
+  """The settings of the teacher's run that a family may read."""
 
   @property
-  def CACHES(self) -> tuple[str, ...]:
-    """Kinds of caches; the first is the default."""
+  def family(self) -> "Family":
+    """The teacher's family."""
 
-  def empty_cache(
-    self,
-    model: Any,
-    batch: int,
-    max_tokens: int,
-    *,
-    num_loops: int | None = None,
-    kind: str | None = None,
-    prompt_tokens: int = 0,
-  ) -> Any:
-    """A cache without tokens.
+  @property
+  def model(self) -> ModelConfig:
+    """The teacher's model config."""
 
-    Args:
-      model: the model that will use the cache.
-      batch: B, number of rows.
-      max_tokens: M, maximum number of tokens of a row. Tokens beyond it are
-        lost, except in families whose cache does not grow with the tokens.
-      num_loops: number of loops; as in training if None.
-      kind: one of CACHES; the first if None.
-      prompt_tokens: if not 0, the number of the M positions reserved for
-        prompts. These have separate keys and values for every loop, although
-        loops of other tokens share theirs.
+  @property
+  def spec(self) -> TaskSpec:
+    """The spec of the teacher's task, with the student's `vocab_size`."""
 
-    Returns:
-      A pytree of arrays of fixed shapes.
-    """
-    ...
 
-  def read(
-    self,
-    model: Any,
-    tokens: Array,
-    cache: Any,
-    *,
-    num_loops: int | None = None,
-    valid: Array | None = None,
-  ) -> tuple[Output, Any]:
-    """Processes tokens that follow those in a cache: prefill or decode.
+class CheckTeacher(Protocol):
+  """Checks the teacher of a run."""
 
-    Args:
-      model: the model that the cache was made for.
-      tokens: token ids [B, S]; S = 1 decodes, S > 1 prefills.
-      cache: from `empty_cache`, or returned by an earlier call.
-      num_loops: the number of loops that the cache was made for.
-      valid: bool [B, S], False for padding, which may be anywhere and is
-        skipped. No padding if None.
+  def __call__(
+    self, config: Any, spec: TaskSpec, teacher: Teacher | None
+  ) -> None:
+    """Raises UserError if the teacher is unsuitable, or missing but needed."""
 
-    Returns:
-      (output, the cache after these tokens). The output has logits [B, S, V];
-      they are arbitrary at padding.
-    """
-    ...
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+  """A family of models; its module ends with `FAMILY = Family(...)`.
+
+  A part that is None is what the family cannot do. `config` is a record of
+  `Config`, `model` a value of `Model`.
+
+  Attributes:
+    Config: the model config: a frozen dataclass with the paper's defaults.
+    Model: the model's class.
+    loss: the training objective.
+    costs: FLOPs.
+    traces: names of the quantities that a model can record in every loop.
+    headline: the family's own metrics to show at the terminal.
+    reading: prefill and decode, of a family that predicts next tokens.
+    check_schedule: (config, number of steps of the run); raises UserError if
+      the loss's changes over the steps of a run take more steps than it has.
+    check_teacher: of a family whose loss uses the teacher.
+    init_carried: (config, spec, batch size) -> the state, other than
+      parameters, before the first step; `loss` reads and replaces it.
+    untrained: config -> a regular expression like `optim.frozen` of parameters
+      that the loss does not use and that are then frozen; "" for none.
+    reads_out_every_loop: config -> whether the logits after loop k are the same
+      as of a model with k loops, of a causal family whose `Model.__call__` also
+      takes `targets`, int [B, T]: the trace then has the records of
+      `models.every_loop.measured` after each loop.
+    measures: model -> scalars, f32, by name, that follow from its parameters
+      alone.
+    halting_rule: config -> its rule; "fixed" never stops, "ponder" is an
+      expectation.
+    halting_trace: of a family whose layers stop iterating on a token that has
+      halted, the name in `traces` of the halting probabilities, f32
+      [K, B, T, L]. Its `Model.__call__` also takes `exit_threshold`, f32 scalar
+      in (0, 1]: a token halts when the sum of its probabilities reaches it.
+    num_memory_tokens: config -> number of memory tokens, which precede the
+      sequence; may be 0.
+  """
+
+  Config: Callable[..., ModelConfig]
+  Model: MakeModel
+  loss: Loss
+  costs: Costs
+  traces: tuple[str, ...]
+  headline: tuple[str, ...] = ()
+  reading: Reading | None = None
+  check_schedule: Callable[[Any, int], None] | None = None
+  check_teacher: CheckTeacher | None = None
+  init_carried: Callable[[Any, TaskSpec, int], Carried] | None = None
+  untrained: Callable[[Any], str] | None = None
+  reads_out_every_loop: Callable[[Any], bool] | None = None
+  measures: Callable[[Any], Mapping[str, Array]] | None = None
+  halting_rule: Callable[[Any], str] | None = None
+  halting_trace: str | None = None
+  num_memory_tokens: Callable[[Any], int] | None = None

@@ -70,12 +70,12 @@ def _state(run: runs_lib.Run) -> document.Block:
 
 def _headline(run: runs_lib.Run) -> list[document.Block]:
   """The score that matters most in one line, then a line for each split."""
+  for section, known in (("task", TASKS), ("model", MODELS)):
+    known.register_recorded(run.config[section])
   task, model = (run.config[part]["name"] for part in ("task", "model"))
   names = [
-    name
-    for module in (TASKS.get(task), MODELS.get(model))
-    if module
-    for name in module.HEADLINE
+    *(TASKS[task].HEADLINE if task in TASKS else ()),
+    *(MODELS[model].headline if model in MODELS else ()),
   ]
   found = run.summary["metrics"]
   took = f"{run.summary['parameters']:,} parameters"

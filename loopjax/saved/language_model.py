@@ -11,7 +11,6 @@ from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import convert
-from loopjax.protocols import ExitsEarly, HaltsByMass
 from loopjax.run import zoo
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import trained
@@ -68,20 +67,20 @@ def load(
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  family = settings.model_name
+  name, family = settings.model_name, settings.family
   _check(settings, label)
   convert.check_beginning(zoo.located(workdir))
   loops = num_loops or settings.eval_loops
   config_lib.check_loops(settings, loops, f"--num_loops={loops}")
   call = {"num_loops": loops, "kind": settings.eval.loop_kind}
   if exit_threshold is not None:
-    if isinstance(settings.family, ExitsEarly):
+    if family.reading and family.reading.exits:
       raise UserError(
-        f"--exit_threshold: {family} exits early only in generation; scores use"
+        f"--exit_threshold: {name} exits early only in generation; scores use"
         " --num_loops loops"
       )
-    if not isinstance(settings.family, HaltsByMass):
-      raise UserError(f"--exit_threshold has no effect on {family}")
+    if not family.halting_trace:
+      raise UserError(f"--exit_threshold has no effect on {name}")
     call["exit_threshold"] = exit_threshold
   run = trained.read(workdir, checkpoint, kernels=kernels, or_quantized=True)
   params = quantized.quantized(run.params, weights) if weights else run.params
@@ -96,7 +95,7 @@ def load(
     call=call,
     facts={
       "workdir": label,
-      "model": family,
+      "model": name,
       "step": run.step,
       "num_loops": loops,
       "trained_num_loops": settings.model.num_loops,
@@ -129,7 +128,7 @@ def _check(settings: config_lib.Settings, label: str) -> None:
       f"{label}: task.name={task!r} is not 'text'; `loopjax play {label}`"
       " shows what it does"
     )
-  if settings.causal is None:
+  if settings.family.reading is None:
     raise UserError(
       f"{label}: model.name={settings.model_name!r} does not predict next"
       " tokens"

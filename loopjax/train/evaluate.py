@@ -112,7 +112,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
       kind=settings.eval.loop_kind,
       trace=tuple(
         name
-        for name in family.TRACES
+        for name in family.traces
         if name in task.TRACES or name in MODEL_TRACES
       ),
     ),

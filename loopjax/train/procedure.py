@@ -227,7 +227,7 @@ def _train_and_evaluate(
   scored_again = mode == "train_and_eval" and (
     at == settings.run.num_steps or train_loop.evaluation_is_due(settings, at)
   )
-  headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
+  headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   writer = metrics.Writer(
     context.workdir,
     settings.run.num_steps,

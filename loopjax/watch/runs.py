@@ -70,6 +70,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   rates = training[-1] if training else {}
   step = max((row["step"] for row in rows), default=0)
   state, ended = _state(workdir, config, rates, step, now)
+  TASKS.register_recorded(config["task"])
   task, family = config["task"]["name"], config["model"]["name"]
   return Run(
     name=workdir.name,

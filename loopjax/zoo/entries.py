@@ -84,7 +84,7 @@ def export(
   workdir_lib.write_json(folder / "config.json", config)
   workdir_lib.write_json(folder / "summary.json", summary)
   settings = run.settings
-  headline = (*settings.task_module.HEADLINE, *settings.family.HEADLINE)
+  headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   task = config["task"]["name"]
   text = card(name, about, task, headline, summary)
   (folder / "README.md").write_text(text)

@@ -8,6 +8,7 @@ import pytest
 
 from loopjax.analysis.loops import halting
 from loopjax.loop import halting as rules
+from loopjax.models import MODELS
 
 # [K = 3, B = 1, S = 3]: stops after 2, 3 and 1 steps.
 _WEIGHT = np.array([[[0.4, 0.1, 1.0]], [[0.6, 0.0, 0.0]], [[0.0, 0.9, 0.0]]])
@@ -54,19 +55,21 @@ def test_histogram_without_memory_has_cells_alone():
 
 
 @pytest.mark.parametrize(
-  ("model", "trace", "steps"),
+  ("family", "rule", "trace", "steps"),
   [
-    ({}, "weight", 2),  # A rule without a name.
-    ({"halting": "act"}, "weight", 2),
-    ({"halting": "ponder"}, "weight", 1.5),
-    ({"halting": "fixed"}, "weight", None),
-    ({}, "prediction", None),  # It never stops early.
+    ("hrm", "", "weight", 2),  # Its config names no rule.
+    ("utm", "act", "weight", 2),
+    ("utm", "ponder", "weight", 1.5),
+    ("utm", "fixed", "weight", None),
+    ("hrm", "", "prediction", None),  # It never stops early.
   ],
 )
-def test_a_model_that_weights_its_steps_stops(model, trace, steps):
+def test_a_model_that_weights_its_steps_stops(family, rule, trace, steps):
   weight = np.full((2, 1, 1), 0.5)
   evaluated = types.SimpleNamespace(
-    settings=types.SimpleNamespace(model=types.SimpleNamespace(**model)),
+    settings=types.SimpleNamespace(
+      family=MODELS[family], model=types.SimpleNamespace(halting=rule)
+    ),
     output=types.SimpleNamespace(trace={trace: weight}),
   )
   found = halting.ponder_steps(evaluated)

@@ -8,7 +8,7 @@ from tests_support import load_config
 from loopjax import config as config_lib
 from loopjax.analysis import memory
 from loopjax.errors import UserError
-from loopjax.models import CAUSAL
+from loopjax.models import MODELS
 
 
 def test_table_2_of_melt():
@@ -22,7 +22,7 @@ def test_table_2_of_melt():
 
 def test_ouro_has_its_published_number_of_parameters():
   sizes = {size.kind: size for size in memory.sizes(memory.ouro())}
-  assert set(sizes) == set(CAUSAL["looped"].CACHES)
+  assert set(sizes) == set(MODELS["looped"].reading.caches)
   for size in sizes.values():
     assert size.parameters == 2 * 1_434_652_673
     loops = 4 if size.kind == "per_loop" else 1
@@ -35,9 +35,9 @@ def test_ouro_has_its_published_number_of_parameters():
 def test_a_table_has_every_kind_of_the_family(name):
   settings = config_lib.resolve(load_config(name, "smoke"))
   text = memory.of_config(settings, 100)
-  family = CAUSAL[settings.model_name]
+  reading = MODELS[settings.model_name].reading
   rows = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)", text, re.MULTILINE)
-  assert tuple(kind for kind, *_ in rows) == family.CACHES
+  assert tuple(kind for kind, *_ in rows) == reading.caches
   if name == "automaton_sleep":
     assert rows[0][1] == "0"
 

@@ -28,7 +28,7 @@ def instrumented_model(name):
     num_padding_tokens=PADDING,
     num_loops=3,
     batch_size=2,
-    traces=MODELS[name].TRACES,
+    traces=MODELS[name].traces,
   )
 
 
@@ -86,7 +86,7 @@ def test_stages_and_lens_are_those_of_the_model(name):
     num_padding_tokens=spec.size - spec.padding,
     num_loops=2,
     batch_size=64,
-    traces=family.TRACES,
+    traces=family.traces,
   )
   observed = probed.observe(question_set)
   output = jax.jit(

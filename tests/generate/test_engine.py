@@ -20,7 +20,7 @@ from generate_examples import (
   shared,
   written_out,
 )
-from tests_support import by_size, crossing
+from tests_support import causal, crossing
 
 from loopjax import sharding
 from loopjax.errors import UserError
@@ -31,12 +31,11 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import Scheduler
 from loopjax.losses.token_loss import token_scores
-from loopjax.models import CAUSAL
 
 GREEDY = Sampling(temperature=0)
 
 
-@crossing("name", by_size(CAUSAL))
+@crossing("name", causal())
 def test_greedy_text_is_that_of_full_forward_passes(name):
   """In slots that change hands: four prompts and two slots."""
   prompts = [prompt for prompt in PROMPTS if len(prompt) < 16]

@@ -49,12 +49,12 @@ def token_by_token(name, kept):
   @functools.partial(jax.jit, compiler_options=examples.FAST)
   def run(text, loops):
     model = nnx.merge(graphdef, params)
-    cache = family.empty_cache(model, 1, examples.LENGTH)
+    cache = family.reading.empty_cache(model, 1, examples.LENGTH)
 
     def one(cache, token_and_loops):
       token, loops = token_and_loops
       policy = exits.ExitPolicy(jnp.ones(1), loops[None], "change", kept)
-      output, cache = family.read(
+      output, cache = family.reading.read(
         model, token[None, None], cache, exit_policy=policy
       )
       return cache, output.logits[0, 0]
@@ -107,10 +107,10 @@ def test_as_many_loops_as_the_text_are_none_fewer(name):
   def caches():
     model = nnx.merge(graphdef, params)
     tokens = jnp.asarray([PROMPTS[0], PROMPTS[3][:5]])
-    cache = family.empty_cache(model, 2, 8)
+    cache = family.reading.empty_cache(model, 2, 8)
     loops, none = jnp.full(2, most), jnp.ones(2)
     return [
-      family.read(
+      family.reading.read(
         model, tokens, cache,
         exit_policy=exits.ExitPolicy(none, loops, fills=fills),
       )[1]

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import by_size, crossing
+from tests_support import causal, crossing
 
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.hub import __main__ as hub
-from loopjax.models import CAUSAL
 from loopjax.nn import linear
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model, trained
@@ -52,7 +51,7 @@ def test_every_number_is_within_half_a_step_of_its_output(weights):
   assert quantized.kind(made) == weights
 
 
-@crossing("name", by_size(CAUSAL))
+@crossing("name", causal())
 def test_a_quantised_model_writes_what_its_dense_weights_write(name):
   """In every family: the engine reads no weights but by `linear.dense`."""
   family, graphdef, params = examples.model_of(name)

@@ -188,14 +188,16 @@ def reader(name):
     model = nnx.merge(graphdef, params)
     rows = len(tokens)
     policy = exits.ExitPolicy(jnp.ones(rows), jnp.full(rows, loops))
-    return family.read(
+    return family.reading.read(
       model, tokens, cache, exit_policy=policy, resumed=resumed
     )
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)
   def prompted():
     model = nnx.merge(graphdef, params)
-    return family.read(model, prompt, family.empty_cache(model, 2, 16))[1]
+    return family.reading.read(
+      model, prompt, family.reading.empty_cache(model, 2, 16)
+    )[1]
 
   return read, prompted(), prompt[:, -1:]
 

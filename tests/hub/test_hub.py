@@ -130,9 +130,10 @@ def test_llamas_with_other_rotations_and_heads_are_read_and_exported(
   graphdef, _ = program.abstract_model(settings)
   tokens = jnp.asarray(oracle["tokens"])
   model = nnx.merge(graphdef, params)
-  cache = looped.empty_cache(model, 2, tokens.shape[1])
-  output, cache = looped.read(model, tokens[:, :-1], cache)
-  last, _ = looped.read(model, tokens[:, -1:], cache)
+  reading = looped.FAMILY.reading
+  cache = reading.empty_cache(model, 2, tokens.shape[1])
+  output, cache = reading.read(model, tokens[:, :-1], cache)
+  last, _ = reading.read(model, tokens[:, -1:], cache)
   logits = jnp.concatenate([output.logits, last.logits], axis=1)
   assert_close(logits, name, 1)
   assert_close(model(tokens).logits, name, 1)
@@ -166,10 +167,10 @@ def test_a_prompt_and_a_token_with_a_cache_have_the_same_logits(name, tmp_path):
 
   def run(params):
     model = nnx.merge(graphdef, params)
-    cache = family.empty_cache(model, 2, 9, num_loops=loops)
+    cache = family.reading.empty_cache(model, 2, 9, num_loops=loops)
     prompt, token = tokens[:, :8], tokens[:, 8:]
-    first, cache = family.read(model, prompt, cache, num_loops=loops)
-    last, _ = family.read(model, token, cache, num_loops=loops)
+    first, cache = family.reading.read(model, prompt, cache, num_loops=loops)
+    last, _ = family.reading.read(model, token, cache, num_loops=loops)
     return jnp.concatenate([first.logits, last.logits], axis=1)
 
   assert_close(without_rounding(run)(params), name, loops)

@@ -33,6 +33,7 @@ class Reader:
 
   def __init__(self, name, policy, cache):
     self.family, self.cache = MODELS[name], cache
+    self.steps = self.family.reading.exits.by_depth
     self.config = config_of(
       name, num_loops=LOOPS, init_std=0.3, exit_gate="joint"
       if name == "looped" else "unused",
@@ -58,7 +59,7 @@ class Reader:
 
   def empty(self, size):
     def make(model):
-      return self.family.empty_cache(model, size, LENGTH, **self.cache)
+      return self.family.reading.empty_cache(model, size, LENGTH, **self.cache)
 
     return self.compiled(make)()
 
@@ -67,7 +68,7 @@ class Reader:
 
     @self.compiled
     def read(model, token, cache):
-      output, cache = self.family.read(
+      output, cache = self.family.reading.read(
         model, token, cache, exit_policy=self.policy_of(ROWS)
       )
       return output.stats["loops_run"], output.hidden[:, 0], cache
@@ -84,7 +85,7 @@ class Reader:
 
     @self.compiled
     def advance(model, tokens, cache, progress, valid):
-      output, cache, progress = self.family.advance(
+      output, cache, progress = self.steps.advance(
         model, tokens, cache, progress, num_loops=LOOPS, valid=valid,
         exit_policy=self.policy_of(ROWS),
       )  # fmt: skip
@@ -93,7 +94,7 @@ class Reader:
     rule = self.policy(None, None).rule
     cache, found = self.empty(ROWS), [[] for _ in range(ROWS)]
     progress = self.compiled(
-      lambda model: self.family.between_tokens(model, ROWS, rule)
+      lambda model: self.steps.between_tokens(model, ROWS, rule)
     )()
     apart = False
     for waits in WAITS:

@@ -8,8 +8,7 @@ from test_families import SPEC, config_of
 from tests_support import crossing
 
 from loopjax.losses import tokens as token_losses
-from loopjax.models import CAUSAL, every_loop
-from loopjax.protocols import ReadsOutEveryLoop
+from loopjax.models import MODELS, every_loop
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 8), 0, 21)
 TARGETS = jnp.roll(TOKENS, -1, axis=1)
@@ -27,7 +26,7 @@ READ_OUT = [
   ("name", "changes"), READ_OUT, ids=[f"{n}-{'-'.join(c)}" for n, c in READ_OUT]
 )
 def test_a_read_out_is_that_of_a_run_of_so_many_loops(name, changes):
-  family, config = CAUSAL[name], config_of(name, **changes)
+  family, config = MODELS[name], config_of(name, **changes)
   params = examples.params_of(family, config, SPEC)
 
   def run(params, targets=None, **call):
@@ -53,10 +52,10 @@ def test_a_read_out_is_that_of_a_run_of_so_many_loops(name, changes):
 def test_families_that_read_out_are_those_of_the_test():
   """A damped loop depends on how many there are."""
   named = {name for name, _ in READ_OUT}
-  features = {n for n, x in CAUSAL.items() if isinstance(x, ReadsOutEveryLoop)}
+  features = {n for n, x in MODELS.items() if x.reads_out_every_loop}
   assert named == features
   damped = config_of("recurrent", update="damped")
-  assert not CAUSAL["recurrent"].reads_out_every_loop(damped)
+  assert not MODELS["recurrent"].reads_out_every_loop(damped)
 
 
 def test_statistics_of_a_state_by_hand():

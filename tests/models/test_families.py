@@ -13,19 +13,18 @@ from flax import nnx
 from tests_support import (
   array_sizes,
   by_size,
+  causal,
   crossing,
   long_case,
   strict_dtypes,
 )
 
-from loopjax import models
 from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import stack
 from loopjax.program import eval_step as eval_step_lib
-from loopjax.protocols import CarriesState
 from loopjax.types import (
   PRECISIONS,
   LoopOptions,
@@ -75,7 +74,7 @@ SMALL = {
   "urm": {**SEGMENTS, "num_layers": 1, "num_inner_steps": 2},
 }  # fmt: skip
 FAMILIES = by_size(MODELS)
-CAUSAL = by_size(models.CAUSAL)
+CAUSAL = causal()
 # Those that run more loops than they are trained with, and leave earlier loops
 # as they were.
 LOOPED = by_size(set(MODELS) - {"adaptive", "melt", "transformer"})
@@ -174,7 +173,7 @@ def batch():
 def batch_of(name, config=None):
   """The batch as a family's loss gets it in the first step."""
   family, found = MODELS[name], batch()
-  if not isinstance(family, CarriesState):
+  if not family.init_carried:
     return found
   config, rows = config or config_of(name), len(found["inputs"])
   return {**found, "carried": family.init_carried(config, SPEC, rows)}
@@ -190,7 +189,7 @@ def forward(name, num_loops=LOOPS, kind="scan", length=LENGTH):
     batch()["inputs"][:, :length],
     num_loops=num_loops,
     kind=kind,
-    trace=tuple(MODELS[name].TRACES),
+    trace=tuple(MODELS[name].traces),
   )
 
 
@@ -415,7 +414,7 @@ def test_no_task_reads_logits_where_there_are_scores(name):
 @crossing("name", FAMILIES)
 def test_trace_is_what_the_model_did(name):
   output = forward(name)
-  assert set(output.trace) == set(MODELS[name].TRACES)
+  assert set(output.trace) == set(MODELS[name].traces)
   assert all(len(record) == LOOPS for record in output.trace.values())
   if name in READ_OUT:
     chances = jax.nn.softmax(output.logits)

@@ -43,7 +43,9 @@ def reader(form, rule, kept):
     policy = exits.ExitPolicy(
       jnp.full(len(tokens), threshold), loops, rule, kept
     )
-    output, cache = family.read(model, tokens, cache, exit_policy=policy)
+    output, cache = family.reading.read(
+      model, tokens, cache, exit_policy=policy
+    )
     return output.logits, output.stats["loops_run"], cache
 
   return jax.jit(read, compiler_options=examples.FAST)
@@ -57,7 +59,7 @@ def read(form, tokens, cache, loops=LOOPS, threshold=1.0, rule="fixed"):
 def empty(form):
   family, config = model_of(form)
   model = examples.merged(family, config, SPEC)
-  return family.empty_cache(model, 4, LENGTH)
+  return family.reading.empty_cache(model, 4, LENGTH)
 
 
 def whole(form, num_loops):

@@ -132,9 +132,11 @@ def test_reading_with_a_cache_is_the_same(interpreted):
     merged = examples.merged(
       *model, params, options=LoopOptions(kernels=kernels)
     )
-    cache = family.empty_cache(merged, 2, 6)
-    prompt, cache = family.read(merged, tokens[:, :4], cache, valid=valid)
-    last, cache = family.read(merged, tokens[:, 4:], cache)
+    cache = family.reading.empty_cache(merged, 2, 6)
+    prompt, cache = family.reading.read(
+      merged, tokens[:, :4], cache, valid=valid
+    )
+    last, cache = family.reading.read(merged, tokens[:, 4:], cache)
     return prompt.logits[:, -1], last.logits, cache.length
 
   params, found = examples.params_of(*model), {}

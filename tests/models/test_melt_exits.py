@@ -20,6 +20,9 @@ CONFIG = config_of(
 )
 
 
+EXITS = melt.FAMILY.reading.exits
+
+
 @functools.cache
 def reader(num_loops=LOOPS, **policy):
   """(tokens, cache, threshold [B], loops [B]) -> (output, cache)."""
@@ -133,14 +136,14 @@ def test_prompts_run_all_loops_that_they_may():
 
 
 def test_exits_that_cannot_be():
-  assert melt.exit_rule(CONFIG) == "gate"
-  melt.check_exits(CONFIG, "gate", "copy", "latent")
+  assert EXITS.rule(CONFIG) == "gate"
+  EXITS.check(CONFIG, "gate", "copy", "latent")
   with pytest.raises(UserError, match="needs cache_kind='per_loop'"):
-    melt.check_exits(CONFIG, "gate", "state", "latent")
+    EXITS.check(CONFIG, "gate", "state", "latent")
   plain = config_of("melt")
-  assert melt.exit_rule(plain) == "fixed"
+  assert EXITS.rule(plain) == "fixed"
   with pytest.raises(UserError, match="'gate' needs a model with an exit gate"):
-    melt.check_exits(plain, "gate", "copy", "latent")
+    EXITS.check(plain, "gate", "copy", "latent")
 
 
 def test_a_short_prompt_has_run_as_many_loops_as_a_long_one():

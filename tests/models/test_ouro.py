@@ -65,7 +65,7 @@ def test_the_cache_of_the_published_model():
   """Table 2 of MELT (arXiv 2605.07721): 0.786432 MB a token."""
   config = dataclasses.replace(OURO, precision="bfloat16")
   model = examples.abstract(looped, config, SPEC)
-  cache = jax.eval_shape(lambda: looped.empty_cache(model, 1, 1))
+  cache = jax.eval_shape(lambda: looped.FAMILY.reading.empty_cache(model, 1, 1))
   sizes = [x.size * x.dtype.itemsize for x in (cache.key, cache.value)]
   assert sum(sizes) == 786_432
 

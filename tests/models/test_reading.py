@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
-from test_families import MATTER, SPEC, VOCABULARY, batch_of, config_of
-from tests_support import by_size, crossing, load_config
+import pytest
+from test_families import CAUSAL, MATTER, SPEC, VOCABULARY, batch_of, config_of
+from tests_support import crossing, load_config
 
 from loopjax.commands.describe import describe
 from loopjax.loop import exits
-from loopjax.models import CAUSAL, MODELS
-from loopjax.protocols import ExitsEarly
+from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 
 BATCH, LENGTH, ROOM = 3, 9, 11
@@ -54,7 +54,7 @@ class Reader:
     self._whole = self._compiled(lambda model, x: model(x).logits)
     self._read = self._compiled(self._logits)
     self.cache = self._compiled(
-      lambda model: self.family.empty_cache(model, BATCH, ROOM)
+      lambda model: self.family.reading.empty_cache(model, BATCH, ROOM)
     )
 
   def _compiled(self, fn):
@@ -66,7 +66,7 @@ class Reader:
     return functools.partial(run, self.params)
 
   def _logits(self, model, tokens, cache, valid):
-    output, cache = self.family.read(model, tokens, cache, valid=valid)
+    output, cache = self.family.reading.read(model, tokens, cache, valid=valid)
     return output.logits, cache
 
   def whole(self, tokens):
@@ -149,19 +149,19 @@ def test_rows_that_wait_stay_as_they_are(name, changes):
   np.testing.assert_array_equal(got, expected)
 
 
-@crossing("name", by_size(CAUSAL))
+@crossing("name", CAUSAL)
 def test_decoding_updates_the_cache_in_place(name):
   """A step makes no second cache: at most what attention reads of a slot."""
-  family, config = CAUSAL[name], config_of(name, **LARGE.get(name, {}))
+  family, config = MODELS[name], config_of(name, **LARGE.get(name, {}))
   params = examples.params_of(family, config, SPEC)
 
   def decode(params, tokens, cache):
     model = examples.merged(family, config, SPEC, params)
-    output, cache = family.read(model, tokens, cache)
+    output, cache = family.reading.read(model, tokens, cache)
     return jnp.argmax(output.logits[:, -1], axis=-1), cache
 
   model = examples.merged(family, config, SPEC)
-  cache = jax.eval_shape(lambda: family.empty_cache(model, BATCH, 1000))
+  cache = jax.eval_shape(lambda: family.reading.empty_cache(model, BATCH, 1000))
   tokens = jax.ShapeDtypeStruct((BATCH, 1), jnp.int32)
   step = jax.jit(decode, donate_argnums=2).lower(params, tokens, cache)
   compiled = step.compile()
@@ -177,15 +177,13 @@ def test_decoding_updates_the_cache_in_place(name):
     assert memory.temp_size_in_bytes < 0.8 * num_bytes
 
 
-WITH_EXITS = [
-  name for name in by_size(CAUSAL) if isinstance(CAUSAL[name], ExitsEarly)
-]
+WITH_EXITS = [name for name in CAUSAL if MODELS[name].reading.exits]
 
 
 @crossing("name", WITH_EXITS)
 def test_ids_that_pad_the_vocabulary_change_no_exit(name):
   """A token leaves where it does without them, whatever the threshold."""
-  family, config = CAUSAL[name], config_of(name, num_loops=3, init_std=0.3)
+  family, config = MODELS[name], config_of(name, num_loops=3, init_std=0.3)
   plain = TaskSpec(20, 4, tuple((i,) for i in range(4)))
   wide = dataclasses.replace(plain, vocab_size=99, num_padding_tokens=79)
   params, threshold = examples.params_of(family, config, plain), np.arange(64)
@@ -197,9 +195,9 @@ def test_ids_that_pad_the_vocabulary_change_no_exit(name):
     @functools.partial(jax.jit, static_argnums=1)
     def loops(params, rule, spec=spec):
       model = examples.merged(family, config, spec, params)
-      cache = family.empty_cache(model, 64, 4)
+      cache = family.reading.empty_cache(model, 64, 4)
       most = jnp.full(64, 3)
-      output, _ = family.read(
+      output, _ = family.reading.read(
         model, jnp.full((64, 1), 7), cache,
         exit_policy=exits.ExitPolicy(threshold, most, rule),
       )  # fmt: skip
@@ -213,15 +211,15 @@ def test_ids_that_pad_the_vocabulary_change_no_exit(name):
   assert all(len({*loops}) > 1 for loops in found[0])
 
 
-@crossing("name", by_size(CAUSAL))
+@crossing("name", CAUSAL)
 def test_ids_that_pad_the_vocabulary_change_no_metric(name):
   """Nor a trace: all are those of a model without them."""
-  family, config = CAUSAL[name], config_of(name, **MATTER.get(name, {}))
+  family, config = MODELS[name], config_of(name, **MATTER.get(name, {}))
   plain = TaskSpec(20, 8, tuple((i,) for i in range(8)))
   wide = dataclasses.replace(plain, vocab_size=99, num_padding_tokens=79)
   params, found = examples.params_of(family, config, plain), []
   data = {name: x % 20 for name, x in batch_of(name, config).items()}
-  traces = tuple({"prediction", "confidence"} & {*family.TRACES})
+  traces = tuple({"prediction", "confidence"} & {*family.traces})
   for spec in (plain, wide):
 
     def run(params, spec=spec):
@@ -271,6 +269,23 @@ LARGE = {
   "melt": {"num_layers": 4},
   "sleep": {"window": 1000, "eviction": "sliding", "num_layers": 4},
 }
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_record_says_what_its_caches_can_do(name):
+  """Without it, the engine would read all places, and share no prefix."""
+  family, config = MODELS[name], config_of(name)
+  params, reading = examples.params_of(family, config, SPEC), family.reading
+  for kind in reading.caches:
+
+    def make(params, kind=kind):
+      model = examples.merged(family, config, SPEC, params)
+      return reading.empty_cache(model, 1, 8, kind=kind)
+
+    cache = jax.eval_shape(make, params)
+    assert reading.has_span == hasattr(cache, "within")
+    places = {"cut", "of_rows", "with_rows"} & {*dir(cache)}
+    assert len(places) == (3 if reading.has_places else 0)
 
 
 def test_every_causal_family_is_read():

@@ -2,9 +2,8 @@
 
 import model_examples as examples
 import pytest
-from tests_support import refused
+from tests_support import causal, refused
 
-from loopjax import models
 from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 
@@ -192,7 +191,7 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize(
   ("name", "changes", "message"),
   [
-    *((name, *row) for name in models.CAUSAL for row in STACKS),
+    *((name, *row) for name in causal() for row in STACKS),
     *((name, *row) for name, rows in IMPOSSIBLE.items() for row in rows),
   ],
 )

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
-from test_families import SPEC, config_of
-from tests_support import by_size, crossing
+from test_families import CAUSAL, SPEC, config_of
+from tests_support import crossing
 
 from loopjax.loop import exits
-from loopjax.models import CAUSAL, MODELS, looped
+from loopjax.models import MODELS, looped
 from loopjax.nn import attention, rope
 
 BATCH, LENGTH, ROOM, LOOPS = 3, 7, 9, 3
 TOKENS = jax.random.randint(jax.random.key(5), (BATCH, LENGTH), 0, 20)
 SHARED = ("last_loop", "first_loop", "mean")
-SHARING = by_size(name for name in CAUSAL if len(CAUSAL[name].CACHES) > 1)
+SHARING = [n for n in CAUSAL if len(MODELS[n].reading.caches) > 1]
 
 
 @functools.cache
@@ -42,7 +42,9 @@ def reader(name, **policy):
     given = {}
     if policy:
       given["exit_policy"] = exits.ExitPolicy(threshold, num_loops, **policy)
-    output, cache = family.read(model, tokens, cache, valid=valid, **given)
+    output, cache = family.reading.read(
+      model, tokens, cache, valid=valid, **given
+    )
     return output.logits, output.stats["loops_run"], cache
 
   return jax.jit(run, compiler_options=examples.FAST)
@@ -54,7 +56,7 @@ def in_parts(
   """Logits [B, S, V] and loops [B, parts] of reading part after part."""
   family, config, params = model_of(name)
   model = examples.merged(family, config, SPEC, params)
-  cache = family.empty_cache(
+  cache = family.reading.empty_cache(
     model, BATCH, ROOM, kind=kind, prompt_tokens=prompt_tokens
   )
   valid = jnp.ones(TOKENS.shape, bool) if valid is None else valid
@@ -105,7 +107,7 @@ def test_padding_and_neighbours_change_nothing(name, kind):
   plain, _ = in_parts(name, kind, (3, 1, 1, 1, 1))
   family, config, params = model_of(name)
   model = examples.merged(family, config, SPEC, params)
-  cache = family.empty_cache(model, BATCH, ROOM, kind=kind)
+  cache = family.reading.empty_cache(model, BATCH, ROOM, kind=kind)
   step = reader(name)
   free = jnp.ones(BATCH), jnp.full(BATCH, LOOPS)
   logits, _, cache = step(
@@ -249,7 +251,7 @@ def test_exits_by_the_gate_leave_what_they_are_said_to(kept):
     np.testing.assert_allclose(found[row], expected, atol=5e-5)
 
 
-@crossing("kind", looped.CACHES)
+@crossing("kind", looped.FAMILY.reading.caches)
 @crossing("rule", exits.RULES)
 def test_no_loop_is_skipped_at_a_threshold_of_one(rule, kind):
   sizes = (3, 1, 1, 1, 1)

@@ -14,10 +14,8 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear
+from loopjax.protocols import Family
 from loopjax.types import PRECISIONS, Carried, LoopOptions, Output
-
-TRACES = ("prediction", "confidence")
-HEADLINE: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +88,14 @@ def loss(model, batch, key, step, teacher):
 def costs(config, spec, num_loops):
   flops = 2 * spec.sequence_length * config.width * spec.vocab_size
   return {"flops_per_example": [flops] * num_loops}
+
+
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=("prediction", "confidence"),
+  check_teacher=check_teacher,
+  init_carried=init_carried,
+)

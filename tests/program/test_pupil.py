@@ -33,7 +33,7 @@ QUICK = {"eval__depth_factor": 0, "eval__batch_size": 64}
 def _among_the_families():
   """For this module only."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(MODELS, "pupil", pupil)
+    patch.setitem(MODELS, "pupil", pupil.FAMILY)
     yield
 
 

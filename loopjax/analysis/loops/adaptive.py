@@ -15,7 +15,6 @@ from matplotlib import ticker
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.loops import halting
 from loopjax.analysis.plots import draw, series
-from loopjax.protocols import HaltsByMass
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Output
 
@@ -142,7 +141,7 @@ def slots_in_use(attention: np.ndarray) -> np.ndarray:
 
 def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exits.png and .json: iterations and score when tokens halt at inference."""
-  if not isinstance(evaluated.settings.family, HaltsByMass):
+  if not evaluated.settings.family.halting_trace:
     return []
   num_loops, score = evaluated.settings.model.num_loops, _score_name(evaluated)
   if num_loops == 1:
@@ -217,13 +216,13 @@ def exits(
     real &= batch["documents"] > 0
   rows: list[dict[str, Any]] = []
   without = None
-  family = evaluated.settings.family
-  assert isinstance(family, HaltsByMass), family
+  trace = evaluated.settings.family.halting_trace
+  assert trace is not None, evaluated.settings.model_name
   for threshold in EXIT_THRESHOLDS:
     output = evaluated.forward(
-      (family.HALTING_TRACE,), num_examples=num, exit_threshold=threshold
+      (trace,), num_examples=num, exit_threshold=threshold
     )
-    steps = halting.steps_taken(output.trace[family.HALTING_TRACE])  # [B, T, L]
+    steps = halting.steps_taken(output.trace[trace])  # [B, T, L]
     values, weights = _scored(evaluated, output, batch, score)
     without = values if without is None else without
     change = np.sum(weights * (values - without))

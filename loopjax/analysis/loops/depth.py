@@ -10,9 +10,8 @@ import numpy as np
 from flax import nnx
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.models import CAUSAL, every_loop
+from loopjax.models import every_loop
 from loopjax.program import eval_step
-from loopjax.protocols import Measured, ReadsOutEveryLoop
 from loopjax.types import Array, Batch, Output, TokenScores
 
 # Values and weights of each row after each loop, [K, B] each.
@@ -33,7 +32,7 @@ def scores_by_depth(
     "<score>" and "<score>/standard_error", f64 [K], entry k after k + 1 loops,
     NaN for loops that were not run; K = depth_factor * model.num_loops. Causal
     models that read out every loop also have the state's, of
-    `every_loop.STATE`; and scalars of `Measured`. If the task has several
+    `every_loop.STATE`; and the family's `measures`. If the task has several
     evaluation splits, "<split>/<score>" for each that has examples.
   """
   settings, family = evaluated.settings, evaluated.settings.family
@@ -41,11 +40,10 @@ def scores_by_depth(
   batch = {name: x[:num_examples] for name, x in evaluated.batch.items()}
   trained = settings.model.num_loops
   num_loops = settings.eval.depth_factor * trained
-  if isinstance(family, ReadsOutEveryLoop) and family.reads_out_every_loop(
-    settings.model
-  ):
+  reads_out = family.reads_out_every_loop
+  if reads_out and reads_out(settings.model):
     found = _run(evaluated, batch, num_loops, every=True)
-  elif settings.model_name in CAUSAL:
+  elif family.reading:
     found = _by_runs(evaluated, batch, num_loops)
   else:
     output = evaluated.forward(
@@ -67,9 +65,10 @@ def scores_by_depth(
   for prefix, rows in parts.items():
     of_rows = means(found, rows)
     result |= {f"{prefix}{name}": x for name, x in of_rows.items()}
-  model = nnx.merge(evaluated.graphdef, evaluated.params)
-  if isinstance(model, Measured):
-    result |= jax.tree.map(np.float64, jax.device_get(model.measures()))
+  if family.measures:
+    model = nnx.merge(evaluated.graphdef, evaluated.params)
+    measured = jax.device_get(family.measures(model))
+    result |= jax.tree.map(np.float64, measured)
   return result
 
 

@@ -3,16 +3,16 @@
 import numpy as np
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.protocols import Halting
 
 
 def ponder_steps(evaluated: evaluated_lib.EvaluatedModel) -> np.ndarray | None:
   """Steps of every token [B, S]; None if the model never stops early.
 
-  A model whose config names no halting rule stops if it traces "weight".
+  A model of a family without a halting rule stops if it traces "weight".
   """
-  model = evaluated.settings.model
-  rule = model.halting if isinstance(model, Halting) else ""
+  settings = evaluated.settings
+  rule_of = settings.family.halting_rule
+  rule = rule_of(settings.model) if rule_of else ""
   weight = evaluated.output.trace.get("weight")
   if weight is None or rule == "fixed":
     return None

@@ -232,7 +232,7 @@ def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
   if not isinstance(settings.task, task_lib.Config):
     task = settings.plain["task"]["name"]
     raise UserError(f"{workdir}: task.name={task!r} is not 'multihop'")
-  if unseen := set(_TRACES).difference(settings.family.TRACES):
+  if unseen := set(_TRACES).difference(settings.family.traces):
     raise UserError(
       f"{workdir}: model.name={settings.model_name!r} does not record "
       f"{', '.join(sorted(unseen))} after every loop"

@@ -80,7 +80,7 @@ def from_run(run: trained.TrainedModel) -> InstrumentedModel:
     num_padding_tokens=settings.spec.num_padding_tokens,
     num_loops=settings.eval_loops,
     batch_size=settings.eval.batch_size,
-    traces=settings.family.TRACES,
+    traces=settings.family.traces,
   )
 
 

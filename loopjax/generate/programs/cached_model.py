@@ -10,15 +10,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.nn import linear
-from loopjax.protocols import (
-  AdvancesRows,
-  CausalFamily,
-  ExitsEarly,
-  HasPlaces,
-  HasSpan,
-  Resumes,
-  StacksLayers,
-)
+from loopjax.protocols import ByDepth, Exits, Reading
 from loopjax.run.checkpoints import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
@@ -29,17 +21,17 @@ class CachedModel(NamedTuple):
   """A model without its parameters, and the options of its cache; static.
 
   Attributes:
-    family: the model's family.
+    reading: the family's.
     graphdef: the model without its parameters.
     num_loops: maximum number of loops per token.
     max_tokens: maximum length of a sequence, prompt included.
-    prompt_tokens, cache_kind: see `CausalFamily.empty_cache`.
+    prompt_tokens, cache_kind: see `Reading.empty_cache`.
     exit_rule, exit_kept: `rule` and `kept` of `loop.exits.ExitPolicy`; without
       effect if the family has no early exits.
     platform: platform of the devices.
   """
 
-  family: CausalFamily
+  reading: Reading
   graphdef: nnx.GraphDef
   num_loops: int
   max_tokens: int
@@ -55,10 +47,10 @@ class CachedModel(NamedTuple):
     Args:
       config: config of the model.
     """
-    has_exits = isinstance(self.family, ExitsEarly)
+    early, caches = self.reading.exits, self.reading.caches
     for name, value, values in (
-      ("cache_kind", self.cache_kind, self.family.CACHES),
-      ("exit_rule", self.exit_rule, exits.RULES if has_exits else ("fixed",)),
+      ("cache_kind", self.cache_kind, caches),
+      ("exit_rule", self.exit_rule, exits.RULES if early else ("fixed",)),
       ("exit_kept", self.exit_kept, exits.KEPT),
     ):
       if value not in values:
@@ -66,34 +58,32 @@ class CachedModel(NamedTuple):
           f"{name}={value!r} is not one of {', '.join(values)} for this model"
         )
     checks.integer("prompt_tokens", self.prompt_tokens, 0, self.max_tokens - 1)
-    if self.prompt_tokens and self.cache_kind == self.family.CACHES[0]:
+    if self.prompt_tokens and self.cache_kind == caches[0]:
       raise UserError(
         f"prompt_tokens={self.prompt_tokens} has no effect on a cache of kind"
         f" {self.cache_kind!r}"
       )
-    if isinstance(self.family, ExitsEarly):
-      self.family.check_exits(
-        config, self.exit_rule, self.exit_kept, self.cache_kind
-      )
+    if early:
+      early.check(config, self.exit_rule, self.exit_kept, self.cache_kind)
 
-  def has_places(self, params: Any) -> bool:
+  @property
+  def has_places(self) -> bool:
     """Whether a token's cache entries do not depend on later calls."""
-    cache = self._cache_shapes(params, 1, self.max_tokens)
-    of_every_loop = self.cache_kind == "per_loop"
-    return of_every_loop and isinstance(cache, HasPlaces)
+    return self.cache_kind == "per_loop" and self.reading.has_places
 
   def check_drafts(self, config: Any) -> None:
     """Raises UserError if self-speculative decoding is unsupported."""
-    if not isinstance(self.family, Resumes):
+    early = self.reading.exits
+    if not (early and early.check_resumes):
       raise UserError(
         "draft_loops: this model family does not support self-speculative"
         " decoding"
       )
-    self.family.check_resumes(config, self.cache_kind)
+    early.check_resumes(config, self.cache_kind)
 
   def check_prefill(self, config: Any) -> None:
     """Raises UserError if prefill with fewer loops is unsupported."""
-    if not isinstance(self.family, ExitsEarly):
+    if not self.reading.exits:
       raise UserError(
         "prefill_loops: this model family does not support skipping loops"
       )
@@ -108,22 +98,27 @@ class CachedModel(NamedTuple):
       )
     # What tokens leave that skip loops is defined as for early exits, of which
     # this rule needs no gate.
-    self.family.check_exits(config, "change", self.exit_kept, self.cache_kind)
+    check = self.reading.exits.check
+    check(config, "change", self.exit_kept, self.cache_kind)
 
   @property
   def batches_by_depth(self) -> bool:
     """Whether rows can be in different loops; not if all loops always run."""
-    return isinstance(self.family, AdvancesRows) and (
-      self.exit_kept != "computed"
-    )
+    return self._by_depth is not None
 
-  def takes_rows(self, params: Any) -> bool:
+  @property
+  def _by_depth(self) -> ByDepth | None:
+    early = self.reading.exits
+    runs_all = self.exit_kept == "computed"
+    return early.by_depth if early and not runs_all else None
+
+  @property
+  def takes_rows(self) -> bool:
     """Whether decoding uses a cache of only the active rows.
 
     On a CPU, where copying them costs less than products of all slots' rows.
     """
-    cache = self._cache_shapes(params, 1, self.max_tokens)
-    has_places = isinstance(cache, HasPlaces) and not self.prompt_tokens
+    has_places = self.reading.has_places and not self.prompt_tokens
     return self.platform == "cpu" and has_places
 
   def unrolls(self, params: Any, config: Any) -> bool:
@@ -138,21 +133,20 @@ class CachedModel(NamedTuple):
     loop, which would use the memory of dense ones.
     """
     model: Any = nnx.merge(self.graphdef, params)
-    if self._unstacks(params):
-      family: Any = self.family
-      model = family.unstacked(model)
+    if self.reading.unstacked and self._unstacks(params):
+      model = self.reading.unstacked(model)
     return model
 
   def _unstacks(self, params: Any) -> bool:
     """Whether decoding has each layer's parameters apart."""
-    has_stacks = isinstance(self.family, StacksLayers)
+    has_stacks = self.reading.unstacked is not None
     is_quantised = bool(quantized.kind(params))
     return self.platform == "cpu" and has_stacks and not is_quantised
 
   def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
-    """See `CausalFamily.empty_cache`."""
+    """See `Reading.empty_cache`."""
     model: Any = nnx.merge(self.graphdef, params)
-    return self.family.empty_cache(
+    return self.reading.empty_cache(
       model,
       batch,
       max_tokens,
@@ -162,12 +156,11 @@ class CachedModel(NamedTuple):
     )
 
   def between_tokens(self, params: Any, batch: int) -> Any:
-    """See `AdvancesRows`; None if all rows are in the same loop."""
-    if not self.batches_by_depth:
+    """See `ByDepth`; None if all rows are in the same loop."""
+    if self._by_depth is None:
       return None
-    family: Any = self.family
     model = nnx.merge(self.graphdef, params)
-    return family.between_tokens(model, batch, self.exit_rule)
+    return self._by_depth.between_tokens(model, batch, self.exit_rule)
 
   def advance(
     self,
@@ -181,12 +174,12 @@ class CachedModel(NamedTuple):
     exit_threshold: Array,
     span: int | None,
   ) -> tuple[Output, Any, Any]:
-    """See `AdvancesRows.advance`; other arguments as in `read`."""
-    family: Any = self.family
-    output, cache, progress = family.advance(
+    """See `ByDepth.advance`; other arguments as in `read`."""
+    assert self._by_depth is not None
+    output, cache, progress = self._by_depth.advance(
       model,
       tokens,
-      cache.within(span),
+      self._within(cache, span),
       progress,
       num_loops=self.num_loops,
       valid=valid,
@@ -194,7 +187,7 @@ class CachedModel(NamedTuple):
         exit_threshold, num_loops, self.exit_rule, self.exit_kept
       ),
     )
-    return output, cache.within(None), progress
+    return output, self._within(cache, None), progress
 
   def read(
     self,
@@ -209,7 +202,7 @@ class CachedModel(NamedTuple):
     resumed: exits.Resumed | None = None,
     fills: bool = False,
   ) -> tuple[Output, Any]:
-    """See `CausalFamily.read`.
+    """See `Reading.read`.
 
     Args:
       model: the model with its parameters.
@@ -221,22 +214,23 @@ class CachedModel(NamedTuple):
         loops run.
       span: number of cache entries that attention reads, see `HasSpan`; None
         for all.
-      resumed: see `Resumes`, for a family that does.
+      resumed: see `Exits`, for a family that resumes.
       fills: as in `ExitPolicy`.
     """
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
-    if num_loops is not None and isinstance(self.family, ExitsEarly):
+    if num_loops is not None and self.reading.exits:
       options["exit_policy"] = exits.ExitPolicy(
         exit_threshold, num_loops, self.exit_rule, self.exit_kept, fills
       )
     if resumed is not None:
       options["resumed"] = resumed
-    if not isinstance(cache, HasSpan):
-      return self.family.read(model, tokens, cache, **options)
-    output, cache = self.family.read(
-      model, tokens, cache.within(span), **options
-    )
-    return output, cache.within(None)
+    cache = self._within(cache, span)
+    output, cache = self.reading.read(model, tokens, cache, **options)
+    return output, self._within(cache, None)
+
+  def _within(self, cache: Any, span: int | None) -> Any:
+    """See `HasSpan`; a cache without a span as it is."""
+    return cache.within(span) if self.reading.has_span else cache
 
   def batch_axes(self, params: Any) -> Any:
     """The batch axis of each leaf of the cache; -1 for a leaf without one."""
@@ -286,8 +280,6 @@ def read_out(model: Any, hidden: Array) -> Array:
   )
 
 
-def default_exit_rule(family: CausalFamily, config: Any) -> str:
+def default_exit_rule(early: Exits | None, config: Any) -> str:
   """The exit rule that a model was trained for; "fixed" for no early exits."""
-  if isinstance(family, ExitsEarly):
-    return family.exit_rule(config)
-  return "fixed"
+  return early.rule(config) if early else "fixed"

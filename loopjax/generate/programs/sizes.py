@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from loopjax.protocols import ReadsByChunk
+from loopjax.protocols import Reading
 from loopjax.types import TaskSpec
 
 SMALLEST_SPAN = 64
@@ -36,19 +36,24 @@ def fitting(sizes: Sequence[int], num: int) -> int:
 
 
 def prompt_chunks(
-  config: Any, spec: TaskSpec, prompt_chunk: int, max_tokens: int
+  reading: Reading,
+  config: Any,
+  spec: TaskSpec,
+  prompt_chunk: int,
+  max_tokens: int,
 ) -> list[int]:
   """Sizes of a prompt's chunks; all chunks but its last have the largest.
 
   Args:
+    reading: the family's.
     config: the model's.
     spec: the task's.
     prompt_chunk: maximum size, rounded up to whole chunks of a model that reads
       by chunk.
     max_tokens: maximum length of a sequence.
   """
-  if isinstance(config, ReadsByChunk):
-    prompt_chunk += -prompt_chunk % config.read_chunk(spec)
+  if reading.chunk:
+    prompt_chunk += -prompt_chunk % reading.chunk(config, spec)
   return powers(_SMALLEST_CHUNK, min(prompt_chunk, max_tokens))
 
 

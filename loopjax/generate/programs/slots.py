@@ -39,7 +39,7 @@ class Slots(NamedTuple):
     sampling: how tokens are sampled.
     num_loops: i32 [B], maximum number of loops.
     exit_threshold: f32 [B], see `loop.exits.ExitPolicy`.
-    progress: how far rows are in the loops of `token`, see `AdvancesRows`; None
+    progress: how far rows are in the loops of `token`, see `ByDepth`; None
       if all rows are in the same loop.
   """
 

@@ -4,26 +4,24 @@
 settings.
 """
 
+from loopjax.models import reading
 from loopjax.models.adaptive.config import Config, costs
-from loopjax.models.adaptive.model import (
-  HALTING_TRACE,
-  HEADLINE,
-  TRACES,
-  Model,
-  loss,
-)
-from loopjax.models.reading import empty_cache, read
+from loopjax.models.adaptive.model import HALTING_TRACE, TRACES, Model, loss
+from loopjax.protocols import Family, Reading
 
-CACHES = ("per_loop",)  # A slot for every layer and iteration.
-__all__ = [
-  "CACHES",
-  "HALTING_TRACE",
-  "HEADLINE",
-  "TRACES",
-  "Config",
-  "Model",
-  "costs",
-  "empty_cache",
-  "loss",
-  "read",
-]
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=TRACES,
+  headline=("ponder_steps",),
+  halting_trace=HALTING_TRACE,
+  reading=Reading(
+    caches=("per_loop",),  # A slot for every layer and iteration.
+    empty_cache=reading.empty_cache,
+    read=reading.read,
+    has_span=True,
+    has_places=True,
+  ),
+)

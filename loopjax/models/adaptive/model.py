@@ -37,7 +37,6 @@ from loopjax.types import (
 
 HALTING_TRACE = "halting"
 TRACES = ("hidden", HALTING_TRACE, *SLOTS)
-HEADLINE = ("ponder_steps",)
 
 
 class Model(nnx.Module):

@@ -4,11 +4,9 @@
 two phases of training, `model.py` the rest of the family.
 """
 
-from loopjax.models.exiting import check_exits, exit_rule, untrained
+from loopjax.models import exiting
 from loopjax.models.melt.config import Config, check_schedule, costs
 from loopjax.models.melt.model import (
-  CACHES,
-  HEADLINE,
   TRACES,
   Model,
   advance,
@@ -17,22 +15,27 @@ from loopjax.models.melt.model import (
   read,
 )
 from loopjax.models.melt.training import check_teacher, loss
+from loopjax.protocols import ByDepth, Exits, Family, Reading
 
-__all__ = [
-  "CACHES",
-  "HEADLINE",
-  "TRACES",
-  "Config",
-  "Model",
-  "advance",
-  "between_tokens",
-  "check_exits",
-  "check_schedule",
-  "check_teacher",
-  "costs",
-  "empty_cache",
-  "loss",
-  "exit_rule",
-  "read",
-  "untrained",
-]
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=TRACES,
+  check_schedule=check_schedule,
+  check_teacher=check_teacher,
+  untrained=exiting.untrained,
+  reading=Reading(
+    caches=("latent",),
+    empty_cache=empty_cache,
+    read=read,
+    has_span=True,
+    exits=Exits(
+      rule=exiting.exit_rule,
+      check=exiting.check_exits,
+      by_depth=ByDepth(between_tokens, advance),
+    ),
+    chunk=Config.read_chunk,
+  ),
+)

@@ -31,8 +31,6 @@ from loopjax.nn import linear
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
-CACHES = ("latent",)
-HEADLINE: tuple[str, ...] = ()
 
 
 class Model(nnx.Module):
@@ -163,7 +161,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> LatentCache:
-  """See `CausalFamily.empty_cache`; independent of the number of loops."""
+  """See `Reading.empty_cache`; independent of the number of loops."""
   del num_loops, kind, prompt_tokens
   config, shape = model.config, model.config.block_shape()
   entries = config.num_layers * (max_tokens + config.read_chunk(model.spec))
@@ -182,7 +180,7 @@ def read(
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
 ) -> tuple[Output, LatentCache]:
-  """`CausalFamily.read` with early exits; without them if there is no policy.
+  """`Reading.read` with early exits; without them if there is no policy.
 
   The first chunk begins with the first token that is not padding. If rows have
   several tokens, which are parts of prompts, they run up to
@@ -239,7 +237,7 @@ def read(
 
 
 def between_tokens(model: Model, batch: int, rule: str) -> by_depth.Progress:
-  """See `AdvancesRows`; rows keep the latents of their token."""
+  """See `ByDepth`; rows keep the latents of their token."""
   progress = by_depth.between_tokens(model, batch, rule)
   latents = model.stack().no_latents(progress.hidden)
   return progress._replace(own=jnp.swapaxes(latents, 0, 1))
@@ -255,7 +253,7 @@ def advance(
   valid: Array,
   exit_policy: exits.ExitPolicy,
 ) -> tuple[Output, LatentCache, by_depth.Progress]:
-  """See `AdvancesRows`; all loops of a row write to the same entry."""
+  """See `ByDepth.advance`; all loops of a row write to the same entry."""
   del num_loops  # A cache has one entry for any number.
   first = model.token_embedding(tokens)
   (_, key_values), one_loop = loop_after(model, cache, first)

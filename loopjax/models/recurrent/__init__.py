@@ -1,33 +1,40 @@
 """Recurrent depth: prelude, core and coda (arXiv 2502.05171 and others)."""
 
+from loopjax.models import exiting
 from loopjax.models.reading import unstacked
 from loopjax.models.recurrent.config import Config, costs
-from loopjax.models.recurrent.model import HEADLINE, TRACES, Model
+from loopjax.models.recurrent.model import TRACES, Model
 from loopjax.models.recurrent.reading import (
-  CACHES,
   check_exits,
   check_resumes,
   empty_cache,
-  exit_rule,
   read,
   reads_out_every_loop,
 )
 from loopjax.models.recurrent.training import check_schedule, loss
+from loopjax.nn.attention import parts
+from loopjax.protocols import Exits, Family, Reading
 
-__all__ = [
-  "CACHES",
-  "HEADLINE",
-  "TRACES",
-  "Config",
-  "Model",
-  "check_exits",
-  "check_resumes",
-  "check_schedule",
-  "costs",
-  "empty_cache",
-  "exit_rule",
-  "loss",
-  "read",
-  "reads_out_every_loop",
-  "unstacked",
-]
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=TRACES,
+  check_schedule=check_schedule,
+  reads_out_every_loop=reads_out_every_loop,
+  measures=Model.measures,
+  reading=Reading(
+    caches=parts.KINDS,
+    empty_cache=empty_cache,
+    read=read,
+    has_span=True,
+    has_places=True,
+    exits=Exits(
+      rule=exiting.ungated_rule,
+      check=check_exits,
+      check_resumes=check_resumes,
+    ),
+    unstacked=unstacked,
+  ),
+)

@@ -29,7 +29,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence")
-HEADLINE: tuple[str, ...] = ()
 _EPSILON = 1e-6  # Of the norms without a gain.
 # What random keys are folded with; dropout of the loops has 1, 2, ...
 _PRELUDE, _CODA, _STATE = (2**30 + n for n in range(3))
@@ -272,7 +271,7 @@ class Model(nnx.Module):
     )
 
   def measures(self) -> dict[str, Array]:
-    """See `Measured`: "injection_radius", of how a loop maps the old state."""
+    """See `Family.measures`: "injection_radius", how a loop maps the state."""
     radius = injection.INJECTIONS[self.config.injection].radius
     return {"injection_radius": radius(self.injection)} if radius else {}
 

@@ -12,9 +12,6 @@ from loopjax.nn.attention import parts
 from loopjax.nn.attention.parts import PartsCache
 from loopjax.types import PRECISIONS, Array, Output
 
-CACHES = parts.KINDS
-exit_rule = exiting.ungated_rule
-
 
 def empty_cache(
   model: Model,
@@ -25,7 +22,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> PartsCache:
-  """See `CausalFamily.empty_cache`; `kind` is one of `parts.KINDS`."""
+  """See `Reading.empty_cache`; `kind` is one of `parts.KINDS`."""
   config = model.config
   return parts.empty(
     config.block_shape(),
@@ -34,18 +31,18 @@ def empty_cache(
     max_tokens,
     PRECISIONS[config.precision],
     num_loops=config.num_loops if num_loops is None else num_loops,
-    kind=kind or CACHES[0],
+    kind=kind or parts.KINDS[0],
     prompt_tokens=prompt_tokens,
   )
 
 
 def reads_out_every_loop(config: Any) -> bool:
-  """See `ReadsOutEveryLoop`: a damped loop depends on how many there are."""
+  """A damped loop depends on how many there are."""
   return config.update != "damped"
 
 
 def check_resumes(config: Any, kind: str) -> None:
-  """See `ResumesLoops`: a damped loop depends on how many there are."""
+  """See `Exits.check_resumes`: a damped loop depends on how many there are."""
   _check_update(config, "resuming after some loops")
   exiting.check_resumes(config, kind)
 
@@ -59,7 +56,7 @@ def _check_update(config: Any, what: str) -> None:
 
 
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
-  """See `ExitsEarly`: there is no gate, and the core has an injected input."""
+  """See `Exits.check`: there is no gate, and the core has an injected input."""
   if rule != "fixed":
     _check_update(config, f"the exit rule {rule!r}")
   exiting.check_ungated(config, rule, kept, kind)
@@ -75,7 +72,7 @@ def read(
   exit_policy: exits.ExitPolicy | None = None,
   resumed: exits.Resumed | None = None,
 ) -> tuple[Output, PartsCache]:
-  """`CausalFamily.read` with early exits, as `exiting.read`.
+  """`Reading.read` with early exits, as `exiting.read`.
 
   A read-out in the loop runs the coda, which writes the token's keys and values
   anew each time; the last ones are those of the loop that is read out.

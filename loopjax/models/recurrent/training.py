@@ -81,7 +81,7 @@ def training_depth(
 
 
 def check_schedule(config: Config, num_steps: int) -> None:
-  """See `HasSchedule`."""
+  """See `Family.check_schedule`."""
   if config.growth_steps and config.growth_steps[-1] > num_steps:
     raise UserError(
       f"model.growth_steps={config.growth_steps!r} ends after"

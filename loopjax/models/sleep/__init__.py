@@ -3,27 +3,19 @@
 Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
 
-from loopjax.models.exiting import untrained
+from loopjax.models import exiting
 from loopjax.models.sleep.config import Config, costs
-from loopjax.models.sleep.model import (
-  HEADLINE,
-  TRACES,
-  Model,
-  WindowState,
-  loss,
-)
-from loopjax.models.sleep.reading import CACHES, empty_cache, read
+from loopjax.models.sleep.model import TRACES, Model, WindowState, loss
+from loopjax.models.sleep.reading import empty_cache, read
+from loopjax.protocols import Family, Reading
 
-__all__ = [
-  "CACHES",
-  "HEADLINE",
-  "TRACES",
-  "Config",
-  "WindowState",
-  "Model",
-  "costs",
-  "empty_cache",
-  "loss",
-  "read",
-  "untrained",
-]
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=TRACES,
+  untrained=exiting.untrained,
+  reading=Reading(caches=("fast_weights",), empty_cache=empty_cache, read=read),
+)
+__all__ = ["FAMILY", "TRACES", "Config", "Model", "WindowState"]

@@ -45,7 +45,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden",)
-HEADLINE: tuple[str, ...] = ()
 Carry = tuple[Array, hybrid.Memory]  # h and S of a pass.
 
 

@@ -18,7 +18,6 @@ from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.types import PRECISIONS, Array, Output
 
-CACHES = ("fast_weights",)
 States = tuple[fast_weights.State, ...]
 
 
@@ -55,7 +54,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> SleepCache:
-  """See `CausalFamily.empty_cache`; the size is that of a window."""
+  """See `Reading.empty_cache`; the size is that of a window."""
   del max_tokens, num_loops, kind, prompt_tokens
   config, precision = model.config, PRECISIONS[model.config.precision]
   room = config.num_past + config.window
@@ -83,7 +82,7 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
 ) -> tuple[Output, SleepCache]:
-  """See `CausalFamily.read`; a row sleeps when its window is full.
+  """See `Reading.read`; a row sleeps when its window is full.
 
   A padding id takes up a place in its window, as in `Model`, but is masked; a
   token that is not valid takes up no place.

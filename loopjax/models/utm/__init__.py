@@ -4,6 +4,16 @@ Source: G. Sapunov, arXiv 2604.21999.
 """
 
 from loopjax.models.utm.config import Config, costs
-from loopjax.models.utm.model import HEADLINE, TRACES, Model, loss
+from loopjax.models.utm.model import TRACES, Model, loss
+from loopjax.protocols import Family
 
-__all__ = ["HEADLINE", "TRACES", "Config", "Model", "costs", "loss"]
+FAMILY = Family(
+  Config=Config,
+  Model=Model,
+  loss=loss,
+  costs=costs,
+  traces=TRACES,
+  headline=("ponder_steps",),
+  halting_rule=lambda config: config.halting,
+  num_memory_tokens=lambda config: config.num_memory_tokens,
+)

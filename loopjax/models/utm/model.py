@@ -39,7 +39,6 @@ TRACES = (
   "attention",
   "attention_mass",
 )
-HEADLINE = ("ponder_steps",)
 
 
 class Carry(NamedTuple):

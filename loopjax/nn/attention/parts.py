@@ -123,7 +123,7 @@ def empty(
   kind: str,
   prompt_tokens: int = 0,
 ) -> PartsCache:
-  """A cache without tokens, see `CausalFamily.empty_cache`.
+  """A cache without tokens, see `Reading.empty_cache`.
 
   Args:
     shape: structure of the blocks.
