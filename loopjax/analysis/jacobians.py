@@ -153,7 +153,9 @@ def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
     return Recurrence(hidden, plain, None)
   stack, width = model.stack(), model.config.width
   options = model.pass_options(kind="scan", keep=("inputs",))
-  chunk, first = algorithm.start_after(stack, options, cache, hidden[:, None])
+  chunk, first = algorithm.begin_on_cache(
+    stack, options, cache, hidden[:, None]
+  )
   none = first.latents
 
   def step(state: Array, t: Array) -> tuple[Array, Array]:

@@ -467,6 +467,16 @@ class Run:
       dataclasses.replace(TEACHER, qk_norm=True),
       "its loop_norm must be 'per_loop' and its qk_norm False",
     ),
+    (
+      {"distill": "last"},
+      dataclasses.replace(TEACHER, qk_bias=True),
+      "its qk_bias and value_bias must be False",
+    ),
+    (
+      {"distill": "last"},
+      dataclasses.replace(TEACHER, value_bias=True),
+      "its qk_bias and value_bias must be False",
+    ),
   ],
 )
 def test_unsuitable_teachers_are_named(changes, theirs, message):

@@ -1,22 +1,26 @@
-"""The algorithm of MELT (arXiv 2605.07721): training and reading, one code.
+"""The algorithm of MELT (arXiv 2605.07721): training, prefill and decoding.
 
-In loop t = 1 .. K a layer has an input x_t, the normed residual stream, and of
-each token a latent h_t, which gives the token's only key and value:
+The paper's N layers, T loops and L tokens are L, K and T here. In loop t = 1 ..
+K (from 0 in the code) a layer has the residual stream r, its norm x_t, and a
+latent h_t per token, which gives the token's only key and value:
 
-  (z)   z_t = sigmoid(x_t W_z + h_{t-1} U_z + b_z)              section 3.2
-  (1)   h_t = z_t h_{t-1} + (1 - z_t) x_t,  h_0 = x_1           and E.1
-  (kv)  k_t = h_t W_K,  v_t = h_t W_V
-  (K)   K_t = [K, k_t],  V_t = [V, v_t]
-  (x)   x_attn = Attn(q, K_t, V_t) + x,  x' = FFN(x_attn) + x_attn
-  (a)   KV = alpha KV_MELT + (1 - alpha) KV_base                section 3.3
+  (z)    z_t = sigmoid(x_t W_z + h_{t-1} U_z + b_z)             section 3.2
+  (1)    h_t = z_t h_{t-1} + (1 - z_t) x_t                      and E.1
+  (kv)   k_t = h_t W_K,  v_t = h_t W_V
+  (cat)  K_t = [K, k_t],  V_t = [V, v_t]
+  (x)    r_attn = r + Attn(q, K_t, V_t),  r' = r_attn + FFN(norm(r_attn))
+  (a)    KV = alpha KV_MELT + (1 - alpha) KV_base               section 3.3
 
-The paper numbers (1) alone; the other marks are ours. The tokens of a chunk are
-computed in parallel, with each other's keys and values of the same loop; K and
-V are those of earlier chunks after the last loop (section 3.3). Training and
-reading repeat `one_loop`: `run_chunk` does in training, where gradients go to
-earlier chunks; for a chunk of a prompt, or a token, that follows a cache,
-`start_after` is what its loops begin with. With one chunk and z = 0 this is a
-looped model, so the teacher is run by the same code.
+The paper numbers (1) alone; the other marks are ours. It does not say what h_0
+is: here h_0 = x_1. Blocks may also norm what they add (`nn.block`), and each
+loop ends with the final norm, as in Ouro. The tokens of a chunk are computed in
+parallel, with each other's keys and values of the same loop; K and V are those
+of earlier chunks after the last loop (section 3.3).
+
+`one_loop` is the only implementation of a loop. Training repeats it in
+`run_chunk`, where gradients go to earlier chunks. Prefill and decoding repeat
+it on a cache, from the state that `begin_on_cache` makes. With one chunk and
+z = 0 this is a looped model, and the teacher is run by the same code.
 """
 
 import dataclasses
@@ -91,7 +95,7 @@ class Places(NamedTuple):
     return jnp.where(self.fits & live, entry, -1)
 
   def parts(self, number: Array, cache: KeyValues) -> list[Part]:
-    """K_t and V_t of (K) in a layer: a cache has the chunk's own, too."""
+    """K_t and V_t of (cat) in a layer: a cache has the chunk's own, too."""
     span, first = self.visible.shape[-1], number * self.capacity
     key, value = (
       jax.lax.dynamic_slice_in_dim(x, first, span, axis=1) for x in cache
@@ -138,11 +142,14 @@ class State(NamedTuple):
 
 
 def gate_values(layer: Layer, mode: str, t: Array, x: Array, h: Array) -> Array:
-  """z_t, f32 [B, S, D] or of fewer dimensions; of no use in the first loop.
+  """z_t, f32: [B, S, D]; [B, S, 1] of a scalar gate; as t of a fixed gate.
+
+  The first loop does not use it.
 
   Args:
     layer: the layer's parameters.
-    mode: one of `config.GATES`; fixed ones are those of section 4.4.1.
+    mode: one of `config.GATES`: "mean", "ema" and "last" are the fixed gates of
+      section 4.4.1, "first" is the single cache of appendix B.
     t: index of the loop, from 0, a scalar or [B, 1, 1].
     x, h: x_t and h_{t-1} [B, S, D].
   """
@@ -202,7 +209,7 @@ def update(
 def appended(
   chunk: Chunk, own: KeyValues, past: KeyValues | None
 ) -> list[Part]:
-  """K_t and V_t of (K): what is before the chunk, and its own.
+  """K_t and V_t of (cat): what is before the chunk, and its own.
 
   Args:
     chunk: the tokens.
@@ -275,9 +282,9 @@ def one_loop(
     if chunk.alpha is not None:
       own = project(layer, interpolate(chunk.alpha, h, x), chunk.tables)  # (a)
     if places is None:
-      parts = appended(chunk, own, past)  # (K)
+      parts = appended(chunk, own, past)  # (cat)
     else:
-      cache, parts = own, places.parts(number, own)  # (K)
+      cache, parts = own, places.parts(number, own)  # (cat)
     mixed = attend(layer, x, chunk.tables, parts)
     record = {"attention": mixed} if "attention" in options.keep else {}
     if target is not None:
@@ -324,7 +331,7 @@ def run_chunk(
   """
   batch, size, _ = hidden.shape
   if history is not None and first is not None:
-    # No gradient goes from here to chunks that are further back.
+    # Chunks that are further back than `reach` get no gradient from here.
     history = chunks.cut(history, first, options.reach * size)
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in chunk.tables)
   chunk = chunk._replace(tables=(cos, sin), first=first)
@@ -405,13 +412,13 @@ def run(
   return ends, records
 
 
-def start_after(
+def begin_on_cache(
   stack: Stack, options: Options, cache: LatentCache, hidden: Array
 ) -> tuple[Chunk, State]:
-  """What all loops over tokens that follow a cache begin with.
+  """The chunk and the first state of tokens that follow a cache.
 
-  `one_loop` then repeats as in `run_chunk`, which is what reading is, whether
-  the tokens are a chunk of a prompt or one token.
+  Prefill (a chunk of a prompt) and decoding (one token) then repeat `one_loop`,
+  as `run_chunk` does.
 
   Args:
     stack, options: parameters, and static options.

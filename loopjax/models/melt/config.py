@@ -41,7 +41,7 @@ class Config(stack.StackConfig):
       needed; 1 gives the results of reading token by token. 0 for chunk_size.
     history_reach: how many chunks back a read of the history has a gradient; 0
       for none, -1 for all. Gradients of earlier chunks than that come through
-      the chunks in between.
+      the chunks in between. It does not apply to `sweeps`.
     history_hops: if not -1, gradients of all chunks are computed in parallel
       and propagated from chunk to chunk this many times; -1 propagates them
       sequentially, which is exact and needs less memory.

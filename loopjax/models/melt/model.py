@@ -256,7 +256,7 @@ def advance(
   """See `ByDepth.advance`; all loops of a row write to the same entry."""
   del num_loops  # A cache has one entry for any number.
   first = model.token_embedding(tokens)
-  (_, key_values), one_loop = loop_after(model, cache, first)
+  (_, key_values), one_loop = loop_on_cache(model, cache, first)
 
   def step(hidden: Array, kept: Any, k: Array, live: Array) -> Any:
     return one_loop(hidden, kept, k[:, None, None], live)
@@ -297,7 +297,7 @@ def _read_chunk(
   num_loops = model.pass_options(num_loops).num_loops
   count = jnp.sum(valid, axis=1, dtype=jnp.int32)
   hidden, reads = model.token_embedding(tokens), count > 0
-  kept, one_loop = loop_after(model, cache, hidden)
+  kept, one_loop = loop_on_cache(model, cache, hidden)
 
   def step(hidden: Array, kept: Any, t: Array, live: Array) -> Any:
     return one_loop(hidden, kept, t, reads & live)
@@ -319,7 +319,7 @@ def _read_chunk(
   return cache, (hidden, loops)
 
 
-def loop_after(
+def loop_on_cache(
   model: Model, cache: LatentCache, hidden: Array
 ) -> tuple[Any, Callable[[Array, Any, Array, Array], tuple[Array, Any]]]:
   """What loops over tokens that follow a cache keep at first, and one loop.
@@ -335,7 +335,7 @@ def loop_after(
   """
   stack = model.stack()
   options = model.pass_options(kind="scan")._replace(remat="none")
-  chunk, start = algorithm.start_after(stack, options, cache, hidden)
+  chunk, start = algorithm.begin_on_cache(stack, options, cache, hidden)
 
   def one_loop(
     hidden: Array, kept: Any, t: Array, live: Array

@@ -47,6 +47,11 @@ def check_teacher(
       "its loop_norm must be 'per_loop' and its qk_norm False:"
       f" loop_norm={theirs.loop_norm!r}, qk_norm={theirs.qk_norm}"
     )
+  if theirs.qk_bias or theirs.value_bias:
+    raise UserError(
+      "its qk_bias and value_bias must be False: keys and values here have no"
+      f" biases, but qk_bias={theirs.qk_bias}, value_bias={theirs.value_bias}"
+    )
   if theirs.rope_scaling:
     raise UserError("its rope_scaling must be empty: rotations here have none")
   same = ["num_loops"] if config.distill == "all" else []
@@ -67,8 +72,6 @@ def alpha_at(config: Config, step: Array) -> Array | None:
   """
   if config.alpha == 1:
     return None
-  if not config.interpolation_steps:
-    return jnp.full((), config.alpha, jnp.float32)
   done = step.astype(jnp.float32) / (config.interpolation_steps - 1)
   return config.alpha + (1.0 - config.alpha) * jnp.minimum(done, 1.0)
 
@@ -78,7 +81,9 @@ def loss(
 ) -> tuple[Array, Metrics]:
   """The distillation loss, plus the attention alignment loss of phase 2.
 
-  Both are weighted by token. Without distillation, cross-entropy.
+  Both are weighted by token. The divergence replaces the cross-entropy, which
+  is the loss without distillation. The alignment is a mean over features, where
+  the paper has a sum.
 
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).

@@ -57,8 +57,8 @@ class Config(stack.StackConfig):
       weights of the last pass are passed to the next window in both cases.
     carry_convolutions: whether the short convolutions continue across windows;
       else every window starts with zeros.
-    gradient_passes: number of last passes, of the N, that back-propagation
-      through time is truncated to; 0 for all.
+    gradient_passes: number of last passes, of the N, between which no gradient
+      is stopped; 0 for all. `gradient_cut` says what is stopped before them.
     gradient_cut: where gradients between the earlier passes are stopped.
       "hidden": in the residual stream; every pass still gets the gradient of
       the fast weights that it wrote. "fast_weights": in the fast weights only.

@@ -6,14 +6,18 @@ memory layers. N passes over the window write them ("sleep"); the answer is read
 in one pass ("awake"). By the lines of algorithm 1:
 
   1       S = 0                            `Model.empty_state`
-  2       windows, and the last chunk      `split`
+  2, 3    windows, and the last chunk      `split`
   4       h <- Embed(c)                    `Model.embed`
-  5 to 8  N times h, S <- Blocks(h, S)     `Model.sleep`, `Model.next_input`
+  5       sleep, if no token is predicted  `split`: all chunks but the last
+  6 to 8  N times h, S <- Blocks(h, S)     `Model.sleep`, `Model.next_input`
   10      once h, S <- Blocks(h, S)        `Model.awake`
   11      the loss                         `loss`
+  14      its gradient                     through all windows, by autodiff
 
-`run_passes` says which of the passes have a gradient, `cut` where it ends.
-`reading.py` runs the same passes on keys and values in a cache.
+Gradients reach earlier windows through S, the kept keys and values and, if they
+are carried, the convolutions' inputs. `run_passes` says which of the passes
+have a gradient, `cut` where it ends. `reading.py` runs the same passes on keys
+and values in a cache.
 """
 
 import dataclasses
