@@ -23,7 +23,7 @@ import numpy as np
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import presets
-from loopjax.hub import convert, weights
+from loopjax.hub import convert, files, weights
 from loopjax.run import provenance
 
 _PARTS = ("read", "import")
@@ -43,7 +43,9 @@ def make(folder: pathlib.Path, preset: str) -> None:
   )
   layout, vocab_size = convert.LAYOUTS["ouro"], settings.spec.vocab_size
   folder.mkdir(parents=True)
-  weights.write(folder, layout, params, "BF16", 10**9)
+  head_width = settings.model.block_shape().head_width
+  made = weights.tensors(layout, params, head_width, "BF16")
+  files.write(folder, made, 10**9)
   words = {f"<{i}>": i for i in range(vocab_size)}
   model = tokenizers.models.WordLevel(words, unk_token="<0>")
   tokenizers.Tokenizer(model).save(str(folder / convert.TOKENIZER))

@@ -21,7 +21,7 @@ from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, weights
+from loopjax.hub import convert, files, weights
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, recurrent
 from loopjax.optim import parameters
@@ -233,10 +233,11 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   model = config_of(name)
   constants = layout.constants(model, 64)
   head_width = model.block_shape().head_width
-  weights.write(out, layout, params, head_width, "F32", max_bytes, constants)
-  files = sorted(out.glob("*.safetensors"))
-  assert (len(files) > 3) == (max_bytes == 3000)
-  found = {key: x for file in files for key, x in load_file(file).items()}
+  made = weights.tensors(layout, params, head_width, "F32", constants)
+  files.write(out, made, max_bytes)
+  written = sorted(out.glob("*.safetensors"))
+  assert (len(written) > 3) == (max_bytes == 3000)
+  found = {key: x for file in written for key, x in load_file(file).items()}
   assert found.keys() == tensors.keys()
   for key, value in tensors.items():
     assert found[key].dtype == value.dtype
@@ -273,7 +274,8 @@ def test_bfloat16_is_kept_and_widened_exactly(tmp_path):
     assert jnp.array_equal(one, other.astype(jnp.float32))
   out = tmp_path / "out"
   out.mkdir()
-  weights.write(out, convert.LAYOUTS["ouro"], wide, 4, "BF16", 10**9)
+  made = weights.tensors(convert.LAYOUTS["ouro"], wide, 4, "BF16")
+  files.write(out, made, 10**9)
   for name, value in load_file(out / "model.safetensors").items():
     assert np.array_equal(value, narrow[name]), name
 
