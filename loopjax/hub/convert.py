@@ -324,13 +324,21 @@ def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   """The ids that end a text, of config.json and generation_config.json.
 
   Chat models have several, the first for documents. Empty without files.
+
+  Raises:
+    UserError: a file cannot be read, or something in it is no id.
   """
-  found: list[Any] = []
+  found: list[int] = []
   for name in ("config.json", "generation_config.json"):
     if (folder / name).is_file():
-      ids = workdir_lib.read_json(folder / name).get("eos_token_id")
-      found += ids if isinstance(ids, list) else [ids]
-  return tuple(dict.fromkeys(one for one in found if type(one) is int))
+      given = workdir_lib.read_json(folder / name).get("eos_token_id")
+      if given is None:
+        continue
+      ids = given if isinstance(given, list) else [given]
+      if not all(type(one) is int for one in ids):
+        raise UserError(f"{folder / name}: eos_token_id={given!r} is not an id")
+      found += ids
+  return tuple(dict.fromkeys(found))
 
 
 def _end_token(folder: pathlib.Path) -> str:
@@ -353,6 +361,11 @@ def _end_token(folder: pathlib.Path) -> str:
     raise UserError(
       f"{file}: eos_token_id={given!r} is not a token id of {path}"
     )
+  for one in end_tokens(folder):
+    if tokenizer.token(one) is None:
+      raise UserError(
+        f"{folder}: eos_token_id={one} is not a token id of {path}"
+      )
   return token
 
 

@@ -111,15 +111,18 @@ def unpacked(
   Raises:
     UserError: the file is damaged or not supported.
   """
-  reader = _opened(path)
-  found = {field.name: field.contents() for field in reader.fields.values()}
-  tensors = {tensor.name: _tensor(tensor) for tensor in reader.tensors}
+  found, tensors = _opened(path)
   with tempfile.TemporaryDirectory() as place:
     folder = pathlib.Path(place).resolve()
     try:
       _write_folder(folder, path.parent, found, tensors)
     except UserError as error:
       raise UserError(f"{path}: {error}") from error
+    # Metadata can be of any type, and of any length.
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+      raise UserError(
+        f"{path}: its metadata is malformed: {one_line(error)}"
+      ) from error
     try:
       yield folder, tensors
     except UserError as error:
@@ -137,8 +140,10 @@ def _package() -> Any:
   return gguf
 
 
-def _opened(path: pathlib.Path) -> Any:
-  """The package's reader of a complete file."""
+def _opened(
+  path: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+  """The metadata and tensors of a complete file."""
   package = _package()
   try:
     with path.open("rb") as file:
@@ -147,7 +152,11 @@ def _opened(path: pathlib.Path) -> Any:
       reader = package.GGUFReader(path)
       if reader.endianess != package.GGUFEndian.LITTLE:
         raise ValueError("its numbers are big-endian")
-      return reader
+      fields = reader.fields.values()
+      return (
+        {field.name: field.contents() for field in fields},
+        {tensor.name: _tensor(tensor) for tensor in reader.tensors},
+      )
     wrong = checks.wrong_file(head) or "is not a GGUF file"
   # The library checks nothing: what is missing is out of some array's range.
   except (OSError, ValueError, LookupError, OverflowError) as error:
@@ -231,7 +240,9 @@ def _config(
     for key, value in found.items()
     if key.startswith(f"{kind}.")
   }
-  config = {name: given.get(key) for name, key in _SETTINGS.items()}
+  config: dict[str, Any] = {
+    name: given.get(key) for name, key in _SETTINGS.items()
+  }
   for name, value in config.items():
     if isinstance(value, float):  # 1e-5 is 9.99999974e-06 in float32.
       config[name] = float(str(np.float32(value)))
@@ -243,7 +254,8 @@ def _config(
   if config["head_dim"] is None and isinstance(width, int) and heads:
     config["head_dim"] = width // heads
   for name, value in config.items():
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 < value < math.inf):
       raise UserError(f"{kind}.{_SETTINGS[name]}={value!r} is not supported")
   neutral = {**_NEUTRAL, **dict.fromkeys(_HEAD_WIDTHS, (config["head_dim"],))}
   for key, value in given.items():

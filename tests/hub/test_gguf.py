@@ -221,6 +221,11 @@ def drop(name):
     ({"llama.attention.causal": False}, "llama.attention.causal=False is not"),
     ({"llama.attention.sliding_window": 9}, "attention.sliding_window=9 is"),
     ({"llama.attention.layer_norm_rms_epsilon": None}, "epsilon=None is not"),
+    (
+      {"llama.attention.layer_norm_rms_epsilon": float("nan")},
+      "epsilon=nan is not",
+    ),
+    ({"split.count": "x"}, "its metadata is malformed: '>' not supported"),
     ({"llama.context_length": None}, "llama.context_length=None is not"),
     ({"llama.feed_forward_length": [40, 44]}, r"length=\[40, 44\] is not sup"),
     ({"llama.block_count": 3}, "missing blk.2.attn"),

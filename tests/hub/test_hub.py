@@ -523,6 +523,25 @@ def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
     convert.read_folder(folder)
 
 
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    ('{"eos_token_id": [0, 99]}', "eos_token_id=99 is not a token id of"),
+    ('{"eos_token_id": "<end>"}', "eos_token_id='<end>' is not an id"),
+    ('{"eos_token_id": [0, true]}', r"eos_token_id=\[0, True\] is not an id"),
+    ("[" * 100_000, "cannot be read: maximum recursion depth"),
+  ],
+)
+def test_ends_of_generation_are_checked_when_imported(
+  content, message, tmp_path
+):
+  folder = examples.make_folder(tmp_path / "hub")
+  (folder / "generation_config.json").write_text(content)
+  with pytest.raises(UserError, match=message):
+    convert.import_folder(folder, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def test_a_window_that_config_json_leaves_out_is_refused():
   """Mistral's default is one of 4,096 tokens."""
   layout = convert.LAYOUTS["mistral"]
