@@ -78,6 +78,7 @@ _NEUTRAL = {
   "rope.scaling.attn_factor": (0, 1),
 }
 _SCALED = "rope_freqs.weight"
+_ROWS = 4096  # Rows of a matrix that are dequantised at a time.
 
 
 def layout_of(layout: Layout, kind: str) -> Layout:
@@ -176,11 +177,17 @@ def _tensor(tensor: Any) -> Tensor:
 def _dequantized(tensor: Any, index: tuple[slice, ...]) -> np.ndarray:
   """A part of a tensor in float32; only its rows are dequantised."""
   rows, *rest = index
-  dequantize = _package().quants.dequantize
+  dequantize, kind = _package().quants.dequantize, tensor.tensor_type
   if not rest:
-    return dequantize(tensor.data, tensor.tensor_type)[rows]
-  found = dequantize(tensor.data[rows], tensor.tensor_type)
-  return found[(slice(None), *rest)]
+    return dequantize(tensor.data, kind)[rows]
+  data, (columns,) = tensor.data[rows], rest
+  width = len(range(int(tensor.shape[0]))[columns])
+  found = np.empty((len(data), width), np.float32)
+  # The package needs several times a result's memory.
+  for start in range(0, len(data), _ROWS):
+    part = slice(start, start + _ROWS)
+    found[part] = dequantize(data[part], kind)[:, columns]
+  return found
 
 
 def _write_folder(
