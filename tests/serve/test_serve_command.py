@@ -13,6 +13,7 @@ import time
 import hub_examples
 import numpy as np
 import pytest
+import texts_examples as texts
 from tests_support import ROOT
 
 import loopjax.serve
@@ -102,6 +103,29 @@ def test_an_echo_has_the_scores_of_the_evaluation(language_model):
   )
   greedy = [x.token == x.top[0][0] for x in found]
   assert greedy == expected[1].greedy.tolist()
+
+
+def test_an_evaluation_client_gets_the_scores_of_transformers(tmp_path):
+  """The request and the reading of `local-completions` of lm_eval."""
+  stored = texts.stored()
+  texts.make_model(tmp_path / "hub", stored["kinds"]["dummy_prefix"])
+  expected = stored["expected"]["dummy_prefix"]
+  model = source.load_folder(tmp_path / "hub", dtype="float32")
+  engine = source.make_engine(model, num_slots=4, max_tokens=64)
+  asked = {"max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+  pairs = list(zip(expected["pairs"], expected["scores"], strict=True))
+  pairs = [(*pair, score) for pair, score in pairs if score]
+  score = prompt_scores.PromptScorer(model)
+  with examples.serve(engine, tokenizer=model.tokenizer, score=score) as served:
+    prompts = [[*context, *after] for context, after, _ in pairs]
+    asked["prompt"] = prompts[:8]  # As many as fit into the queue.
+    choices = served.post(**asked).json()["choices"]
+  for (context, _, known), choice in zip(pairs[:8], choices, strict=True):
+    found = choice["logprobs"]
+    scores = found["token_logprobs"][len(context) : -1]
+    best = [max(x.values()) for x in found["top_logprobs"][len(context) : -1]]
+    assert sum(scores) == pytest.approx(known[0], abs=1e-4)
+    assert (scores == best) == known[1]
 
 
 def test_a_server_refuses_prompts_of_more_loops_than_there_are(language_model):
