@@ -1,6 +1,6 @@
 """Time and memory needed to import a large model.
 
-  python benchmarks/bench_hub.py --folder=DIR [--preset=looplm_1_4b]
+  python benchmarks/bench_hub.py --folder=DIR [--preset=NAME] [--dtype=NAME]
 
 Writes a folder of the Hub with the tensors of a preset of configs/lm_looped.py,
 random numbers in bfloat16, and imports it in separate processes: "read" is what
@@ -23,7 +23,7 @@ import numpy as np
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import presets
-from loopjax.hub import convert, weights
+from loopjax.hub import convert, files, weights
 from loopjax.run import provenance
 
 _PARTS = ("read", "import")
@@ -43,7 +43,9 @@ def make(folder: pathlib.Path, preset: str) -> None:
   )
   layout, vocab_size = convert.LAYOUTS["ouro"], settings.spec.vocab_size
   folder.mkdir(parents=True)
-  weights.write(folder, layout, params, "BF16", 10**9)
+  head_width = settings.model.block_shape().head_width
+  made = weights.tensors(layout, params, head_width, "BF16")
+  files.write(folder, made, 10**9)
   words = {f"<{i}>": i for i in range(vocab_size)}
   model = tokenizers.models.WordLevel(words, unk_token="<0>")
   tokenizers.Tokenizer(model).save(str(folder / convert.TOKENIZER))
@@ -53,16 +55,17 @@ def make(folder: pathlib.Path, preset: str) -> None:
   (folder / "config.json").write_text(json.dumps(content))
 
 
-def measure(folder: pathlib.Path, part: str) -> None:
+def measure(folder: pathlib.Path, part: str, dtype: str) -> None:
   """Imports the folder; prints time and memory as JSON."""
   size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
   before, started = _peak(), time.perf_counter()
   if part == "read":
-    jax.block_until_ready(convert.read_folder(folder, dtype="bfloat16").params)
+    jax.block_until_ready(convert.read_folder(folder, dtype=dtype).params)
   else:
-    convert.import_folder(folder, folder / "imported", dtype="bfloat16")
+    convert.import_folder(folder, folder / "imported", dtype=dtype)
   report = {
     "part": part,
+    "dtype": dtype,
     "seconds": round(time.perf_counter() - started, 1),
     "cpu_seconds": round(time.process_time(), 1),
     "checkpoint_gb": round(size / 1e9, 3),
@@ -82,18 +85,25 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--folder", type=pathlib.Path, required=True)
   parser.add_argument("--preset", default="looplm_1_4b")
+  parser.add_argument("--dtype", choices=convert.PRECISIONS, default="bfloat16")
   parser.add_argument("--part", choices=_PARTS, help="One process of it.")
   arguments = parser.parse_args()
   folder = arguments.folder
   if arguments.part:
-    measure(folder, arguments.part)
+    measure(folder, arguments.part, arguments.dtype)
     return
   if not (folder / "config.json").exists():
     make(folder, arguments.preset)
   for part in _PARTS:
     shutil.rmtree(folder / "imported", ignore_errors=True)
     subprocess.run(
-      [sys.executable, __file__, f"--folder={folder}", f"--part={part}"],
+      [
+        sys.executable,
+        __file__,
+        f"--folder={folder}",
+        f"--part={part}",
+        f"--dtype={arguments.dtype}",
+      ],  # fmt: skip
       check=True,
     )
   shutil.rmtree(folder / "imported", ignore_errors=True)

@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Protocol
 from loopjax.errors import UserError, one_line
 from loopjax.hub import tokenizer_files
 
-_TEMPLATE = "chat_template.jinja"
 # Marks where the text of the last message ends; the space after it shows
 # whether a template strips texts. As long as the mark of `transformers`, for
 # templates that use the length of a message.
@@ -44,7 +43,10 @@ def template(folder: pathlib.Path) -> Template:
     UserError: there is no template, or it has an error. The function raises it
       for errors at run time.
   """
-  source, names = _source(folder), tokenizer_files.special_tokens(folder)
+  source = tokenizer_files.chat_template(folder)
+  if source is None:
+    raise UserError(f"{folder}: has no chat template, which --chat needs")
+  names = tokenizer_files.special_tokens(folder)
   environment, error_type = _environment()
   try:
     compiled = environment.from_string(source)
@@ -133,25 +135,3 @@ def _environment() -> tuple[Any, type[Exception]]:
     datetime.datetime.now().strftime(format_)
   )
   return environment, jinja2.TemplateError
-
-
-def _source(folder: pathlib.Path) -> str:
-  """The template's source."""
-  beside = folder / _TEMPLATE
-  try:
-    source = beside.read_text("utf-8") if beside.is_file() else None
-  except (OSError, ValueError) as error:
-    raise UserError(f"{beside}: cannot be read: {one_line(error)}") from error
-  if source is None:
-    source = _default(tokenizer_files.settings(folder).get("chat_template"))
-  if not isinstance(source, str):
-    raise UserError(f"{folder}: has no chat template, which --chat needs")
-  return source
-
-
-def _default(given: Any) -> Any:
-  """The template, or the one named "default" if there are several."""
-  if not isinstance(given, list):
-    return given
-  named = {x.get("name"): x for x in given if isinstance(x, dict)}
-  return named.get("default", {}).get("template")

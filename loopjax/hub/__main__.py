@@ -21,7 +21,7 @@ def _parser() -> Parser:
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
-  reads = commands.add_parser("import", help="import a folder")
+  reads = commands.add_parser("import", help="import a folder or a GGUF file")
   reads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   reads.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   reads.add_argument(
@@ -43,10 +43,15 @@ def _parser() -> Parser:
   writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   writes.add_argument("--layout", choices=convert.LAYOUTS, required=True)
   writes.add_argument(
+    "--gguf",
+    action="store_true",
+    help="export to a GGUF file, which FOLDER names",
+  )
+  writes.add_argument(
     "--dtype",
-    choices=convert.PRECISIONS,
+    choices=convert.EXPORTED,
     default="bfloat16",
-    help="dtype of the tensors [bfloat16]",
+    help="dtype of the tensors [bfloat16]; q8_0 only for --gguf",
   )
   writes.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   writes.add_argument(

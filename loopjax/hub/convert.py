@@ -5,6 +5,7 @@ An imported work directory is a run with zero steps: `run.init_from` and
 original config.json and tokenizer are stored in hub/.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -21,7 +22,7 @@ from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.hub import huginn, llama, tokenizer_files, weights
+from loopjax.hub import files, gguf, huginn, llama, tokenizer_files, weights
 from loopjax.hub import layout as layout_lib
 from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
@@ -34,18 +35,29 @@ DIRECTORY = "hub"  # Subdirectory of an imported work directory.
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
 # From the dtype of parameters to `model.precision`.
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16_params"}
-_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+# Of exported tensors; a GGUF file may also quantise them.
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+EXPORTED = (*_DTYPES, gguf.QUANTIZED)
 # Keys of config.json not exported: code to run, and what wrote the file.
 _DROPPED = ("auto_map", "transformers_version", "rope_parameters")
 
 
 class Export(NamedTuple):
-  """How to export a run; see `loopjax.hub.__main__`."""
+  """How to export a run; see `loopjax.hub.__main__`.
+
+  Attributes:
+    layout: a key of LAYOUTS.
+    dtype: one of EXPORTED.
+    checkpoint: step; None for the newest.
+    max_bytes: maximum size of a file of safetensors.
+    gguf: whether to write a GGUF file.
+  """
 
   layout: str
   dtype: str = "bfloat16"
   checkpoint: int | None = None
   max_bytes: int = 5 * 10**9
+  gguf: bool = False
 
 
 class Imported(NamedTuple):
@@ -67,8 +79,21 @@ def read_folder(
   *,
   dtype: str = "float32",
   sequence_length: int = 4096,
+  there: Mapping[str, files.Tensor] | None = None,
 ) -> Imported:
-  """Reads a folder as `import_folder` does; writes nothing."""
+  """Reads a folder as `import_folder` does; writes nothing.
+
+  Args:
+    folder: contains config.json, tokenizer.json and safetensors.
+    dtype: see `import_folder`.
+    sequence_length: see `import_folder`.
+    there: the tensors of a GGUF file, which replace those of the folder.
+  """
+  if folder.is_file():
+    raise UserError(
+      f"{folder}: is a file; `loopjax hub import` converts a GGUF file to a"
+      " work directory, which can be used in its place"
+    )
   if not (folder / TOKENIZER).is_file():
     missing = (
       f"contains no {TOKENIZER}" if folder.exists() else "no such folder"
@@ -103,7 +128,10 @@ def read_folder(
   settings = config_lib.resolve(config)
   made: Any = settings.model
   head_width = made.block_shape().head_width
-  params = weights.read(folder, layout, abstract_params(settings), head_width)
+  if there is not None:
+    layout = gguf.layout_of(layout, theirs["model_type"])
+  shapes = abstract_params(settings)
+  params = weights.read(folder, layout, shapes, head_width, there)
   return Imported(config, settings, params)
 
 
@@ -117,7 +145,8 @@ def import_folder(
   """Imports a folder into a new work directory; returns its summary.
 
   Args:
-    folder: contains config.json, tokenizer.json and safetensors.
+    folder: contains config.json, tokenizer.json and safetensors; or a GGUF
+      file.
     workdir: a directory without a run.
     dtype: dtype of the parameters, "float32" or "bfloat16".
     sequence_length: tokens per row; limited to the model's context length.
@@ -128,10 +157,15 @@ def import_folder(
   """
   if (workdir / "config.json").exists():
     raise UserError(f"{workdir}: already contains a run")
-  config, _, params = read_folder(
-    folder, dtype=dtype, sequence_length=sequence_length
-  )
-  return write_run(workdir, config, params, folder, {"imported": str(folder)})
+  origin = {"imported": str(folder)}
+  with contextlib.ExitStack() as stack:
+    there = None
+    if folder.is_file():
+      folder, there = stack.enter_context(gguf.unpacked(folder))
+    config, _, params = read_folder(
+      folder, dtype=dtype, sequence_length=sequence_length, there=there
+    )
+    return write_run(workdir, config, params, folder, origin)
 
 
 def write_run(
@@ -183,7 +217,8 @@ def export_run(
 ) -> None:
   """Writes a run's newest parameters, averaged if it averages, to a folder.
 
-  Token ids that exist only to pad the vocabulary are dropped.
+  Or to a GGUF file. Token ids that exist only to pad the vocabulary are
+  dropped.
 
   Raises:
     UserError: the run's model is not a language model that the layout can
@@ -191,6 +226,7 @@ def export_run(
   """
   if folder.exists():
     raise UserError(f"{folder}: already exists")
+  _check_options(options)
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
   layout = LAYOUTS[options.layout]
@@ -226,15 +262,6 @@ def export_run(
   }
   if (kept / "config.json").is_file():
     base = workdir_lib.read_json(kept / "config.json")
-  weights.write(
-    partial,
-    layout,
-    params,
-    model.block_shape().head_width,
-    _DTYPES[options.dtype],
-    options.max_bytes,
-    layout.constants(model, base.get(layout.context, longest)),
-  )
   if task.tokenizer != "bytes":
     tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
     tokenizer_files.write_ends(partial, tokenizer)
@@ -242,7 +269,34 @@ def export_run(
   config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
   config[STEP] = step
   workdir_lib.write_json(partial / "config.json", config)
-  os.replace(partial, folder)
+  made = weights.tensors(
+    gguf.layout_of(layout, options.layout) if options.gguf else layout,
+    params,
+    model.block_shape().head_width,
+    "F32" if options.gguf else _DTYPES[options.dtype],
+    layout.constants(model, base.get(layout.context, longest)),
+  )
+  if options.gguf:
+    gguf.pack(partial, made, options.dtype, end_tokens(partial))
+    os.replace(partial / gguf.PACKED, folder)
+    shutil.rmtree(partial)
+  else:
+    files.write(partial, made, options.max_bytes)
+    os.replace(partial, folder)
+
+
+def _check_options(options: Export) -> None:
+  """Raises UserError for options of an export that contradict each other."""
+  if not options.gguf:
+    if options.dtype == gguf.QUANTIZED:
+      raise UserError(f"--dtype={options.dtype} needs --gguf")
+  elif options.layout not in gguf.ARCHITECTURES:
+    raise UserError(
+      f"--layout={options.layout}: a GGUF file can have the layouts"
+      f" {', '.join(gguf.ARCHITECTURES)}"
+    )
+  elif options.max_bytes != Export("").max_bytes:
+    raise UserError(f"--max_bytes={options.max_bytes} has no effect on --gguf")
 
 
 def abstract_params(settings: config_lib.Settings) -> Any:
@@ -270,13 +324,21 @@ def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   """The ids that end a text, of config.json and generation_config.json.
 
   Chat models have several, the first for documents. Empty without files.
+
+  Raises:
+    UserError: a file cannot be read, or something in it is no id.
   """
-  found: list[Any] = []
+  found: list[int] = []
   for name in ("config.json", "generation_config.json"):
     if (folder / name).is_file():
-      ids = workdir_lib.read_json(folder / name).get("eos_token_id")
-      found += ids if isinstance(ids, list) else [ids]
-  return tuple(dict.fromkeys(one for one in found if type(one) is int))
+      given = workdir_lib.read_json(folder / name).get("eos_token_id")
+      if given is None:
+        continue
+      ids = given if isinstance(given, list) else [given]
+      if not all(type(one) is int for one in ids):
+        raise UserError(f"{folder / name}: eos_token_id={given!r} is not an id")
+      found += ids
+  return tuple(dict.fromkeys(found))
 
 
 def _end_token(folder: pathlib.Path) -> str:
@@ -299,6 +361,11 @@ def _end_token(folder: pathlib.Path) -> str:
     raise UserError(
       f"{file}: eos_token_id={given!r} is not a token id of {path}"
     )
+  for one in end_tokens(folder):
+    if tokenizer.token(one) is None:
+      raise UserError(
+        f"{folder}: eos_token_id={one} is not a token id of {path}"
+      )
   return token
 
 

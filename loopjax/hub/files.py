@@ -5,7 +5,9 @@ A folder holds `model.safetensors`, or several files and
 """
 
 import contextlib
+import functools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -29,17 +31,36 @@ DTYPES: Mapping[str, Any] = {
 
 
 class Tensor(NamedTuple):
-  """The location of a tensor.
+  """A tensor in a file.
 
   Attributes:
-    path: its file.
     shape: its shape.
-    dtype: a key of DTYPES.
+    dtype: a key of DTYPES, or the file's name of another dtype.
+    read: from a slice of each axis to an array with this part of the tensor.
   """
 
-  path: pathlib.Path
   shape: tuple[int, ...]
   dtype: str
+  read: Callable[[tuple[slice, ...]], np.ndarray]
+
+
+class Made(NamedTuple):
+  """A tensor to write.
+
+  Attributes:
+    shape: its shape.
+    dtype: its dtype.
+    make: returns it.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  make: Callable[[], np.ndarray]
+
+  @property
+  def nbytes(self) -> int:
+    """Its size in bytes."""
+    return math.prod(self.shape) * self.dtype.itemsize
 
 
 def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
@@ -74,34 +95,24 @@ def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
   return found
 
 
-def read(name: str, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
-  """A slice of a tensor; its file is mapped only for the time of the call."""
-  with _open(tensor.path) as opened:
-    return opened.get_slice(name)[index]
-
-
 def write(
-  folder: pathlib.Path,
-  names: Mapping[str, int],
-  make: Callable[[str], np.ndarray],
-  max_bytes: int,
+  folder: pathlib.Path, made: Mapping[str, Made], max_bytes: int
 ) -> None:
   """Writes tensors one after another into files of a limited size.
 
   Args:
     folder: an empty folder.
-    names: the tensors in order, with their sizes in bytes.
-    make: returns the tensor of a name.
+    made: the tensors in order.
     max_bytes: maximum size of a file that holds more than one tensor.
   """
   parts: list[list[str]] = [[]]
   size = 0
-  for name, more in names.items():
-    if parts[-1] and size + more > max_bytes:
+  for name, tensor in made.items():
+    if parts[-1] and size + tensor.nbytes > max_bytes:
       parts.append([])
       size = 0
     parts[-1].append(name)
-    size += more
+    size += tensor.nbytes
   files = [
     SINGLE
     if len(parts) == 1
@@ -109,7 +120,7 @@ def write(
     for i in range(1, len(parts) + 1)
   ]
   for file, part in zip(files, parts, strict=True):
-    arrays = {name: np.ascontiguousarray(make(name)) for name in part}
+    arrays = {name: np.ascontiguousarray(made[name].make()) for name in part}
     # PyTorch's readers require this.
     save_file(arrays, folder / file, metadata={"format": "pt"})
   if len(parts) > 1:
@@ -119,7 +130,7 @@ def write(
       for name in part
     }
     content = {
-      "metadata": {"total_size": sum(names.values())},
+      "metadata": {"total_size": sum(x.nbytes for x in made.values())},
       "weight_map": where,
     }
     (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
@@ -129,7 +140,16 @@ def _of_file(path: pathlib.Path) -> Iterable[tuple[str, Tensor]]:
   with _open(path) as opened:
     for name in opened.keys():  # noqa: SIM118  It is no dict.
       part = opened.get_slice(name)
-      yield name, Tensor(path, tuple(part.get_shape()), part.get_dtype())
+      read = functools.partial(_read, path, name)
+      yield name, Tensor(tuple(part.get_shape()), part.get_dtype(), read)
+
+
+def _read(
+  path: pathlib.Path, name: str, index: tuple[slice, ...]
+) -> np.ndarray:
+  """A part of a tensor; its file is mapped only for the time of the call."""
+  with _open(path) as opened:
+    return opened.get_slice(name)[index]
 
 
 def _open(path: pathlib.Path) -> Any:

@@ -8,7 +8,7 @@ import shutil
 from typing import Any, NamedTuple
 
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.errors import UserError
+from loopjax.errors import UserError, one_line
 from loopjax.run import workdir as workdir_lib
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -19,6 +19,7 @@ _NAMES = (
   "mask_token",
 )  # fmt: skip
 _END = "<|end_of_document|>"  # Of models whose tokenizer has no such token.
+_TEMPLATE = "chat_template.jinja"
 FILES = (
   TOKENIZER,
   CONFIG,
@@ -26,7 +27,7 @@ FILES = (
   "added_tokens.json",
   "vocab.json",
   "merges.txt",
-  "chat_template.jinja",
+  _TEMPLATE,
   "generation_config.json",
 )
 
@@ -65,6 +66,25 @@ def special_tokens(folder: pathlib.Path) -> dict[str, str]:
     if isinstance(token, str):
       found[name] = token
   return found
+
+
+def chat_template(folder: pathlib.Path) -> str | None:
+  """The source of a folder's chat template; None if there is none.
+
+  Raises:
+    UserError: a file cannot be read.
+  """
+  beside = folder / _TEMPLATE
+  try:
+    source: Any = beside.read_text("utf-8") if beside.is_file() else None
+  except (OSError, ValueError) as error:
+    raise UserError(f"{beside}: cannot be read: {one_line(error)}") from error
+  if source is None:
+    source = settings(folder).get("chat_template")
+  if isinstance(source, list):  # Several, by name.
+    named = {x.get("name"): x for x in source if isinstance(x, dict)}
+    source = named.get("default", {}).get("template")
+  return source if isinstance(source, str) else None
 
 
 def beginning(folder: pathlib.Path) -> Beginning:

@@ -19,7 +19,11 @@ _ALIGNMENT = 64  # Bytes.
 
 
 def read(
-  folder: pathlib.Path, layout: Layout, abstract: Any, head_width: int
+  folder: pathlib.Path,
+  layout: Layout,
+  abstract: Any,
+  head_width: int,
+  there: Mapping[str, files.Tensor] | None = None,
 ) -> Any:
   """Reads the parameters, each directly onto its devices.
 
@@ -29,6 +33,7 @@ def read(
     abstract: nested dict of shapes, dtypes (tensors are cast to these) and
       shardings.
     head_width: d_h.
+    there: tensors by name that replace those of the folder.
 
   Returns:
     Nested dict of arrays like `abstract`.
@@ -37,7 +42,7 @@ def read(
     UserError: a file is damaged; or a tensor is missing, unknown to the model,
       or of another shape or dtype.
   """
-  there = files.tensors(folder)
+  there = files.tensors(folder) if there is None else there
   leaves, treedef = jax.tree.flatten(abstract)
   parts = _parts(layout, abstract, head_width)
   wanted = {name: list(part.tensor) for part in parts for name in part.names()}
@@ -84,27 +89,23 @@ def read(
   return jax.tree.unflatten(treedef, arrays)
 
 
-def write(
-  folder: pathlib.Path,
+def tensors(
   layout: Layout,
   params: Any,
   head_width: int,
   dtype: str,
-  max_bytes: int,
   constants: Mapping[str, np.ndarray] | None = None,
-) -> None:
-  """Writes parameters as the tensors of a layout.
+) -> dict[str, files.Made]:
+  """The tensors of a layout by name, each made when it is asked for.
 
   Args:
-    folder: an empty folder.
     layout: the layout of the tensors.
     params: nested dict of arrays.
     head_width: d_h.
     dtype: a key of `files.DTYPES`.
-    max_bytes: maximum size of a file.
     constants: other tensors, which keep their dtype.
   """
-  kind, constants = files.DTYPES[dtype], constants or {}
+  kind = files.DTYPES[dtype]
   source: dict[str, list[tuple[_Part, Any, int]]] = {}
   for part, leaf in zip(
     _parts(layout, params, head_width), jax.tree.leaves(params), strict=True
@@ -113,8 +114,6 @@ def write(
       source.setdefault(name, []).append((part, leaf, layer))
 
   def make(name: str) -> np.ndarray:
-    if name not in source:
-      return constants[name]
     tensor = np.empty(source[name][0][0].tensor, kind)
     rows = tensor.reshape(-1, *source[name][0][0].shape()[1:])
     for part, leaf, layer in source[name]:
@@ -122,12 +121,13 @@ def write(
       rows[part.rows()] = array.T if part.row.transposed else array
     return tensor
 
-  sizes = {
-    name: int(np.prod(of[0][0].tensor)) * kind.itemsize
+  made = {
+    name: files.Made(of[0][0].tensor, kind, functools.partial(make, name))
     for name, of in source.items()
   }
-  sizes |= {name: tensor.nbytes for name, tensor in constants.items()}
-  files.write(folder, sizes, make, max_bytes)
+  for name, tensor in (constants or {}).items():
+    made[name] = files.Made(tensor.shape, tensor.dtype, tensor.view)
+  return made
 
 
 class _Part(NamedTuple):
@@ -221,11 +221,11 @@ def _copied_head(
   if head in wanted or not {head, table} <= there.keys():
     return ""
   shape = there[table].shape
-  if there[head][1:] != there[table][1:]:
+  if there[head][:2] != there[table][:2]:
     return ""
   for start in range(0, shape[0], _ROWS):
     part = (slice(start, min(start + _ROWS, shape[0])), slice(0, shape[1]))
-    one, other = (files.read(x, there[x], part) for x in (head, table))
+    one, other = (there[x].read(part) for x in (head, table))
     if not np.array_equal(one, other):
       return ""
   return head
@@ -249,13 +249,12 @@ def _read_part(
     names, spans = names[spans[0]], spans[1:]
   rows, *rest = spans[::-1] if part.row.transposed else spans
   for place, name in zip(places, names, strict=True):
-    found = _read_rows(name, there[name], part, whole, rows, tuple(rest))
+    found = _read_rows(there[name], part, whole, rows, tuple(rest))
     place[...] = found.T if part.row.transposed else found
   return values
 
 
 def _read_rows(
-  name: str,
   tensor: files.Tensor,
   part: _Part,
   whole: Any,
@@ -265,12 +264,12 @@ def _read_rows(
   """Rows of a part of a tensor, of which files read slices only."""
   if part.row.by_head:
     everything = tuple(slice(0, size) for size in tensor.shape)
-    return files.read(name, tensor, everything).reshape(-1)[whole][rows]
+    return tensor.read(everything).reshape(-1)[whole][rows]
   if isinstance(whole, slice):
     rows = slice(part.start + rows.start, part.start + rows.stop)
-    return files.read(name, tensor, (rows, *rest))
+    return tensor.read((rows, *rest))
   span = slice(part.start, part.start + len(whole))
-  return files.read(name, tensor, (span, *rest))[whole[rows] - part.start]
+  return tensor.read((span, *rest))[whole[rows] - part.start]
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:

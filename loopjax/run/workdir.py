@@ -129,7 +129,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   try:
     content = path.read_bytes()
     value = json.loads(content.removeprefix(codecs.BOM_UTF8))
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     said = f"cannot be read: {error}"
     if isinstance(error, ValueError):
       said = checks.wrong_file(content) or said

@@ -16,15 +16,21 @@ class Answer:
 
   Attributes:
     choices: the decoded text of each choice, by index.
+    prompt_scores: the tokens of each prompt after its first one, if the answer
+      reports their log-probabilities.
   """
 
   def __init__(
     self, completion: CompletionRequest, model: ServedModel, *, chat: bool
   ):
     self.choices = [
-      TextStream(model.tokenizer, completion.stops, request.prompt)
-      for request in completion.requests
+      TextStream(model.tokenizer, completion.stops, prompt)
+      for prompt in completion.prompts
+      for _ in range(completion.num_choices)
     ]
+    self.prompt_scores: list[list[GeneratedToken]] = []
+    # All tokens of each choice, including those without text.
+    self._written: list[list[GeneratedToken]] = [[] for _ in self.choices]
     self._completion, self._tokenizer = completion, model.tokenizer
     self._chat = chat
     kind = "chat.completion" if chat else "text_completion"
@@ -49,6 +55,7 @@ class Answer:
   ) -> list[dict[str, Any]]:
     """The chunk for the next tokens of a choice; none if it would be empty."""
     choice = self.choices[index]
+    self._written[index] += tokens
     num_before = len(choice.tokens)
     text = choice.read(tokens)
     if not text and not choice.finish:
@@ -98,20 +105,27 @@ class Answer:
     """The body of a response that is not streamed."""
     choices = []
     for index, choice in enumerate(self.choices):
-      scores = None
+      scores, before = None, ""
+      number = index // self._completion.num_choices  # Of the prompt.
+      if self._completion.echoed:
+        before = self._completion.echoed[number]
       if self._completion.log_probabilities:
-        scores = self._scores(choice.tokens)
+        scores = (
+          self._echoed_scores(number, self._written[index])
+          if self.prompt_scores
+          else self._scores(choice.tokens)
+        )
       content = (
         {"message": {"role": "assistant", "content": choice.text}}
         if self._chat
-        else {"text": choice.text}
+        else {"text": before + choice.text}
       )
       choices.append(
         {
           "index": index,
           **content,
           "logprobs": scores,
-          "finish_reason": choice.finish,
+          "finish_reason": choice.finish or "length",
         }
       )
     return {**self._whole(choices), "usage": self.usage()}
@@ -156,6 +170,25 @@ class Answer:
         for token in tokens
       ],
     }
+
+  def _echoed_scores(
+    self, number: int, tokens: Sequence[GeneratedToken]
+  ) -> Mapping[str, Any]:
+    """Scores of a prompt's tokens and of all after it, the end token included.
+
+    Evaluation clients select tokens by their number. The first token of a
+    prompt has no score, and 20 alternatives were computed for the others.
+    """
+    num_top = self._completion.num_top
+    first = self._completion.prompts[number][0]
+    scores = self._scores(
+      [
+        *(x._replace(top=x.top[:num_top]) for x in self.prompt_scores[number]),
+        *tokens,
+      ]
+    )
+    before = {"tokens": self._text(first)}
+    return {name: [before.get(name), *scores[name]] for name in scores}
 
   def _scored(self, token: int, score: float) -> dict[str, Any]:
     """A token with its log-probability, in the format of chat completions."""

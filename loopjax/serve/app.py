@@ -140,7 +140,8 @@ class Service:
     body = await _body(request)
     model, completion = protocol.parse(body, self._models, chat=chat)
     worker = self._workers[model.name]
-    num_choices, capacity = len(completion.requests), worker.capacity
+    answer = Answer(completion, model, chat=chat)
+    num_choices, capacity = len(answer.choices), worker.capacity
     if num_choices > capacity:
       raise ClientError(
         f"{num_choices} choices exceed the {capacity} that the server can run"
@@ -159,18 +160,29 @@ class Service:
       ) from None
     except UserError as error:
       raise fields.refused(error) from error
-    answer = Answer(completion, model, chat=chat)
-    chunks = self._chunks(worker, job, answer, started)
+    is_scored = completion.echoed and completion.log_probabilities
+    prompts = completion.prompts if is_scored else ()
+    chunks = self._chunks(worker, job, answer, started, prompts)
     if not completion.stream:
       return await unless_disconnected(request, whole(chunks, answer))
     return Stream(events(chunks, answer, completion))
 
   async def _chunks(
-    self, worker: Worker, job: Job, answer: Answer, started: float
+    self,
+    worker: Worker,
+    job: Job,
+    answer: Answer,
+    started: float,
+    prompts: Sequence[Sequence[int]],
   ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yields the chunks of an answer; cancels its requests at the end."""
+    """Yields the chunks of an answer; cancels its requests at the end.
+
+    Before that, scores the given prompts.
+    """
     is_first = True
     try:
+      for prompt in prompts:
+        answer.prompt_scores.append(await worker.score(prompt))
       async for new_tokens in job.tokens():
         if is_first:
           self._metrics.first.observe(time.monotonic() - started)

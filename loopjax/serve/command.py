@@ -18,6 +18,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
 from loopjax.serve import connections
+from loopjax.serve.prompt_scores import PromptScorer
 from loopjax.serve.protocol import ServedModel
 from loopjax.serve.worker import Worker
 
@@ -105,7 +106,8 @@ def _served(
   limit = (
     options.max_new_tokens or flags.max_tokens or language_model.context_length
   )
-  return Worker(engine, capacity, on_failure), ServedModel(
+  score = PromptScorer(language_model)
+  return Worker(engine, score, capacity, on_failure), ServedModel(
     name,
     language_model.tokenizer,
     language_model.stop_tokens,

@@ -20,7 +20,7 @@ _COMMON = (
   "top_k", "min_p", "repetition_penalty", "n", "stop", "seed", "logprobs",
   "loops", "exit", "draft_loops", "prefill_loops",
 )  # fmt: skip
-_COMPLETION = {*_COMMON, "prompt"}
+_COMPLETION = {*_COMMON, "prompt", "echo"}
 _CHAT = {
   *_COMMON, "messages", "max_completion_tokens", "top_logprobs",
   "add_generation_prompt", "continue_final_message",

@@ -1,7 +1,7 @@
 """Validates request bodies and converts them to `CompletionRequest`."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax.data.text.tokenizer import Tokenizer
@@ -11,9 +11,14 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.serve import fields as fields_lib
 from loopjax.serve.errors import ClientError
+from loopjax.serve.prompt_scores import MAX_TOP
 
 MAX_CHOICES = 128  # Choices of a request, over all its prompts.
 _MAX_INT = 2**31 - 1
+# They would change the prompt's scores, or what belongs to which part.
+_WITHOUT_ECHO = (
+  "stream", "stop", "loops", "exit", "draft_loops", "prefill_loops",
+)  # fmt: skip
 
 
 class CompletionRequest(NamedTuple):
@@ -21,22 +26,31 @@ class CompletionRequest(NamedTuple):
 
   Attributes:
     requests: the engine's requests, one per choice; those of a prompt are
-      consecutive.
+      consecutive. Empty if only the prompts are scored.
+    prompts: token ids of each prompt.
     num_choices: choices of each prompt.
-    num_prompt_tokens: number of tokens of all prompts.
+    echoed: the text of each prompt, if answers begin with it.
     stops: strings that end a choice.
     stream: whether tokens are sent as they are sampled.
     include_usage: whether the last chunk of a stream reports token counts.
     log_probabilities: whether the log-probabilities of tokens are reported.
+    num_top: how many alternatives of a token are reported.
   """
 
   requests: tuple[GenerationRequest, ...]
+  prompts: tuple[tuple[int, ...], ...]
   num_choices: int
-  num_prompt_tokens: int
+  echoed: tuple[str, ...]
   stops: tuple[str, ...]
   stream: bool
   include_usage: bool
   log_probabilities: bool
+  num_top: int
+
+  @property
+  def num_prompt_tokens(self) -> int:
+    """Number of tokens of all prompts."""
+    return sum(map(len, self.prompts))
 
 
 class ServedModel(NamedTuple):
@@ -87,6 +101,7 @@ def parse(
     )
   model = models[name]
   prompts = _messages(fields, model) if chat else _prompts(fields, model)
+  echoed = _echoed(fields, model, prompts)
   n = fields_lib.integer(fields, "n", 1, 1, MAX_CHOICES)
   if n * len(prompts) > MAX_CHOICES:
     raise ClientError(
@@ -104,21 +119,12 @@ def parse(
       fields, "repetition_penalty", 1.0, 0, 100
     ),
   }
-  options = fields.get("stream_options", {})
-  known = {"include_usage", "include_obfuscation"}
-  if not isinstance(options, dict) or options.keys() - known:
-    raise fields_lib.invalid(
-      fields, "stream_options", "an object with include_usage"
-    )
-  fields_lib.flag(options, "include_obfuscation")  # It has no effect here.
-  stream = fields_lib.flag(fields, "stream")
-  if "stream_options" in fields and not stream:
-    raise ClientError(
-      "stream_options has no effect without stream", param="stream_options"
-    )
+  stream, include_usage = _stream(fields)
   loops = fields_lib.integer(fields, "loops", 0, 1, _MAX_INT)
   # The server's default, unless the request runs fewer loops than that.
   fewer = min(model.prefill_loops, loops or _MAX_INT)
+  limit = fields.get("max_tokens")
+  generates = not (echoed and type(limit) is int and limit == 0)
   try:
     requests = tuple(
       GenerationRequest(
@@ -137,18 +143,38 @@ def parse(
       )
       for prompt in prompts
       for choice in range(n)
+      if generates
     )
   except UserError as error:
     raise fields_lib.refused(error) from error
   return model, CompletionRequest(
     requests,
+    tuple(prompts),
     num_choices=n,
-    num_prompt_tokens=sum(map(len, prompts)),
+    echoed=echoed,
     stops=_stops(fields),
     stream=stream,
-    include_usage=fields_lib.flag(options, "include_usage"),
+    include_usage=include_usage,
     log_probabilities=log_probabilities,
+    num_top=num_top,
   )
+
+
+def _stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
+  """(whether the answer is streamed, whether its end reports token counts)."""
+  options = fields.get("stream_options", {})
+  known = {"include_usage", "include_obfuscation"}
+  if not isinstance(options, dict) or options.keys() - known:
+    raise fields_lib.invalid(
+      fields, "stream_options", "an object with include_usage"
+    )
+  fields_lib.flag(options, "include_obfuscation")  # It has no effect here.
+  stream = fields_lib.flag(fields, "stream")
+  if "stream_options" in fields and not stream:
+    raise ClientError(
+      "stream_options has no effect without stream", param="stream_options"
+    )
+  return stream, fields_lib.flag(options, "include_usage")
 
 
 def _prompts(
@@ -178,6 +204,35 @@ def _prompt(given: Any, model: ServedModel) -> tuple[int, ...]:
     field = {} if given is None else {"prompt": given}
     raise fields_lib.invalid(field, "prompt", "a string or a list of token ids")
   return model.tokenizer.encode_prompt(_unicode(given, "prompt"))
+
+
+def _echoed(
+  fields: Mapping[str, Any],
+  model: ServedModel,
+  prompts: Sequence[tuple[int, ...]],
+) -> tuple[str, ...]:
+  """The texts of the prompts if answers begin with them, otherwise none."""
+  if not fields_lib.flag(fields, "echo"):
+    return ()
+  for name in _WITHOUT_ECHO:
+    if fields.get(name):
+      raise ClientError(f"{name} is unsupported with echo", param=name)
+  for prompt in prompts:
+    wrong = [x for x in prompt if not 0 <= x < model.tokenizer.num_real]
+    if wrong:
+      raise ClientError(
+        f"the prompt has token id {wrong[0]}, expected less than"
+        f" {model.tokenizer.num_real}",
+        param="prompt",
+      )
+    if model.max_tokens and len(prompt) > model.max_tokens:
+      raise _too_long(len(prompt), model, "prompt")
+  given = fields["prompt"]
+  texts = given if isinstance(given, list) and len(prompts) > 1 else [given]
+  return tuple(
+    text if isinstance(text, str) else model.tokenizer.decode(list(prompt))
+    for text, prompt in zip(texts, prompts, strict=True)
+  )
 
 
 def _messages(
@@ -258,12 +313,7 @@ def _max_tokens(
   if model.max_tokens:
     room = min(room, model.max_tokens - num_prompt)
   if room < 1:
-    raise ClientError(
-      f"the prompt has {num_prompt} tokens; the maximum is {model.max_tokens},"
-      " including the answer",
-      param="messages" if chat else "prompt",
-      code="context_length_exceeded",
-    )
+    raise _too_long(num_prompt, model, "messages" if chat else "prompt")
   name = "max_tokens"
   if chat and "max_completion_tokens" in fields:
     if name in fields:
@@ -284,15 +334,24 @@ def _max_tokens(
   return requested
 
 
+def _too_long(num_prompt: int, model: ServedModel, param: str) -> ClientError:
+  return ClientError(
+    f"the prompt has {num_prompt} tokens; the maximum is {model.max_tokens},"
+    " including the answer",
+    param=param,
+    code="context_length_exceeded",
+  )
+
+
 def _log_probabilities(
   fields: Mapping[str, Any], chat: bool
 ) -> tuple[bool, int]:
   """(whether log-probabilities are requested, number of alternatives)."""
   if not chat:
-    num_top = fields_lib.integer(fields, "logprobs", 0, 0, 20)
+    num_top = fields_lib.integer(fields, "logprobs", 0, 0, MAX_TOP)
     return "logprobs" in fields, num_top
   requested = fields_lib.flag(fields, "logprobs")
-  num_top = fields_lib.integer(fields, "top_logprobs", 0, 0, 20)
+  num_top = fields_lib.integer(fields, "top_logprobs", 0, 0, MAX_TOP)
   if num_top and not requested:
     raise ClientError(
       "top_logprobs has no effect without logprobs", param="top_logprobs"

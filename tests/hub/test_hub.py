@@ -21,7 +21,7 @@ from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, weights
+from loopjax.hub import convert, files, weights
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, recurrent
 from loopjax.optim import parameters
@@ -234,10 +234,11 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   model = config_of(name)
   constants = layout.constants(model, 64)
   head_width = model.block_shape().head_width
-  weights.write(out, layout, params, head_width, "F32", max_bytes, constants)
-  files = sorted(out.glob("*.safetensors"))
-  assert (len(files) > 3) == (max_bytes == 3000)
-  found = {key: x for file in files for key, x in load_file(file).items()}
+  made = weights.tensors(layout, params, head_width, "F32", constants)
+  files.write(out, made, max_bytes)
+  written = sorted(out.glob("*.safetensors"))
+  assert (len(written) > 3) == (max_bytes == 3000)
+  found = {key: x for file in written for key, x in load_file(file).items()}
   assert found.keys() == tensors.keys()
   for key, value in tensors.items():
     assert found[key].dtype == value.dtype
@@ -274,7 +275,8 @@ def test_bfloat16_is_kept_and_widened_exactly(tmp_path):
     assert jnp.array_equal(one, other.astype(jnp.float32))
   out = tmp_path / "out"
   out.mkdir()
-  weights.write(out, convert.LAYOUTS["ouro"], wide, 4, "BF16", 10**9)
+  made = weights.tensors(convert.LAYOUTS["ouro"], wide, 4, "BF16")
+  files.write(out, made, 10**9)
   for name, value in load_file(out / "model.safetensors").items():
     assert np.array_equal(value, narrow[name]), name
 
@@ -520,6 +522,25 @@ def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
   (folder / name).write_text("<!DOCTYPE html><html>")
   with pytest.raises(UserError, match=f"{name}: is a web page"):
     convert.read_folder(folder)
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    ('{"eos_token_id": [0, 99]}', "eos_token_id=99 is not a token id of"),
+    ('{"eos_token_id": "<end>"}', "eos_token_id='<end>' is not an id"),
+    ('{"eos_token_id": [0, true]}', r"eos_token_id=\[0, True\] is not an id"),
+    ("[" * 100_000, "cannot be read: maximum recursion depth"),
+  ],
+)
+def test_ends_of_generation_are_checked_when_imported(
+  content, message, tmp_path
+):
+  folder = examples.make_folder(tmp_path / "hub")
+  (folder / "generation_config.json").write_text(content)
+  with pytest.raises(UserError, match=message):
+    convert.import_folder(folder, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_window_that_config_json_leaves_out_is_refused():

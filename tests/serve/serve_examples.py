@@ -78,6 +78,16 @@ class Engine:
     return found
 
 
+def score_prompt(prompt):
+  """Scores by position, with two alternatives."""
+  return [
+    GeneratedToken(
+      0, token, -float(at), ((token, -float(at)), (7, -9.0)), 0, None
+    )
+    for at, token in enumerate(prompt[1:], 1)
+  ]
+
+
 class Served:
   """A server that runs, and clients of it."""
 
@@ -101,17 +111,23 @@ def serve(
   engine, *, capacity=8, limit=100, token="", chat=None, hosts=("*",),
   origins=(),
   tokenizer=BYTES, max_connections=100, head_seconds=30.0, also=None,
+  score=None,
 ):  # fmt: skip
   """A real server on a free port of this machine, in another thread."""
   failures = []
-  made = worker.Worker(engine, capacity, lambda: failures.append(1))
+
+  def make_worker(of):
+    return worker.Worker(
+      of, score or score_prompt, capacity, lambda: failures.append(1)
+    )
+
+  made = make_worker(engine)
   model = protocol.ServedModel(
     "tiny", tokenizer, (tokenizer.end,), engine.limits.max_tokens, limit, chat
   )
   pairs = [(made, model)]
   for other, name in (also or {}).items():
-    another = worker.Worker(other, capacity, lambda: failures.append(1))
-    pairs.append((another, model._replace(name=name)))
+    pairs.append((make_worker(other), model._replace(name=name)))
   made_app = app.make_app(pairs, token=token, hosts=hosts, origins=origins)
   server = uvicorn.Server(
     uvicorn.Config(

@@ -333,6 +333,61 @@ def test_log_probabilities(served):
   assert sum(seen, []) == [-0.5] * 3
 
 
+def test_a_prompt_is_echoed_with_its_scores(served):
+  """Alone, or before what follows it; the first token has no score."""
+  before = len(served.engine.added)
+  asked = {"echo": True, "max_tokens": 0}
+  answer = served.post(prompt=["Go", [71, 195]], logprobs=1, n=2, **asked)
+  choices = answer.json()["choices"]
+  assert len(served.engine.added) == before
+  assert [x["text"] for x in choices] == ["Go", "Go", "G\ufffd", "G\ufffd"]
+  assert {x["finish_reason"] for x in choices} == {"length"}
+  assert (
+    choices[0]["logprobs"]
+    == choices[1]["logprobs"]
+    == {
+      "tokens": ["", "G", "o"],
+      "token_logprobs": [None, -1.0, -2.0],
+      "top_logprobs": [None, {"G": -1.0}, {"o": -2.0}],
+    }
+  )
+  assert choices[3]["logprobs"]["tokens"] == ["G", r"bytes:\xc3"]
+  usage = answer.json()["usage"]
+  assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 0)
+  (choice,) = served.post(prompt="Go", **asked).json()["choices"]
+  assert (choice["text"], choice["logprobs"]) == ("Go", None)
+  (choice,) = served.post(prompt="Go", max_tokens=3, echo=True).json()[
+    "choices"
+  ]
+  assert choice["text"] == "Go\u00dcb"
+
+
+def test_scores_after_an_echo_are_of_every_token(served):
+  """Also of the end token: clients count from the end."""
+  answer = served.post(prompt="Go", max_tokens=99, logprobs=2, echo=True).json()
+  (choice,) = answer["choices"]
+  assert choice["text"] == f"Go{TEXT}" and choice["finish_reason"] == "stop"
+  scores = choice["logprobs"]
+  count = answer["usage"]["total_tokens"]
+  assert {name: len(x) for name, x in scores.items()} == dict.fromkeys(
+    ("tokens", "token_logprobs", "top_logprobs"), count
+  )
+  assert scores["token_logprobs"][:4] == [None, -1.0, -2.0, -0.5]
+  assert scores["top_logprobs"][2] == {"o": -2.0, "\x07": -9.0}
+
+
+def test_a_scorer_that_fails_is_no_answer(capsys):
+  def fail(prompt):
+    raise RuntimeError("no memory for a prompt")
+
+  with examples.serve(examples.Engine(), score=fail) as made:
+    fields = {"prompt": "x", "max_tokens": 0, "logprobs": 1, "echo": True}
+    assert made.post(**fields).status_code == 503
+    assert made.client.get("/health").status_code == 503
+    assert made.failures
+  assert "no memory for a prompt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_more_log_probabilities_than_text(served, stream):
   """After a stop string, nor of the token that ends the text."""
@@ -358,7 +413,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   assert tokenizer.piece(space) == tokenizer.piece(byte) == b" "
   request = GenerationRequest((1,), 9, top_log_probabilities=2)
   completion = examples.protocol.CompletionRequest(
-    (request,), 1, 1, (), False, False, True
+    (request,), ((1,),), 1, (), (), False, False, True, 2
   )
   model = examples.protocol.ServedModel("x", tokenizer, (2,), 99, 99, None)
   for chat in (False, True):
@@ -447,7 +502,34 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     ),
     ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
     ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
-    ({"prompt": "x", "echo": True}, "echo", "echo=True is unsupported"),
+    ({"prompt": "x", "echo": 1}, "echo", "true or false"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
+    (
+      {"prompt": "x", "max_tokens": False, "echo": True},
+      "max_tokens",
+      "an integer from 1",
+    ),
+    (
+      {"prompt": [5, 257], "max_tokens": 0, "echo": True},
+      "prompt",
+      "the prompt has token id 257, expected less than 257",
+    ),
+    (
+      {"prompt": "x" * 200, "max_tokens": 0, "echo": True},
+      "prompt",
+      "the prompt has 201 tokens; the maximum is 200",
+    ),
+    *(
+      ({"prompt": "x", "echo": True, name: value}, name, "unsupported with")
+      for name, value in {
+        "stream": True,
+        "stop": "x",
+        "loops": 2,
+        "exit": 0.5,
+        "draft_loops": 1,
+        "prefill_loops": 1,
+      }.items()
+    ),
     ({"prompt": "x", "best_of": 3}, "best_of", "unsupported"),
     ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
     ({"prompt": "x", "mesages": []}, "mesages", "unknown field"),

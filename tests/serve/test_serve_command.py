@@ -11,16 +11,21 @@ import sys
 import time
 
 import hub_examples
+import numpy as np
 import pytest
+import texts_examples as texts
 from tests_support import ROOT
 
 import loopjax.serve
 from loopjax.errors import UserError
+from loopjax.eval.batches import ScoringRequest
+from loopjax.eval.scorer import Scorer
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import TextStream
 from loopjax.serve import __main__ as serve
+from loopjax.serve import prompt_scores
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -63,6 +68,64 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
     assert scores == pytest.approx(expected, abs=1e-5)
   full, fewer = (answer["usage"]["loops_per_token"] for answer in answers)
   assert full == 4.0 > fewer
+
+
+def test_an_echo_has_the_scores_of_the_evaluation(language_model):
+  """Of a short prompt through the endpoint, and of a long one."""
+  score = prompt_scores.PromptScorer(language_model)
+  engine = source.make_engine(language_model, num_slots=1, max_tokens=32)
+  prompt = np.array([4, 5, 6, 30, 1, 7])
+  with examples.serve(
+    engine, tokenizer=language_model.tokenizer, score=score
+  ) as served:
+    asked = {"prompt": prompt.tolist(), "echo": True, "logprobs": 3}
+    one, more = (
+      served.post(max_tokens=number, **asked).json()["choices"][0]["logprobs"]
+      for number in (0, 1)
+    )
+  longer = language_model._replace(context_length=256)
+  many = np.random.default_rng(0).integers(0, 31, 200)
+  expected = Scorer(longer)(
+    [ScoringRequest(x[:1], x[1:]) for x in (prompt, many)]
+  )
+  assert one["token_logprobs"][0] is None and one["top_logprobs"][0] is None
+  scores = np.array(one["token_logprobs"][1:])
+  np.testing.assert_allclose(scores, expected[0].log_probs, atol=1e-5)
+  assert more["token_logprobs"][:6] == one["token_logprobs"]
+  assert len(more["token_logprobs"]) == 7
+  best = [max(top.values()) for top in one["top_logprobs"][1:]]
+  assert (scores == best).tolist() == expected[0].greedy.tolist()
+  assert [len(top) for top in one["top_logprobs"][1:]] == [3] * 5
+  found = score(many.tolist())
+  assert [x.token for x in found] == many[1:].tolist()
+  np.testing.assert_allclose(
+    [x.log_probability for x in found], expected[1].log_probs, atol=1e-5
+  )
+  greedy = [x.token == x.top[0][0] for x in found]
+  assert greedy == expected[1].greedy.tolist()
+
+
+def test_an_evaluation_client_gets_the_scores_of_transformers(tmp_path):
+  """The request and the reading of `local-completions` of lm_eval."""
+  stored = texts.stored()
+  texts.make_model(tmp_path / "hub", stored["kinds"]["dummy_prefix"])
+  expected = stored["expected"]["dummy_prefix"]
+  model = source.load_folder(tmp_path / "hub", dtype="float32")
+  engine = source.make_engine(model, num_slots=4, max_tokens=64)
+  asked = {"max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+  pairs = list(zip(expected["pairs"], expected["scores"], strict=True))
+  pairs = [(*pair, score) for pair, score in pairs if score]
+  score = prompt_scores.PromptScorer(model)
+  with examples.serve(engine, tokenizer=model.tokenizer, score=score) as served:
+    prompts = [[*context, *after] for context, after, _ in pairs]
+    asked["prompt"] = prompts[:8]  # As many as fit into the queue.
+    choices = served.post(**asked).json()["choices"]
+  for (context, _, known), choice in zip(pairs[:8], choices, strict=True):
+    found = choice["logprobs"]
+    scores = found["token_logprobs"][len(context) : -1]
+    best = [max(x.values()) for x in found["top_logprobs"][len(context) : -1]]
+    assert sum(scores) == pytest.approx(known[0], abs=1e-4)
+    assert (scores == best) == known[1]
 
 
 def test_a_server_refuses_prompts_of_more_loops_than_there_are(language_model):
