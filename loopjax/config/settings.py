@@ -52,7 +52,7 @@ class Run:
   """
 
   seed: int = 0
-  num_steps: int = 1000
+  num_steps: int = 10_000
   batch_size: int = 256
   num_microbatches: int = 1
   steps_per_call: int = 10
@@ -85,7 +85,7 @@ class Run:
           f" run.steps_per_call={self.steps_per_call}"
         )
     if not self.init_from:
-      checks.without_effect("run", self, "run.init_from=''", "init_fresh")
+      checks.without_effect("run", self, "init_from", "init_fresh")
     try:
       re.compile(self.init_fresh)
     except re.error as error:
@@ -142,7 +142,7 @@ class Eval:
       batch_size=1,
     )
     if not self.every:
-      checks.without_effect("eval", self, "eval.every=0", "num_examples")
+      checks.without_effect("eval", self, "every", "num_examples")
     if self.checkpoint not in ("newest", "best") and (
       not self.checkpoint.isdecimal()
     ):

@@ -20,6 +20,7 @@ from loopjax.protocols.features import CarriesState as CarriesState
 from loopjax.protocols.features import ExitsEarly as ExitsEarly
 from loopjax.protocols.features import Halting as Halting
 from loopjax.protocols.features import HaltsByMass as HaltsByMass
+from loopjax.protocols.features import HasGateRate as HasGateRate
 from loopjax.protocols.features import HasPlaces as HasPlaces
 from loopjax.protocols.features import HasSchedule as HasSchedule
 from loopjax.protocols.features import HasSpan as HasSpan

@@ -128,6 +128,15 @@ class LeavesUntrained(Protocol):
 
 
 @runtime_checkable
+class HasGateRate(Protocol):
+  """A family some of whose parameters have `optim.gate_rate`."""
+
+  def has_gate_rate(self, config: Any) -> bool:
+    """Whether a model with this config has such parameters."""
+    ...
+
+
+@runtime_checkable
 class HasSchedule(Protocol):
   """A family whose loss changes over the steps of a run."""
 

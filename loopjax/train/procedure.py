@@ -170,7 +170,7 @@ def _admit(
   if settings.run.keep_best and mode == "train":
     raise UserError("run.keep_best has no effect with --mode=train")
   if not settings.run.keep_best:
-    checks.without_effect("run", settings.run, "run.keep_best=0", "best_metric")
+    checks.without_effect("run", settings.run, "keep_best", "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
       "run.debug_nans needs a single process; resume from the checkpoint with"

@@ -5,7 +5,12 @@ two phases of training, `model.py` the rest of the family.
 """
 
 from loopjax.models.exiting import check_exits, exit_rule, untrained
-from loopjax.models.melt.config import Config, check_schedule, costs
+from loopjax.models.melt.config import (
+  Config,
+  check_schedule,
+  costs,
+  has_gate_rate,
+)
 from loopjax.models.melt.model import (
   CACHES,
   HEADLINE,
@@ -31,8 +36,9 @@ __all__ = [
   "check_teacher",
   "costs",
   "empty_cache",
-  "loss",
   "exit_rule",
+  "has_gate_rate",
+  "loss",
   "read",
   "untrained",
 ]
