@@ -161,6 +161,11 @@ def _check_intervals(settings: Settings) -> None:
       f"eval.every={every} must be a multiple of"
       f" run.steps_per_call={run.steps_per_call}"
     )
+  if run.stop_after and not every:
+    raise UserError(
+      f"run.stop_after={run.stop_after} has no effect while eval.every=0",
+      (Moot("run.stop_after", 0, ("eval.every",)),),
+    )
   both = math.lcm(every, run.checkpoint_every)
   if run.keep_best and not 0 < both < run.num_steps:
     raise UserError(

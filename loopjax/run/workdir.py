@@ -23,6 +23,7 @@ _FREE_KEYS = (
   "run.keep_checkpoints",
   "run.keep_best",
   "run.best_metric",
+  "run.stop_after",
   "run.max_bad_steps",
   "run.debug_nans",
   "run.profile_steps",

@@ -98,7 +98,7 @@ def run(
   program = program_lib.make_program(settings, teacher=teacher)
   splits = (settings.eval.split,) if mode == "eval" else SPLITS
   datasets = make_datasets(settings, program.mesh, splits)
-  if mode != "eval" and settings.run.keep_best:
+  if mode != "eval" and (settings.run.keep_best or settings.run.stop_after):
     evaluate.check_metric(
       program, datasets["validation"], settings.run.best_metric
     )
@@ -167,10 +167,12 @@ def _admit(
       " lose updates of bfloat16 parameters"
     )
   boards.check(settings.run.wandb_project)
-  if settings.run.keep_best and mode == "train":
-    raise UserError("run.keep_best has no effect with --mode=train")
-  if not settings.run.keep_best:
-    checks.without_effect("run", settings.run, "keep_best", "best_metric")
+  by_score = ("keep_best", "stop_after")
+  used = [name for name in by_score if getattr(settings.run, name)]
+  if used and mode == "train":
+    raise UserError(f"run.{used[0]} has no effect with --mode=train")
+  if not used:
+    checks.without_effect("run", settings.run, by_score, "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
       "run.debug_nans needs a single process; resume from the checkpoint with"
@@ -250,7 +252,7 @@ def _train_and_evaluate(
         )
       except preemption.Preempted:
         # The state is saved; a restart scores again.
-        outcome = outcome._replace(status="preempted")
+        outcome = outcome._replace(status="preempted", reason="")
   finally:
     writer.close()
   summary = scoring.run_facts(
