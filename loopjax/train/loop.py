@@ -67,7 +67,7 @@ def train(
   context: RunContext,
   state: step.TrainState,
   teacher: teacher_lib.TeacherParams,
-  pending: list[Mapping[str, Any]],
+  meta: Mapping[str, Any],
   writer: metrics.Writer,
   started: float,
   mode: str,
@@ -78,18 +78,17 @@ def train(
     context: what this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
-    pending: metrics of steps not yet logged, from a checkpoint.
+    meta: the metadata of this state, as in `progress`.
     writer: writer of the metrics.
     started: `time.monotonic` of the start, had there been no interruption.
     mode: "train" or "train_and_eval".
   """
   settings, options = context.program.settings, context.program.settings.run
   at, size = int(jax.device_get(state.step)), options.steps_per_call
-  pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
-  calls = stacked(
-    pipeline.iterate(context.datasets["train"].batches, start=at), size
-  )
-  clock, compiled = metrics.Clock(), None
+  pending = [_floats(row) for row in meta["pending"]]
+  rows = context.datasets["train"].batches
+  calls = stacked(pipeline.iterate(rows, start=meta["batches"]), size)
+  clock, compiled, ahead = metrics.Clock(), None, meta["batches"] - at
   costs: dict[str, Any] = {}
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
@@ -101,8 +100,8 @@ def train(
       return  # Nothing has changed since.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
-    meta = progress(context, at, seconds, unlogged, teacher.step)
-    context.checkpoints.save(at, state, meta)
+    now = progress(meta, at + ahead, seconds, unlogged, teacher.step)
+    context.checkpoints.save(at, state, now)
 
   try:
     while True:
@@ -156,7 +155,7 @@ def train(
 
 
 def progress(
-  context: RunContext,
+  before: Mapping[str, Any],
   batches: int,
   wall_seconds: float,
   pending: list[Any],
@@ -165,18 +164,19 @@ def progress(
   """The metadata that a checkpoint stores besides the state.
 
   Args:
-    context: the run.
-    batches: number of batches consumed.
+    before: the metadata at the start: of the run, "num_steps", "batch_size",
+      "extended" (where it had others, see `procedure`) and "data", checksums.
+    batches: the batch, of those of this size, that is read next.
     wall_seconds: duration of the run so far.
     pending: metrics of steps not yet logged.
     teacher_step: step of the teacher's checkpoint.
   """
   return {
+    **before,
     "batches": batches,
     "wall_seconds": wall_seconds,
     "pending": pending,
     "teacher_step": teacher_step,
-    "data": checksums(context.datasets),
   }
 
 
@@ -190,8 +190,9 @@ def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:
   }
 
 
-def _is_list(x: Any) -> bool:
-  return isinstance(x, list)
+def _floats(row: Mapping[str, Any]) -> Any:
+  """Metrics as they were before JSON had them as lists."""
+  return jax.tree.map(np.float32, row, is_leaf=lambda x: isinstance(x, list))
 
 
 def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:

@@ -83,6 +83,13 @@ def test_a_run_without_better_scores_is_complete(stopped, capsys):
   assert "is already complete" in capsys.readouterr().out
 
 
+def test_a_run_that_ended_early_can_be_extended(stopped, tmp_path):
+  workdir = shutil.copytree(stopped, tmp_path / "run")
+  config = smoke(**{**CONSTANT, "run__stop_after": 4})
+  done = train.run(config, workdir, "train_and_eval", extend=True)
+  assert (done["steps"], done["reason"][-13:]) == (25, "stop_after=4)")
+
+
 @pytest.mark.parametrize("cut_at", [10, 15])
 def test_a_restart_ends_at_the_same_step(stopped, tmp_path, cut_at):
   cut = tmp_path / "cut"
