@@ -5,18 +5,28 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from loopjax.errors import UserError, similar
+from loopjax.errors import Moot, UserError, similar
 from loopjax.types import TaskSpec
 
 
 def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
-  """Raises UserError unless each named field is among its allowed values."""
-  _raise_all(
-    f"{section}.{field}={value!r} is not one of "
+  """Raises UserError unless each named field is among its allowed values.
+
+  A family or task that has the same field as another one may have other values.
+  """
+  wrong = {
+    field: f"{section}.{field}={value!r} is not one of "
     f"{', '.join(values)}{similar(value, values)}"
     for field, values in allowed.items()
     if (value := getattr(record, field)) not in values
-  )
+  }
+  if wrong:
+    moot = tuple(
+      Moot(f"{section}.{field.name}", field.default, (f"{section}.name",))
+      for field in dataclasses.fields(record)
+      if field.name in wrong
+    )
+    raise UserError("\n".join(wrong.values()), moot)
 
 
 def plain_values(section: str, record: Any) -> None:
@@ -40,13 +50,34 @@ def plain_values(section: str, record: Any) -> None:
 
 
 def without_effect(
-  section: str, record: Any, because: str, *fields: str
+  section: str,
+  record: Any,
+  because: str | tuple[str, ...],
+  *fields: str,
+  why: str = "",
 ) -> None:
-  """Raises UserError if a field was changed that another setting disables."""
-  for field in dataclasses.fields(record):
-    changed = getattr(record, field.name) != field.default
-    if changed and field.name in fields:
-      raise UserError(f"{section}.{field.name} has no effect while {because}")
+  """Raises UserError if fields were changed that other settings disable.
+
+  Args:
+    section: "model", "task", ...
+    record: the section's record.
+    because: the names of the settings of the record that disable the fields.
+    *fields: names of the fields.
+    why: the end of the message, if these settings do not explain themselves.
+  """
+  names = (because,) if isinstance(because, str) else because
+  causes = tuple(f"{section}.{name}" for name in names)
+  moot = tuple(
+    Moot(f"{section}.{field.name}", field.default, causes)
+    for field in dataclasses.fields(record)
+    if field.name in fields and getattr(record, field.name) != field.default
+  )
+  if moot:
+    values = " and ".join(
+      f"{section}.{name}={getattr(record, name)!r}" for name in names
+    )
+    one = moot[0].setting
+    raise UserError(f"{one} has no effect while {values}{why}", moot)
 
 
 def one_document(spec: TaskSpec, reads: str) -> None:

@@ -11,14 +11,35 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+
+class Moot(NamedTuple):
+  """A setting that has no effect, or no meaning, because of other settings.
+
+  Attributes:
+    setting: "section.key".
+    default: the value that leaves it out.
+    because: "section.key" of the other settings.
+  """
+
+  setting: str
+  default: Any
+  because: tuple[str, ...]
 
 
 class UserError(ValueError):
   """A mistake by the user: main prints one line and exits with status 2.
 
   The message of several mistakes has a line for each.
+
+  Attributes:
+    moot: the settings that others make moot, where this is a mistake.
   """
+
+  def __init__(self, message: str = "", moot: tuple[Moot, ...] = ()):
+    super().__init__(message)
+    self.moot = moot
 
 
 class Mistakes:
@@ -26,6 +47,7 @@ class Mistakes:
 
   def __init__(self) -> None:
     self._lines: dict[str, None] = {}  # In order, without repetitions.
+    self._moot: tuple[Moot, ...] = ()
 
   @contextlib.contextmanager
   def collected(self) -> Iterator[None]:
@@ -34,11 +56,12 @@ class Mistakes:
       yield
     except UserError as error:
       self._lines |= dict.fromkeys(str(error).split("\n"))
+      self._moot += error.moot
 
   def raise_all(self) -> None:
     """Raises UserError if there are any."""
     if self._lines:
-      raise UserError("\n".join(self._lines))
+      raise UserError("\n".join(self._lines), self._moot)
 
 
 # Raised when the disk is full or write-protected, or a name is too long.

@@ -463,8 +463,8 @@ def _config(
     name.replace("__", ".") if "__" in name else f"model.{name}": value
     for name, value in settings.items()
   }
-  defaults = {"optim.warmup_steps": 0, "eval.depth_factor": 0}
-  config_lib.override(config, defaults | named)
+  config_lib.override(config, {"optim.warmup_steps": 0, "eval.depth_factor": 0})
+  config_lib.set_by_user(config, named)
   return config
 
 

@@ -53,6 +53,12 @@ def parser() -> command_line.ConfigParser:
   made.add_argument(
     "--list", action="store_true", help="list the configs and their presets"
   )
+  made.add_argument(
+    "--extend",
+    action="store_true",
+    help="continue the run in --workdir, finished or not, with a larger"
+    " run.num_steps or another run.batch_size",
+  )
   processes.add_flags(made)
   return made
 
@@ -70,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   user_cache.keep_compiled()
   config, mode = options.config, options.mode
+  if options.extend and mode not in ("train", "train_and_eval"):
+    raise UserError(f"--extend has no effect with --mode={mode}")
   if options.list:
     print(listing.listing())
     return 0
@@ -108,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"work directory: {workdir}")
         chosen = presets.choice(options.config_name)
         print(f"preset: {chosen}", flush=True)
-      summary = train.run(config, workdir, mode, figures.finish)
+      summary = train.run(config, workdir, mode, figures.finish, options.extend)
   except (processes.AgreedError, OSError):
     raise
   except processes.ProcessLostError as error:

@@ -10,6 +10,7 @@ from loopjax.config.overrides import check_key as check_key
 from loopjax.config.overrides import make as make
 from loopjax.config.overrides import override as override
 from loopjax.config.overrides import product as product
+from loopjax.config.overrides import set_by_user as set_by_user
 from loopjax.config.overrides import to_dict as to_dict
 from loopjax.config.resolve import MAX_LOOPS as MAX_LOOPS
 from loopjax.config.resolve import check_loops as check_loops

@@ -36,6 +36,27 @@ SECTIONS: Mapping[str, Any] = {
 }
 
 
+class Config(ml_collections.ConfigDict):
+  """A config that remembers which settings the user set.
+
+  They are no part of its values: config.json lacks them.
+  """
+
+  def __init__(self, *args: Any, **kwargs: Any):
+    object.__setattr__(self, "by_user", set())
+    super().__init__(*args, **kwargs)
+
+  def __setstate__(self, state: dict[str, Any]) -> None:  # Of a deep copy.
+    super().__setstate__(state)
+    self.by_user.update(state["by_user"])
+
+  def copy_and_resolve_references(self, visit_map: Any = None) -> "Config":
+    """A copy, see `ml_collections.ConfigDict`."""
+    copied = super().copy_and_resolve_references(visit_map)
+    copied.by_user.update(self.by_user)
+    return copied
+
+
 class WorkdirOf(NamedTuple):
   """A setting's value in a sweep: the work directory of an earlier item.
 
@@ -67,7 +88,26 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
     **{name: dataclasses.asdict(record()) for name, record in SECTIONS.items()},
   }
   sections["loop"]["remat"] = "auto"
-  return ml_collections.ConfigDict(sections)
+  return Config(sections)
+
+
+def by_user(config: ml_collections.ConfigDict) -> frozenset[str]:
+  """The "section.key" that the user set; the others are of a preset."""
+  return (
+    frozenset(config.by_user) if isinstance(config, Config) else frozenset()
+  )
+
+
+def set_by_user(
+  config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> None:
+  """`override` with the values of a user, who is told which have no effect.
+
+  Where they make another setting moot, `resolve` resets that one.
+  """
+  override(config, values)
+  if isinstance(config, Config):
+    config.by_user.update(values)
 
 
 def override(

@@ -155,7 +155,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 def assign(
   config: ml_collections.ConfigDict, key: str, text: str | None
 ) -> Any:
-  """Sets a setting to what a text says; returns its new value.
+  """Sets a setting to what the user's text says; returns its new value.
 
   Args:
     config: the config, which is changed.
@@ -176,5 +176,5 @@ def assign(
     # Other text is not of the setting's type, which `override` says.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
-  config_lib.override(config, {key: value})
+  config_lib.set_by_user(config, {key: value})
   return sections.flatten(config)[key]

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import pathlib
+import sys
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import ml_collections
@@ -11,6 +13,7 @@ from loopjax import checks
 from loopjax.config.overrides import (
   NAMES,
   SECTIONS,
+  by_user,
   check_name,
   make,
   override,
@@ -18,7 +21,7 @@ from loopjax.config.overrides import (
 )
 from loopjax.config.settings import Settings
 from loopjax.data import TASKS
-from loopjax.errors import Mistakes, UserError
+from loopjax.errors import Mistakes, Moot, UserError
 from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
 from loopjax.nn import remat
@@ -35,10 +38,61 @@ MAX_LOOPS = 2**16
 def resolve(config: ml_collections.ConfigDict) -> Settings:
   """Checks a config and converts it to settings.
 
+  A setting that the user's settings make moot is reset in the config, and a
+  line on standard error says it; unless the user set it, too.
+
   Raises:
     UserError: values or combinations are invalid; all of them that can be told
       apart are named, a line each.
   """
+  chosen = {*by_user(config)}
+  notes: list[str] = []
+  while True:
+    try:
+      settings = _checked(config)
+      break
+    except UserError as error:
+      if not (resets := _resets(error.moot, chosen)):
+        raise
+      for one in resets:
+        notes.append(_note(one, config))
+        override(config, {one.setting: one.default})
+        chosen.add(one.setting)  # What it makes moot is reset in turn.
+  for note in notes:
+    print(f"note: {note}", file=sys.stderr)
+  return settings
+
+
+def _resets(moot: Iterable[Moot], chosen: Collection[str]) -> list[Moot]:
+  """The moot settings that the user did not choose, but their causes.
+
+  A family or task that the user chose is a cause of all that its section has.
+  """
+  found = {}
+  for one in moot:
+    names = [f"{setting.partition('.')[0]}.name" for setting in one.because]
+    if one.setting not in chosen and not {*one.because, *names}.isdisjoint(
+      chosen
+    ):
+      found[one.setting] = one
+  return list(found.values())
+
+
+def _note(moot: Moot, config: ml_collections.ConfigDict) -> str:
+  """What is said of a moot setting that is reset."""
+  values = flatten(config)
+  value = values[moot.setting]
+  defaults = flatten(make(config.model.name, config.task.name))
+  origin = "default" if value == defaults[moot.setting] else "preset's"
+  causes = " and ".join(f"{key}={values[key]!r}" for key in moot.because)
+  return (
+    f"the {origin} {moot.setting}={value!r} does not apply with {causes};"
+    f" set to {moot.default!r}"
+  )
+
+
+def _checked(config: ml_collections.ConfigDict) -> Settings:
+  """`resolve` of a config whose settings fit together."""
   mistakes = Mistakes()
   records: dict[str, Any] = {}
   for name, section in config.items():
@@ -59,6 +113,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   for check in (
     _check_intervals,
     _check_schedules,
+    _check_gate_rate,
     _check_depths,
     _check_teacher,
   ):
@@ -109,6 +164,11 @@ def _check_intervals(settings: Settings) -> None:
       f"eval.every={every} must be a multiple of"
       f" run.steps_per_call={run.steps_per_call}"
     )
+  if run.stop_after and not every:
+    raise UserError(
+      f"run.stop_after={run.stop_after} has no effect while eval.every=0",
+      (Moot("run.stop_after", 0, ("eval.every",)),),
+    )
   both = math.lcm(every, run.checkpoint_every)
   if run.keep_best and not 0 < both < run.num_steps:
     raise UserError(
@@ -124,6 +184,18 @@ def _check_schedules(settings: Settings) -> None:
   chain.make_schedule(settings.optim, num_steps)  # Checks it.
   if settings.family.check_schedule:
     settings.family.check_schedule(settings.model, num_steps)
+
+
+def _check_gate_rate(settings: Settings) -> None:
+  """Raises UserError for a factor that no parameter of the model has."""
+  rate, has_gate_rate = settings.optim.gate_rate, settings.family.has_gate_rate
+  if rate != 1 and not (has_gate_rate and has_gate_rate(settings.model)):
+    causes = ["name", *filter(settings.plain["model"].__contains__, ["gate"])]
+    raise UserError(
+      f"optim.gate_rate={rate} has no effect: the model has no gates of MELT"
+      " that are trained",
+      (Moot("optim.gate_rate", 1.0, tuple(f"model.{x}" for x in causes)),),
+    )
 
 
 def _check_teacher(settings: Settings) -> None:
@@ -145,7 +217,11 @@ def _check_depths(settings: Settings) -> None:
   check_loops(settings, trained, "model.num_loops")  # The others' costs, too.
   for name, times in (("num_loops", 1), ("depth_factor", trained)):
     value = getattr(evaluation, name)
-    check_loops(settings, max(value, 1) * times, f"eval.{name}={value}")
+    try:
+      check_loops(settings, max(value, 1) * times, f"eval.{name}={value}")
+    except UserError as error:
+      moot = Moot(f"eval.{name}", 0, ("model.name",))
+      raise UserError(str(error), (*error.moot, moot)) from error
 
 
 def check_loops(settings: Settings, num_loops: int, label: str) -> None:
@@ -157,7 +233,7 @@ def check_loops(settings: Settings, num_loops: int, label: str) -> None:
   try:
     settings.family.costs(settings.model, settings.spec, num_loops)
   except UserError as error:
-    raise UserError(f"{label}: {error}") from error
+    raise UserError(f"{label}: {error}", error.moot) from error
 
 
 def of_run(workdir: pathlib.Path, label: str) -> Settings:

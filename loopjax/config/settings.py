@@ -32,9 +32,12 @@ class Run:
     log_every, checkpoint_every: steps, multiples of steps_per_call.
     keep_checkpoints: number of newest checkpoints to keep.
     keep_best: number of checkpoints with the best scores to keep in addition.
-    best_metric: the score that selects these and eval.checkpoint=best, a metric
-      of the evaluations during training; a leading minus means that lower is
-      better.
+    best_metric: the score of keep_best, stop_after and eval.checkpoint=best, a
+      metric of the evaluations during training; a leading minus means that
+      lower is better.
+    stop_after: the run ends after this many evaluations during training without
+      a better best_metric than before; 0 to take all steps. The learning rate
+      keeps to the schedule of num_steps.
     init_from: a work directory whose newest parameters (averaged, if it
       averages) the run starts from; "" to initialise all parameters.
     init_fresh: regular expression of parameters that may be missing there and
@@ -50,7 +53,7 @@ class Run:
   """
 
   seed: int = 0
-  num_steps: int = 1000
+  num_steps: int = 10_000
   batch_size: int = 256
   num_microbatches: int = 1
   steps_per_call: int = 10
@@ -59,6 +62,7 @@ class Run:
   keep_checkpoints: int = 2
   keep_best: int = 0
   best_metric: str = "-validation/loss"
+  stop_after: int = 0
   init_from: str = ""
   init_fresh: str = ""
   teacher: str = ""
@@ -74,7 +78,8 @@ class Run:
       for field in dataclasses.fields(self)
       if type(field.default) is int
     ]
-    bounds = {name: int(name not in ("seed", "keep_best")) for name in names}
+    may_be_0 = ("seed", "keep_best", "stop_after")
+    bounds = {name: int(name not in may_be_0) for name in names}
     checks.at_least("run", self, **bounds)
     for name in ("num_steps", "log_every", "checkpoint_every"):
       if getattr(self, name) % self.steps_per_call:
@@ -83,7 +88,7 @@ class Run:
           f" run.steps_per_call={self.steps_per_call}"
         )
     if not self.init_from:
-      checks.without_effect("run", self, "run.init_from=''", "init_fresh")
+      checks.without_effect("run", self, "init_from", "init_fresh")
     try:
       re.compile(self.init_fresh)
     except re.error as error:
@@ -140,7 +145,7 @@ class Eval:
       batch_size=1,
     )
     if not self.every:
-      checks.without_effect("eval", self, "eval.every=0", "num_examples")
+      checks.without_effect("eval", self, "every", "num_examples")
     if self.checkpoint not in ("newest", "best") and (
       not self.checkpoint.isdecimal()
     ):

@@ -81,10 +81,10 @@ class Config(causal.Config):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
     if self.gate == "learned":
-      checks.without_effect("model", self, "model.gate='learned'", "gate_value")
+      checks.without_effect("model", self, "gate", "gate_value")
     if not self.gate_value:
       decoding = ("temperature", "top_k", "decode_gradient", "epsilon")
-      checks.without_effect("model", self, "model.gate_value=0", *decoding)
+      checks.without_effect("model", self, "gate_value", *decoding)
 
 
 GATES: Mapping[str, Callable[[Config, Precision], Any]] = {

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
+from loopjax.errors import Moot, UserError
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
@@ -90,12 +90,12 @@ class Config(causal.Config):
     )
     rope.check_scaling(self.rope_scaling)
     if self.exit_gate != "joint":
-      because = f"model.exit_gate={self.exit_gate!r}"
-      checks.without_effect("model", self, because, "entropy_weight")
+      checks.without_effect("model", self, "exit_gate", "entropy_weight")
     if self.num_loops == 1 and self.exit_gate in ("joint", "alone"):
       raise UserError(
         f"model.exit_gate={self.exit_gate!r} needs model.num_loops of at least"
-        " 2: with one loop there is only one exit"
+        " 2: with one loop there is only one exit",
+        (Moot("model.exit_gate", "none", ("model.num_loops",)),),
       )
 
 

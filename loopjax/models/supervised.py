@@ -66,8 +66,7 @@ def check(config: Any, **bounds: int) -> None:
   if not 0 <= config.exploration <= 1:
     raise UserError(f"model.exploration={config.exploration} must be in [0, 1]")
   if config.positions == "none":
-    because = "model.positions='none'"
-    checks.without_effect("model", config, because, "rope_base")
+    checks.without_effect("model", config, "positions", "rope_base")
 
 
 def block_shape(width: int, num_heads: int, mlp_ratio: float) -> Shape:

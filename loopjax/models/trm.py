@@ -71,9 +71,7 @@ class Config:
       "attention": ("token_mlp_width",),
       "mlp": ("num_heads", "positions", "rope_base"),
     }[self.mixer]
-    checks.without_effect(
-      "model", self, f"model.mixer={self.mixer!r}", *disabled
-    )
+    checks.without_effect("model", self, "mixer", *disabled)
 
   def block_shape(self) -> Shape:
     """The sizes of a block; raises UserError if they are invalid."""

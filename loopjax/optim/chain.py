@@ -107,8 +107,7 @@ class Config:
         " integers"
       )
     if not self.warmup_steps:
-      because = "optim.warmup_steps=0"
-      checks.without_effect("optim", self, because, "warm_again")
+      checks.without_effect("optim", self, "warmup_steps", "warm_again")
     self._check_effects()
 
   def _check_effects(self) -> None:
@@ -120,8 +119,7 @@ class Config:
       ("schedule", "linear", ("cooldown_fraction",)),
     ):
       if getattr(self, field) == value:
-        because = f"optim.{field}={value!r}"
-        checks.without_effect("optim", self, because, *idle)
+        checks.without_effect("optim", self, field, *idle)
 
 
 def make_schedule(config: Config, num_steps: int) -> optax.Schedule:

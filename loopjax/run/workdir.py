@@ -23,11 +23,14 @@ _FREE_KEYS = (
   "run.keep_checkpoints",
   "run.keep_best",
   "run.best_metric",
+  "run.stop_after",
   "run.max_bad_steps",
   "run.debug_nans",
   "run.profile_steps",
   "run.wandb_project",
 )
+# What an extended run may have otherwise.
+_EXTENDED = ("run.batch_size", "run.num_steps")
 # Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
 
@@ -58,27 +61,34 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_config(
-  workdir: pathlib.Path, config: Mapping[str, Any], mode: str
+  workdir: pathlib.Path,
+  config: Mapping[str, Any],
+  mode: str,
+  extend: bool = False,
 ) -> None:
   """Raises UserError if the directory has a run with another config.
 
-  Resuming requires the same value for every setting that affects training;
-  evaluating, for every setting that the checkpoints depend on.
+  Resuming requires the same value for every setting that affects training,
+  unless it extends the run; evaluating, for every setting that the checkpoints
+  depend on.
   """
   path = workdir / "config.json"
   if not path.exists():
     return
   old = sections.flatten(read_config(workdir))
   new = sections.flatten(config)
-  differing = [
-    f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
+  differing = {
+    key: f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})
-    if old.get(key) != new.get(key) and binds(key, mode)
-  ]
+    if old.get(key) != new.get(key)
+    and binds(key, mode)
+    and not (extend and key in _EXTENDED)
+  }
   if differing:
+    extends = "; --extend continues it" if {*_EXTENDED} >= {*differing} else ""
     raise UserError(
       f"--workdir={workdir} contains a run with another configuration:"
-      f" {'; '.join(differing)}"
+      f" {'; '.join(differing.values())}{extends}"
     )
 
 

@@ -14,6 +14,7 @@ import loopjax
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
+from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.program import step
@@ -51,7 +52,7 @@ class Outcome(NamedTuple):
 
   Attributes:
     status: "completed", "preempted" or "diverged".
-    reason: one line if it diverged, else "".
+    reason: one line if it diverged, or ended before its last step; else "".
     costs: "compile_seconds" and "memory_bytes" of this start's training call;
       empty if no step was taken.
   """
@@ -66,29 +67,28 @@ def train(
   context: RunContext,
   state: step.TrainState,
   teacher: teacher_lib.TeacherParams,
-  pending: list[Mapping[str, Any]],
+  meta: Mapping[str, Any],
   writer: metrics.Writer,
   started: float,
   mode: str,
 ) -> tuple[step.TrainState, Outcome]:
-  """Trains until the last step, or until something stops it.
+  """Trains until the last step, or until something ends it.
 
   Args:
     context: what this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
-    pending: metrics of steps not yet logged, from a checkpoint.
+    meta: the metadata of this state, as in `progress`.
     writer: writer of the metrics.
     started: `time.monotonic` of the start, had there been no interruption.
     mode: "train" or "train_and_eval".
   """
   settings, options = context.program.settings, context.program.settings.run
   at, size = int(jax.device_get(state.step)), options.steps_per_call
-  pending = [jax.tree.map(np.float32, row, is_leaf=_is_list) for row in pending]
-  calls = stacked(
-    pipeline.iterate(context.datasets["train"].batches, start=at), size
-  )
-  clock, compiled = metrics.Clock(), None
+  pending = [_floats(row) for row in meta["pending"]]
+  rows = context.datasets["train"].batches
+  calls = stacked(pipeline.iterate(rows, start=meta["batches"]), size)
+  clock, compiled, ahead = metrics.Clock(), None, meta["batches"] - at
   costs: dict[str, Any] = {}
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
@@ -100,8 +100,8 @@ def train(
       return  # Nothing has changed since.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
-    meta = progress(context, at, seconds, unlogged, teacher.step)
-    context.checkpoints.save(at, state, meta)
+    now = progress(meta, at + ahead, seconds, unlogged, teacher.step)
+    context.checkpoints.save(at, state, now)
 
   try:
     while True:
@@ -109,8 +109,10 @@ def train(
       if mode == "train_and_eval" and evaluation_is_due(settings, at):
         _evaluate(context, state, at, writer)
         clock.reset()
-      if at == options.num_steps:
-        return state, Outcome("completed", "", costs)
+      reason = no_better(options, context.checkpoints.scores, at)
+      if reason or at == options.num_steps:
+        save()  # Unless it is.
+        return state, Outcome("completed", reason, costs)
       context.notice.check()
       batches = clock.wait(
         lambda: sharding.put_batch(
@@ -136,14 +138,12 @@ def train(
         reason = find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
-      if last or at % options.log_every == 0:
-        # The only read from the device.
-        count = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
-        row, bad, taken = jax.device_get((pending, state.bad, count))
-        _log(context, at, row, int(taken), writer, clock)
+      # An evaluation that may end the run finds nothing that is not logged.
+      ending = options.stop_after and evaluation_is_due(settings, at)
+      if last or ending or at % options.log_every == 0:
+        reason = _log(context, at, state, pending, writer, clock)
         pending = []
-        if bad.streak >= options.max_bad_steps:
-          reason = explain(bad, state.params)
+        if reason:
           return state, Outcome("diverged", reason, costs)
       if last or at % options.checkpoint_every == 0:
         save()
@@ -155,7 +155,7 @@ def train(
 
 
 def progress(
-  context: RunContext,
+  before: Mapping[str, Any],
   batches: int,
   wall_seconds: float,
   pending: list[Any],
@@ -164,18 +164,19 @@ def progress(
   """The metadata that a checkpoint stores besides the state.
 
   Args:
-    context: the run.
-    batches: number of batches consumed.
+    before: the metadata at the start: of the run, "num_steps", "batch_size",
+      "extended" (where it had others, see `procedure`) and "data", checksums.
+    batches: the batch, of those of this size, that is read next.
     wall_seconds: duration of the run so far.
     pending: metrics of steps not yet logged.
     teacher_step: step of the teacher's checkpoint.
   """
   return {
+    **before,
     "batches": batches,
     "wall_seconds": wall_seconds,
     "pending": pending,
     "teacher_step": teacher_step,
-    "data": checksums(context.datasets),
   }
 
 
@@ -189,14 +190,40 @@ def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:
   }
 
 
-def _is_list(x: Any) -> bool:
-  return isinstance(x, list)
+def _floats(row: Mapping[str, Any]) -> Any:
+  """Metrics as they were before JSON had them as lists."""
+  return jax.tree.map(np.float32, row, is_leaf=lambda x: isinstance(x, list))
 
 
 def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
   """Whether to evaluate after this step; the final evaluation is separate."""
   every = settings.eval.every
   return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
+
+
+def no_better(
+  options: settings_lib.Run, scores: Mapping[int, float], at: int
+) -> str:
+  """One line if `run.stop_after` ends the run after this step, or "".
+
+  Args:
+    options: section run.
+    scores: the score `run.best_metric` by step, higher is better.
+    at: the step.
+  """
+  if not options.stop_after:
+    return ""
+  steps = sorted(step for step in scores if step <= at)
+  best = max(steps, key=lambda step: scores[step], default=at)
+  since = [step for step in steps if step > best]
+  if len(since) < options.stop_after:
+    return ""
+  name = options.best_metric.removeprefix("-")
+  value = scores[best] if name == options.best_metric else -scores[best]
+  return (
+    f"{name} was not better than {value:.4g}, of step {best}, in"
+    f" {len(since)} evaluations (run.stop_after={options.stop_after})"
+  )
 
 
 @jax.transfer_guard("allow")
@@ -216,7 +243,8 @@ def _evaluate(
     writer.write(at, split, values)
   rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
   best = metrics.scores(rows, options.best_metric)
-  if options.keep_best and not best:  # Its name is right: it was checked.
+  wanted = options.keep_best or options.stop_after
+  if wanted and not best:  # Its name is right: it was checked.
     raise UserError(
       f"run.best_metric={options.best_metric!r}: no evaluated example counts"
       f" for it; eval.num_examples={settings.eval.num_examples}"
@@ -247,26 +275,35 @@ def _compile(
 def _log(
   context: RunContext,
   at: int,
-  pending: list[Any],
-  num_updates: int,
+  state: step.TrainState,
+  pending: list[Mapping[str, Any]],
   writer: metrics.Writer,
   clock: metrics.Clock,
-) -> None:
-  """Writes the mean of every metric over the good steps since the last row."""
+) -> str:
+  """Writes the mean of every metric over the good steps since the last row.
+
+  Returns:
+    One line if training has diverged, else "".
+  """
   program = context.program
+  # The only read from the device.
+  count = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
+  rows, bad, taken = jax.device_get((pending, state.bad, count))
   flops = profiling.training_flops(program.costs)
   rates = clock.rates(program.settings.run.batch_size)
   writer.write(
     at,
     "train",
     {
-      **mean_of_good_steps(pending),
-      "learning_rate": float(program.schedule(max(num_updates - 1, 0))),
+      **mean_of_good_steps(rows),
+      "learning_rate": float(program.schedule(max(int(taken) - 1, 0))),
       **rates,
       **profiling.rates(flops, rates["examples_per_second"]),
       **profiling.peak_memory(),
     },
   )
+  diverged = bad.streak >= program.settings.run.max_bad_steps
+  return explain(bad, state.params) if diverged else ""
 
 
 def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def run(
   workdir: pathlib.Path,
   mode: str,
   finish: scoring.Finish = scoring.nothing,
+  extend: bool = False,
 ) -> dict[str, Any]:
   """Trains, evaluates or does both; returns the summary that it writes.
 
@@ -78,12 +79,16 @@ def run(
       "train_and_eval".
     finish: called with the model when its final scores are there, for further
       scores and figures; `analysis.figures.finish` is what commands do.
+    extend: whether a run found there may have had fewer steps, or another batch
+      size; its summary then says where it was extended.
 
   Raises:
     UserError: a mistake in the config, the data or the directory.
   """
   settings = config_lib.resolve(config)
-  if done := processes.from_process_0(lambda: _admit(settings, workdir, mode)):
+  if done := processes.from_process_0(
+    lambda: _admit(settings, workdir, mode, extend)
+  ):
     print(f"{workdir} is already complete")
     return done
   if mode != "eval" and jax.process_index() == 0:
@@ -98,14 +103,14 @@ def run(
   program = program_lib.make_program(settings, teacher=teacher)
   splits = (settings.eval.split,) if mode == "eval" else SPLITS
   datasets = make_datasets(settings, program.mesh, splits)
-  if mode != "eval" and settings.run.keep_best:
+  if mode != "eval" and (settings.run.keep_best or settings.run.stop_after):
     evaluate.check_metric(
       program, datasets["validation"], settings.run.best_metric
     )
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
     processes.from_process_0(
-      lambda: workdir_lib.check_config(workdir, settings.plain, mode)
+      lambda: workdir_lib.check_config(workdir, settings.plain, mode, extend)
     )
     scores = processes.from_process_0(
       lambda: list(
@@ -150,10 +155,12 @@ def run(
 
 
 def _admit(
-  settings: config_lib.Settings, workdir: pathlib.Path, mode: str
+  settings: config_lib.Settings, workdir: pathlib.Path, mode: str, extend: bool
 ) -> dict[str, Any] | None:
   """Refuses invalid requests; returns the summary if the run is complete."""
-  workdir_lib.check_config(workdir, settings.plain, mode)
+  workdir_lib.check_config(workdir, settings.plain, mode, extend)
+  if extend:
+    _check_extension(settings, workdir)
   if mode == "eval":
     if not (workdir / "config.json").exists():
       raise UserError(f"--workdir={workdir} contains no run to evaluate")
@@ -167,10 +174,12 @@ def _admit(
       " lose updates of bfloat16 parameters"
     )
   boards.check(settings.run.wandb_project)
-  if settings.run.keep_best and mode == "train":
-    raise UserError("run.keep_best has no effect with --mode=train")
-  if not settings.run.keep_best:
-    checks.without_effect("run", settings.run, "run.keep_best=0", "best_metric")
+  by_score = ("keep_best", "stop_after")
+  used = [name for name in by_score if getattr(settings.run, name)]
+  if used and mode == "train":
+    raise UserError(f"run.{used[0]} has no effect with --mode=train")
+  if not used:
+    checks.without_effect("run", settings.run, by_score, "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
       "run.debug_nans needs a single process; resume from the checkpoint with"
@@ -180,9 +189,34 @@ def _admit(
   summary = workdir_lib.read_json(path) if path.exists() else {}
   scored = any(name.startswith("test") for name in summary.get("metrics", {}))
   done = summary.get("status") == "completed" and (scored or mode == "train")
+  if extend and summary.get("steps", 0) < settings.run.num_steps:
+    return None
   if done and scored:
     _check_scored(settings, workdir)
   return summary if done else None
+
+
+def _check_extension(
+  settings: config_lib.Settings, workdir: pathlib.Path
+) -> None:
+  """Raises UserError for a run that cannot be extended to these settings."""
+  if not (workdir / "config.json").exists():
+    raise UserError(
+      f"--extend: {workdir} contains no run; --workdir=DIR names it"
+    )
+  before = workdir_lib.read_config(workdir)["run"]
+  if settings.run.num_steps < before["num_steps"]:
+    raise UserError(
+      f"--extend: run.num_steps={settings.run.num_steps} is less than the"
+      f" {before['num_steps']} there"
+    )
+  resized = settings.run.batch_size != before["batch_size"]
+  if resized and settings.family.init_carried:
+    raise UserError(
+      f"--extend: run.batch_size must remain {before['batch_size']}:"
+      f" {settings.model_name!r} carries a state of every example from step to"
+      " step"
+    )
 
 
 def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
@@ -207,25 +241,28 @@ def _train_and_evaluate(
   settings, started = context.program.settings, time.monotonic()
   if restored:
     state, meta = restored
-    assert meta["batches"] == int(state.step)
     _check_data(context, meta.get("data", {}))
     started -= meta["wall_seconds"]
   else:
     state = _fresh_state(context)
-    meta = train_loop.progress(context, 0, 0.0, [], None)
+    meta = train_loop.progress({}, 0, 0.0, [], None)
+  at = int(state.step)
+  known = len(meta.get("extended", ()))
+  meta = _continued(context, meta, at)
   teacher = teacher_lib.load(
     settings, context.program.abstract_teacher, meta["teacher_step"]
   )
   if not restored and (settings.run.init_from or settings.run.teacher):
     # Saved now: the runs it starts from may continue meanwhile.
     context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
-  at = int(state.step)
   if jax.process_index() == 0:
     workdir_lib.write_json(context.workdir / "config.json", settings.plain)
     # Written last: an unfinished run has no summary.
     (context.workdir / "summary.json").unlink(missing_ok=True)
   scored_again = mode == "train_and_eval" and (
-    at == settings.run.num_steps or train_loop.evaluation_is_due(settings, at)
+    at == settings.run.num_steps
+    or train_loop.evaluation_is_due(settings, at)
+    or len(meta["extended"]) > known  # Its end is the middle now.
   )
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   writer = metrics.Writer(
@@ -241,7 +278,7 @@ def _train_and_evaluate(
   failed: list[str] = []
   try:
     state, outcome = train_loop.train(
-      context, state, teacher, meta["pending"], writer, started, mode
+      context, state, teacher, meta, writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":
       try:
@@ -250,7 +287,7 @@ def _train_and_evaluate(
         )
       except preemption.Preempted:
         # The state is saved; a restart scores again.
-        outcome = outcome._replace(status="preempted")
+        outcome = outcome._replace(status="preempted", reason="")
   finally:
     writer.close()
   summary = scoring.run_facts(
@@ -260,10 +297,39 @@ def _train_and_evaluate(
     "status": outcome.status,
     **({"reason": outcome.reason} if outcome.reason else {}),
     **({"figures_failed": failed} if failed else {}),
+    **({"extended": meta["extended"]} if meta["extended"] else {}),
     "metrics": writer.last,
     **summary,
     "digest": integrity.digest(integrity.record(step.learned(state))),
     **outcome.costs,
+  }
+
+
+def _continued(
+  context: train_loop.RunContext, meta: Mapping[str, Any], at: int
+) -> dict[str, Any]:
+  """The metadata of a state, for this start of the run.
+
+  Where the run has other steps or another batch size than the start that saved
+  the state, it says at which step, and what they were. Batches of another size
+  continue after the examples that were read, rounded up to a whole batch.
+
+  Args:
+    context: the run.
+    meta: the metadata from the checkpoint.
+    at: the state's step.
+  """
+  options = context.program.settings.run
+  now = {"num_steps": options.num_steps, "batch_size": options.batch_size}
+  before = {name: meta.get(name, value) for name, value in now.items()}
+  examples = meta["batches"] * before["batch_size"]
+  changes = [] if now == before else [{"step": at, **before}]
+  return {
+    **meta,
+    **now,
+    "batches": -(-examples // options.batch_size),
+    "extended": [*meta.get("extended", []), *changes],
+    "data": train_loop.checksums(context.datasets),
   }
 
 

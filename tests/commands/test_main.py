@@ -155,8 +155,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   asked = []
 
-  def run(config, workdir, mode, finish):
-    assert finish is figures.finish
+  def run(config, workdir, mode, finish, extend):
+    assert finish is figures.finish and not extend
     asked.append((config.task.box_cols, str(workdir), mode))
     return {"status": "preempted", "steps": 600}
 

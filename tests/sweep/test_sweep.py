@@ -31,7 +31,7 @@ PRESETS = ["paper", "gpu", "extreme", "nine", "tiny", "smoke"]
 def items_of(name, preset="smoke", common=None):
   sweeps = namespace("sudoku_utm")["sweeps"]
   config = load_config("sudoku_utm", preset)
-  config_lib.override(config, common or {})
+  config_lib.set_by_user(config, common or {})
   return items_lib.make_items(config, sweeps, name, common or {})
 
 

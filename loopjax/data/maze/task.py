@@ -61,8 +61,7 @@ class Config:
       eval_seed=0,
     )
     if not self.num_train_mazes:
-      because = "task.num_train_mazes=0"
-      checks.without_effect("task", self, because, "augment")
+      checks.without_effect("task", self, "num_train_mazes", "augment")
     if self.size % 2:
       raise UserError(f"task.size={self.size} must be even")
     if not 0 <= self.openness <= 1:

@@ -4,7 +4,7 @@ import dataclasses
 
 from loopjax import checks
 from loopjax.data.sudoku import board as boards
-from loopjax.errors import UserError
+from loopjax.errors import Moot, UserError
 
 TEST_SHARE = 0.2  # Of the packaged solutions.
 
@@ -69,10 +69,13 @@ class Config:
       num_train_puzzles=0,
     )
     if (self.max_revealed > 0) != (self.num_revealed_examples > 0):
+      names = "task.max_revealed", "task.num_revealed_examples"
+      zero, other = names if not self.max_revealed else names[::-1]
       raise UserError(
         f"task.max_revealed={self.max_revealed} and task.num_revealed_examples="
         f"{self.num_revealed_examples} must be set"
-        " together"
+        " together",
+        (Moot(other, 0, (zero,)),),
       )
     if self.max_revealed > 1:
       raise UserError(
@@ -93,7 +96,7 @@ class Config:
       checks.without_effect(
         "task",
         self,
-        "task.train_csv=''",
+        "train_csv",
         "on_bad_row",
         "on_overlap",
         "check_solutions",

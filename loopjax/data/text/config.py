@@ -91,11 +91,9 @@ class Config:
       if not getattr(self, field):
         raise UserError(f"task.{field} is empty")
     if self.test_files:
-      checks.without_effect(
-        "task", self, "task.test_files is set", "test_share"
-      )
+      checks.without_effect("task", self, "test_files", "test_share")
     if not self.overlap_files:
-      checks.without_effect("task", self, "task.overlap_files=''", "on_overlap")
+      checks.without_effect("task", self, "overlap_files", "on_overlap")
     self._check_mixture()
 
   def _check_mixture(self) -> None:

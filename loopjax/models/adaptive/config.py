@@ -78,17 +78,15 @@ class Config(stack.StackConfig):
     checks.at_least("model", self, ponder_weight=0, z_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
       of_memory = ("memory_placement", "memory_gate", "gate_bias")
-      checks.without_effect(
-        "model", self, "the model has no memory slots", *of_memory
-      )
+      slots = ("num_local_slots", "num_global_slots")
+      checks.without_effect("model", self, slots, *of_memory)
     if self.scale_from_step > self.num_loops:
-      because = f"model.scale_from_step is over {self.num_loops} loops"
+      because = ("scale_from_step", "num_loops")
       checks.without_effect("model", self, because, "loop_scale")
     self._check_prior()
     if self.num_loops == 1:
-      because = "model.num_loops=1"
       idle = ("ponder_weight", "halting_mass")
-      checks.without_effect("model", self, because, *idle)
+      checks.without_effect("model", self, "num_loops", *idle)
 
   def _check_prior(self) -> None:
     """Raises UserError for a prior that is invalid or has no effect."""
@@ -97,8 +95,7 @@ class Config(stack.StackConfig):
         f"model.ponder_prior={self.ponder_prior} must be in [0, 1)"
       )
     if not self.ponder_weight:
-      because = "model.ponder_weight=0"
-      checks.without_effect("model", self, because, "ponder_prior")
+      checks.without_effect("model", self, "ponder_weight", "ponder_prior")
     if self.ponder_prior and self.halting_mass != "remainder":
       raise UserError(
         f"model.ponder_prior={self.ponder_prior} needs"

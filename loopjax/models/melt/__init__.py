@@ -5,7 +5,12 @@ two phases of training, `model.py` the rest of the family.
 """
 
 from loopjax.models import exiting
-from loopjax.models.melt.config import Config, check_schedule, costs
+from loopjax.models.melt.config import (
+  Config,
+  check_schedule,
+  costs,
+  has_gate_rate,
+)
 from loopjax.models.melt.model import (
   TRACES,
   Model,
@@ -26,6 +31,7 @@ FAMILY = Family(
   check_schedule=check_schedule,
   check_teacher=check_teacher,
   untrained=exiting.untrained,
+  has_gate_rate=has_gate_rate,
   reading=Reading(
     caches=("latent",),
     empty_cache=empty_cache,

@@ -131,11 +131,9 @@ class Config(stack.StackConfig):
       ("chunk_size", (0,), (*_HISTORY, "chunk_jitter")),
     ):
       if getattr(self, field) in values:
-        because = f"model.{field}={getattr(self, field)!r}"
-        checks.without_effect("model", self, because, *idle)
+        checks.without_effect("model", self, field, *idle)
     if self.history_hops >= 0:
-      because = f"model.history_hops={self.history_hops}"
-      checks.without_effect("model", self, because, "history_reach")
+      checks.without_effect("model", self, "history_hops", "history_reach")
 
   def read_chunk(self, spec: TaskSpec) -> int:
     """Number of tokens processed in parallel where no gradient is needed."""
@@ -185,6 +183,11 @@ class Options(NamedTuple):
   reach: int = -1
   hops: int = -1
   sweeps: int = 0
+
+
+def has_gate_rate(config: Config) -> bool:
+  """See `Family`: learned gates are new beside a trained model."""
+  return config.gate in LEARNED
 
 
 def check_schedule(config: Config, num_steps: int) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from loopjax import checks
-from loopjax.errors import UserError
+from loopjax.errors import Moot, UserError
 from loopjax.loop import depth as depth_lib
 from loopjax.loop import injection
 from loopjax.nn import block, stack
@@ -116,20 +116,16 @@ class Config(stack.StackConfig):
     )  # fmt: skip
     drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")
-    for setting, value, others, holds in (
-      ("depth", self.depth, drawn, self.depth == "fixed"),
-      ("depth", self.depth, growth, self.depth != "fixed"),
-      ("depth", self.depth, ("calibrated",),
-       self.depth in ("learned", "uniform")),
-      ("depth", self.depth, ("depth_sigma",),
-       self.depth in ("poisson", "uniform")),
-      ("injection", self.injection, ("anchor_scale",),
-       self.injection != "anchor"),
-      ("state", self.state, ("state_std",), self.state != "normal"),
-    ):  # fmt: skip
+    for setting, others, holds in (
+      ("depth", drawn, self.depth == "fixed"),
+      ("depth", growth, self.depth != "fixed"),
+      ("depth", ("calibrated",), self.depth in ("learned", "uniform")),
+      ("depth", ("depth_sigma",), self.depth in ("poisson", "uniform")),
+      ("injection", ("anchor_scale",), self.injection != "anchor"),
+      ("state", ("state_std",), self.state != "normal"),
+    ):
       if holds:
-        because = f"model.{setting}={value!r}"
-        checks.without_effect("model", self, because, *others)
+        checks.without_effect("model", self, setting, *others)
     depth_lib.check_growth(self.growth_steps, self.growth_loops)
     if self.depth_sigma > 2:
       raise UserError(f"model.depth_sigma={self.depth_sigma} must be at most 2")
@@ -139,7 +135,10 @@ class Config(stack.StackConfig):
         f" model.num_loops={self.num_loops}"
       )
     if self.depth == "learned" and self.depth_per != "row":
-      raise UserError("model.depth='learned' needs model.depth_per='row'")
+      raise UserError(
+        "model.depth='learned' needs model.depth_per='row'",
+        (Moot("model.depth_per", "row", ("model.depth",)),),
+      )
     if self.exit_norm == "coda" and not self.num_coda:
       raise UserError(
         "model.exit_norm='coda' needs model.num_coda of at least 1"

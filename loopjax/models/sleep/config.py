@@ -3,7 +3,7 @@
 import dataclasses
 
 from loopjax import checks
-from loopjax.errors import UserError
+from loopjax.errors import Moot, UserError
 from loopjax.nn import block, hybrid, stack
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights import shape as shape_lib
@@ -119,16 +119,16 @@ class Config(stack.StackConfig):
     if self.gradient_passes > self.num_passes:
       raise UserError(
         f"model.gradient_passes={self.gradient_passes} is more than"
-        f" model.num_passes={self.num_passes}"
+        f" model.num_passes={self.num_passes}",
+        (Moot("model.gradient_passes", 0, ("model.num_passes",)),),
       )
     if not self.gradient_passes:
-      because = "model.gradient_passes=0"
-      checks.without_effect("model", self, because, "gradient_cut")
+      checks.without_effect("model", self, "gradient_passes", "gradient_cut")
     if not self.carry_state:
-      because = (
-        "model.carry_state=False: passes do not read each other's fast weights"
+      why = ": passes do not read each other's fast weights"
+      checks.without_effect(
+        "model", self, "carry_state", "gradient_cut", why=why
       )
-      checks.without_effect("model", self, because, "gradient_cut")
     if self.implicit_terms and (self.carry_state or not self.inject):
       raise UserError(
         "model.implicit_terms needs model.inject=True and"
@@ -138,11 +138,11 @@ class Config(stack.StackConfig):
     if self.implicit_terms and self.num_passes == 1:
       raise UserError(
         f"model.implicit_terms={self.implicit_terms} has no effect while"
-        " model.num_passes=1: a single pass is not iterated"
+        " model.num_passes=1: a single pass is not iterated",
+        (Moot("model.implicit_terms", 0, ("model.num_passes",)),),
       )
     if self.implicit_terms:
-      because = f"model.implicit_terms={self.implicit_terms}"
-      checks.without_effect("model", self, because, "gradient_passes")
+      checks.without_effect("model", self, "implicit_terms", "gradient_passes")
 
   @property
   def num_loops(self) -> int:
@@ -215,8 +215,12 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
   length, answer = config.window, spec.num_answer_tokens
   rest = (spec.sequence_length - 1) % length + 1
   if not answer:
-    because = "no token of the task is an answer"
-    checks.without_effect("model", config, because, "answer_chunk")
+    if config.answer_chunk != "merged":
+      raise UserError(
+        "model.answer_chunk has no effect while no token of the task is an"
+        " answer",
+        (Moot("model.answer_chunk", "merged", ("task.name",)),),
+      )
     return rest
   if answer > length:
     raise UserError(

@@ -99,15 +99,15 @@ class Config:
     act = ("epsilon", "forced_remainder", "freeze")
     router = ("router_bias", "router_input", "ponder_weight", "ponder_over")
     if self.halting == "ponder":
-      disabled["model.halting='ponder'"] = act
+      disabled["halting"] = act
     if self.halting == "fixed":
-      disabled["model.halting='fixed'"] = act + router
+      disabled["halting"] = act + router
     if not self.ponder_weight:
-      disabled["model.ponder_weight=0"] = ("ponder_warmup_steps", "ponder_over")
+      disabled["ponder_weight"] = ("ponder_warmup_steps", "ponder_over")
     if self.positions == "none":
-      disabled["model.positions='none'"] = ("rope_base",)
+      disabled["positions"] = ("rope_base",)
     if not self.num_memory_tokens:
-      disabled["model.num_memory_tokens=0"] = ("memory_init_std",)
+      disabled["num_memory_tokens"] = ("memory_init_std",)
     for because, fields in disabled.items():
       checks.without_effect("model", self, because, *fields)
 

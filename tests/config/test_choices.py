@@ -1,0 +1,256 @@
+"""Settings know who set them: a preset's give way to the user's."""
+
+import contextlib
+import copy
+import io
+import json
+import re
+
+import pytest
+from tests_support import CONFIGS, command, load_config, refused
+
+import loopjax
+from loopjax import checks, main, sections
+from loopjax import config as config_lib
+from loopjax.commands import command_line
+from loopjax.data import TASKS
+from loopjax.models import MODELS
+from loopjax.sweep import items as items_lib
+
+# Besides every listed value of a setting, and every flag.
+NATURAL = {
+  "eval.every": (0,), "eval.depth_factor": (0, 1), "eval.num_examples": (0,),
+  "eval.num_loops": (1,), "model.num_cycles": (1,), "model.num_global_slots":
+  (0,), "model.num_latent_steps": (1,), "model.num_local_slots": (0,),
+  "model.num_loops": (1, 2, 16), "model.num_memory_tokens": (0,),
+  "model.num_passes": (1, 2), "model.num_prelude": (0,), "model.ponder_weight":
+  (0.0, 0.1), "model.scale_from_step": (1,), "model.window": (16,),
+  "optim.clip_norm": (0.0,), "optim.ema_decay": (0.0,), "optim.frozen": ("x",),
+  "optim.warmup_steps": (0,), "optim.weight_decay": (0.0,), "run.batch_size":
+  (1, 8), "run.init_from": ("runs/x",), "run.num_microbatches": (2,),
+  "run.seed": (1,), "run.steps_per_call": (1,), "task.max_revealed": (0.0,),
+  "task.num_train_mazes": (1000,), "task.num_train_puzzles": (0, 1000),
+  "task.overlap_files": ("x.jsonl",), "task.sequence_length": (64,),
+  "task.test_files": ("x.txt",), "task.test_share": (0.1,),
+  "task.train_files": ("x.txt",), "task.tokenizer": ("bytes",),
+}  # fmt: skip
+# Changes that a user must hear about: the change itself would do nothing, or it
+# needs what only the user knows.
+NEEDED = {
+  "model.distill=.*": "needs run.teacher",
+  "model.name=melt": "needs run.teacher",
+  "model.gradient_cut=.*": "no effect while model.gradient_passes=0",
+  "model.ponder_over=cells": "no effect while model.ponder_weight=0",
+  "model.positions=.*": "no effect while model.mixer='mlp'",  # Of mazes.
+  "task.augment=True": "no effect while task.num_train_mazes=0",
+  "task.check_solutions=True": "no effect while task.train_csv=''",
+  "task.on_bad_row=skip": "no effect while task.train_csv=''",
+  "task.on_overlap=error": "no effect while task.(train_csv|overlap_files)=''",
+  # Sizes of another task that the preset's do not fit.
+  "task.name=(arithmetic|depo)": "must be a multiple of 5",
+  "task.name=(depo|gsm)": "task.context_length=.* is too short",
+  "model.window=16": "fewer than the 12 of an answer",  # Of Depo.
+}
+
+
+def test_every_natural_change_of_a_preset_runs_or_says_what_is_missing(
+  monkeypatch,
+):
+  listed = {"model.name": MODELS, "task.name": TASKS}
+  one_of = checks.one_of
+
+  def recorded(section, record, **allowed):
+    listed.update({f"{section}.{name}": x for name, x in allowed.items()})
+    one_of(section, record, **allowed)
+
+  monkeypatch.setattr(checks, "one_of", recorded)
+  unexpected, used, num = [], set(), 0
+  for name in CONFIGS:
+    base = load_config(name, "tiny")
+    config_lib.resolve(base)
+    flat = sections.flatten(base)
+    changes = [
+      (key, value)
+      for known in (dict(listed), NATURAL)
+      for key, values in known.items()
+      for value in values
+    ]
+    changes += [(k, not v) for k, v in flat.items() if isinstance(v, bool)]
+    for key, value in changes:
+      if key not in flat:
+        continue
+      num += 1
+      config = copy.deepcopy(base)
+      try:
+        with contextlib.redirect_stderr(io.StringIO()):
+          config_lib.set_by_user(config, {key: value})
+          config_lib.resolve(config)
+      except loopjax.errors.UserError as error:
+        known = [
+          change
+          for change, message in NEEDED.items()
+          if re.fullmatch(change, f"{key}={value}")
+          and re.search(message, str(error))
+        ]
+        used.update(known)
+        if not known:
+          unexpected.append(f"{name}: {key}={value}: {error}")
+  assert not unexpected, "\n".join(unexpected)
+  assert used == NEEDED.keys()
+  assert num > 1300
+
+
+def resolved(name, arg):
+  return config_lib.resolve(load_config(name, arg))
+
+
+def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
+  config = load_config("lm_looped", "tiny,optim.name=adamw")
+  settings = config_lib.resolve(config)
+  line = (
+    "note: the preset's optim.muon_learning_rate=0.02 does not apply with"
+    " optim.name='adamw'; set to 0.002\n"
+  )
+  assert capsys.readouterr() == ("", line)
+  assert settings.optim.muon_learning_rate == 0.002
+  assert settings.plain["optim"]["muon_learning_rate"] == 0.002
+  # The config says the same now, and what it resolves to says nothing more.
+  assert config_lib.resolve(config) == settings
+  stored = config_lib.make("looped", "text")
+  config_lib.override(stored, sections.flatten(settings.plain))
+  assert config_lib.resolve(stored).plain == settings.plain
+  assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+  ("name", "arg", "key", "value"),
+  [
+    ("sudoku_utm", "nine,task.max_revealed=0.0", "task.num_revealed_examples",
+     0),
+    ("sudoku_utm", "nine,task.num_revealed_examples=0", "task.max_revealed",
+     0.0),
+    ("lm_recurrent", "tiny,model.depth=learned", "model.depth_per", "row"),
+    ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
+    ("lm_melt", "tiny,model.gate=last", "optim.gate_rate", 1.0),
+    ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
+  ],
+)  # fmt: skip
+def test_what_gives_way(name, arg, key, value, capsys):
+  settings = resolved(name, arg)
+  assert sections.flatten(settings.plain)[key] == value
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1 and f" {key}=" in error
+
+
+def test_what_a_reset_makes_moot_is_reset_too(capsys):
+  config = load_config("lm_looped", "tiny,model.num_loops=1")
+  config_lib.override(config, {"model.entropy_weight": 0.1})
+  model = config_lib.resolve(config).model
+  assert (model.exit_gate, model.entropy_weight) == ("none", 0.05)
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.split("=")[0] for line in lines] == [
+    "note: the preset's model.exit_gate",
+    "note: the preset's model.entropy_weight",
+  ]
+
+
+@pytest.mark.parametrize(
+  ("name", "arg", "message"),
+  [
+    ("lm_looped", "optim.name=adamw,optim.muon_learning_rate=0.02",
+     "muon_learning_rate has no effect while optim.name='adamw'"),
+    # Even to the preset's own value: it was asked for.
+    ("lm_looped", "eval.every=0,eval.num_examples=128",
+     "num_examples has no effect while eval.every=0"),
+    ("lm_looped", "model.num_loops=1,model.exit_gate=joint",
+     "exit_gate='joint' needs model.num_loops of at least 2"),
+    ("lm_melt", "model.gate=last,optim.gate_rate=4.0",
+     "optim.gate_rate=4.0 has no effect"),
+    ("lm_recurrent", "model.depth=learned,model.depth_per=step",
+     "needs model.depth_per='row'"),
+    ("sudoku_utm", "model.name=transformer,eval.depth_factor=4",
+     "eval.depth_factor=4: num_loops=48 must be 1 to 12"),
+    ("sudoku_utm", "model.name=adaptive,model.norm=derf_utm",
+     "model.norm='derf_utm' is not one of"),
+    # What only the user set does nothing beside the preset's.
+    ("maze_trm", "model.num_heads=4",
+     "num_heads has no effect while model.mixer='mlp'"),
+    ("lm_looped", "optim.schedule=sine", "optim.schedule='sine' is not one"),
+  ],
+)  # fmt: skip
+def test_only_settings_of_the_user_contradict_each_other(
+  name, arg, message, capsys
+):
+  with refused(message):
+    resolved(name, f"tiny,{arg}")
+  assert capsys.readouterr().err == ""
+
+
+def test_presets_and_changes_are_not_the_users():
+  """What contradicts itself in a config file is its author's mistake."""
+  config = load_config("lm_looped", "tiny,second_stage")
+  config_lib.override(config, {"optim.name": "adamw"})
+  with refused("optim.muon_learning_rate has no effect"):
+    config_lib.resolve(config)
+
+
+def test_every_way_of_the_command_line_is_the_users(capsys):
+  flag = "--config.optim.muon_learning_rate=0.02"
+  with refused("optim.muon_learning_rate has no effect"):
+    options = command_line.ConfigParser("test", "").parse_config(
+      ["--config=configs/lm_looped.py:tiny,optim.name=adamw", flag]
+    )
+    config_lib.resolve(options.config)
+  entry = "--config=configs/lm_looped.py:tiny"
+  describe = ("--mode=describe_json", "--config.eval.every=0")
+  assert command(main.main, entry, *describe) == 0
+  output, error = capsys.readouterr()
+  assert json.loads(output)["parameters"]
+  assert error.count("note: the preset's eval.num_examples=128 does not") == 1
+  assert error.count("\n") == 1
+  assert command(main.main, entry, *describe, "--config.eval.num_examples=1")
+  assert "error: eval.num_examples has no effect" in capsys.readouterr().err
+
+
+def test_items_of_a_sweep_are_the_users(capsys):
+  items = {"optimizers": config_lib.axis("optim.name", "adamw", "muon")}
+
+  def made(arg):
+    return items_lib.make_items(
+      load_config("lm_looped", arg), lambda config: items, "optimizers", {}
+    )
+
+  adamw, muon = made("tiny")
+  assert adamw.overrides == {"optim.name": "adamw"}
+  assert adamw.config["optim"]["muon_learning_rate"] == 0.002
+  assert muon.config["optim"]["muon_learning_rate"] == 0.02
+  assert capsys.readouterr().err.count("\n") == 1
+  with refused("optim.muon_learning_rate has no effect"):
+    made("tiny,optim.muon_learning_rate=0.02")  # Copies remember it.
+
+
+def test_arguments_in_python_are_the_users(capsys):
+  sizes = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 2}
+  model = loopjax.build("recurrent", **sizes, depth="learned")
+  assert model.about.settings.model.depth_per == "row"
+  assert capsys.readouterr().err == (
+    "note: the default model.depth_per='step' does not apply with"
+    " model.depth='learned'; set to 'row'\n"
+  )
+  with refused("model.depth='learned' needs model.depth_per='row'"):
+    loopjax.build("recurrent", **sizes, depth="learned", depth_per="step")
+
+
+def test_a_config_remembers_who_set_what_beside_its_values():
+  config = load_config("sudoku_utm", "tiny,run.seed=3")
+  assert "run.seed" in config_lib.overrides.by_user(copy.deepcopy(config))
+  copied = config.copy_and_resolve_references()
+  assert config_lib.overrides.by_user(copied) == {"run.seed"}
+  same = load_config("sudoku_utm", "tiny")
+  config_lib.override(same, {"run.seed": 3})
+  assert config == same and config.to_json() == same.to_json()
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_the_defaults_fit_together(task):
+  config_lib.resolve(config_lib.make("looped", task))
