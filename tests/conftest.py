@@ -30,8 +30,6 @@ os.environ["XLA_FLAGS"] = " ".join(
     # Programs run for milliseconds: what optimises them takes longer.
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    # Programs are small: to compile one in parts costs a sixth more.
-    "--xla_cpu_parallel_codegen_split_count=1",
   )
 )
 if importlib.metadata.version("jaxlib").startswith("0.10."):
