@@ -3,9 +3,9 @@
   python -m loopjax.main --config=FILE[:preset][,section.key=value...]
 
 The default preset is :tiny; --list shows the configs and their presets. The
-same command resumes a run that was stopped. --config.section.key=value changes
-a setting, --workdir=DIR sets where the run writes, and --mode=describe prints
-sizes, costs and settings.
+same command resumes a run that was stopped; --extend continues one with more
+steps. --config.section.key=value changes a setting, --workdir=DIR sets where
+the run writes, and --mode=describe prints sizes, costs and settings.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
