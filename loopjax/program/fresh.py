@@ -1,4 +1,4 @@
-"""A model and a train state that have not been trained."""
+"""Untrained models and train states."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def _new_model(settings: config_lib.Settings, key: Any) -> Model:
 
 
 def init_carried(settings: config_lib.Settings) -> Carried:
-  """The state that the first step carries; empty for most families."""
+  """The family's initial carried state; empty for most families."""
   if not isinstance(settings.family, CarriesState):
     return Carried()
   return settings.family.init_carried(
