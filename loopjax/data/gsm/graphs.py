@@ -192,16 +192,16 @@ def in_split(
 ) -> np.ndarray:
   """Whether problems belong to a split, by their hash.
 
-  One in 8 is for the test split, another one for validation.
+  One in 8 is in the test split, one in 8 in validation. Two graphs that are the
+  same up to names and order have the same hash, whichever quantity is asked
+  for. A node's hash combines its kind, number and operands' hashes in any order
+  (the values determine the order in a difference). Graphs that differ only in
+  sharing also have the same hash.
 
-  Two graphs that are the same up to names and order have the same hash,
-  whichever quantity is asked for. A node's hash combines its kind, number and
-  operands' hashes in any order (the values determine the order in a
-  difference); graphs that differ only in sharing have the same hash, too.
-
-  Without names there are few problems of up to three operations (of one, as
-  many as constants): holding some out would remove a few numbers from the
-  answers in training. For these the name of node 0 is part of the problem.
+  Ignoring names, there are few problems of up to three operations (with one
+  operation, as many as constants): holding some out would remove a few numbers
+  from the answers in training. For these, the name of node 0 is part of the
+  problem.
 
   Args:
     graphs: the problems.
