@@ -1,4 +1,4 @@
-"""Numbers of steps that tokens took before they halted."""
+"""Numbers of steps before tokens halted."""
 
 import numpy as np
 
@@ -9,7 +9,8 @@ from loopjax.protocols import Halting
 def ponder_steps(evaluated: evaluated_lib.EvaluatedModel) -> np.ndarray | None:
   """Steps of every token [B, S]; None if the model never stops early.
 
-  A model whose config names no halting rule stops if it traces "weight".
+  A model without a halting rule in its config stops early if it traces
+  "weight".
   """
   model = evaluated.settings.model
   rule = model.halting if isinstance(model, Halting) else ""
