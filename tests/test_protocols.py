@@ -1,4 +1,4 @@
-"""What families and tasks promise, where the type checker cannot see it."""
+"""Contracts of families and tasks that the type checker cannot see."""
 
 import inspect
 
@@ -54,7 +54,7 @@ def test_a_family_has_the_metrics_of_its_headline(name):
 
 
 def test_families_whose_tokens_halt_have_the_trace_and_the_threshold():
-  """Figures, evaluation and inspection ask the protocol alone."""
+  """Figures, evaluation and inspection use only the protocol."""
   halting = {}
   for name, family in MODELS.items():
     parameters = inspect.signature(family.Model.__call__).parameters

@@ -1,4 +1,4 @@
-"""Halting statistics on weights made by hand and on the rules' own."""
+"""Halting statistics on handmade weights and on the rules' weights."""
 
 import types
 
@@ -56,7 +56,7 @@ def test_histogram_without_memory_has_cells_alone():
 @pytest.mark.parametrize(
   ("model", "trace", "steps"),
   [
-    ({}, "weight", 2),  # A rule without a name.
+    ({}, "weight", 2),  # A rule without a name in the config.
     ({"halting": "act"}, "weight", 2),
     ({"halting": "ponder"}, "weight", 1.5),
     ({"halting": "fixed"}, "weight", None),
