@@ -212,7 +212,7 @@ def _table(title: str, forms: dict, flops: dict) -> list[dict]:
   """Times the forms alternately; prints and returns one row for each.
 
   Args:
-    title: what is measured.
+    title: title of the table.
     forms: by name, (compiled program, function that makes its arguments or None
       not to run it).
     flops: multiple of the first form's, by name; may be empty.

@@ -1,7 +1,7 @@
 """Bits per byte and accuracy of a task, and comparisons of two runs.
 
 The bits of an item are -log-likelihood / ln 2 of the gold continuation given
-its prompt; its bytes are those of the continuation in UTF-8. The variants:
+its prompt; its bytes are the continuation's in UTF-8. The variants:
 
   bits_per_byte         mean over items; the space before the continuation is
                         counted (OLMES' "v2"; the metric of Frey et al., arXiv

@@ -1,6 +1,6 @@
 """Request files of OLMES: prompts and continuations, ready to be scored.
 
-The format is that of github.com/allenai/OLMo-in-loop-evals: JSON lines, one per
+The format is from github.com/allenai/OLMo-in-loop-evals: JSON lines, one per
 continuation, with "doc_id", "idx" (the index of the choice), "label" (the index
 of the gold choice, or a text if there are no choices) and "request", which has
 "context" and "continuation". Requests whose doc_id is 1,000,000 or more request

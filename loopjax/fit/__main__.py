@@ -4,8 +4,8 @@
   python -m loopjax.fit --config=FILE[:preset] --topology=h200:1 --time
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:1x1 --generate
 
-The first compiles the train step; the second also ranks what it does by the
-least time that it takes; the third compiles what generates texts.
+The first compiles the train step; the second also ranks its operations by their
+minimum time; the third compiles the programs that generate texts.
 
 Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 """

@@ -2,7 +2,7 @@
 
 Chunk j of n has the tokens j, n + j, 2n + j, ...: if a table's rows are split
 over devices, every device holds a part of every chunk. Leading dimensions of
-hidden states are kept, so that a batch split over devices stays split.
+hidden states are kept: a batch split over devices stays split.
 """
 
 import jax

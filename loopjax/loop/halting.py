@@ -56,8 +56,8 @@ class ACT:
 
   Attributes:
     epsilon: in [0, 1), f32 scalar or a number.
-    forced: the last step gets the remainder of entries still running, so
-      that the weights always sum to one.
+    forced: the last step gets the remainder of entries still running: the
+      weights always sum to one.
   """
 
   epsilon: float | Array

@@ -37,7 +37,7 @@ def stablemax_logits(logits: Array) -> Array:
 
   Stablemax is s(x) / sum s with s(x) = x + 1, or 1 / (1 - x) below 0, in place
   of exp(x) (arXiv 2501.04697, equation 2). Logits need not grow without bound,
-  so confident models keep a gradient.
+  and confident models keep a gradient.
   """
   logits = logits.astype(jnp.float32)
   # The branch not taken is finite too.

@@ -174,7 +174,7 @@ def token_logits(
     hidden: h [..., D].
     table: W [V, D], one row per token id; may be the embedding table.
     num_padding_tokens: number of ids at the end that are not real tokens. Their
-      logits are MASKED_LOGIT, so that their probability is 0.
+      logits are MASKED_LOGIT and their probability 0.
 
   Returns:
     f32 [..., V].

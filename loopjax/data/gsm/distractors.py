@@ -50,7 +50,7 @@ def decoys(
     reverse: as in `graphs.draw`, bool [B].
 
   Returns:
-    Graphs of B x 15 problems, those of an example adjacent.
+    Graphs of B x 15 problems; an example's problems are adjacent.
   """
   of_decoys = (NUM_DECOYS * indices[:, None] + np.arange(NUM_DECOYS)).ravel()
   operations, reverse = (

@@ -115,7 +115,7 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   keys = np.empty(len(grids), np.uint64)
   for start in range(0, len(grids), _KEY_CHUNK):
     part = slice(start, start + _KEY_CHUNK)
-    # Boards last, so that numpy works along contiguous memory.
+    # Boards last: numpy then works along contiguous memory.
     square = np.asarray(grids[part]).T.reshape(size, size, -1)
     by_columns = _line_key(square, board.box_rows, board.box_cols)
     turned = square.swapaxes(0, 1)

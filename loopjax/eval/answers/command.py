@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
   Attributes:
     question: the question.
-    number: number of the sample among those of its question, from 0.
+    number: number of the sample for its question, from 0.
   """
 
   question: Question

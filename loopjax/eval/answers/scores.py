@@ -13,8 +13,8 @@ from loopjax.eval import bits_per_byte
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
   """The probability that at least one of k samples is correct.
 
-  The unbiased estimate from n samples, of which c are right: 1 - C(n - c, k) /
-  C(n, k) (arXiv 2107.03374, equation 1).
+  The unbiased estimate from n samples, of which c are correct: 1 - C(n - c, k)
+  / C(n, k) (arXiv 2107.03374, equation 1).
 
   Args:
     num_samples: n.

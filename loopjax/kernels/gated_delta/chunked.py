@@ -11,9 +11,9 @@ sqrt(d_k), S the incoming state, and * the element-wise product:
   diag(exp c) Q S + (Q K^T * D) N their outputs S <- exp(c_C) S + (diag(exp(c_C
   - c)) K)^T N
 
-No exponent is positive, so nothing overflows; A is computed by substitution,
-since powers of M grow as 2^C where keys are similar. Three products depend on
-the previous chunk; the rest is computed for several chunks at once.
+No exponent is positive: nothing overflows. A is computed by substitution, since
+powers of M grow as 2^C where keys are similar. Three products depend on the
+previous chunk; the rest is computed for several chunks at once.
 
 The backward pass keeps the inputs, A, and S before each group of chunks. With
 dR = A^T dN,

@@ -1,11 +1,11 @@
 """`gated_kv` for Hopper GPUs, by Mosaic GPU, in bfloat16.
 
-Blocks of a GPU cannot wait for each other, so the update takes two kernels: one
-computes the latent, with one tile of columns per block, the other projects it.
-A block of the second has `w` column pairs of one head, one column from each
-half: the two features that RoPE rotates into each other are then at the same
-position of two accumulators. Both kernels end with copies to the output; the
-second's go to the tokens' rows of the cache.
+Blocks of a GPU cannot wait for each other. The update therefore takes two
+kernels: one computes the latent, with one tile of columns per block, the other
+projects it. A block of the second has `w` column pairs of one head, one column
+from each half: the two features that RoPE rotates into each other are then at
+the same position of two accumulators. Both kernels end with copies to the
+output; the second's go to the tokens' rows of the cache.
 
 A block has one warpgroup. Operands are prefetched into shared memory several
 steps ahead. Matrix tiles are square, because both operands of a product must

@@ -198,7 +198,7 @@ class Cache:
       loops: i32 [B], number of loops that each row executed.
       places: i32 [B, S], places of the rows' tokens.
       own: keys and values of every layer, the same for all skipped loops; None
-        to copy those of the last loop that the row executed.
+        to copy them from the row's last loop.
     """
     if self.weight is not None:
       return self  # Loops share keys and values: nothing to fill in.

@@ -1,7 +1,7 @@
 """Splash attention for TPUs, which skips fully masked blocks of keys.
 
-JAX's kernel does not return differentiable sums of exponentials, so several
-parts are concatenated into one.
+JAX's kernel does not return differentiable sums of exponentials: several parts
+are concatenated into one.
 """
 
 import math
