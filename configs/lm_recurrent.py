@@ -128,11 +128,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
 
 def _retrofit(config, once, grows) -> list[dict]:
-  """Loops added to a trained transformer.
-
-  Its runs: the transformer; untrained loops around its core, 1 to 8; further
-  training with a gate and a growing number of loops; and without loops.
-  """
+  """Loops in a trained transformer: untrained, further trained, and without."""
   once = {**once, "model.norm_order": "pre", "model.prelude_norm": False}
   source = {"run.init_from": config.run.init_from or WorkdirOf(0)}
   damped = {  # One step at rate 0.
