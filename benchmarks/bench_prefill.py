@@ -2,11 +2,12 @@
 
 python benchmarks/bench_prefill.py --texts=DIRECTORY --rows=256
 
-quality bits per byte of the second half of rows of the test split of
-`zoo:novels`, whose texts are in DIRECTORY. The first half is prefilled with
-each number of loops and each of `exits.KEPT` that fills the others; its last
-token and the second half use all loops. "shallow": both halves with fewer
-loops. "error" is the standard error over rows of the difference from all loops
+quality  bits per byte of the second half of rows of the test split of
+         `zoo:novels`, whose texts are in DIRECTORY. The first half is
+         prefilled with each number of loops and each of `exits.KEPT` that
+         fills the others; its last token and the second half use all loops.
+         "shallow": both halves with fewer loops. "error" is the standard error
+         over rows of the difference from all loops
 first    seconds to the first token after a prompt of --prompt_length tokens;
          forms take turns in one process, after a turn that compiles
 """

@@ -6,10 +6,11 @@ running sum of log decays from the chunk's start, D_ij = exp(c_i - c_j) for i >=
 j and 0 else, b the write gates, K the unit keys, Q the unit queries over
 sqrt(d_k), S the incoming state, and * the element-wise product:
 
-  M = strictly lower part of diag(b) K K^T * D, A = (I + M)^-1 R = diag(b) (V -
-  diag(exp c) K S) errors before any write N = A R the tokens' writes O =
-  diag(exp c) Q S + (Q K^T * D) N their outputs S <- exp(c_C) S + (diag(exp(c_C
-  - c)) K)^T N
+  M = strictly lower part of diag(b) K K^T * D,  A = (I + M)^-1
+  R = diag(b) (V - diag(exp c) K S)                 errors before any write
+  N = A R                                           the tokens' writes
+  O = diag(exp c) Q S + (Q K^T * D) N               their outputs
+  S <- exp(c_C) S + (diag(exp(c_C - c)) K)^T N
 
 No exponent is positive: nothing overflows. A is computed by substitution, since
 powers of M grow as 2^C where keys are similar. Three products depend on the
