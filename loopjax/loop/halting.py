@@ -56,7 +56,7 @@ class ACT:
 
   Attributes:
     epsilon: in [0, 1), f32 scalar or a number.
-    forced: the last step gets the remainder of entries still running: the
+    forced: the last step gets the remainder of entries still running, and the
       weights always sum to one.
   """
 

@@ -1,7 +1,7 @@
 """Fits the backward pass into a device's memory.
 
-The fastest policy of `nn.remat` that fits is assumed to be the one that
-recomputes the fewest products.
+Accelerators are limited by memory bandwidth. The fastest policy of `nn.remat`
+that fits is therefore the one that recomputes the fewest products.
 """
 
 import dataclasses

@@ -130,10 +130,7 @@ def means(found: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
 def _by_runs(
   evaluated: evaluated_lib.EvaluatedModel, batch: Batch, num_loops: int
 ) -> Scores:
-  """Scores of runs with 1, 2, 4, ...
-
-  loops, the trained number, and the maximum.
-  """
+  """Scores of runs with 1, 2, 4, ... loops, the trained number and the most."""
   trained = evaluated.settings.model.num_loops
   powers = [2**n for n in range(num_loops.bit_length())]
   counts = sorted({*powers, trained, num_loops})

@@ -47,8 +47,8 @@ def places(
     questions: all questions.
     num_loops: K.
     loop: only this k; None for all.
-    position: the position for all bridges; None for the first position after
-      everything that the bridge depends on.
+    position: the position for all bridges; None for the first position that
+      sees everything on which the bridge depends.
   """
   for k in range(1, num_loops) if loop is None else (loop,):
     members = np.flatnonzero(questions.hops > k)

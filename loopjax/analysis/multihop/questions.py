@@ -19,8 +19,8 @@ class Questions(NamedTuple):
     hops: h, hops of each question, int [N].
     inputs: token ids, i32 [N, T].
     last: position of the answer, int [N].
-    hop_positions: for each hop 1, ..., h, the first position after everything
-      that it depends on, int [N, H]; -1 past hop h.
+    hop_positions: for each hop 1, ..., h, the first position that sees
+      everything on which it depends, int [N, H]; -1 past hop h.
     entities: token ids of a, of the bridges and of the answer, int [N, 1 + H];
       -1 past hop h.
     relations: token ids of r1, ..., rh, int [N, H]; -1 past hop h.

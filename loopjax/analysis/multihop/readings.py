@@ -62,11 +62,11 @@ def logit_lens(
 ) -> list[rows.Row]:
   """Logit lens of every bridge and the answer, by loop and position (table 1b).
 
-  "hop_position" is the first position after everything that the entity depends
-  on: position 1 for the first bridge in the paper's symbolic format. Besides
-  the metrics of `lens.read_out`, "argmax" is the fraction of questions for
-  which the entity is the most likely token after this loop, and "first_argmax"
-  the fraction for which it is so for the first time.
+  "hop_position" is the first position that sees everything on which the entity
+  depends: position 1 for the first bridge in the paper's symbolic format.
+  Besides the metrics of `lens.read_out`, "argmax" is the fraction of questions
+  for which the entity is the most likely token after this loop, and
+  "first_argmax" the fraction for which it is so for the first time.
   """
   is_argmax = observed.lens["rank"] == 1
   samples = {

@@ -69,7 +69,7 @@ def layout(format: str, hops: int) -> tuple[int | str, ...]:
 
 
 def hop_positions(format: str, hops: int) -> tuple[int, ...]:
-  """For each of hops 1, ..., k, the first position after all its tokens."""
+  """For each of hops 1, ..., k, the first position that sees all its tokens."""
   places = layout(format, hops)
   need = [[places.index(i) for i in range(j + 1)] for j in range(1, hops + 1)]
   return tuple(max(positions) for positions in need)

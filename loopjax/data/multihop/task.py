@@ -155,8 +155,8 @@ def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
   """Positions in a question at which the entity after each hop is determined.
 
   Returns:
-    For every hop, the first position after everything that it depends on: j in
-    the symbolic format, the relation in the direct format; in the reverse
+    For every hop, the first position that sees everything on which it depends:
+    j in the symbolic format, the relation in the direct format; in the reverse
     format, for all hops, the first entity, which comes last.
   """
   return language.hop_positions(config.format, hops)

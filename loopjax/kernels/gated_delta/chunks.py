@@ -103,7 +103,7 @@ def through(x: Chunks) -> Array:
 
 
 def pair_decays(x: Chunks) -> Array:
-  """D [n, B, H, C, C]; masked before exp, which would overflow."""
+  """D [n, B, H, C, C]; masked before exp, to avoid overflow."""
   coarse, fine = (c[..., :, None] - c[..., None, :] for c in (x.coarse, x.fine))
   is_lower = jnp.tril(jnp.ones(coarse.shape, bool))
   return jnp.exp(jnp.where(is_lower, coarse + fine, -jnp.inf))

@@ -54,7 +54,7 @@ class _Seen(NamedTuple):
 
   Attributes:
     mask_type: NO_MASK, CAUSAL, or PADDING, which limits keys to `lengths`.
-    bias: added to the logits, [B or 1, 1, T, S]; a list of zero or one arrays.
+    bias: added to the logits, [B or 1, 1, T, S]; a tuple of zero or one arrays.
     lengths: numbers of queries and of keys, i32 [B] each; zero or two arrays.
   """
 
